@@ -1,0 +1,188 @@
+"""What went wrong while composing the settings, told as a person's mistake with the nearest right word.
+
+Works on the words and attributes of Hydra's and OmegaConf's errors, without importing either. Also holds the rule of
+what a foreign `_target_` may name: classes a run is made of, from packages that are known or were allowed by hand.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.config import COMPONENTS, RunConfig
+from flatout.errors import UserError, did_you_mean
+
+TRUSTED_PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "flatout")
+_KINDS = (
+    ("torch.nn", "Module"),
+    ("torch.optim", "Optimizer"),
+    ("torch.optim.lr_scheduler", "LRScheduler"),
+    ("torch.utils.data", "Dataset"),
+    ("lightning.pytorch.callbacks", "Callback"),
+    ("lightning.pytorch.loggers", "Logger"),
+    ("torchmetrics", "Metric"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ComposeError:
+    """The parts of an error that tell what a person got wrong."""
+
+    kind: str
+    message: str
+    key: str
+    value: str
+    missing: str
+    options: list[str]
+    override: str
+    mistake: UserError | None
+
+    @classmethod
+    def of(cls, error: BaseException) -> ComposeError:
+        chain = list(_causes(error))
+        inner = chain[-1]
+        found = {name: getattr(inner, name, None) for name in ("full_key", "value", "missing_cfg_file", "options")}
+        override = getattr(inner, "override", None) or _first(
+            r"override '?([^'\n]+?)'?(?:\.? No match.*|\.?)$", str(error)
+        )
+        return cls(
+            kind=type(inner).__name__,
+            message="\n".join(str(link) for link in chain),
+            key=str(found["full_key"] or "") or _first(r"full_key: (\S+)", str(inner)),
+            value=str(found["value"]),
+            missing=str(found["missing_cfg_file"] or ""),
+            options=list(found["options"] or []),
+            override=override,
+            mistake=next((link for link in chain if isinstance(link, UserError)), None),
+        )
+
+
+def explain(error: ComposeError, conf: Path) -> UserError | None:
+    """The mistake behind an error, or None when it is no mistake of a person's."""
+    if error.mistake is not None:
+        return error.mistake
+    if error.kind in ("MissingConfigException",):
+        return _missing_option(error)
+    if error.kind in ("OverrideParseException", "LexerNoViableAltException"):
+        return _unreadable(error)
+    if error.kind in ("ValidationError", "UnsupportedValueType", "ReadonlyConfigError"):
+        return _wrong_value(error)
+    if error.kind == "MissingMandatoryValue":
+        return UserError(error.key, "has no value", mend=f"Give it one: {error.key}=VALUE.")
+    if error.kind in ("ConfigAttributeError", "ConfigKeyError", "ConfigCompositionException"):
+        return _unknown_key(error, conf)
+    if error.kind in ("ScannerError", "ParserError"):
+        return UserError("conf", error.message.replace("\n", " "), mend="The file is not valid YAML.")
+    return None
+
+
+def _missing_option(error: ComposeError) -> UserError:
+    group, _, option = error.missing.rpartition("/")
+    place = f"+{group}" if group == "experiment" else group
+    return UserError(
+        place,
+        f"no option {option!r}",
+        allowed=", ".join(error.options) or "none there",
+        mend=did_you_mean(option, error.options),
+    )
+
+
+def _unreadable(error: ComposeError) -> UserError:
+    mend = "Write key=value; quote a value with blanks or brackets: 'key=\"a b\"'."
+    return UserError("command line", f"cannot read {error.override!r}", mend=mend)
+
+
+def _wrong_value(error: ComposeError) -> UserError:
+    message = error.message.rsplit("\nValue", 1)[-1]
+    wanted = _first(r"converted to (\w+)", error.message) or _first(r"expected one of \[(.*?)\]", error.message)
+    names = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "String": "a text"}
+    allowed = names.get(wanted, wanted)
+    value = error.value if error.value != "None" else _first(r"[Vv]alue '([^']*)'", message)
+    mend = did_you_mean(value, allowed.split(", ")) if "," in allowed else ""
+    return UserError(error.key, f"{value!r} does not fit", allowed=allowed, mend=mend)
+
+
+def _unknown_key(error: ComposeError, conf: Path) -> UserError:
+    file = _first(r"In '([^']+)'", error.message)
+    key = error.key or error.override.split("=")[0].lstrip("+~")
+    if "No match in the defaults list" in error.message and (conf / key).is_dir():
+        return UserError(key, "is not chosen yet", mend=f"Add it with a plus sign: +{error.override}=NAME.")
+    known = sorted({*known_keys(), *(folder.name for folder in conf.iterdir() if folder.is_dir())})
+    parent = key.rpartition(".")[0]
+    siblings = [name for name in known if name.rpartition(".")[0] == parent]
+    mend = did_you_mean(key, siblings) or did_you_mean(key.rpartition(".")[2], [k.rpartition(".")[2] for k in known])
+    if parent == "trainer":
+        mend = f"Arguments of Lightning's Trainer are added with a plus sign: +{key}=VALUE."
+    where = f"{file}.yaml: {key}" if file else key
+    allowed = ", ".join(name.rpartition(".")[2] for name in siblings[:24])
+    return UserError(where, "no such key", allowed=allowed, mend=mend)
+
+
+def known_keys() -> list[str]:
+    """Dotted names of every setting there is."""
+    names = [field.name for field in fields(RunConfig)]
+    for group, classes in COMPONENTS.items():
+        for settings in classes.values():
+            names += [f"{group}.{name}" for name in _field_names(settings)]
+    return sorted(set(names))
+
+
+def check_targets(config: Mapping[Any, Any], allowed_packages: tuple[str, ...] = ()) -> None:
+    """Refuse every `_target_` that is not a class of the kinds a run is made of, from a trusted package."""
+    for where, target in _targets(config, ""):
+        package = target.partition(".")[0]
+        trusted = (*TRUSTED_PACKAGES, *allowed_packages)
+        if package not in trusted:
+            mend = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
+            raise UserError(
+                where, f"_target_ {target} is from a package not trusted", allowed=", ".join(trusted), mend=mend
+            )
+        if not _is_part_of_a_run(target):
+            kinds = ", ".join(name for _, name in _KINDS)
+            raise UserError(where, f"_target_ {target} is no class of a kind a run is made of", allowed=kinds)
+
+
+def _is_part_of_a_run(target: str) -> bool:
+    module, _, name = target.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError):
+        raise UserError(target, "there is no such class") from None
+    kinds = tuple(getattr(importlib.import_module(place), kind) for place, kind in _KINDS)
+    return isinstance(found, type) and issubclass(found, kinds)
+
+
+def _targets(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key in value:
+            if key == "_target_":
+                yield where, str(value[key])
+            else:
+                yield from _targets(value[key], f"{where}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _targets(item, f"{where}[{number}]")
+
+
+def _field_names(settings: type, prefix: str = "") -> Iterator[str]:
+    for field in fields(settings):
+        yield f"{prefix}{field.name}"
+        default = field.default_factory if callable(field.default_factory) else None
+        if isinstance(default, type) and is_dataclass(default):
+            yield from _field_names(default, f"{prefix}{field.name}.")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__
+
+
+def _first(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
+    return found.group(1) if found else ""

@@ -1,0 +1,82 @@
+"""Everything one run is told, and the names by which `conf/` reaches each component's settings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from flatout.checkpoints import CheckpointConfig
+from flatout.data.text import TextDataConfig
+from flatout.errors import require
+from flatout.models import MODELS
+from flatout.models.bilstm import BiLSTMConfig
+from flatout.optim import OptimConfig
+from flatout.precision import Precision
+from flatout.tasks.classification import ClassificationConfig
+
+_PLAIN_NAME = re.compile(r"\w[\w.+-]*")
+
+
+@dataclass(kw_only=True, slots=True)
+class MonitorConfig:
+    """What a run says while it trains."""
+
+    flush_every: int = 50
+    """Optimizer steps between two lines of metrics.csv; losses stay on the device until then."""
+    progress: bool = True
+    """Whether a live line shows how far training is (on a terminal)."""
+
+    def __post_init__(self) -> None:
+        require(self.flush_every >= 1, "monitor.flush_every", f"{self.flush_every}", allowed="1 or more")
+
+
+@dataclass(kw_only=True, slots=True)
+class RunConfig:
+    """One run."""
+
+    data: Any = None
+    """What is trained on; null: the built-in headlines."""
+    model: Any = None
+    """What is trained; null: a BiLSTM."""
+    task: ClassificationConfig = field(default_factory=ClassificationConfig)
+    """The loss."""
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """The optimizer and its schedule."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """What counts as best, and when to stop."""
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    """What is said while training."""
+    trainer: dict[str, Any] = field(default_factory=dict)
+    """Passed on to Lightning's Trainer."""
+    callbacks: dict[str, Any] = field(default_factory=dict)
+    """Further Lightning callbacks, by a name of your choice."""
+    precision: Precision = Precision.auto
+    """Arithmetic of matrix products; auto: bf16 where it is native, else fp16 on a GPU, else fp32."""
+    seed: int = 0
+    """Start of every random number."""
+    experiment: str = "default"
+    """Name of the folder that its runs are put in."""
+    output: str = "outputs"
+    """Folder of all runs."""
+
+    def __post_init__(self) -> None:
+        self.data = TextDataConfig() if self.data is None else self.data
+        self.model = BiLSTMConfig() if self.model is None else self.model
+        is_plain = bool(_PLAIN_NAME.fullmatch(self.experiment))
+        require(is_plain, "experiment", f"{self.experiment!r}", allowed="letters, digits, '_', '-', '+' and '.'")
+        require(0 <= self.seed < 2**63, "seed", f"{self.seed}", allowed="0 or more")
+        epochs = self.trainer.get("max_epochs")
+        is_count = epochs is None or (isinstance(epochs, int) and epochs >= 1)
+        require(is_count, "trainer.max_epochs", f"{epochs}", allowed="1 or more")
+
+
+COMPONENTS: dict[str, dict[str, type]] = {
+    "data": {"text": TextDataConfig},
+    "model": dict(MODELS),
+    "task": {"classification": ClassificationConfig},
+    "optim": {"adamw": OptimConfig},
+    "checkpoint": {"best": CheckpointConfig},
+    "monitor": {"default": MonitorConfig},
+}
+"""The settings class behind each name of each `conf/` group."""

@@ -1,0 +1,109 @@
+"""The flat batch: rows of unequal length as one run of tokens plus offsets.
+
+Nothing is padded on disk, in memory or on the bus. A model that needs a rectangle asks for one with `padded`, on the
+device, from lengths the host already knows, so that no device synchronisation is ever needed to find a shape.
+
+Shapes: T tokens of the whole batch, B rows, L longest row, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class FlatBatch:
+    """One step's rows, shortest first; filler rows, which no loss or metric may count, come last."""
+
+    tokens: Tensor
+    """[T] int32, every row's tokens one after the other."""
+    offsets: Tensor
+    """[B+1] int64, where each row begins; on the tokens' device."""
+    lengths: Tensor
+    """[B] int64, always on the host: shapes are decided from it without asking the device."""
+    rows: Tensor
+    """[B] int64 on the host, the rows' numbers in their split."""
+    targets: Tensor | None = None
+    """[B] class ids or values; for several labels a row their ids one after the other; None when predicting."""
+    target_offsets: Tensor | None = None
+    """[B+1] int64, where each row's labels begin; only for several labels a row."""
+    num_real: int
+    """Rows that count; any after them only keep a rank in step."""
+    step_rows: int
+    """Real rows of the whole optimizer step, over all ranks and micro-batches: the loss is divided by it."""
+    ends_step: bool = True
+    """Whether the optimizer steps after this micro-batch."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.lengths.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.tokens.shape[0]
+
+    def longest(self, multiple: int = 1) -> int:
+        """Length of the longest row, rounded up to a multiple; rows are sorted, so it is the last one."""
+        longest = int(self.lengths[-1]) if self.num_rows else 0
+        return -(-longest // multiple) * multiple
+
+    def padded(self, multiple: int = 1, fill: int = 0) -> tuple[Tensor, Tensor]:
+        """The batch as `[B, L]` tokens and `[B]` lengths on the tokens' device; rows of one length are a plain view."""
+        longest = self.longest(multiple)
+        starts_B = self.offsets[:-1]
+        lengths_B = self.offsets[1:] - starts_B
+        if longest * self.num_rows == self.num_tokens:
+            return self.tokens.view(self.num_rows, longest), lengths_B
+        places_L = torch.arange(longest, device=self.tokens.device)
+        index_BL = (starts_B.unsqueeze(1) + places_L).clamp_max_(self.num_tokens - 1)
+        tokens_BL = self.tokens[index_BL]
+        return tokens_BL.masked_fill_(places_L >= lengths_B.unsqueeze(1), fill), lengths_B
+
+    def multi_hot(self, num_classes: int) -> Tensor:
+        """Ragged label ids as `[B, C]` zeros and ones, made on the device."""
+        if self.targets is None or self.target_offsets is None:
+            raise ValueError("this batch carries no ragged labels")
+        counts_B = self.target_offsets[1:] - self.target_offsets[:-1]
+        row_of_label = torch.repeat_interleave(
+            torch.arange(self.num_rows, device=counts_B.device), counts_B, output_size=self.targets.shape[0]
+        )
+        hot_BC = torch.zeros(self.num_rows, num_classes, device=self.targets.device)
+        return hot_BC.index_put_((row_of_label, self.targets.long()), hot_BC.new_ones(()))
+
+    def to(self, device: torch.device, *, non_blocking: bool = True) -> FlatBatch:
+        """The batch on `device`; what belongs to the host stays there."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> FlatBatch:
+        """The batch in page-locked memory, so that its copy to a device need not wait."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> FlatBatch:
+        moved = {name: getattr(self, name) for name in DEVICE_FIELDS}
+        return replace(self, **{name: function(tensor) for name, tensor in moved.items() if tensor is not None})
+
+
+DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets")
+assert set(DEVICE_FIELDS) <= {field.name for field in fields(FlatBatch)}
+
+
+def flat_batch(token_rows: list[list[int]] | list[Tensor], targets: Tensor | None = None) -> FlatBatch:
+    """A batch made by hand from rows of token ids: for prediction on a few rows, and for tests."""
+    lengths = torch.tensor([len(row) for row in token_rows], dtype=torch.int64)
+    order = torch.argsort(lengths, stable=True)
+    rows = [torch.as_tensor(token_rows[int(i)], dtype=torch.int32) for i in order]
+    offsets = torch.zeros(len(rows) + 1, dtype=torch.int64)
+    torch.cumsum(lengths[order], 0, out=offsets[1:])
+    return FlatBatch(
+        tokens=torch.cat(rows),
+        offsets=offsets,
+        lengths=lengths[order],
+        rows=order,
+        targets=None if targets is None else targets[order],
+        num_real=len(rows),
+        step_rows=len(rows),
+    )

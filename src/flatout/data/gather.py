@@ -1,0 +1,138 @@
+"""Rows of a store split as flat batches: one vectorised gather for many batches, then views of it.
+
+Gathering costs a fixed price a call and some nanoseconds a token, so some ten thousand rows are gathered at once and
+each batch is a slice of the result: a batch of 512 short rows then costs about ten microseconds on the host.
+Shapes: R rows of the whole run, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flatout.data.batch import FlatBatch
+from flatout.data.plan import BatchRows
+from flatout.data.store import Ragged, StoreSplit
+
+TOKENS, TARGETS = "tokens", "targets"
+
+
+class RaggedTensor:
+    """A ragged column as tensors on one device; its lengths stay on the host as well."""
+
+    def __init__(self, column: Ragged, device: torch.device) -> None:
+        self.lengths = column.lengths
+        self.device = device
+        # torch knows few operations on uint16: the same bits are held as int16 and widened when gathered.
+        self.is_narrow = column.values.dtype == np.uint16
+        values = column.values.view(np.int16) if self.is_narrow else column.values
+        self.values = torch.from_numpy(values).to(device)
+        self.offsets = torch.from_numpy(column.offsets).to(device)
+
+    def gather(self, rows_R: Tensor, lengths_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Values of those rows one after the other, int32 where they were narrower, and `[R+1]` where each begins."""
+        total = int(lengths_R.sum())
+        lengths_R = lengths_R.to(self.device, non_blocking=True)
+        ends_R = lengths_R.cumsum(0)
+        shift_R = self.offsets[rows_R] - ends_R + lengths_R
+        index_T = torch.repeat_interleave(shift_R, lengths_R, output_size=total)
+        index_T += torch.arange(total, device=self.device)
+        values_T = self.values[index_T]
+        if self.is_narrow:
+            values_T = values_T.to(torch.int32).bitwise_and_(0xFFFF)
+        return values_T, torch.nn.functional.pad(ends_R, (1, 0))
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """The gathered rows of consecutive batches, before they are cut apart."""
+
+    batches: BatchRows
+    lengths_R: Tensor
+    tokens_T: Tensor
+    offsets_R: Tensor
+    targets: Tensor | None
+    target_offsets_R: Tensor | None
+    target_bounds: NDArray[np.int64] | None
+    """Where each batch's labels begin, known to the host; only for several labels a row."""
+
+
+class Gatherer:
+    """Columns of one split on one device, and the way from row numbers to batches."""
+
+    def __init__(self, split: StoreSplit, device: torch.device) -> None:
+        self.device = device
+        self.tokens = RaggedTensor(split.ragged(TOKENS), device)
+        targets = split.columns.get(TARGETS)
+        self.ragged_targets = RaggedTensor(targets, device) if isinstance(targets, Ragged) else None
+        self.targets = None
+        if targets is not None and not isinstance(targets, Ragged):
+            self.targets = torch.from_numpy(targets).to(device)
+
+    def run(self, batches: BatchRows) -> Run:
+        """Gather the rows of some consecutive batches."""
+        rows_R = torch.from_numpy(batches.rows)
+        device_rows_R = rows_R.to(self.device, non_blocking=True)
+        lengths_R = torch.from_numpy(self.tokens.lengths[batches.rows].astype(np.int64))
+        tokens_T, offsets_R = self.tokens.gather(device_rows_R, lengths_R)
+        targets = target_offsets_R = target_bounds = None
+        if self.ragged_targets is not None:
+            counts = self.ragged_targets.lengths[batches.rows].astype(np.int64)
+            targets, target_offsets_R = self.ragged_targets.gather(device_rows_R, torch.from_numpy(counts))
+            target_bounds = np.append(0, np.cumsum(counts))[batches.bounds]
+        elif self.targets is not None:
+            targets = self.targets[device_rows_R]
+            targets = targets if targets.is_floating_point() else targets.long()
+        return Run(
+            batches=batches,
+            lengths_R=lengths_R,
+            tokens_T=tokens_T,
+            offsets_R=offsets_R,
+            targets=targets,
+            target_offsets_R=target_offsets_R,
+            target_bounds=target_bounds,
+        )
+
+
+def move_run(run: Run, device: torch.device) -> Run:
+    """The run on `device`, copied from page-locked memory without waiting."""
+    if device.type == "cpu":
+        return run
+    for name in ("tokens_T", "offsets_R", "targets", "target_offsets_R"):
+        if (tensor := getattr(run, name)) is not None:
+            setattr(run, name, tensor.pin_memory().to(device, non_blocking=True))
+    return run
+
+
+def cut_run(run: Run) -> Iterator[FlatBatch]:
+    """The batches of a gathered run, as views of it."""
+    batches = run.batches
+    bounds = batches.bounds.tolist()
+    token_bounds = np.append(0, np.cumsum(run.lengths_R.numpy()))[batches.bounds].tolist()
+    label_bounds = None if run.target_bounds is None else run.target_bounds.tolist()
+    rows_R = torch.from_numpy(batches.rows)
+    counted = zip(batches.num_real.tolist(), batches.step_rows.tolist(), batches.ends_step.tolist(), strict=True)
+    for i, (num_real, step_rows, ends_step) in enumerate(counted):
+        start, stop, first_token = bounds[i], bounds[i + 1], token_bounds[i]
+        targets, target_offsets = run.targets, None
+        if targets is not None and label_bounds is None:
+            targets = targets[start:stop]
+        elif targets is not None and label_bounds is not None and run.target_offsets_R is not None:
+            targets = targets[label_bounds[i] : label_bounds[i + 1]]
+            target_offsets = run.target_offsets_R[start : stop + 1] - label_bounds[i]
+        yield FlatBatch(
+            tokens=run.tokens_T[first_token : token_bounds[i + 1]],
+            offsets=run.offsets_R[start : stop + 1] - first_token,
+            lengths=run.lengths_R[start:stop],
+            rows=rows_R[start:stop],
+            targets=targets,
+            target_offsets=target_offsets,
+            num_real=num_real,
+            step_rows=step_rows,
+            ends_step=ends_step,
+        )

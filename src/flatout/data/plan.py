@@ -1,0 +1,262 @@
+"""The plan: which rows, in which step, on which rank. A pure function of lengths, settings and epoch.
+
+First a *global* order is made and cut into optimizer steps; it knows nothing of ranks or micro-batches. Each step is
+then divided among `world * accumulate` parts, so that any split of the same product trains on the same rows in the
+same step. Models that need no padding get random rows; models that pad get rows of like length: a random order is cut
+into megabatches, each sorted by length and cut into steps, and the steps are shuffled.
+
+Everything is arithmetic on whole arrays. Ten million rows take a few seconds and some hundred megabytes; any step of a
+finished plan is found in constant time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.errors import UserError, require
+
+Rows = NDArray[np.int64]
+
+
+class Layout(StrEnum):
+    """What a model eats: a run of tokens, or a padded rectangle."""
+
+    flat = "flat"
+    padded = "padded"
+
+
+@dataclass(kw_only=True, slots=True)
+class PlanSettings:
+    """What a plan depends on besides the lengths and the epoch."""
+
+    rows_per_batch: int = 32
+    """Rows one rank computes at once."""
+    tokens_per_batch: int | None = None
+    """Cap on the tokens one rank computes at once (padding counted where the layout pads); replaces rows_per_batch."""
+    accumulate: int = 1
+    """Batches one rank computes before the optimizer steps."""
+    layout: Layout = Layout.flat
+    """Whether rows of like length are put together."""
+    shuffle: bool = True
+    """Random order, another each epoch; otherwise all rows by length."""
+    seed: int = 0
+    """Start of every random order."""
+    rank: int = 0
+    """Which of the `world` plans this is."""
+    world: int = 1
+    """Ranks that share each step."""
+    megabatch_steps: int = 100
+    """Steps' worth of random rows that are sorted together when the layout pads."""
+
+    def __post_init__(self) -> None:
+        require(self.rows_per_batch > 0, "data.batch_size", f"{self.rows_per_batch} rows", allowed="1 or more")
+        require(self.accumulate > 0, "data.accumulate", f"{self.accumulate} batches", allowed="1 or more")
+        assert 0 <= self.rank < self.world
+
+    @property
+    def parts(self) -> int:
+        """Pieces each optimizer step is divided into."""
+        return self.world * self.accumulate
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchRows:
+    """A run of consecutive batches: whose rows, how many each, and how many of those count."""
+
+    rows: Rows
+    """[R] row numbers, batch after batch, each batch shortest row first."""
+    bounds: Rows
+    """[batches + 1] where each batch begins in `rows`."""
+    num_real: Rows
+    """[batches] rows that count in each batch."""
+    step_rows: Rows
+    """[batches] real rows of the optimizer step each batch belongs to, over all ranks."""
+    ends_step: NDArray[np.bool_]
+    """[batches] whether the optimizer steps after it."""
+
+
+class Plan:
+    """One epoch of one rank: `num_batches` batches, `accumulate` of them to an optimizer step."""
+
+    def __init__(self, lengths: NDArray[np.integer], settings: PlanSettings, epoch: int = 0) -> None:
+        self.settings = settings
+        self.order, self.bounds = _global_steps(lengths, settings, epoch)
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def num_batches(self) -> int:
+        return self.num_steps * self.settings.accumulate
+
+    def batches(self, start: int, stop: int) -> BatchRows:
+        """Batches `start` to `stop` of this rank, without making those before them."""
+        accumulate = self.settings.accumulate
+        first, last = start // accumulate, -(-stop // accumulate)
+        bounds = self.bounds[first : last + 1]
+        rows = self.order[bounds[0] : bounds[-1]]
+        sizes = np.diff(bounds)
+        if self.settings.parts > 1:
+            rows, counts, real = _share(rows, sizes, self.settings)
+            skip, take = start - first * accumulate, stop - start
+            begin = int(counts[:skip].sum())
+            counts, real = counts[skip : skip + take], real[skip : skip + take]
+            rows = rows[begin : begin + int(counts.sum())]
+        else:
+            counts = real = sizes
+        return BatchRows(
+            rows=rows,
+            bounds=_offsets(counts),
+            num_real=real,
+            step_rows=np.repeat(sizes, accumulate)[start - first * accumulate :][: stop - start],
+            ends_step=(np.arange(start, stop) + 1) % accumulate == 0,
+        )
+
+
+def count_batches(lengths: NDArray[np.integer], settings: PlanSettings) -> int:
+    """Batches of every epoch of a plan, the same for all epochs and ranks."""
+    if settings.tokens_per_batch is None:
+        return -(-len(lengths) // (settings.rows_per_batch * settings.parts)) * settings.accumulate
+    return Plan(lengths, settings).num_batches
+
+
+def _global_steps(lengths: NDArray[np.integer], settings: PlanSettings, epoch: int) -> tuple[Rows, Rows]:
+    """All rows in training order, and where each optimizer step begins among them."""
+    num_rows = len(lengths)
+    if num_rows == 0:
+        return np.empty(0, np.int64), np.zeros(1, np.int64)
+    random = np.random.Generator(np.random.Philox(key=[settings.seed & (2**64 - 1), epoch]))
+    order = random.permutation(num_rows) if settings.shuffle else np.arange(num_rows)
+    if settings.tokens_per_batch is not None:
+        order, bounds = _cut_by_tokens(order, lengths, settings, settings.tokens_per_batch)
+    else:
+        order, bounds = _cut_by_rows(order, lengths, settings, settings.rows_per_batch)
+    if settings.shuffle and settings.layout is Layout.padded:
+        order, bounds = _shuffle_steps(order, bounds, random)
+    return order, bounds
+
+
+def _cut_by_rows(
+    order: Rows, lengths: NDArray[np.integer], settings: PlanSettings, rows_per_batch: int
+) -> tuple[Rows, Rows]:
+    """Steps of equally many rows, the last one taking what is left."""
+    step_rows = rows_per_batch * settings.parts
+    bounds = np.append(np.arange(0, len(order), step_rows), len(order))
+    step_of_place = np.arange(len(order)) // step_rows
+    if not settings.shuffle:
+        group = np.zeros_like(step_of_place)
+    elif settings.layout is Layout.flat:
+        group = step_of_place
+    else:
+        num_steps = len(bounds) - 1
+        group = step_of_place * max(1, round(num_steps / settings.megabatch_steps)) // num_steps
+    return _sort_within(order, group, lengths), bounds
+
+
+def _cut_by_tokens(order: Rows, lengths: NDArray[np.integer], settings: PlanSettings, cap: int) -> tuple[Rows, Rows]:
+    """Steps that keep every part under the token cap; their number is the same for every order of the same rows."""
+    longest = int(lengths.max())
+    if cap < longest:
+        raise UserError(
+            "data.tokens_per_batch", f"{cap} tokens cannot hold the longest row", allowed=f"{longest} or more here"
+        )
+    if settings.layout is Layout.padded or not settings.shuffle:
+        order = _sort_within(order, np.zeros(len(order), np.int64), lengths)
+        return order, _padded_bounds(lengths[order], settings.parts, cap)
+    room = settings.parts * (cap - longest * min(settings.parts, 2))
+    if room < 2 * longest:
+        return _cut_by_rows(order, lengths, settings, cap // longest)
+    ends = np.cumsum(lengths[order], dtype=np.int64)
+    num_steps = -(-int(ends[-1]) // room)
+    targets = int(ends[-1]) * np.arange(1, num_steps) // num_steps
+    bounds = np.concatenate(([0], np.searchsorted(ends, targets, side="right"), [len(order)]))
+    return _sort_within(order, np.repeat(np.arange(num_steps), np.diff(bounds)), lengths), bounds
+
+
+def _padded_bounds(sorted_lengths: NDArray[np.integer], parts: int, cap: int) -> Rows:
+    """Cut rows sorted by length so that (rows of a part) x (longest of the step) never passes the cap."""
+    bounds, total = [0], len(sorted_lengths)
+    while bounds[-1] < total:
+        start = bounds[-1]
+        fits, too_many = 1, cap // max(1, int(sorted_lengths[start])) + 1
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            last = min(start + middle * parts, total) - 1
+            if middle * int(sorted_lengths[last]) <= cap:
+                fits = middle
+            else:
+                too_many = middle
+        bounds.append(min(start + fits * parts, total))
+    return np.array(bounds, dtype=np.int64)
+
+
+def _sort_within(order: Rows, group: NDArray[np.integer], lengths: NDArray[np.integer]) -> Rows:
+    """Each group's rows shortest first, ties as they stood. Keys are unique, so any sort gives the same order."""
+    num_rows = len(order)
+    key = group.astype(np.int64)
+    key *= int(lengths.max()) + 1
+    key += lengths[order]
+    key *= num_rows
+    key += np.arange(num_rows)
+    key.sort()
+    key %= num_rows
+    return order[key]
+
+
+def _shuffle_steps(order: Rows, bounds: Rows, random: np.random.Generator) -> tuple[Rows, Rows]:
+    steps = random.permutation(len(bounds) - 1)
+    sizes = np.diff(bounds)[steps]
+    shuffled = _offsets(sizes)
+    return order[np.repeat(bounds[:-1][steps] - shuffled[:-1], sizes) + np.arange(len(order))], shuffled
+
+
+def _share(rows: Rows, sizes: Rows, settings: PlanSettings) -> tuple[Rows, Rows, Rows]:
+    """This rank's rows of some whole steps: rows, rows per batch, real rows per batch.
+
+    Rows are dealt like cards, longest first and turning round after each deal, so parts differ by at most one row and
+    one row's tokens. A model that pads gets its micro-batches as runs of like length, each dealt over the ranks.
+    """
+    step = np.repeat(np.arange(len(sizes)), sizes)
+    size = sizes[step]
+    place_from_end = np.repeat(np.cumsum(sizes), sizes) - 1 - np.arange(len(rows))
+    if settings.layout is Layout.padded:
+        base, extra = np.divmod(size, settings.accumulate)
+        in_large = place_from_end < extra * (base + 1)
+        micro = np.where(
+            in_large, place_from_end // (base + 1), extra + (place_from_end - extra * (base + 1)) // np.maximum(base, 1)
+        )
+        begin = micro * base + np.minimum(micro, extra)
+        rank = _dealt(place_from_end - begin, settings.world)
+    else:
+        part = _dealt(place_from_end, settings.parts)
+        micro, rank = np.divmod(part, settings.world)
+    mine = rank == settings.rank
+    batch = step[mine] * settings.accumulate + micro[mine]
+    by_batch = np.argsort(batch, kind="stable")
+    real = np.bincount(batch, minlength=len(sizes) * settings.accumulate)
+    return _with_fillers(rows[mine][by_batch], real, rows[_offsets(sizes)[:-1]], settings.accumulate)
+
+
+def _dealt(place: Rows, parts: int) -> Rows:
+    turn, seat = np.divmod(place, parts)
+    return np.where(turn % 2 == 0, seat, parts - 1 - seat)
+
+
+def _with_fillers(rows: Rows, real: Rows, shortest: Rows, accumulate: int) -> tuple[Rows, Rows, Rows]:
+    """Batches that got no row take their step's shortest, uncounted, so that every rank makes every step."""
+    empty = np.flatnonzero(real == 0)
+    if len(empty) == 0:
+        return rows, real, real
+    filled = np.insert(rows, _offsets(real)[empty], shortest[empty // accumulate])
+    return filled, np.maximum(real, 1), real
+
+
+def _offsets(counts: Rows) -> Rows:
+    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets

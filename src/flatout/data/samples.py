@@ -1,0 +1,218 @@
+"""The built-in headlines: any number of rows, the same on every machine, with a known best accuracy.
+
+A row's topic decides its template words and two to four words that only this topic uses; now and then one word of
+another topic is thrown in, always outnumbered. The topic can thus be read off every row without doubt, and the only
+errors a perfect reader makes are the labels that were changed on purpose: `noise` of them. Common words, topic words
+and made-up names all follow a long-tailed frequency law, so a small sample leaves many words unseen.
+
+Rows are made in blocks of a fixed size, each from its own random stream, so any stretch of any split can be made alone
+and memory stays flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from numpy.typing import NDArray
+
+from flatout.errors import require
+
+GENERATOR_VERSION = 1
+_BLOCK = 16_384
+_SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}
+_COMMON_PER_TOPIC, _RARE_PER_TOPIC, _NUM_NAMES = 30, 250, 24_000
+_LONGEST = 34
+
+_TOPICS: dict[str, str] = {
+    "politics": "senate minister ballot coalition veto lobby mayor treaty referendum cabinet senator congress",
+    "sport": "striker goalkeeper playoff marathon referee penalty league coach sprint tournament medal transfer",
+    "science": "telescope genome fossil neutron glacier microbe laboratory orbit vaccine enzyme quantum comet",
+    "business": "shares merger dividend startup revenue investor retailer bankruptcy takeover profit tariff payroll",
+    "travel": "island resort airline itinerary hostel backpack cruise passport beach luggage ferry sightseeing",
+    "food": "recipe roast dumpling bakery vineyard seasoning dessert chef brunch casserole noodle pastry",
+    "health": "diabetes therapist allergy insomnia cholesterol surgeon clinic migraine fitness asthma dentist",
+    "technology": "smartphone browser chip software robot laptop modem encryption keyboard satellite server drone",
+    "culture": "sculpture novelist gallery opera ballet poet curator manuscript premiere exhibition violin theatre",
+    "crime": "burglar detective verdict smuggler arson prosecutor fugitive heist ransom inmate forgery alibi",
+    "weather": "hurricane drought blizzard humidity rainfall thunderstorm heatwave frost tornado forecast hail monsoon",
+    "parenting": "toddler bedtime stroller kindergarten tantrum diaper babysitter playground lullaby crayon",
+}
+_COMMON = (
+    "the a of in to for on and with at from by as after over is are was will why how what this new first last more"
+    " about into it its their his her but not than when who could may says say said gets makes takes finds shows"
+    " wants needs tells helps brings keeps leaves calls plan city people day week year world home life way big best"
+    " five ten two three old young little former local public early late long open final major real secret"
+).split()
+_ONSETS = "b br c ch d f g gr h j k l m n p r s sh st t tr v w z".split()
+_VOWELS = "a a e e i i o o u ea ia é ö".split()
+_ENDS = ["", "", "n", "r", "s", "l", "nd", "ck", "th"]
+_NUM_TEMPLATES, _NAME_SHARE = 40, 0.24
+
+
+@dataclass(kw_only=True, slots=True)
+class HeadlinesConfig:
+    """Size and difficulty of the built-in headlines."""
+
+    rows: int = 20_000
+    """Training rows."""
+    eval_rows: int = 2_000
+    """Validation rows, and as many test rows."""
+    classes: int = 12
+    """Topics."""
+    noise: float = 0.06
+    """Share of rows whose label is replaced by another class."""
+    seed: int = 7
+    """Another seed, other headlines."""
+
+    def __post_init__(self) -> None:
+        require(self.rows >= 1, "data.sample.rows", f"{self.rows}", allowed="1 or more")
+        require(self.eval_rows >= 1, "data.sample.eval_rows", f"{self.eval_rows}", allowed="1 or more")
+        require(2 <= self.classes <= 64, "data.sample.classes", f"{self.classes}", allowed="2 to 64")
+        require(0 <= self.noise < 0.5, "data.sample.noise", f"{self.noise}", allowed="0 to below 0.5")
+        require(self.seed >= 0, "data.sample.seed", f"{self.seed}", allowed="0 or more")
+
+
+class HeadlinesTable:
+    """One split of the built-in headlines, read like any other table."""
+
+    columns = ("text", "label", "topic")
+
+    def __init__(self, config: HeadlinesConfig, split: str) -> None:
+        self.config, self.split = config, split
+        self.name = "sample:headlines"
+        self.num_rows = config.rows if split == "train" else config.eval_rows
+
+    def fingerprint(self) -> str:
+        about = f"headlines {GENERATOR_VERSION} {self.split} {sorted(asdict(self.config).items())}"
+        return xxhash.xxh3_128_hexdigest(about.encode())
+
+    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+        """The rows, in blocks of about `rows_per_block`."""
+        waiting: list[pa.RecordBatch] = []
+        for number in range(-(-self.num_rows // _BLOCK)):
+            left = self.num_rows - number * _BLOCK
+            waiting.append(_block(self.config, self.split, number).slice(0, left).select(list(columns)))
+            if sum(block.num_rows for block in waiting) >= rows_per_block or left <= _BLOCK:
+                yield from pa.Table.from_batches(waiting).combine_chunks().to_batches(rows_per_block)
+                waiting = []
+
+    def known_ceiling(self) -> float:
+        """The best accuracy reachable on these rows."""
+        equal = (pc.sum(pc.equal(block["label"], block["topic"])).as_py() for block in self.blocks(["label", "topic"]))
+        return float(sum(equal)) / self.num_rows
+
+
+def _block(config: HeadlinesConfig, split: str, number: int) -> pa.RecordBatch:
+    """Block `number` of a split, whole."""
+    key = [config.seed, (_SPLIT_STREAM[split] << 48) + number]
+    random = np.random.Generator(np.random.Philox(key=key))
+    words, names = _lexicon(config.classes)
+    topics = random.choice(config.classes, _BLOCK, p=_long_tail(config.classes, 0.5))
+    changed = random.random(_BLOCK) < config.noise
+    others = (topics + random.integers(1, config.classes, _BLOCK)) % config.classes
+    ids, lengths = _word_ids(random, topics, config.classes)
+    offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
+    texts = pc.binary_join(pa.ListArray.from_arrays(offsets, words.take(pa.array(ids))), " ")
+    labels = names.take(pa.array(np.where(changed, others, topics)))
+    return pa.RecordBatch.from_arrays(
+        [_dressed(texts, random), labels, names.take(pa.array(topics))], names=["text", "label", "topic"]
+    )
+
+
+def _word_ids(
+    random: np.random.Generator, topics: NDArray[np.int64], num_classes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Word ids of every row, and how many words each has: a long-tailed mix with the topic's words in random places."""
+    lengths = np.clip(np.rint(random.gamma(9.0, 1.12, _BLOCK) + 0.7), 4, _LONGEST).astype(np.int64)
+    total = int(lengths.sum())
+    row = np.repeat(np.arange(_BLOCK), lengths)
+    ids = _draw(random, total, len(_COMMON), 0.9)
+    place = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    is_name = _templates()[random.integers(0, _NUM_TEMPLATES, _BLOCK)[row], place]
+    names_from = len(_COMMON)
+    ids[is_name] = names_from + _draw(random, int(is_name.sum()), _NUM_NAMES, 1.05)
+    # A random order of each row's places: the first few take the topic's words, the next one perhaps a stray.
+    order = np.lexsort((random.random(total), row))
+    own = np.minimum(random.integers(2, 5, _BLOCK), lengths - 1)
+    stray = (random.random(_BLOCK) < 0.25) & (lengths > own)
+    place_row = row[order]
+    is_own = place < own[place_row]
+    is_stray = (place == own[place_row]) & stray[place_row]
+    topic_from = names_from + _NUM_NAMES
+    per_topic = _COMMON_PER_TOPIC + _RARE_PER_TOPIC
+    for chosen, shift in ((is_own, 0), (is_stray, 1)):
+        places = order[chosen]
+        topic = (topics[row[places]] + shift * random.integers(1, num_classes, len(places))) % num_classes
+        ids[places] = topic_from + topic * per_topic + _draw(random, len(places), per_topic, 0.75)
+    return ids, lengths
+
+
+@lru_cache
+def _templates() -> NDArray[np.bool_]:
+    """Which places of a headline hold a name, template by template."""
+    random = np.random.Generator(np.random.Philox(key=[2011, 1]))
+    return random.random((_NUM_TEMPLATES, _LONGEST)) < _NAME_SHARE
+
+
+def _draw(random: np.random.Generator, count: int, size: int, exponent: float) -> NDArray[np.int64]:
+    """Numbers below `size`, the first ones commonest, by a power law."""
+    shares = np.cumsum(_long_tail(size, exponent))
+    return np.minimum(np.searchsorted(shares, random.random(count)), size - 1)
+
+
+@lru_cache
+def _long_tail(size: int, exponent: float) -> NDArray[np.float64]:
+    shares = 1.0 / np.arange(2, size + 2) ** exponent
+    return shares / shares.sum()
+
+
+def _dressed(texts: pa.Array, random: np.random.Generator) -> pa.Array:
+    """Headline looks: a capital first, sometimes capitals throughout, a question, a number in front."""
+    texts = pc.utf8_capitalize(texts)
+    texts = pc.if_else(pa.array(random.random(_BLOCK) < 0.15), pc.utf8_title(texts), texts)
+    numbers = pa.array(random.integers(2, 100, _BLOCK)).cast(pa.string())
+    numbered = pc.binary_join_element_wise(numbers, texts, " ")
+    texts = pc.if_else(pa.array(random.random(_BLOCK) < 0.08), numbered, texts)
+    ends = pa.array(np.array(["", "?", "!", " ..."])[random.choice(4, _BLOCK, p=[0.82, 0.1, 0.05, 0.03])])
+    return pc.binary_join_element_wise(texts, ends, "")
+
+
+@lru_cache
+def _lexicon(num_classes: int) -> tuple[pa.Array, pa.Array]:
+    """All words (common, names, then each topic's own) and the topics' names; no two are alike."""
+    random = np.random.Generator(np.random.Philox(key=[2011, 0]))
+    taken = set(_COMMON)
+    taken.update(word for words in _TOPICS.values() for word in words.split())
+    names = _made_up(random, _NUM_NAMES, taken)
+    topics = list(_TOPICS)[:num_classes]
+    topics += [f"topic {word}" for word in _made_up(random, num_classes - len(topics), taken)]
+    own: list[str] = []
+    for topic in topics:
+        known = _TOPICS.get(topic, "").split()
+        own += known + _made_up(random, _COMMON_PER_TOPIC + _RARE_PER_TOPIC - len(known), taken)
+    return pa.array([*_COMMON, *names, *own]), pa.array(topics)
+
+
+def _made_up(random: np.random.Generator, count: int, taken: set[str]) -> list[str]:
+    """Words of two or three syllables, none of them in `taken`, which they join."""
+    made: list[str] = []
+    while len(made) < count:
+        words = np.char.add(_syllables(random, 2 * count + 16), _syllables(random, 2 * count + 16))
+        longer = random.random(len(words)) < 0.3
+        words = np.where(longer, np.char.add(words, _syllables(random, len(words))), words)
+        words = np.char.add(words, np.array(_ENDS)[random.integers(0, len(_ENDS), len(words))])
+        fresh = [word for word in dict.fromkeys(words.tolist()) if word not in taken][: count - len(made)]
+        taken.update(fresh)
+        made += fresh
+    return made
+
+
+def _syllables(random: np.random.Generator, count: int) -> NDArray[np.str_]:
+    onsets, vowels = np.array(_ONSETS), np.array(_VOWELS)
+    return np.char.add(onsets[random.integers(0, len(onsets), count)], vowels[random.integers(0, len(vowels), count)])

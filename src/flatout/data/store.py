@@ -1,0 +1,231 @@
+"""The store: encoded rows as flat files that are opened by mapping them into memory.
+
+A store is one folder: `manifest.json`, small named texts (the tokenizer, the class names), and a folder of columns for
+each split. A column is either fixed (one value, or one run of `width` values, a row) or ragged (values one row after
+the other, with offsets and lengths). Opening reads the manifest alone, so it takes milliseconds at any size; rows are
+written in blocks, so building needs memory for one block only. Every file's checksum stands in the manifest.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+_READ_BYTES = 1 << 24
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How one column lies on disk."""
+
+    dtype: str
+    """Numpy's name of the type of a value."""
+    ragged: bool = False
+    """Any number of values a row, instead of `width`."""
+    width: int = 0
+    """Values a row of a fixed column; 0 for a plain value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Rows of unequal length: `values[offsets[i]:offsets[i + 1]]` is row i."""
+
+    values: Array
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+
+
+class StoreSplit:
+    """One split of an open store: its columns, mapped into memory."""
+
+    def __init__(self, name: str, num_rows: int, columns: dict[str, Array | Ragged]) -> None:
+        self.name, self.num_rows, self.columns = name, num_rows, columns
+
+    def ragged(self, name: str) -> Ragged:
+        column = self.columns[name]
+        assert isinstance(column, Ragged), f"{name} is a fixed column"
+        return column
+
+    def fixed(self, name: str) -> Array:
+        column = self.columns[name]
+        assert not isinstance(column, Ragged), f"{name} is a ragged column"
+        return column
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a copy of every column takes."""
+        arrays: list[Array] = []
+        for column in self.columns.values():
+            arrays += [column.values, column.offsets, column.lengths] if isinstance(column, Ragged) else [column]
+        return sum(array.nbytes for array in arrays)
+
+
+class Store:
+    """A finished store. Its arrays may be written to in memory (copy on write); the files never change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        self.facts: dict[str, Any] = self.manifest["facts"]
+        self.splits = {name: self._open_split(name, split) for name, split in self.manifest["splits"].items()}
+
+    def read_text(self, name: str) -> str:
+        return (self.folder / name).read_text(encoding="utf-8")
+
+    def _open_split(self, name: str, described: dict[str, Any]) -> StoreSplit:
+        columns = {
+            column: self._open_column(f"{name}/{column}", Column(**spec), described["rows"])
+            for column, spec in described["columns"].items()
+        }
+        return StoreSplit(name, described["rows"], columns)
+
+    def _open_column(self, name: str, column: Column, num_rows: int) -> Array | Ragged:
+        if not column.ragged:
+            values = self._map(f"{name}.bin", column.dtype)
+            return values.reshape(num_rows, column.width) if column.width else values
+        return Ragged(
+            self._map(f"{name}.bin", column.dtype),
+            self._map(f"{name}.offsets.bin", "int64"),
+            self._map(f"{name}.lengths.bin", "int32"),
+        )
+
+    def _map(self, name: str, dtype: str) -> Array:
+        size = self.manifest["files"][name]["bytes"]
+        return np.memmap(self.folder / name, dtype=dtype, mode="c") if size else np.empty(0, dtype=dtype)
+
+
+def damaged_files(folder: Path) -> list[str]:
+    """Files of a store that are missing or differ from the manifest's checksums; empty when the store is whole."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError):
+        return [MANIFEST]
+    return [
+        name
+        for name, written in files.items()
+        if not (folder / name).is_file()
+        or (folder / name).stat().st_size != written["bytes"]
+        or file_checksum(folder / name) != written["xxh3"]
+    ]
+
+
+def file_checksum(path: Path) -> str:
+    """xxh3 of a file's bytes, read in pieces."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(_READ_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+class _FileWriter:
+    """Appends arrays to one file and keeps its checksum."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.dtype = np.dtype(dtype)
+        self._file: BinaryIO = path.open("xb")
+        self._digest = xxhash.xxh3_128()
+        self._bytes = 0
+
+    def append(self, values: Array) -> None:
+        data = memoryview(np.ascontiguousarray(values, dtype=self.dtype)).cast("B") if values.size else b""
+        self._file.write(data)
+        self._digest.update(data)
+        self._bytes += len(data)
+
+    def close(self) -> dict[str, Any]:
+        self._file.close()
+        return {"bytes": self._bytes, "xxh3": self._digest.hexdigest()}
+
+
+class SplitWriter:
+    """Writes the rows of one split, block by block."""
+
+    def __init__(self, folder: Path, name: str, columns: dict[str, Column]) -> None:
+        (folder / name).mkdir()
+        self.name, self.columns, self.num_rows = name, columns, 0
+        self._files: dict[str, _FileWriter] = {}
+        self._totals = dict.fromkeys(columns, 0)
+        for column, spec in columns.items():
+            self._open(folder, f"{name}/{column}.bin", spec.dtype)
+            if spec.ragged:
+                self._open(folder, f"{name}/{column}.offsets.bin", "int64").append(np.zeros(1, np.int64))
+                self._open(folder, f"{name}/{column}.lengths.bin", "int32")
+
+    def append(self, **blocks: Array | tuple[Array, Array]) -> None:
+        """Add rows: an array for a fixed column, `(values, lengths)` for a ragged one."""
+        assert blocks.keys() == self.columns.keys()
+        counts = {self._append(name, block) for name, block in blocks.items()}
+        assert len(counts) == 1, f"columns of unequal length: {counts}"
+        self.num_rows += counts.pop()
+
+    def close(self) -> dict[str, Any]:
+        return {name: file.close() for name, file in self._files.items()}
+
+    def _append(self, name: str, block: Array | tuple[Array, Array]) -> int:
+        path = f"{self.name}/{name}"
+        if not isinstance(block, tuple):
+            self._files[f"{path}.bin"].append(block)
+            return len(block)
+        values, lengths = block
+        ends = np.cumsum(lengths, dtype=np.int64)
+        assert len(values) == (int(ends[-1]) if len(ends) else 0)
+        self._files[f"{path}.bin"].append(values)
+        self._files[f"{path}.offsets.bin"].append(ends + self._totals[name])
+        self._files[f"{path}.lengths.bin"].append(lengths)
+        self._totals[name] += len(values)
+        return len(lengths)
+
+    def _open(self, folder: Path, name: str, dtype: str) -> _FileWriter:
+        self._files[name] = _FileWriter(folder / name, dtype)
+        return self._files[name]
+
+
+class StoreWriter:
+    """Writes a store into a folder that nobody else sees yet; `close` writes the manifest, last of all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.facts: dict[str, Any] = {}
+        self._splits: list[SplitWriter] = []
+        self._texts: dict[str, dict[str, Any]] = {}
+
+    def split(self, name: str, columns: dict[str, Column]) -> SplitWriter:
+        self._splits.append(SplitWriter(self.folder, name, columns))
+        return self._splits[-1]
+
+    def write_text(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text, encoding="utf-8")
+        self._texts[name] = {
+            "bytes": (self.folder / name).stat().st_size,
+            "xxh3": file_checksum(self.folder / name),
+        }
+
+    def close(self, about: dict[str, Any]) -> None:
+        """Finish every file and write the manifest with `about` (key, recipe and the like) in it."""
+        files = dict(self._texts)
+        splits = {}
+        for split in self._splits:
+            files |= split.close()
+            columns = {
+                name: {"dtype": column.dtype, "ragged": column.ragged, "width": column.width}
+                for name, column in split.columns.items()
+            }
+            splits[split.name] = {"rows": split.num_rows, "columns": columns}
+        manifest = {"schema": SCHEMA, **about, "facts": self.facts, "splits": splits, "files": files}
+        (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def smallest_token_type(vocabulary_size: int) -> str:
+    """Two bytes a token where every id fits, else four."""
+    return "uint16" if vocabulary_size <= 1 << 16 else "int32"

@@ -1,0 +1,46 @@
+"""A person's mistake, said so that it can be mended at once.
+
+Every error a person can cause has one shape: where it is (a key, a file, a row), what is wrong (with the value),
+what is allowed or nearest, and how to mend it. Entry points print it without a traceback and exit with code 2;
+an error of any other class is a defect of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_CODE = 2
+
+
+class UserError(ValueError):
+    """A mistake of the person at the keyboard: where, what, what is allowed, how to mend it."""
+
+    def __init__(self, where: str, what: str, *, allowed: str = "", mend: str = "") -> None:
+        self.where, self.what, self.allowed, self.mend = where, what, allowed, mend
+        super().__init__(self.message())
+
+    def message(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        if self.allowed:
+            text += f" ({self.allowed})"
+        return f"{text.rstrip('.')}. {self.mend}".rstrip() if self.mend else text
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice most like `word`, or None when nothing is near enough to be meant."""
+    by_lower = {choice.lower(): choice for choice in choices}
+    found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.5)
+    return by_lower[found[0]] if found else None
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """A closing sentence that names the nearest choice; empty when there is none."""
+    near = nearest(word, choices)
+    return f"Did you mean {near!r}?" if near else ""
+
+
+def require(condition: bool, where: str, what: str, *, allowed: str = "", mend: str = "") -> None:
+    """Check one setting; used by the Config classes in `__post_init__`."""
+    if not condition:
+        raise UserError(where, what, allowed=allowed, mend=mend)

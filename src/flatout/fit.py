@@ -1,0 +1,367 @@
+"""The story of one run, top to bottom: data, model, task, training, test, report.
+
+`fit` is the same from Python, from `python -m train` and from a sweep. Each stage is a function that takes what it
+needs and returns what the next one needs; what a stage chose by itself is printed with its reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from torch import nn
+
+from flatout.checkpoints import BestAndLast, FolderCheckpointIO, best_mode, load_weights
+from flatout.config import RunConfig
+from flatout.data.feed import Feed, FeedKind, choose_feed
+from flatout.data.plan import Layout, PlanSettings
+from flatout.data.text import PreparedText, TextDataConfig
+from flatout.errors import UserError
+from flatout.inference import Prediction, Predictor
+from flatout.metrics import monitored_metric, require_metric
+from flatout.monitor.flush import Curves, Flush, Listener, MetricsFile, silence_unused_hooks
+from flatout.monitor.progress import ProgressLine
+from flatout.precision import choose_precision
+from flatout.report.closing import print_closing
+from flatout.report.page import read_curves, write_page
+from flatout.report.summary import hardware
+from flatout.run_folder import RunFolder, open_run_folder
+from flatout.tasks.classification import ClassificationTask, Labels
+
+
+@dataclass(slots=True)
+class Result:
+    """What a finished run leaves behind."""
+
+    folder: Path
+    metrics: dict[str, float]
+    """`val/…` of the best checkpoint and `test/…`."""
+    per_class: list[dict[str, Any]]
+    predictor: Predictor
+    summary: dict[str, Any]
+    metric: str
+    """Name of the validation metric that decided which checkpoint is best."""
+
+    @property
+    def verdict(self) -> dict[str, Any] | None:
+        """What limited the run; None until there is a rule that can tell."""
+        return self.summary["verdict"]
+
+    @property
+    def objective(self) -> float:
+        """The validation metric of the best checkpoint: what a sweep compares."""
+        return self.metrics[f"val/{self.metric}"]
+
+    def predict(self, texts: Sequence[str] | str) -> list[Prediction]:
+        return self.predictor.predict(texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Feeds:
+    """The batches of each split; no test feed where there are no test rows."""
+
+    train: Feed
+    validation: Feed
+    test: Feed | None
+
+
+def fit(
+    data: TextDataConfig | None = None,
+    model: Any = None,
+    *,
+    epochs: int | None = None,
+    folder: str | Path | None = None,
+    **settings: Any,
+) -> Result:
+    """Train a model on a table. `settings` are fields of RunConfig; `epochs` is short for `trainer.max_epochs`."""
+    unknown = settings.keys() - RunConfig.__dataclass_fields__.keys()
+    if unknown:
+        allowed = ", ".join(RunConfig.__dataclass_fields__)
+        raise UserError("fit", f"no setting {', '.join(sorted(unknown))}", allowed=allowed)
+    given = {name: value for name, value in (("data", data), ("model", model)) if value is not None}
+    config = RunConfig(**given, **settings)
+    if epochs is not None:
+        config.trainer = {**config.trainer, "max_epochs": epochs}
+    return run(config, folder=None if folder is None else Path(folder))
+
+
+def run(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[str] = ()) -> Result:
+    """One run, from its settings to its report."""
+    started = time.perf_counter()
+    with open_run_folder(config, folder, overrides) as place:
+        L.seed_everything(config.seed, verbose=False)
+        device = pick_device(config.trainer)
+        data = prepare_data(config, place)
+        labels = read_labels(data)
+        model = build_model(config, data, labels)
+        feeds = build_feeds(config, data, model, device, place)
+        task = build_task(config, model, labels, feeds)
+        trainer, flush = build_trainer(config, task, feeds, device, place)
+        train(trainer, task, feeds, flush, place)
+        metrics = evaluate_best(trainer, task, feeds, place)
+        predictor = save_model(config, task, data, place)
+        seconds = time.perf_counter() - started
+        summarise(place, task, feeds, flush, seconds)
+        per_class = task.metrics.per_class()
+        show(place, per_class)
+        return Result(place.path, metrics, per_class, predictor, place.summary.values, chosen_metric(config, task))
+
+
+def pick_device(trainer: dict[str, Any]) -> torch.device:
+    """The device that Lightning will choose for these settings."""
+    accelerator = trainer.get("accelerator", "auto")
+    wants_gpu = accelerator in ("auto", "gpu", "cuda")
+    return torch.device("cuda", 0) if wants_gpu and torch.cuda.is_available() else torch.device("cpu")
+
+
+def prepare_data(config: RunConfig, place: RunFolder) -> PreparedText:
+    """Open or build the store, and say what is in it."""
+    data = config.data.prepare()
+    facts = data.facts
+    for line in (data.report.line(), *facts["lines"]):
+        place.log.say(line)
+    train = facts["splits"]["train"]
+    place.summary.update(
+        "data",
+        {
+            "source": data.source,
+            "rows": {_SHORT[split]: counts["rows"] for split, counts in facts["splits"].items()},
+            "classes": len(facts["classes"]),
+            "tokens": train["tokens"],
+            "mean_length": train["mean_length"],
+            "truncated_rows": sum(counts["truncated_rows"] for counts in facts["splits"].values()),
+            "cache": {"key": data.report.key, "hit": data.report.hit, "seconds": round(data.report.seconds, 4)},
+        },
+    )
+    if "ceiling" in train:
+        ceilings = {f"{_SHORT[split]}/accuracy": counts["ceiling"] for split, counts in facts["splits"].items()}
+        place.summary.set("baseline", {"name": "known ceiling", "metrics": ceilings})
+    return data
+
+
+_SHORT = {"train": "train", "validation": "val", "test": "test"}
+
+
+def read_labels(data: PreparedText) -> Labels:
+    facts = data.facts
+    return Labels(
+        problem=data.problem,
+        classes=data.classes,
+        counts=facts["class_counts"],
+        num_rows=facts["splits"]["train"]["rows"],
+        mean=facts["target_mean"],
+        spread=facts["target_spread"],
+    )
+
+
+def build_model(config: RunConfig, data: PreparedText, labels: Labels) -> nn.Module:
+    """The model of the settings, or the one a person handed over."""
+    if isinstance(config.model, nn.Module):
+        return config.model
+    words = data.vocabulary.words() if getattr(config.model, "vectors", None) else None
+    return config.model.build(num_outputs=labels.num_outputs, vocabulary_size=data.vocabulary.size, vocabulary=words)
+
+
+def build_feeds(
+    config: RunConfig, data: PreparedText, model: nn.Module, device: torch.device, place: RunFolder
+) -> Feeds:
+    """One feed a split, of the kind asked for or the best that fits."""
+    settings, splits = config.data, data.store.splits
+    num_bytes = sum(split.num_bytes for split in splits.values())
+    choice = choose_feed(settings.feed, num_bytes, device, None)
+    place.choose("feed", choice.kind.value, choice.why, choice.evidence)
+    layout = Layout(getattr(model, "layout", Layout.flat))
+    training = PlanSettings(
+        rows_per_batch=settings.batch_size,
+        tokens_per_batch=settings.tokens_per_batch,
+        accumulate=settings.accumulate,
+        layout=layout,
+        seed=config.seed,
+    )
+    evaluation = PlanSettings(rows_per_batch=settings.eval_batch_size, layout=layout, shuffle=False)
+    evaluation_kind = FeedKind.resident if choice.kind is FeedKind.resident else FeedKind.threaded
+
+    def evaluated(name: str) -> Feed:
+        return Feed(splits[name], evaluation, kind=evaluation_kind, device=device)
+
+    return Feeds(
+        train=Feed(splits["train"], training, kind=choice.kind, device=device, workers=settings.workers),
+        validation=evaluated("validation"),
+        test=evaluated("test") if "test" in splits else None,
+    )
+
+
+def build_task(config: RunConfig, model: nn.Module, labels: Labels, feeds: Feeds) -> ClassificationTask:
+    epochs = config.trainer.get("max_epochs") or _EPOCHS
+    total_steps = config.trainer.get("max_steps", -1)
+    if total_steps < 1:
+        total_steps = epochs * len(feeds.train) // feeds.train.plan.accumulate
+    clip = config.optim.clip
+    if clip is None:
+        clip = getattr(config.model, "recommended_clip", 0.0)
+    return ClassificationTask(model, labels, config.task, config.optim, total_steps=total_steps, clip=clip)
+
+
+_EPOCHS = 10
+
+
+def build_trainer(
+    config: RunConfig, task: ClassificationTask, feeds: Feeds, device: torch.device, place: RunFolder
+) -> tuple[L.Trainer, Flush]:
+    """Lightning's Trainer with our callbacks; a person's own settings come last and win."""
+    precision = choose_precision(config.precision, device)
+    place.choose("precision", precision.precision.value, precision.why, precision.evidence)
+    metric = chosen_metric(config, task)
+    say = place.log.say
+    listeners: list[Listener] = [
+        MetricsFile(place.path / "metrics.csv", list(task.metrics.names())),
+        Curves(place.path),
+        ProgressLine(task.total_steps, metric, say, live=config.monitor.progress),
+    ]
+    flush = Flush(feeds.train, listeners, config.monitor.flush_every)
+    best = BestAndLast(place.path / "checkpoints", metric, config.checkpoint.min_delta)
+    callbacks = [flush, *config.callbacks.values(), best]
+    if config.checkpoint.patience is not None:
+        callbacks.insert(1, _early_stopping(config, metric))
+    defaults: dict[str, Any] = {
+        "max_epochs": _EPOCHS,
+        "accelerator": device.type,
+        "devices": 1,
+        "precision": precision.lightning_name,
+        "logger": False,
+        "num_sanity_val_steps": 0,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "default_root_dir": str(place.path),
+        "plugins": [FolderCheckpointIO()],
+    }
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    try:
+        trainer = L.Trainer(**{**defaults, **config.trainer}, callbacks=callbacks)
+    except (TypeError, ValueError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
+        raise UserError("trainer", str(error), mend="These settings go to Lightning's Trainer.") from None
+    silence_unused_hooks(trainer)
+    return trainer, flush
+
+
+def chosen_metric(config: RunConfig, task: ClassificationTask) -> str:
+    """The validation metric that decides what is best."""
+    available = [*task.metrics.names(), "loss"]
+    if config.checkpoint.metric is None:
+        return monitored_metric(task.labels.problem)
+    require_metric(config.checkpoint.metric, available, "checkpoint.metric")
+    return config.checkpoint.metric
+
+
+def _early_stopping(config: RunConfig, metric: str) -> EarlyStopping:
+    return EarlyStopping(
+        f"val/{metric}",
+        mode=best_mode(metric),
+        patience=config.checkpoint.patience or 1,
+        min_delta=config.checkpoint.min_delta,
+        check_on_train_epoch_end=False,
+    )
+
+
+def train(trainer: L.Trainer, task: ClassificationTask, feeds: Feeds, flush: Flush, place: RunFolder) -> None:
+    """Train to the end, or to where nothing gets better."""
+    place.log.say(
+        f"training: {sum(p.numel() for p in task.model.parameters()):,} parameters, {task.total_steps:,} steps of"
+        f" {feeds.train.plan.rows_per_batch * feeds.train.plan.accumulate} rows"
+    )
+    with _without_loader_advice():
+        try:
+            trainer.fit(task, train_dataloaders=feeds.train, val_dataloaders=feeds.validation)
+        finally:
+            for listener in flush.listeners:
+                listener.close()
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+
+
+def evaluate_best(trainer: L.Trainer, task: ClassificationTask, feeds: Feeds, place: RunFolder) -> dict[str, float]:
+    """Metrics of the best checkpoint: on the validation rows, and on the test rows where there are any."""
+    best = next(callback for callback in trainer.callbacks if isinstance(callback, BestAndLast))  # type: ignore[attr-defined]
+    if best.best.exists():
+        load_weights(task, best.best)
+    metrics: dict[str, float] = {}
+    with _without_loader_advice():
+        trainer.validate(task, dataloaders=feeds.validation, verbose=False)
+        metrics |= {f"val/{name}": value for name, value in task.results.items()}
+        if feeds.test is not None:
+            trainer.test(task, dataloaders=feeds.test, verbose=False)
+            metrics |= {f"test/{name}": value for name, value in task.results.items()}
+    place.summary.update("metrics", metrics)
+    return metrics
+
+
+def save_model(config: RunConfig, task: ClassificationTask, data: PreparedText, place: RunFolder) -> Predictor:
+    """The `model/` folder, and the predictor over it."""
+    predictor = Predictor(
+        model=task.model.eval(),
+        vocabulary=data.vocabulary,
+        labels=task.labels,
+        max_length=config.data.max_length,
+        text_column=config.data.text,
+        label_column=config.data.label,
+        label_delimiter=config.data.label_delimiter,
+    )
+    if isinstance(config.model, nn.Module):
+        place.log.say("model/ is not written: the settings of a model of your own are not known to us")
+    else:
+        predictor.save(place.path / "model", config.model)
+    return predictor
+
+
+def summarise(place: RunFolder, task: ClassificationTask, feeds: Feeds, flush: Flush, seconds: float) -> None:
+    """Fill the summary with what was trained, on what, and how fast."""
+    summary = place.summary
+    rates = flush.total.values(is_host_clock=task.device.type == "cpu")
+    parameters = list(task.model.parameters())
+    count = sum(parameter.numel() for parameter in parameters)
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    summary.update("model", {"name": type(task.model).__name__, "parameters": count, "trainable": trained})
+    summary.update("hardware", hardware(task.device, str(task.trainer.precision)))
+    summary.update(
+        "training",
+        {
+            "epochs": flush.epochs,
+            "steps": flush.steps,
+            "rows_per_step": feeds.train.plan.rows_per_batch * feeds.train.plan.accumulate,
+            "seconds": round(seconds, 2),
+            "seconds_to_first_step": flush.seconds_to_first_step,
+        },
+    )
+    for name in ("rows_per_s", "tokens_per_s", "padding_share"):
+        summary.set(f"speed.{name}", rates[f"speed/{name}"])
+    for name, value in rates.items():
+        if name.startswith("time/"):
+            summary.set(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value)
+
+
+def show(place: RunFolder, per_class: list[dict[str, Any]]) -> None:
+    """Write the page and print the closing table."""
+    values = {**place.summary.values, "status": "finished"}
+    write_page(place.path, values, read_curves(place.path), per_class)
+    artifacts = {"model": "model", "checkpoints": "checkpoints", "page": "report.html", "curves": "metrics.csv"}
+    place.summary.update("artifacts", {name: path for name, path in artifacts.items() if (place.path / path).exists()})
+    print_closing(values, place.path, per_class)
+
+
+@contextmanager
+def _without_loader_advice() -> Iterator[None]:
+    """Lightning advises more DataLoader workers to any loader; ours needs none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")
+        yield

@@ -1,0 +1,148 @@
+"""A trained model and its vocabulary, as one thing that answers: texts in, classes with probabilities out.
+
+A run leaves a `model/` folder: the tokenizer, the weights, the class names and the settings that rebuild the model.
+Rows are sorted by length inside a block, so prediction pads as little as training does, and given back in their order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from flatout.data.batch import FlatBatch
+from flatout.data.feed import Feed
+from flatout.data.plan import Layout, PlanSettings
+from flatout.data.problem import Problem
+from flatout.data.store import Ragged, StoreSplit
+from flatout.data.vocabulary import Vocabulary
+from flatout.errors import UserError
+from flatout.models import MODELS
+from flatout.tasks.classification import Labels
+
+WEIGHTS, SETTINGS, LABELS, TOKENIZER = "model.safetensors", "config.json", "labels.json", "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a model says of one text."""
+
+    label: str | list[str] | float
+    """The class, the classes, or the number."""
+    probability: float | list[float] | None
+    """Its probability, or theirs; None for a number."""
+
+
+@dataclass(slots=True)
+class Predictor:
+    """Answers for texts; made by `Predictor.load(RUN)` or from a run's Result."""
+
+    model: nn.Module
+    vocabulary: Vocabulary
+    labels: Labels
+    max_length: int
+    text_column: str
+    label_column: str
+    label_delimiter: str | None = None
+    threshold: float = 0.5
+    """Least probability of a label where there are several a row."""
+
+    @classmethod
+    def load(cls, run: str | Path, device: str | torch.device = "cpu") -> Predictor:
+        """The best model of a run, from the run's folder or its `model` folder."""
+        folder = _model_folder(Path(run))
+        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        vocabulary = Vocabulary.load(folder / TOKENIZER)
+        classes = json.loads((folder / LABELS).read_text(encoding="utf-8"))
+        labels = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"])
+        described = settings["model"]
+        config = MODELS[described["kind"]](**{**described["config"], **_without_files(described["config"])})
+        model = config.build(num_outputs=len(classes), vocabulary_size=vocabulary.size)
+        model.load_state_dict(load_file(folder / WEIGHTS))
+        return cls(model.to(device).eval(), vocabulary, labels, **settings["data"])
+
+    def save(self, folder: Path, model_config: Any) -> None:
+        """Write the `model` folder; `model_config` must be of a class in MODELS."""
+        kinds = {config_class: kind for kind, config_class in MODELS.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(
+            {name: tensor.contiguous().cpu() for name, tensor in self.model.state_dict().items()}, folder / WEIGHTS
+        )
+        (folder / TOKENIZER).write_text(self.vocabulary.to_json(), encoding="utf-8")
+        (folder / LABELS).write_text(json.dumps(self.labels.classes, ensure_ascii=False, indent=1), encoding="utf-8")
+        settings = {
+            "schema": 1,
+            "model": {"kind": kinds[type(model_config)], "config": asdict(model_config)},
+            "problem": self.labels.problem.value,
+            "scale": {"mean": self.labels.mean, "spread": self.labels.spread},
+            "data": {
+                "max_length": self.max_length,
+                "text_column": self.text_column,
+                "label_column": self.label_column,
+                "label_delimiter": self.label_delimiter,
+            },
+        }
+        (folder / SETTINGS).write_text(json.dumps(settings, ensure_ascii=False, indent=1), encoding="utf-8")
+
+    def predict(self, texts: Sequence[str] | str) -> list[Prediction]:
+        """What the model says of each text, in their order."""
+        rows = [texts] if isinstance(texts, str) else list(texts)
+        if not rows:
+            return []
+        return self.read(self.outputs(pa.array(rows, pa.string())))
+
+    @torch.inference_mode()
+    def outputs(self, texts: pa.Array, rows_per_batch: int = 512) -> Tensor:
+        """`[N, C]` logits, or values of a regression, on the host and in the order of the texts."""
+        self.model.eval()
+        found = torch.empty(len(texts), self.labels.num_outputs)
+        for batch in self._batches(texts, rows_per_batch):
+            found[batch.rows] = self.model(batch).float().cpu()
+        if self.labels.problem is Problem.regression:
+            found = found * self.labels.spread + self.labels.mean
+        return found
+
+    def read(self, outputs: Tensor) -> list[Prediction]:
+        """Logits as classes with probabilities."""
+        classes = self.labels.classes
+        if self.labels.problem is Problem.regression:
+            return [Prediction(value, None) for value in outputs.squeeze(-1).tolist()]
+        if self.labels.problem is Problem.single:
+            probabilities, ids = outputs.softmax(-1).max(-1)
+            found = zip(ids.tolist(), probabilities.tolist(), strict=True)
+            return [Prediction(classes[i], probability) for i, probability in found]
+        rows = outputs.sigmoid().tolist()
+        chosen = [[(c, p) for c, p in zip(classes, row, strict=True) if p >= self.threshold] for row in rows]
+        return [Prediction([c for c, _ in row], [p for _, p in row]) for row in chosen]
+
+    def _batches(self, texts: pa.Array, rows_per_batch: int) -> Iterator[FlatBatch]:
+        encoded = self.vocabulary.encode(texts, max_length=self.max_length)
+        offsets = np.append(0, np.cumsum(encoded.lengths, dtype=np.int64))
+        split = StoreSplit("texts", len(texts), {"tokens": Ragged(encoded.tokens, offsets, encoded.lengths)})
+        layout = Layout(getattr(self.model, "layout", Layout.flat))
+        plan = PlanSettings(rows_per_batch=rows_per_batch, layout=layout, shuffle=False)
+        return iter(Feed(split, plan, device=next(self.model.parameters()).device))
+
+
+def _without_files(config: dict[str, Any]) -> dict[str, Any]:
+    """Settings that name files needed only to begin training."""
+    return {name: None for name in ("vectors",) if name in config}
+
+
+def _model_folder(path: Path) -> Path:
+    for folder in (path, path / "model"):
+        if (folder / SETTINGS).is_file() and (folder / WEIGHTS).is_file():
+            return folder
+    if not path.exists():
+        raise UserError(str(path), "no such run", mend="Name a folder below outputs/.")
+    raise UserError(
+        str(path), "no finished run: it has no model/ folder", mend="Name a run whose summary.json says finished."
+    )

@@ -1,0 +1,248 @@
+"""What a model's answers are worth: torchmetrics states on the device, plain numbers at the end of a split.
+
+For one class a row everything is read off one confusion matrix, so a batch costs one count. Classes that occur neither
+among the targets nor among the answers take no part in an average, as in scikit-learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric, PearsonCorrCoef, R2Score
+from torchmetrics.classification import (
+    BinaryAUROC,
+    MulticlassAUROC,
+    MulticlassConfusionMatrix,
+    MultilabelAUROC,
+    MultilabelStatScores,
+)
+
+from flatout.data.problem import Problem
+from flatout.errors import UserError, did_you_mean
+
+BEST_MODE = {
+    "accuracy": "max",
+    "macro_f1": "max",
+    "micro_f1": "max",
+    "f1": "max",
+    "macro_recall": "max",
+    "auroc": "max",
+    "subset_accuracy": "max",
+    "r2": "max",
+    "pearson": "max",
+    "mae": "min",
+    "rmse": "min",
+}
+"""Whether more or less of a metric is better."""
+
+_THRESHOLDS = 200
+_MOST_CLASSES_FOR_AUROC = 50
+
+
+def monitored_metric(problem: Problem) -> str:
+    """The metric that decides what is best when nobody said so."""
+    return {Problem.single: "accuracy", Problem.multi: "micro_f1", Problem.regression: "rmse"}[problem]
+
+
+def require_metric(name: str, available: Iterable[str], where: str) -> None:
+    names = list(available)
+    if name not in names:
+        raise UserError(where, f"no metric {name!r}", allowed=", ".join(names), mend=did_you_mean(name, names))
+
+
+class TaskMetrics(nn.Module):
+    """The metrics of one kind of problem; `build` makes the right one."""
+
+    def __init__(self, classes: list[str]) -> None:
+        super().__init__()
+        self.classes = classes
+
+    @staticmethod
+    def build(problem: Problem, classes: list[str]) -> TaskMetrics:
+        kinds = {Problem.single: SingleMetrics, Problem.multi: MultiMetrics, Problem.regression: NumberMetrics}
+        return kinds[problem](classes)
+
+    def names(self) -> list[str]:
+        """Names of what `compute` returns."""
+        raise NotImplementedError  # each kind has its own
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Take in a batch of answers."""
+        for metric in self._metrics():
+            metric.update(outputs, targets)
+
+    def compute(self) -> dict[str, float]:
+        """Each metric over everything since the last reset."""
+        raise NotImplementedError  # each kind has its own
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """Precision, recall and F1 of each class, the commonest first; empty for numbers."""
+        return []
+
+    def reset(self) -> None:
+        for metric in self._metrics():
+            metric.reset()
+
+    def _metrics(self) -> list[Metric]:
+        return [metric for metric in self.children() if isinstance(metric, Metric)]
+
+
+class SingleMetrics(TaskMetrics):
+    """One class a row."""
+
+    def __init__(self, classes: list[str]) -> None:
+        super().__init__(classes)
+        count = len(classes)
+        self.confusion = MulticlassConfusionMatrix(count, validate_args=False)
+        self.auroc: Metric | None = None
+        if count == 2:
+            self.auroc = BinaryAUROC(thresholds=_THRESHOLDS, validate_args=False)
+        elif count <= _MOST_CLASSES_FOR_AUROC:
+            self.auroc = MulticlassAUROC(count, average="none", thresholds=_THRESHOLDS, validate_args=False)
+
+    def names(self) -> list[str]:
+        names = ["accuracy", "macro_f1", "micro_f1", "macro_recall"]
+        names += ["f1"] if len(self.classes) == 2 else []
+        return names + (["auroc"] if self.auroc is not None else [])
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.confusion.update(outputs.argmax(-1), targets)
+        if self.auroc is not None:
+            probabilities = outputs.softmax(-1)
+            self.auroc.update(probabilities[:, 1] if len(self.classes) == 2 else probabilities, targets)
+
+    def compute(self) -> dict[str, float]:
+        counts = self.confusion.compute().double().cpu()
+        correct, targets, answers = counts.diag(), counts.sum(1), counts.sum(0)
+        f1, recall = _f1(correct, targets, answers), correct / targets.clamp(min=1)
+        seen = targets + answers > 0
+        accuracy = float(correct.sum() / counts.sum().clamp(min=1))
+        values = {
+            "accuracy": accuracy,
+            "macro_f1": float(f1[seen].mean()) if seen.any() else 0.0,
+            "micro_f1": accuracy,
+            "macro_recall": float(recall[targets > 0].mean()) if (targets > 0).any() else 0.0,
+        }
+        if len(self.classes) == 2:
+            values["f1"] = float(f1[1])
+        if self.auroc is not None:
+            values["auroc"] = _mean_over_mixed(self.auroc.compute(), targets, len(self.classes))
+        return values
+
+    def per_class(self) -> list[dict[str, Any]]:
+        counts = self.confusion.compute().double().cpu()
+        return _class_rows(self.classes, counts.diag(), counts.sum(1), counts.sum(0))
+
+
+class MultiMetrics(TaskMetrics):
+    """Several classes a row; a class is answered when its probability is one half or more."""
+
+    def __init__(self, classes: list[str]) -> None:
+        super().__init__(classes)
+        count = len(classes)
+        self.counts = MultilabelStatScores(count, average="none", validate_args=False)
+        self.auroc: Metric | None = None
+        if count <= _MOST_CLASSES_FOR_AUROC:
+            self.auroc = MultilabelAUROC(count, average="none", thresholds=_THRESHOLDS, validate_args=False)
+        self.exact = _ShareOfExactRows()
+
+    def names(self) -> list[str]:
+        names = ["micro_f1", "macro_f1", "macro_recall", "subset_accuracy"]
+        return names + (["auroc"] if self.auroc is not None else [])
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        probabilities, whole = outputs.sigmoid(), targets.long()
+        self.counts.update(probabilities, whole)
+        self.exact.update(probabilities, whole)
+        if self.auroc is not None:
+            self.auroc.update(probabilities, whole)
+
+    def compute(self) -> dict[str, float]:
+        correct, targets, answers = self._totals()
+        f1 = _f1(correct, targets, answers)
+        values = {
+            "micro_f1": float(_f1(correct.sum(), targets.sum(), answers.sum())),
+            "macro_f1": float(f1.mean()),
+            "macro_recall": float((correct / targets.clamp(min=1)).mean()),
+            "subset_accuracy": float(self.exact.compute()),
+        }
+        if self.auroc is not None:
+            values["auroc"] = _mean_over_mixed(self.auroc.compute(), targets, len(targets))
+        return values
+
+    def per_class(self) -> list[dict[str, Any]]:
+        return _class_rows(self.classes, *self._totals())
+
+    def _totals(self) -> tuple[Tensor, Tensor, Tensor]:
+        counts = self.counts.compute().double().cpu()  # [C, 5]: tp, fp, tn, fn, support
+        return counts[:, 0], counts[:, 4], counts[:, 0] + counts[:, 1]
+
+
+class NumberMetrics(TaskMetrics):
+    """A number a row."""
+
+    def __init__(self, classes: list[str]) -> None:
+        super().__init__(classes)
+        self.mae, self.mse = MeanAbsoluteError(), MeanSquaredError()
+        self.r2, self.pearson = R2Score(), PearsonCorrCoef()
+
+    def names(self) -> list[str]:
+        return ["mae", "rmse", "r2", "pearson"]
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        super().update(outputs.flatten(), targets.flatten())
+
+    def compute(self) -> dict[str, float]:
+        values = {"mae": float(self.mae.compute()), "rmse": float(self.mse.compute()) ** 0.5}
+        if int(self.r2.total) < 2:
+            return values | {"r2": float("nan"), "pearson": float("nan")}
+        return values | {"r2": float(self.r2.compute()), "pearson": float(self.pearson.compute())}
+
+
+class _ShareOfExactRows(Metric):
+    """Share of rows whose set of classes is answered exactly."""
+
+    full_state_update = False
+    exact: Tensor
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("exact", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, probabilities: Tensor, targets: Tensor) -> None:
+        self.exact += ((probabilities >= 0.5).long() == targets).all(-1).sum()
+        self.total += targets.shape[0]
+
+    def compute(self) -> Tensor:
+        return self.exact / self.total.clamp(min=1)
+
+
+def _f1(correct: Tensor, targets: Tensor, answers: Tensor) -> Tensor:
+    return 2 * correct / (targets + answers).clamp(min=1)
+
+
+def _mean_over_mixed(values: Tensor, targets: Tensor, count: int) -> float:
+    """Mean over the classes that have rows of both kinds; others have no curve."""
+    values, targets = values.flatten().double().cpu(), targets.flatten()
+    if count == 2 and values.numel() == 1:
+        return float(values[0])
+    has_rows = targets > 0
+    return float(values[has_rows].mean()) if has_rows.any() else float("nan")
+
+
+def _class_rows(classes: list[str], correct: Tensor, targets: Tensor, answers: Tensor) -> list[dict[str, Any]]:
+    columns = {
+        "precision": correct / answers.clamp(min=1),
+        "recall": correct / targets.clamp(min=1),
+        "f1": _f1(correct, targets, answers),
+    }
+    rows = [
+        {"class": name, **{key: float(values[i]) for key, values in columns.items()}, "support": int(targets[i])}
+        for i, name in enumerate(classes)
+    ]
+    return sorted(rows, key=lambda row: -row["support"])

@@ -1,0 +1,155 @@
+"""A bidirectional LSTM over words, exact on rows of unequal length and without packing.
+
+Packed sequences keep both oneDNN and cuDNN from their fast kernels. Here each layer is two plain LSTMs; the backward
+one reads every row reversed by index, so padding trails in both directions and is never read before a row's end.
+Rows come in batches of like length, so little is computed that is thrown away; a batch of one length needs no index.
+
+Shapes: B rows, L longest row, E embedding, H hidden, D = 2H, C outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from flatout.errors import require
+from flatout.models.pooling import Pool, Pooling
+from flatout.models.vectors import load_vectors
+
+if TYPE_CHECKING:
+    from flatout.data.batch import FlatBatch
+
+
+@dataclass(kw_only=True, slots=True)
+class BiLSTMConfig:
+    """A bidirectional LSTM classifier trained from scratch."""
+
+    recommended_clip: ClassVar[float] = 0.5
+    """Recurrent gradients explode now and then."""
+
+    embedding: int = 128
+    """Numbers a word."""
+    hidden: int = 128
+    """State of each direction."""
+    layers: int = 1
+    """LSTMs on top of each other."""
+    dropout: float = 0.3
+    """Share of values dropped from the word vectors, between layers and before the output."""
+    pooling: Pooling = Pooling.max
+    """What a row's vector is made of: final states, maximum, mean or learned attention."""
+    vectors: str | None = None
+    """Text file of word vectors to start from."""
+    freeze_vectors: bool = False
+    """Whether the word vectors stay as they are."""
+
+    def __post_init__(self) -> None:
+        for name in ("embedding", "hidden", "layers"):
+            require(getattr(self, name) >= 1, f"model.{name}", f"{getattr(self, name)}", allowed="1 or more")
+        require(0 <= self.dropout < 1, "model.dropout", f"{self.dropout}", allowed="0 to below 1")
+
+    def build(
+        self,
+        *,
+        num_outputs: int,
+        vocabulary_size: int,
+        padding_id: int = 0,
+        vocabulary: dict[str, int] | None = None,
+    ) -> BiLSTM:
+        model = BiLSTM(self, num_outputs, vocabulary_size, padding_id)
+        if self.vectors is not None and vocabulary is not None:
+            model.vectors_found = load_vectors(self.vectors, vocabulary, model.embedding.weight.data)
+        model.embedding.weight.requires_grad_(not self.freeze_vectors)
+        return model
+
+
+class BiLSTM(nn.Module):
+    """Embedding, LSTM layers in both directions, pooling, and a linear output."""
+
+    layout = "padded"
+
+    def __init__(self, config: BiLSTMConfig, num_outputs: int, vocabulary_size: int, padding_id: int = 0) -> None:
+        super().__init__()
+        self.padding_id = padding_id
+        self.vectors_found: float | None = None
+        """Share of the vocabulary that the file of word vectors held."""
+        self.embedding = nn.Embedding(vocabulary_size, config.embedding, padding_idx=padding_id)
+        widths = [config.embedding] + [2 * config.hidden] * (config.layers - 1)
+        self.layers = nn.ModuleList(_Layer(width, config.hidden) for width in widths)
+        self.pool = None if config.pooling is Pooling.last else Pool(config.pooling, 2 * config.hidden)
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(2 * config.hidden, num_outputs)
+        _initialise(self)
+
+    def forward(self, batch: FlatBatch) -> Tensor:
+        tokens_BL, lengths_B = batch.padded(fill=self.padding_id)
+        is_even = bool(batch.lengths[0] == batch.lengths[-1])  # sorted and on the host: no wait for the device
+        reverse_BL = None if is_even else reversed_places(lengths_B, tokens_BL.shape[1])
+        states_BLD = self.embedding(tokens_BL)
+        ends_BD = states_BLD
+        for layer in self.layers:
+            states_BLD, ends_BD = layer(self.dropout(states_BLD), lengths_B, reverse_BL)
+        if self.pool is None:
+            return self.output(self.dropout(ends_BD))
+        places_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
+        mask_BL = None if is_even else places_L < lengths_B.unsqueeze(1)
+        return self.output(self.dropout(self.pool(states_BLD, lengths_B, mask_BL)))
+
+    def computed_tokens(self, batch: FlatBatch) -> int:
+        """Tokens computed for a batch, padding included."""
+        return batch.longest() * batch.num_rows
+
+
+class _Layer(nn.Module):
+    """One LSTM forward and one over the reversed rows."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.ahead = nn.LSTM(width, hidden, batch_first=True)
+        self.back = nn.LSTM(width, hidden, batch_first=True)
+
+    def forward(self, inputs_BLE: Tensor, lengths_B: Tensor, reverse_BL: Tensor | None) -> tuple[Tensor, Tensor]:
+        """States of every token, and the two final states of every row."""
+        ahead_BLH, _ = self.ahead(inputs_BLE)
+        back_BLH, _ = self.back(_reversed(inputs_BLE, reverse_BL))
+        both_BLD = torch.cat([ahead_BLH, _reversed(back_BLH, reverse_BL)], -1)
+        if reverse_BL is None:
+            return both_BLD, torch.cat([ahead_BLH[:, -1], back_BLH[:, -1]], -1)
+        last_B = (lengths_B - 1).view(-1, 1, 1).expand(-1, 1, ahead_BLH.shape[-1])
+        ends = [states.gather(1, last_B).squeeze(1) for states in (ahead_BLH, back_BLH)]
+        return both_BLD, torch.cat(ends, -1)
+
+
+def reversed_places(lengths_B: Tensor, longest: int) -> Tensor:
+    """For each place of each row, the place it takes when the row alone is turned round; padding stays."""
+    places_L = torch.arange(longest, device=lengths_B.device)
+    turned_BL = lengths_B.unsqueeze(1) - 1 - places_L
+    return torch.where(turned_BL >= 0, turned_BL, places_L)
+
+
+def _reversed(states_BLD: Tensor, reverse_BL: Tensor | None) -> Tensor:
+    if reverse_BL is None:
+        return states_BLD.flip(1)
+    return states_BLD.gather(1, reverse_BL.unsqueeze(-1).expand_as(states_BLD))
+
+
+def _initialise(model: BiLSTM) -> None:
+    """Orthogonal recurrent weights, forget gates open, small word vectors with a zero row for padding."""
+    nn.init.normal_(model.embedding.weight, std=0.1)
+    with torch.no_grad():
+        model.embedding.weight[model.padding_id].zero_()
+    for layer in model.layers.modules():
+        if not isinstance(layer, nn.LSTM):
+            continue
+        for name, weight in layer.named_parameters():
+            if "weight_hh" in name:
+                for gate in weight.data.chunk(4):
+                    nn.init.orthogonal_(gate)
+            elif "weight_ih" in name:
+                nn.init.xavier_uniform_(weight)
+            else:
+                nn.init.zeros_(weight)
+        # Gates stand in the order input, forget, cell, output.
+        layer.bias_ih_l0.data[layer.hidden_size : 2 * layer.hidden_size] = 1.0

@@ -1,0 +1,115 @@
+"""Convolutions of several widths over words, each filter's highest answer, and a linear output (Kim 2014).
+
+A row is seen as if zeros stood before and after it: windows may reach over its ends by up to half their width, so
+rows shorter than a filter work, and what a row answers depends on nothing but the row.
+
+Shapes: B rows, L longest row, E embedding, F filters of one width, C outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from flatout.errors import require
+from flatout.models.vectors import load_vectors
+
+if TYPE_CHECKING:
+    from flatout.data.batch import FlatBatch
+
+
+@dataclass(kw_only=True, slots=True)
+class TextCNNConfig:
+    """A convolutional classifier trained from scratch; quicker than a BiLSTM and blind to long distances."""
+
+    recommended_clip: ClassVar[float] = 0.0
+
+    embedding: int = 128
+    """Numbers a word."""
+    filters: int = 128
+    """Filters of each width."""
+    widths: list[int] = field(default_factory=lambda: [2, 3, 4])
+    """Words that a filter sees at once."""
+    dropout: float = 0.5
+    """Share of values dropped before the output."""
+    embedding_dropout: float = 0.1
+    """Share of values dropped from the word vectors."""
+    vectors: str | None = None
+    """Text file of word vectors to start from."""
+    freeze_vectors: bool = False
+    """Whether the word vectors stay as they are."""
+
+    def __post_init__(self) -> None:
+        for name in ("embedding", "filters"):
+            require(getattr(self, name) >= 1, f"model.{name}", f"{getattr(self, name)}", allowed="1 or more")
+        is_list = bool(self.widths) and all(width >= 1 for width in self.widths)
+        require(is_list, "model.widths", f"{self.widths}", allowed="one or more widths of 1 or more")
+        for name in ("dropout", "embedding_dropout"):
+            require(0 <= getattr(self, name) < 1, f"model.{name}", f"{getattr(self, name)}", allowed="0 to below 1")
+
+    def build(
+        self,
+        *,
+        num_outputs: int,
+        vocabulary_size: int,
+        padding_id: int = 0,
+        vocabulary: dict[str, int] | None = None,
+    ) -> TextCNN:
+        model = TextCNN(self, num_outputs, vocabulary_size, padding_id)
+        if self.vectors is not None and vocabulary is not None:
+            model.vectors_found = load_vectors(self.vectors, vocabulary, model.embedding.weight.data)
+        model.embedding.weight.requires_grad_(not self.freeze_vectors)
+        return model
+
+
+class TextCNN(nn.Module):
+    """Embedding, one convolution a width, highest answers, and a linear output."""
+
+    layout = "padded"
+
+    def __init__(self, config: TextCNNConfig, num_outputs: int, vocabulary_size: int, padding_id: int = 0) -> None:
+        super().__init__()
+        self.padding_id = padding_id
+        self.vectors_found: float | None = None
+        """Share of the vocabulary that the file of word vectors held."""
+        self.embedding = nn.Embedding(vocabulary_size, config.embedding, padding_idx=padding_id)
+        self.filters = nn.ModuleList(
+            nn.Conv1d(config.embedding, config.filters, width, padding=width // 2) for width in config.widths
+        )
+        self.embedding_dropout = nn.Dropout(config.embedding_dropout)
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(config.filters * len(config.widths), num_outputs)
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        with torch.no_grad():
+            self.embedding.weight[padding_id].zero_()
+
+    def forward(self, batch: FlatBatch) -> Tensor:
+        tokens_BL, lengths_B = batch.padded(fill=self.padding_id)
+        longest = tokens_BL.shape[1]
+        words_BLE = self.embedding_dropout(self.embedding(tokens_BL))
+        places_L = torch.arange(longest + max(f.kernel_size[0] for f in self.filters), device=tokens_BL.device)  # type: ignore[union-attr, index]
+        is_even = bool(batch.lengths[0] == batch.lengths[-1])  # sorted and on the host: no wait for the device
+        if not is_even:
+            # The padding word's vector is zero, but a person's own vectors need not keep it so.
+            words_BLE = words_BLE.masked_fill((places_L[:longest] >= lengths_B.unsqueeze(1)).unsqueeze(-1), 0)
+        words_BEL = words_BLE.transpose(1, 2)
+        highest = [self._highest(conv, words_BEL, lengths_B, places_L, is_even) for conv in self.filters]
+        return self.output(self.dropout(torch.cat(highest, -1)))
+
+    def computed_tokens(self, batch: FlatBatch) -> int:
+        """Tokens computed for a batch, padding included."""
+        return batch.longest() * batch.num_rows
+
+    def _highest(
+        self, conv: nn.Module, words_BEL: Tensor, lengths_B: Tensor, places_L: Tensor, is_even: bool
+    ) -> Tensor:
+        """`[B, F]` highest answer over the windows that a row alone would have."""
+        answers_BFL = conv(words_BEL).relu()
+        if is_even:
+            return answers_BFL.amax(-1)
+        extra = answers_BFL.shape[-1] - words_BEL.shape[-1]
+        outside_BL = places_L[: answers_BFL.shape[-1]] >= (lengths_B + extra).unsqueeze(1)
+        return answers_BFL.masked_fill(outside_BL.unsqueeze(1), 0).amax(-1)

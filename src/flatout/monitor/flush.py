@@ -1,0 +1,215 @@
+"""What training says while it runs: every n steps the losses come over in one transfer and go to all who listen.
+
+Between two flushes a step adds four host numbers; nothing waits for the device. Each flush is one row of `metrics.csv`,
+one point of each TensorBoard curve and one turn of the progress line.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+from flatout.data.batch import FlatBatch
+from flatout.data.feed import Feed
+from flatout.tasks.step import PHASES, StepTask
+
+COLUMNS = {
+    "train/loss": "mean loss of the steps since the last flush",
+    "train/gradient_norm": "mean length of the gradient before clipping",
+    "train/lr": "learning rate of the last step",
+    "speed/rows_per_s": "rows trained a second since the last flush",
+    "speed/tokens_per_s": "real tokens (padding not counted) a second",
+    "speed/padding_share": "share of computed tokens that were padding",
+    "time/wait_ms": "a step's wait for data",
+    "time/forward_ms": "a step's forward pass and loss (on CPU)",
+    "time/backward_ms": "a step's backward pass (on CPU)",
+    "time/optimizer_ms": "a step's clipping and optimizer step (on CPU)",
+    "time/other_ms": "what is left of a step: the framework, logging, callbacks",
+}
+"""Every curve of training, and what it shows."""
+
+
+class Listener(Protocol):
+    """Somebody who is told of each flush and each validation."""
+
+    def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None: ...
+
+    def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Counts:
+    """What is counted between two flushes, and over the whole run."""
+
+    batches: int = 0
+    rows: int = 0
+    tokens: int = 0
+    computed: int = 0
+    seconds: float = 0.0
+    wait_s: float = 0.0
+    phase_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+    def add(self, other: Counts) -> None:
+        for name in ("batches", "rows", "tokens", "computed", "seconds", "wait_s"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for phase in PHASES:
+            self.phase_s[phase] += other.phase_s[phase]
+
+    def values(self, is_host_clock: bool) -> dict[str, float]:
+        """Rates and times a batch, under their curve names."""
+        seconds, batches = max(self.seconds, 1e-9), max(self.batches, 1)
+        values = {
+            "speed/rows_per_s": self.rows / seconds,
+            "speed/tokens_per_s": self.tokens / seconds,
+            "speed/padding_share": 1 - self.tokens / max(self.computed, 1),
+            "time/wait_ms": 1000 * self.wait_s / batches,
+        }
+        if is_host_clock:
+            for phase in PHASES:
+                values[f"time/{phase}_ms"] = 1000 * self.phase_s[phase] / batches
+            rest = self.seconds - self.wait_s - sum(self.phase_s.values())
+            values["time/other_ms"] = 1000 * max(0.0, rest) / batches
+        return values
+
+
+class Flush(Callback):
+    """Counts each step on the host and flushes every `every` optimizer steps and at the end of each epoch."""
+
+    def __init__(self, feed: Feed, listeners: list[Listener], every: int) -> None:
+        self.feed, self.listeners, self.every = feed, listeners, every
+        self.total = Counts()
+        self.steps, self.epochs = 0, 0
+        self.seconds_to_first_step: float | None = None
+        self._now = Counts()
+        self._fit_started = self._since = time.perf_counter()
+        self._wait_before = 0.0
+        self._flushed_step = 0
+        self._last: dict[str, float] = {}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._restart_clock(pl_module)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: FlatBatch, batch_idx: int
+    ) -> None:
+        now = self._now
+        now.batches += 1
+        now.rows += batch.num_real
+        now.tokens += batch.num_tokens
+        now.computed += pl_module.model.computed_tokens(batch)  # type: ignore[union-attr, operator]
+        if self.seconds_to_first_step is None:
+            self.seconds_to_first_step = time.perf_counter() - self._fit_started
+        if batch.ends_step and (trainer.global_step - self._flushed_step) >= self.every:
+            self._flush(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._flush(trainer, pl_module)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.state.fn == "fit":
+            self._flush(trainer, pl_module)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        values = {f"val/{name}": value for name, value in pl_module.results.items()}  # type: ignore[union-attr, operator]
+        for listener in self.listeners:
+            listener.on_validation(trainer.global_step, _epoch(trainer), values)
+        self._restart_clock(pl_module)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.steps, self.epochs = trainer.global_step, trainer.current_epoch
+        self._flush(trainer, pl_module)
+
+    def _flush(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, StepTask)
+        if not self._now.batches:
+            return
+        losses, norms = pl_module.take_losses()
+        now = self._now
+        now.seconds = time.perf_counter() - self._since
+        now.wait_s = self.feed.wait_s - self._wait_before
+        now.phase_s = dict(pl_module.phase_s)
+        self.total.add(now)
+        values = now.values(is_host_clock=pl_module.device.type == "cpu")
+        if losses:
+            values["train/loss"] = sum(losses) / len(losses)
+        if norms:
+            values["train/gradient_norm"] = sum(norms) / len(norms)
+        values["train/lr"] = trainer.optimizers[0].param_groups[0]["lr"]
+        self._last = values
+        self._flushed_step = trainer.global_step
+        for listener in self.listeners:
+            listener.on_flush(trainer.global_step, _epoch(trainer), values)
+        self._restart_clock(pl_module)
+
+    def _restart_clock(self, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, StepTask)
+        self._now = Counts()
+        pl_module.phase_s.update(dict.fromkeys(PHASES, 0.0))
+        self._wait_before = self.feed.wait_s
+        self._since = time.perf_counter()
+
+
+def _epoch(trainer: L.Trainer) -> float:
+    """Epochs done, with the share of the present one."""
+    batches = int(trainer.num_training_batches) or 1
+    return min(
+        trainer.current_epoch + trainer.fit_loop.epoch_loop.batch_idx / batches, float(trainer.max_epochs or 1e9)
+    )
+
+
+class MetricsFile:
+    """`metrics.csv`: one row a flush or a validation, in long-lived columns, readable while the run goes on."""
+
+    def __init__(self, path: Path, metrics: list[str]) -> None:
+        self.columns = ["step", "epoch", *COLUMNS, *(f"val/{name}" for name in metrics)]
+        self._file: TextIO = path.open("a", newline="", encoding="utf-8")
+        self._writer = csv.DictWriter(self._file, self.columns, extrasaction="ignore")
+        if self._file.tell() == 0:
+            self._writer.writeheader()
+
+    def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
+        row = {name: f"{value:.6g}" for name, value in values.items()}
+        self._writer.writerow({"step": step, "epoch": f"{epoch:.4f}", **row})
+        self._file.flush()
+
+    on_validation = on_flush
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Curves:
+    """TensorBoard's event file in the run folder."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder))
+
+    def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    on_validation = on_flush
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def silence_unused_hooks(trainer: L.Trainer) -> None:
+    """Lightning enters a profiler context around every callback's hooks, each step, written or not (5 µs each): a hook
+    that nobody wrote is replaced by None on that object, which Lightning passes over."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for hook in ("on_train_batch_start", "on_train_batch_end"):
+            if getattr(type(callback), hook) is getattr(Callback, hook):
+                setattr(callback, hook, None)

@@ -1,0 +1,79 @@
+"""The optimizer and its learning rate, both plain functions of the settings and the planned number of steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import nn
+from torch.optim import AdamW
+
+from flatout.errors import require
+
+
+class Schedule(StrEnum):
+    """How the learning rate falls after the warm-up."""
+
+    linear = "linear"
+    cosine = "cosine"
+    constant = "constant"
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimConfig:
+    """AdamW, its schedule and the clipping of gradients."""
+
+    lr: float = 1e-3
+    """Highest learning rate."""
+    weight_decay: float = 0.01
+    """Decay of weight matrices; biases and norms have none."""
+    beta1: float = 0.9
+    """Memory of the mean gradient."""
+    beta2: float = 0.999
+    """Memory of the squared gradient."""
+    eps: float = 1e-8
+    """Added to the denominator."""
+    schedule: Schedule = Schedule.linear
+    """How the learning rate falls after the warm-up."""
+    warmup: float = 0.06
+    """Share of all steps in which the learning rate rises; 1 or more: that many steps."""
+    final_lr_share: float = 0.0
+    """Learning rate at the last step, as a share of the highest."""
+    clip: float | None = None
+    """Longest gradient; null: what the model recommends; 0: no clipping."""
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, "optim.lr", f"{self.lr}", allowed="above 0")
+        require(self.weight_decay >= 0, "optim.weight_decay", f"{self.weight_decay}", allowed="0 or more")
+        for name in ("beta1", "beta2"):
+            require(0 <= getattr(self, name) < 1, f"optim.{name}", f"{getattr(self, name)}", allowed="0 to below 1")
+        require(self.warmup >= 0, "optim.warmup", f"{self.warmup}", allowed="a share below 1, or a number of steps")
+        require(0 <= self.final_lr_share <= 1, "optim.final_lr_share", f"{self.final_lr_share}", allowed="0 to 1")
+        require(self.clip is None or self.clip >= 0, "optim.clip", f"{self.clip}", allowed="0 or more, or null")
+
+    def build(self, model: nn.Module, *, fused: bool = True) -> AdamW:
+        """AdamW over the trainable parameters, in a group that decays and one that does not."""
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        decaying = [parameter for parameter in trainable if parameter.ndim >= 2]
+        kept = [parameter for parameter in trainable if parameter.ndim < 2]
+        groups = [{"params": decaying, "weight_decay": self.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+        filled = [group for group in groups if group["params"]]
+        return AdamW(filled, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=fused)
+
+    def lr_at(self, step: int, total_steps: int) -> float:
+        """The learning rate of optimizer step `step`, counted from 0."""
+        warmup = self.warmup if self.warmup >= 1 else math.ceil(self.warmup * total_steps)
+        if step < warmup:
+            return self.lr * (step + 1) / (warmup + 1)
+        done = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+        if self.schedule is Schedule.constant:
+            return self.lr
+        falling = 1 - done if self.schedule is Schedule.linear else 0.5 * (1 + math.cos(math.pi * done))
+        return self.lr * (self.final_lr_share + (1 - self.final_lr_share) * falling)
+
+
+def clip_gradients(parameters: list[nn.Parameter], longest: float) -> torch.Tensor:
+    """Shorten the gradient to `longest` where it is longer; its length before, still on the device."""
+    return nn.utils.clip_grad_norm_(parameters, longest, foreach=True)

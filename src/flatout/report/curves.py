@@ -1,0 +1,84 @@
+"""Curves as inline SVG: a few lines over steps, with axes, made of nothing but text."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT = 460, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 14, 34
+COLOURS = ("#1f6f8b", "#c8553d", "#6a994e", "#7b5ea7", "#b08900", "#5c677d")
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One named line of points (step, value)."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+def line_chart(title: str, curves: Sequence[Curve], *, x_label: str = "step") -> str:
+    """An SVG of some curves; empty when there is not one point."""
+    points = [point for curve in curves for point in curve.points if math.isfinite(point[1])]
+    if not points:
+        return ""
+    x_ticks, y_ticks = _ticks([x for x, _ in points]), _ticks([y for _, y in points])
+    x_range, y_range = (x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1])
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (x - x_range[0]) / (x_range[1] - x_range[0])
+        up = (y - y_range[0]) / (y_range[1] - y_range[0])
+        return _LEFT + across * (WIDTH - _LEFT - _RIGHT), HEIGHT - _BOTTOM - up * (HEIGHT - _TOP - _BOTTOM)
+
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}">']
+    for tick in y_ticks:
+        _, y = place(x_range[0], tick)
+        parts.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" class="tick end">{tick:g}</text>')
+    for tick in x_ticks:
+        x, _ = place(tick, y_range[0])
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - _BOTTOM + 16}" class="tick middle">{tick:g}</text>')
+    parts.append(f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 4}" class="tick end">{html.escape(x_label)}</text>')
+    for curve, colour in zip(curves, COLOURS, strict=False):
+        dots = [place(x, y) for x, y in curve.points if math.isfinite(y)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in dots)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+        if len(dots) <= 30:
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"/>' for x, y in dots]
+    legend = " ".join(
+        f'<span style="color:{colour}">&#9644;</span> {html.escape(curve.name)}'
+        for curve, colour in zip(curves, COLOURS, strict=False)
+    )
+    return (
+        f"<figure><figcaption>{html.escape(title)} <small>{legend}</small></figcaption>{''.join(parts)}</svg></figure>"
+    )
+
+
+def stacked_bar(parts: dict[str, float], unit: str) -> str:
+    """One bar whose pieces show shares, with a legend that names each."""
+    total = sum(parts.values())
+    if total <= 0:
+        return ""
+    bar, legend, x = [], [], 0.0
+    for (name, value), colour in zip(parts.items(), COLOURS, strict=False):
+        width = 900 * value / total
+        bar.append(f'<rect x="{x:.2f}" y="0" width="{width:.2f}" height="26" fill="{colour}"/>')
+        x += width
+        text = f"{html.escape(name)} {value:.2f} {html.escape(unit)} ({value / total:.0%})"
+        legend.append(f'<span><b style="color:{colour}">&#9644;</b> {text}</span>')
+    return f'<svg viewBox="0 0 900 26" class="bar">{"".join(bar)}</svg><p class="legend">{" ".join(legend)}</p>'
+
+
+def _ticks(values: Sequence[float]) -> list[float]:
+    """Four to seven round numbers that hold all values between them."""
+    low, high = min(values), max(values)
+    if high - low < 1e-12:
+        low, high = low - 0.5, high + 0.5
+    raw = (high - low) / 5
+    size = 10 ** math.floor(math.log10(raw))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw)
+    first = math.floor(low / step)
+    return [round(i * step, 10) for i in range(first, math.ceil(high / step) + 1)]

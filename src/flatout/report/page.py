@@ -1,0 +1,137 @@
+"""`report.html`: one run on one page, without network or script, fit to be printed."""
+
+from __future__ import annotations
+
+import csv
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flatout.report.curves import Curve, line_chart, stacked_bar
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;color:#1b1f23;max-width:980px;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.5rem;margin:0}h2{font-size:1.05rem;margin:2rem 0 .5rem;border-bottom:1px solid #d8dee4}
+.muted,small,.tick{color:#57606a;fill:#57606a}.tick{font-size:11px}.end{text-anchor:end}.middle{text-anchor:middle}
+.grid{stroke:#e6eaee}.figures{display:flex;flex-wrap:wrap;gap:.75rem;margin:1rem 0}
+.figures div{border:1px solid #d8dee4;border-radius:6px;padding:.5rem .9rem}.figures b{display:block;font-size:1.25rem}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(400px,1fr));gap:1rem}figure{margin:0}
+table{border-collapse:collapse}td,th{padding:.2rem .9rem .2rem 0;text-align:left;vertical-align:top}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}th{font-weight:600;border-bottom:1px solid #d8dee4}
+pre{background:#f6f8fa;padding:.8rem;border-radius:6px;overflow:auto;font-size:12.5px}.bar{width:100%;height:26px}
+.legend span{margin-right:1.2rem}
+"""
+_CHARTS = {
+    "loss": ("train/loss", "val/loss"),
+    "quality on validation": ("val/accuracy", "val/macro_f1", "val/micro_f1", "val/auroc"),
+    "rows a second": ("speed/rows_per_s",),
+    "error on validation": ("val/rmse", "val/mae"),
+}
+
+
+def write_page(
+    folder: Path,
+    summary: Mapping[str, Any],
+    curves: Sequence[Mapping[str, str]],
+    per_class: Sequence[Mapping[str, Any]],
+) -> Path:
+    """Write `report.html` into a run's folder."""
+    config = folder / "config.yaml"
+    sections = [
+        _heading(summary),
+        _figures(summary),
+        f'<div class="charts">{_charts(curves)}</div>',
+        _section("Where each step's time went", stacked_bar(_known(summary["speed"]["step_ms"]), "ms")),
+        _section("What was chosen, and why", _choices(summary["choices"])),
+        _section("Classes", _classes(per_class)),
+        _section("Settings", f"<pre>{html.escape(config.read_text('utf-8'))}</pre>" if config.is_file() else ""),
+    ]
+    title = html.escape(str(summary["experiment"]))
+    page = (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{title}</title><style>{_STYLE}</style><body>{''.join(sections)}</body></html>"
+    )
+    path = folder / "report.html"
+    beside = folder / ".report.html-new"
+    beside.write_text(page, encoding="utf-8")
+    return beside.replace(path)
+
+
+def read_curves(folder: Path) -> list[dict[str, str]]:
+    """Rows of a run's metrics.csv; none where there is no such file."""
+    path = folder / "metrics.csv"
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _heading(summary: Mapping[str, Any]) -> str:
+    model, data = summary["model"], summary["data"]
+    parameters = f", {model['parameters']:,} parameters" if model["parameters"] else ""
+    words = f"{model['name'] or 'no model yet'}{parameters} on {data['source'] or 'no data yet'}: {summary['status']}"
+    return (
+        f"<h1>{html.escape(str(summary['experiment']))}</h1>"
+        f'<p class="muted">{html.escape(words)}<br><code>{html.escape(str(summary["command"]))}</code></p>'
+    )
+
+
+def _figures(summary: Mapping[str, Any]) -> str:
+    known = (summary["baseline"] or {}).get("metrics", {})
+    tiles = []
+    for name, value in summary["metrics"].items():
+        if name.startswith("test/") and value is not None and name != "test/loss":
+            beside = f"<small>{value / known[name]:.1%} of the known ceiling</small>" if known.get(name) else ""
+            tiles.append((f"{value:.4f}", name, beside))
+    speed, training = summary["speed"], summary["training"]
+    if speed["rows_per_s"]:
+        tiles.append((f"{speed['rows_per_s']:,.0f}", "rows/s", f"<small>padding {speed['padding_share']:.1%}</small>"))
+        tiles.append((f"{speed['tokens_per_s']:,.0f}", "tokens/s", ""))
+    if training["seconds"]:
+        tiles.append((f"{training['seconds']:.0f} s", "in all", f"<small>{training['steps']:,} steps</small>"))
+    made = (f"<div><b>{html.escape(v)}</b>{html.escape(name)} {beside}</div>" for v, name, beside in tiles)
+    return f'<div class="figures">{"".join(made)}</div>'
+
+
+def _charts(curves: Sequence[Mapping[str, str]]) -> str:
+    charts = []
+    for title, names in _CHARTS.items():
+        lines = [
+            Curve(name, [(float(row["step"]), float(row[name])) for row in curves if row.get(name)]) for name in names
+        ]
+        charts.append(line_chart(title, [line for line in lines if line.points]))
+    return "".join(charts)
+
+
+def _choices(choices: Sequence[Mapping[str, Any]]) -> str:
+    return _table(
+        ["choice", "value", "why", "evidence"],
+        [[choice["name"], str(choice["value"]), choice["why"], choice["evidence"]] for choice in choices],
+    )
+
+
+def _classes(per_class: Sequence[Mapping[str, Any]]) -> str:
+    scores = ("precision", "recall", "f1")
+    rows = [[row["class"], *(f"{row[name]:.3f}" for name in scores), f"{row['support']:,}"] for row in per_class]
+    return _table(["class", *scores, "rows"], rows, first_number=1)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], first_number: int = 99) -> str:
+    if not rows:
+        return ""
+    kinds = ["" if i < first_number else ' class="n"' for i in range(len(heads))]
+    head = "".join(f"<th{kind}>{html.escape(text)}</th>" for kind, text in zip(kinds, heads, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td{kind}>{html.escape(text)}</td>" for kind, text in zip(kinds, row, strict=True)) + "</tr>"
+        for row in rows
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _section(title: str, body: str) -> str:
+    return f"<h2>{html.escape(title)}</h2>{body}" if body else ""
+
+
+def _known(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,44 @@
+"""What a run says, on the terminal and in its `log.txt`."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+
+class RunLog:
+    """Prints lines and keeps them, warnings too, with the time of day."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._caught = warnings.catch_warnings()
+
+    def __enter__(self) -> RunLog:
+        self._caught.__enter__()
+        shown = warnings.showwarning
+
+        def keep(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+            self.keep(f"warning: {message}")
+            shown(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = keep
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._caught.__exit__(kind, error, trace)
+        self._file.close()
+
+    def say(self, line: str) -> None:
+        """Print a line and keep it."""
+        print(line, flush=True)
+        self.keep(line)
+
+    def keep(self, text: str) -> None:
+        stamp = time.strftime("%H:%M:%S")
+        self._file.writelines(f"{stamp} {line}\n" for line in text.splitlines())
+        self._file.flush()

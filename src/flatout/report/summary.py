@@ -1,0 +1,158 @@
+"""`summary.json`: what a run is and was, in one schema, there from its first second and never half written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from flatout.errors import UserError
+
+SCHEMA = 1
+FILE = "summary.json"
+_PACKAGES = ("flatout", "torch", "lightning", "transformers", "tokenizers", "numpy", "pyarrow")
+
+
+def empty_summary() -> dict[str, Any]:
+    """Every key of the schema; null where nothing is known yet."""
+    return {
+        "schema": SCHEMA,
+        "status": "running",
+        "experiment": None,
+        "command": None,
+        "seed": None,
+        "versions": versions(),
+        "hardware": _nulls("device count cores memory_gb precision peak_tflops peak_source"),
+        "data": {
+            "source": None,
+            "rows": _nulls("train val test"),
+            **_nulls("classes tokens mean_length truncated_rows"),
+            "cache": _nulls("key hit seconds"),
+        },
+        "model": _nulls("name parameters trainable"),
+        "choices": [],
+        "training": _nulls("epochs steps rows_per_step seconds seconds_to_first_step resumed_from"),
+        "speed": {
+            **_nulls("rows_per_s tokens_per_s padding_share mfu"),
+            "step_ms": _nulls("wait transfer forward backward optimizer other"),
+            "gpu": _nulls("utilisation memory_gb power_w"),
+        },
+        "verdict": None,
+        "baseline": None,
+        "metrics": {},
+        "artifacts": {},
+    }
+
+
+class Summary:
+    """The summary of one run, written to its folder at every `write`."""
+
+    def __init__(self, folder: Path, *, experiment: str, command: str, seed: int) -> None:
+        self.path = folder / FILE
+        self.values = empty_summary() | {"experiment": experiment, "command": command, "seed": seed}
+        self.write()
+
+    def set(self, path: str, value: Any) -> None:
+        """Set one value by its dotted path, which must be in the schema."""
+        *parents, last = path.split(".")
+        place = self.values
+        for name in parents:
+            place = place[name]
+        if last not in place:
+            raise KeyError(path)
+        place[last] = value
+
+    def update(self, path: str, values: dict[str, Any]) -> None:
+        """Set several values of one section; sections without fixed keys take any."""
+        section = self.values
+        for name in path.split("."):
+            section = section[name]
+        is_open = path in ("metrics", "artifacts")
+        for name, value in values.items():
+            if not is_open and name not in section:
+                raise KeyError(f"{path}.{name}")
+            section[name] = value
+
+    def add_choice(self, name: str, value: object, why: str, evidence: str) -> None:
+        self.values["choices"].append({"name": name, "value": value, "why": why, "evidence": evidence})
+
+    def finish(self, status: str) -> None:
+        assert status in ("finished", "interrupted", "failed")
+        self.values["status"] = status
+        self.write()
+
+    def write(self) -> None:
+        """Replace the file in one step: a reader sees the old one or the new one."""
+        beside = self.path.with_name(f".{FILE}-{os.getpid()}")
+        with beside.open("w", encoding="utf-8") as file:
+            json.dump(json_safe(self.values), file, indent=1, ensure_ascii=False)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self.path)
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary of a run's folder."""
+    try:
+        return json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(str(folder), "no summary.json there", mend="Name a run's folder, below outputs/.") from None
+    except ValueError as error:
+        raise UserError(str(folder / FILE), f"not valid JSON: {error}") from None
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a run rests on; packages that are not installed are left out."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware(device: torch.device, precision: str) -> dict[str, Any]:
+    """What the run computes on."""
+    is_cuda = device.type == "cuda"
+    memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
+    return {
+        "device": torch.cuda.get_device_name(device) if is_cuda else _processor(),
+        "count": 1,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gb": round(memory / 1e9, 1),
+        "precision": precision,
+    }
+
+
+def json_safe(value: Any) -> Any:
+    """Plain JSON: tensors and numpy numbers as numbers, what is not finite as null."""
+    if isinstance(value, dict):
+        return {str(key): json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _nulls(names: str) -> dict[str, Any]:
+    return dict.fromkeys(names.split())

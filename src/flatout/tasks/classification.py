@@ -1,0 +1,151 @@
+"""Rows to classes (one or several) or to a number: loss, metrics and their settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.data.batch import FlatBatch
+from flatout.data.problem import Problem
+from flatout.errors import require
+from flatout.metrics import TaskMetrics
+from flatout.optim import OptimConfig
+from flatout.tasks.step import StepTask
+
+
+class ClassWeights(StrEnum):
+    """Whether rare classes weigh more in the loss."""
+
+    none = "none"
+    auto = "auto"
+
+
+@dataclass(kw_only=True, slots=True)
+class ClassificationConfig:
+    """The loss of a classifier."""
+
+    class_weights: ClassWeights = ClassWeights.none
+    """auto: each class weighs by the inverse of its share of the training rows, one on average over rows."""
+    label_smoothing: float = 0.0
+    """Share of each target spread over all classes; for one class a row."""
+
+    def __post_init__(self) -> None:
+        smoothing = self.label_smoothing
+        require(0 <= smoothing < 1, "task.label_smoothing", f"{smoothing}", allowed="0 to below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What the model's outputs mean: the kind of label, the classes, and what the training rows hold of them."""
+
+    problem: Problem
+    classes: list[str]
+    """In the order of the outputs; one name for a number."""
+    counts: list[int]
+    """Training rows of each class; their number for a number."""
+    num_rows: int
+    """Training rows."""
+    mean: float = 0.0
+    """Mean of the training targets of a regression."""
+    spread: float = 1.0
+    """Their standard deviation."""
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.classes)
+
+
+class ClassificationTask(StepTask):
+    """Trains a classifier or a regression on flat batches."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        labels: Labels,
+        config: ClassificationConfig,
+        optim: OptimConfig,
+        *,
+        total_steps: int,
+        clip: float = 0.0,
+    ) -> None:
+        super().__init__(model, optim, total_steps=total_steps, clip=clip)
+        self.labels, self.config = labels, config
+        self.metrics = TaskMetrics.build(labels.problem, labels.classes)
+        self.results: dict[str, float] = {}
+        """Metrics of the last validation or test, by plain name."""
+        weights = class_weights(labels) if config.class_weights is ClassWeights.auto else None
+        self.register_buffer("weights_C", weights, persistent=False)
+        self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
+        self._rows_seen = 0
+
+    def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
+        return self._loss_sum_of(outputs[: batch.num_real].float(), self._targets(batch)) / batch.step_rows
+
+    def validation_step(self, batch: FlatBatch, batch_idx: int) -> None:
+        outputs = self.model(batch)[: batch.num_real].float()
+        targets = self._targets(batch)
+        self._loss_sum += self._loss_sum_of(outputs, targets)
+        self._rows_seen += batch.num_real
+        self.metrics.update(self.unscaled(outputs), targets)
+
+    def test_step(self, batch: FlatBatch, batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        self._close_evaluation("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._close_evaluation("test")
+
+    def unscaled(self, outputs: Tensor) -> Tensor:
+        """Outputs in the unit of the targets: a regression learns standardised ones."""
+        if self.labels.problem is not Problem.regression:
+            return outputs
+        return outputs.squeeze(-1) * self.labels.spread + self.labels.mean
+
+    def _close_evaluation(self, split: str) -> None:
+        self.results = {"loss": float(self._loss_sum) / max(1, self._rows_seen), **self.metrics.compute()}
+        self.log_dict({f"{split}/{name}": value for name, value in self.results.items()}, batch_size=1)
+        self._loss_sum.zero_()
+        self._rows_seen = 0
+
+    def on_validation_epoch_start(self) -> None:
+        self.metrics.reset()
+
+    def on_test_epoch_start(self) -> None:
+        self.metrics.reset()
+
+    def _targets(self, batch: FlatBatch) -> Tensor:
+        if self.labels.problem is Problem.multi:
+            return batch.multi_hot(self.labels.num_outputs)[: batch.num_real]
+        assert batch.targets is not None
+        return batch.targets[: batch.num_real]
+
+    def _loss_sum_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        problem, weights_C = self.labels.problem, self.weights_C
+        if problem is Problem.single:
+            smoothing = self.config.label_smoothing
+            return F.cross_entropy(outputs, targets, weight=weights_C, reduction="sum", label_smoothing=smoothing)
+        if problem is Problem.multi:
+            losses = F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weights_C, reduction="sum")
+            return losses / self.labels.num_outputs
+        standardised = (targets - self.labels.mean) / self.labels.spread
+        return F.mse_loss(outputs.squeeze(-1), standardised, reduction="sum")
+
+
+def class_weights(labels: Labels) -> Tensor | None:
+    """Weight of each class, from its share of the training rows; None for a regression.
+
+    One class a row: rows / (classes x rows of the class), which is one on average over the training rows. Several:
+    the weight of a present label against an absent one, absent / present, held within 1/20 and 20.
+    """
+    if labels.problem is Problem.regression:
+        return None
+    counts_C = torch.tensor(labels.counts, dtype=torch.float32).clamp(min=1)
+    if labels.problem is Problem.single:
+        return labels.num_rows / (len(labels.counts) * counts_C)
+    return ((labels.num_rows - counts_C) / counts_C).clamp(0.05, 20)

@@ -1,0 +1,75 @@
+"""`python -m train`: find `conf/`, compose the settings, train, and say what came out.
+
+Hydra lives here and nowhere else: below `run` there are only dataclasses.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+import flatout
+from flatout.compose import ComposeError, check_targets, explain
+from flatout.config import COMPONENTS, RunConfig
+from flatout.errors import EXIT_CODE, UserError
+
+
+def conf_folder() -> Path:
+    """`$FLATOUT_CONF`, else `conf/` beside the checkout's `src/`, else the copy inside the installed package."""
+    given = os.environ.get("FLATOUT_CONF")
+    package = Path(flatout.__file__).parent
+    places = [Path(given)] if given else [package.parents[1] / "conf", package / "conf"]
+    for place in places:
+        if (place / "train.yaml").is_file():
+            return place.resolve()
+    raise UserError("FLATOUT_CONF", f"no train.yaml in {', '.join(map(str, places))}")
+
+
+def register_schemas() -> None:
+    """Make every settings class a Hydra schema, so that a wrong key or type fails while composing."""
+    store = ConfigStore.instance()
+    store.store(group="schema", name="run", node=RunConfig)
+    for group, classes in COMPONENTS.items():
+        for name, settings in classes.items():
+            store.store(group=f"schema/{group}", name=name, node=settings)
+
+
+def job(cfg: DictConfig) -> float | None:
+    """One run of the composed settings."""
+    from flatout.fit import run
+
+    check_targets(cfg)
+    config: RunConfig = instantiate(cfg, _convert_="object")
+    described = HydraConfig.get()
+    result = run(config, folder=Path(described.runtime.output_dir), overrides=list(described.overrides.task))
+    return result.objective
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point; a person's mistake ends with one message and exit code 2."""
+    if arguments is not None:
+        sys.argv[1:] = arguments
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us whole instead of being printed and swallowed
+    try:
+        register_schemas()
+        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
+    except Exception as error:
+        mistake = explain(ComposeError.of(error), conf_folder())
+        if mistake is None:
+            raise
+        print(mistake, file=sys.stderr)
+        sys.exit(EXIT_CODE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The plan's promises, held against generated lengths, sizes, ranks and worlds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.data.plan import Layout, Plan, PlanSettings, count_batches
+from flatout.errors import UserError
+
+lengths_of_rows = st.lists(st.integers(1, 40), min_size=1, max_size=300).map(lambda rows: np.array(rows, np.int32))
+layouts = st.sampled_from(list(Layout))
+
+
+@st.composite
+def settings_of_plans(draw: st.DrawFn) -> PlanSettings:
+    return PlanSettings(
+        rows_per_batch=draw(st.integers(1, 40)),
+        tokens_per_batch=draw(st.one_of(st.none(), st.integers(40, 400))),
+        accumulate=draw(st.integers(1, 3)),
+        layout=draw(layouts),
+        shuffle=draw(st.booleans()),
+        seed=draw(st.integers(0, 5)),
+        world=draw(st.integers(1, 4)),
+        megabatch_steps=draw(st.integers(1, 5)),
+    )
+
+
+def plans_of_all_ranks(lengths: np.ndarray, settings: PlanSettings, epoch: int = 0) -> list[Plan]:
+    plans = []
+    for rank in range(settings.world):
+        own = PlanSettings(**{name: getattr(settings, name) for name in PlanSettings.__dataclass_fields__})
+        own.rank = rank
+        plans.append(Plan(lengths, own, epoch))
+    return plans
+
+
+def real_rows(plan: Plan) -> list[list[int]]:
+    batches = plan.batches(0, plan.num_batches)
+    bounds = batches.bounds
+    return [
+        batches.rows[bounds[i] : bounds[i] + batches.num_real[i]].tolist() for i in range(len(batches.num_real))
+    ]
+
+
+@given(lengths_of_rows, settings_of_plans(), st.integers(0, 3))
+def test_every_row_comes_exactly_once_an_epoch_over_all_ranks(lengths, settings, epoch):
+    seen = [row for plan in plans_of_all_ranks(lengths, settings, epoch) for batch in real_rows(plan) for row in batch]
+    assert sorted(seen) == list(range(len(lengths)))
+
+
+@given(lengths_of_rows, settings_of_plans())
+def test_all_ranks_make_the_same_number_of_batches_in_every_epoch(lengths, settings):
+    counts = {plan.num_batches for epoch in range(3) for plan in plans_of_all_ranks(lengths, settings, epoch)}
+    assert counts == {count_batches(lengths, settings)}
+
+
+@given(lengths_of_rows, settings_of_plans())
+def test_no_batch_is_empty_and_fillers_stand_only_where_a_rank_got_no_row(lengths, settings):
+    for plan in plans_of_all_ranks(lengths, settings):
+        batches = plan.batches(0, plan.num_batches)
+        sizes = np.diff(batches.bounds)
+        assert (sizes >= 1).all()
+        assert ((sizes == batches.num_real) | ((sizes == 1) & (batches.num_real == 0))).all()
+
+
+@given(lengths_of_rows, settings_of_plans())
+def test_rows_of_a_step_are_counted_over_all_ranks_and_micro_batches(lengths, settings):
+    plans = plans_of_all_ranks(lengths, settings)
+    all_batches = [plan.batches(0, plan.num_batches) for plan in plans]
+    real = sum(batches.num_real for batches in all_batches).reshape(-1, settings.accumulate).sum(1)
+    for batches in all_batches:
+        np.testing.assert_array_equal(batches.step_rows, np.repeat(real, settings.accumulate))
+        ends = np.arange(1, len(batches.num_real) + 1) % settings.accumulate == 0
+        np.testing.assert_array_equal(batches.ends_step, ends)
+
+
+@given(lengths_of_rows, settings_of_plans(), st.data())
+def test_seeking_gives_the_same_batches_as_reading_from_the_start(lengths, settings, data):
+    plan = plans_of_all_ranks(lengths, settings)[-1]
+    start = data.draw(st.integers(0, plan.num_batches - 1))
+    stop = data.draw(st.integers(start + 1, plan.num_batches))
+    whole, part = plan.batches(0, plan.num_batches), plan.batches(start, stop)
+    for offset, number in enumerate(range(start, stop)):
+        from_whole = whole.rows[whole.bounds[number] : whole.bounds[number + 1]]
+        np.testing.assert_array_equal(from_whole, part.rows[part.bounds[offset] : part.bounds[offset + 1]])
+    np.testing.assert_array_equal(whole.num_real[start:stop], part.num_real)
+    np.testing.assert_array_equal(whole.step_rows[start:stop], part.step_rows)
+
+
+@given(lengths_of_rows, settings_of_plans())
+def test_rows_of_a_batch_come_shortest_first(lengths, settings):
+    for batch in real_rows(plans_of_all_ranks(lengths, settings)[0]):
+        assert (np.diff(lengths[batch]) >= 0).all()
+
+
+@given(lengths_of_rows, settings_of_plans())
+def test_ranks_differ_by_at_most_one_row_and_one_row_of_tokens(lengths, settings):
+    plans = plans_of_all_ranks(lengths, settings)
+    for batches in zip(*(real_rows(plan) for plan in plans), strict=True):
+        counts = [len(batch) for batch in batches]
+        tokens = [int(lengths[batch].sum()) if batch else 0 for batch in batches]
+        assert max(counts) - min(counts) <= 1
+        assert max(tokens) - min(tokens) <= lengths.max()
+
+
+@given(lengths_of_rows, settings_of_plans())
+def test_no_batch_passes_its_rows_or_its_token_cap(lengths, settings):
+    for plan in plans_of_all_ranks(lengths, settings):
+        for batch in real_rows(plan):
+            cost = int(lengths[batch].max()) * len(batch) if settings.layout is Layout.padded and batch else 0
+            if settings.tokens_per_batch is None:
+                assert len(batch) <= settings.rows_per_batch
+            else:
+                assert max(cost, int(lengths[batch].sum()) if batch else 0) <= settings.tokens_per_batch
+
+
+@given(lengths_of_rows, st.sampled_from([(1, 4), (2, 2), (4, 1)]), layouts, st.integers(0, 3))
+def test_a_step_holds_the_same_rows_however_it_is_divided(lengths, division, layout, epoch):
+    world, accumulate = division
+    whole = Plan(lengths, PlanSettings(rows_per_batch=12, layout=layout), epoch)
+    settings = PlanSettings(rows_per_batch=3, accumulate=accumulate, world=world, layout=layout)
+    ranks = [real_rows(plan) for plan in plans_of_all_ranks(lengths, settings, epoch)]
+    for step, rows in enumerate(real_rows(whole)):
+        micro_batches = range(step * accumulate, (step + 1) * accumulate)
+        together = [row for rank in ranks for i in micro_batches for row in rank[i]]
+        assert sorted(together) == sorted(rows)
+
+
+@given(layouts, st.integers(0, 50))
+def test_no_epoch_repeats_an_order_and_the_same_epoch_always_does(layout, seed):
+    lengths = np.random.default_rng(seed).integers(3, 30, 400).astype(np.int32)
+    settings = PlanSettings(rows_per_batch=16, layout=layout, seed=seed)
+    first, again, second = (Plan(lengths, settings, epoch) for epoch in (0, 0, 1))
+    np.testing.assert_array_equal(first.order, again.order)
+    steps = [frozenset(frozenset(rows) for rows in real_rows(plan)) for plan in (first, second)]
+    assert len(steps[0] & steps[1]) <= 1
+
+
+def test_length_buckets_leave_little_padding_at_headline_lengths():
+    lengths = np.clip(np.random.default_rng(0).normal(10.5, 3.4, 100_000), 1, 40).astype(np.int32)
+    batches = Plan(lengths, PlanSettings(rows_per_batch=512, layout=Layout.padded)).batches(0, 196)
+    rows = lengths[batches.rows]
+    computed = (np.maximum.reduceat(rows, batches.bounds[:-1]) * np.diff(batches.bounds)).sum()
+    assert 1 - rows.sum() / computed <= 0.02
+
+
+def test_random_rows_are_the_textbook_batches():
+    lengths = np.arange(1, 101, dtype=np.int32)
+    plan = Plan(lengths, PlanSettings(rows_per_batch=32, seed=3))
+    assert [len(rows) for rows in real_rows(plan)] == [32, 32, 32, 4]
+
+
+def test_a_token_cap_below_the_longest_row_is_a_clear_error():
+    with pytest.raises(UserError, match=r"data.tokens_per_batch: 30 tokens cannot hold the longest row \(40 or more"):
+        Plan(np.array([5, 40], np.int32), PlanSettings(tokens_per_batch=30))
+
+
+def test_a_split_without_rows_has_no_steps():
+    assert Plan(np.empty(0, np.int32), PlanSettings()).num_batches == 0
