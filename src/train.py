@@ -6,15 +6,18 @@ Hydra lives here and nowhere else: below `run` there are only dataclasses.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 import flatout
 from flatout.compose import ComposeError, check_targets, explain
@@ -44,13 +47,29 @@ def register_schemas() -> None:
 
 def job(cfg: DictConfig) -> float | None:
     """One run of the composed settings."""
-    from flatout.fit import run
-
-    check_targets(cfg)
-    config: RunConfig = instantiate(cfg, _convert_="object")
     described = HydraConfig.get()
-    result = run(config, folder=Path(described.runtime.output_dir), overrides=list(described.overrides.task))
-    return result.objective
+    folder, overrides = Path(described.runtime.output_dir), list(described.overrides.task)
+    try:
+        config = read_config(cfg, overrides)
+        from flatout.fit import run
+
+        return run(config, folder=folder, overrides=overrides).objective
+    except UserError as mistake:
+        with suppress(OSError):
+            folder.rmdir()  # only where the run left nothing in it
+        leave(mistake)
+
+
+def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
+    """The boundary: what goes in is Hydra's, what comes out are dataclasses."""
+    if missing := OmegaConf.missing_keys(cfg):
+        key = sorted(missing)[0]
+        raise UserError(key, "has no value", mend=f"Give it one: {key}=VALUE.")
+    said = any(override.lstrip("+").startswith("allow_targets=") for override in overrides)
+    if cfg.allow_targets and not said:
+        raise UserError("allow_targets", "stands in a file", mend="Packages are trusted on the command line only.")
+    check_targets(cfg, tuple(cfg.allow_targets))
+    return instantiate(cfg, _convert_="object")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,13 +81,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         register_schemas()
         hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
     except KeyboardInterrupt:
-        sys.exit("interrupted")
+        sys.exit(128 + signal.SIGINT)
     except Exception as error:
         mistake = explain(ComposeError.of(error), conf_folder())
         if mistake is None:
             raise
-        print(mistake, file=sys.stderr)
-        sys.exit(EXIT_CODE)
+        leave(mistake)
+
+
+def leave(mistake: UserError) -> NoReturn:
+    print(mistake, file=sys.stderr)
+    sys.exit(EXIT_CODE)
 
 
 if __name__ == "__main__":

@@ -111,9 +111,13 @@ def _unknown_key(error: ComposeError, conf: Path) -> UserError:
     key = error.key or error.override.split("=")[0].lstrip("+~")
     if "No match in the defaults list" in error.message and (conf / key).is_dir():
         return UserError(key, "is not chosen yet", mend=f"Add it with a plus sign: +{error.override}=NAME.")
-    known = sorted({*known_keys(), *(folder.name for folder in conf.iterdir() if folder.is_dir())})
+    known = known_keys()
     parent = key.rpartition(".")[0]
-    siblings = [name for name in known if name.rpartition(".")[0] == parent]
+    owner = _settings_named(_first(r"not in '(\w+)'", error.message))
+    if owner is not None and parent:
+        siblings = [f"{parent}.{field.name}" for field in fields(owner)]
+    else:
+        siblings = [name for name in known if name.rpartition(".")[0] == parent]
     mend = did_you_mean(key, siblings) or did_you_mean(key.rpartition(".")[2], [k.rpartition(".")[2] for k in known])
     if parent == "trainer":
         mend = f"Arguments of Lightning's Trainer are added with a plus sign: +{key}=VALUE."
@@ -129,6 +133,18 @@ def known_keys() -> list[str]:
         for settings in classes.values():
             names += [f"{group}.{name}" for name in _field_names(settings)]
     return sorted(set(names))
+
+
+def _settings_named(name: str) -> type | None:
+    """The settings class of that name, nested ones too."""
+    waiting = [settings for classes in COMPONENTS.values() for settings in classes.values()]
+    while waiting:
+        settings = waiting.pop()
+        if settings.__name__ == name:
+            return settings
+        nested = (field.default_factory for field in fields(settings))
+        waiting += [kind for kind in nested if isinstance(kind, type) and is_dataclass(kind)]
+    return None
 
 
 def check_targets(config: Mapping[Any, Any], allowed_packages: tuple[str, ...] = ()) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
+import lightning as L
+
 from flatout.checkpoints import CheckpointConfig
 from flatout.data.text import TextDataConfig
-from flatout.errors import require
+from flatout.errors import did_you_mean, require
 from flatout.models import MODELS
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.optim import OptimConfig
@@ -51,6 +54,8 @@ class RunConfig:
     """Passed on to Lightning's Trainer."""
     callbacks: dict[str, Any] = field(default_factory=dict)
     """Further Lightning callbacks, by a name of your choice."""
+    allow_targets: list[str] = field(default_factory=list)
+    """Packages of your own whose classes a `_target_` may name; on the command line only."""
     precision: Precision = Precision.auto
     """Arithmetic of matrix products; auto: bf16 where it is native, else fp16 on a GPU, else fp32."""
     seed: int = 0
@@ -66,6 +71,10 @@ class RunConfig:
         is_plain = bool(_PLAIN_NAME.fullmatch(self.experiment))
         require(is_plain, "experiment", f"{self.experiment!r}", allowed="letters, digits, '_', '-', '+' and '.'")
         require(0 <= self.seed < 2**63, "seed", f"{self.seed}", allowed="0 or more")
+        arguments = list(inspect.signature(L.Trainer.__init__).parameters)[1:]
+        for name in self.trainer:
+            where, mend = f"trainer.{name}", did_you_mean(name, arguments)
+            require(name in arguments, where, "no argument of Lightning's Trainer", mend=mend)
         epochs = self.trainer.get("max_epochs")
         is_count = epochs is None or (isinstance(epochs, int) and epochs >= 1)
         require(is_count, "trainer.max_epochs", f"{epochs}", allowed="1 or more")

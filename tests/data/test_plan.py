@@ -40,9 +40,7 @@ def plans_of_all_ranks(lengths: np.ndarray, settings: PlanSettings, epoch: int =
 def real_rows(plan: Plan) -> list[list[int]]:
     batches = plan.batches(0, plan.num_batches)
     bounds = batches.bounds
-    return [
-        batches.rows[bounds[i] : bounds[i] + batches.num_real[i]].tolist() for i in range(len(batches.num_real))
-    ]
+    return [batches.rows[bounds[i] : bounds[i] + batches.num_real[i]].tolist() for i in range(len(batches.num_real))]
 
 
 @given(lengths_of_rows, settings_of_plans(), st.integers(0, 3))

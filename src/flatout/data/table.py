@@ -167,7 +167,8 @@ class CsvTable(_FileTable):
         require_utf8(self.path, head, self.where, first_line=1)
         try:
             options = pa_csv.ParseOptions(delimiter=self.delimiter)
-            return pa_csv.read_csv(io.BytesIO(head), parse_options=options).column_names
+            read_options = pa_csv.ReadOptions(use_threads=False)
+            return pa_csv.read_csv(io.BytesIO(head), read_options, options).column_names
         except pa.ArrowInvalid:
             raise self._fail("the first line is no list of columns", "Its first line must name the columns.") from None
 

@@ -1,0 +1,45 @@
+"""`python -m flatout VERB`: everything that is done with data and finished runs. Training is `python -m train`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from flatout.errors import EXIT_CODE, UserError
+
+VERBS = {
+    "predict": "classes and probabilities for the rows of a file",
+    "evaluate": "metrics of a finished run on another labelled file",
+    "cache": "list, check and clear the stores of encoded data",
+    "bench": "measure our claims on this machine, side by side with the usual way",
+}
+"""Each verb is `flatout.commands.VERB`, with `add_arguments(parser)` and `run(arguments)`."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point; a person's mistake ends with one message and exit code 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m flatout", description=__doc__, epilog="python -m flatout VERB --help tells more of each."
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb, about in VERBS.items():
+        verb_parser = verbs.add_parser(verb, help=about, description=about)
+        if verb in given[:1]:  # only the verb that is used is imported: --help stays quick
+            importlib.import_module(f"flatout.commands.{verb}").add_arguments(verb_parser)
+    parsed = parser.parse_args(given)
+    try:
+        importlib.import_module(f"flatout.commands.{parsed.verb}").run(parsed)
+    except UserError as mistake:
+        print(mistake, file=sys.stderr)
+        sys.exit(EXIT_CODE)
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
+    except BrokenPipeError:
+        sys.stderr.close()
+
+
+if __name__ == "__main__":
+    main()

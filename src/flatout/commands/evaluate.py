@@ -1,0 +1,91 @@
+"""`python -m flatout evaluate RUN FILE`: a finished run's metrics on another labelled file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from flatout.data.checks import Findings, clean_block, normalise_labels
+from flatout.data.problem import Problem
+from flatout.data.table import open_table, require_columns
+from flatout.errors import UserError
+from flatout.inference import Predictor
+from flatout.metrics import TaskMetrics
+from flatout.report.closing import class_table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a finished run's folder")
+    parser.add_argument("file", metavar="FILE", help="csv, tsv, json, jsonl or parquet with texts and labels")
+    parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
+    parser.add_argument("--label", metavar="COLUMN", help="column of the labels (default: the run's)")
+    parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    predictor = Predictor.load(arguments.run)
+    text = arguments.text or predictor.text_column
+    label = arguments.label or predictor.label_column
+    metrics, findings = evaluate(predictor, arguments.file, text, label)
+    values = {"rows": findings.rows_kept, **metrics.compute()}
+    if arguments.json:
+        print(json.dumps(values, indent=1))
+        return
+    for line in findings.lines():
+        print(line)
+    if per_class := [row for row in metrics.per_class() if row["support"]]:
+        Console(soft_wrap=True, highlight=False).print(class_table(per_class))
+    for name, value in values.items():
+        print(f"{name:<16} {value:,}" if isinstance(value, int) else f"{name:<16} {value:.4f}")
+
+
+def evaluate(predictor: Predictor, file: str, text: str, label: str) -> tuple[TaskMetrics, Findings]:
+    """Metrics over all rows of a file, and what was found in it."""
+    table = open_table(file, where="FILE")
+    require_columns(table, {"--text": text, "--label": label})
+    problem = predictor.labels.problem
+    metrics = TaskMetrics.build(problem, predictor.labels.classes)
+    findings = Findings(table.name)
+    first_row = 0
+    for block in table.blocks([text, label]):
+        rows = np.arange(first_row, first_row + block.num_rows)
+        first_row += block.num_rows
+        clean = clean_block(
+            block, text=text, label=label, rows=rows, problem=problem, is_train=False, findings=findings
+        )
+        labels = normalise_labels(
+            clean.labels, clean.rows, problem=problem, delimiter=predictor.label_delimiter, source=table.name
+        )
+        if len(clean.rows):
+            metrics.update(predictor.outputs(clean.texts), _targets(predictor, labels, clean.rows, table.name))
+    if findings.rows_kept == 0:
+        raise UserError("FILE", f"{file}: no row has a label")
+    return metrics, findings
+
+
+def _targets(predictor: Predictor, labels: pa.Array, rows: np.ndarray, source: str) -> Tensor:
+    """Labels as the run's class numbers; a class that the run never saw is a mistake."""
+    classes = predictor.labels.classes
+    if predictor.labels.problem is Problem.regression:
+        return torch.from_numpy(labels.to_numpy(zero_copy_only=False).astype(np.float32))
+    is_multi = predictor.labels.problem is Problem.multi
+    values = pc.list_flatten(labels) if is_multi else labels
+    ids = pc.index_in(values, pa.array(classes, pa.large_string()))
+    if ids.null_count:
+        unknown = pc.unique(values.filter(pc.is_null(ids))).to_pylist()
+        what = f"{source}: labels that the run does not know: {', '.join(map(repr, unknown[:5]))}"
+        raise UserError("--label", what, allowed=", ".join(classes[:20]))
+    numbers = torch.from_numpy(ids.to_numpy(zero_copy_only=False).astype(np.int64))
+    if not is_multi:
+        return numbers
+    counts = torch.from_numpy(pc.list_value_length(labels).to_numpy(zero_copy_only=False).astype(np.int64))
+    hot = torch.zeros(len(labels), len(classes))
+    hot[torch.repeat_interleave(torch.arange(len(labels)), counts), numbers] = 1.0
+    return hot
