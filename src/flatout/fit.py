@@ -360,7 +360,7 @@ def show(place: RunFolder, per_class: list[dict[str, Any]]) -> None:
 
 @contextmanager
 def _without_loader_advice() -> Iterator[None]:
-    """Lightning advises more DataLoader workers to any loader, and uses what torch has deprecated: no news to anyone."""
+    """Lightning advises DataLoader workers to any loader, and uses what torch has deprecated: no news to anyone."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")

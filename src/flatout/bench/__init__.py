@@ -1,0 +1,7 @@
+"""The claims that can be measured here, by name; each module has `claims(options) -> Iterator[Claim]`."""
+
+BENCHES = {
+    "spine": "data: batches a second, waiting, framework cost, padding, ten million rows",
+    "headlines": "a BiLSTM's epochs against the usual loop, at the same accuracy",
+    "quality": "scores on published data sets, from scratch (needs --data)",
+}

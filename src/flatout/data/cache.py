@@ -137,13 +137,14 @@ class Cache:
         self._remove_leftovers(key=key)
         temporary = self.folder / f"{_BUILDING}{key}-{os.getpid()}"
         temporary.mkdir()
+        writer = StoreWriter(temporary)
         try:
-            writer = StoreWriter(temporary)
             build(writer)
             writer.close({"key": key, "name": name, "recipe": recipe, "built": time.strftime("%Y-%m-%d %H:%M:%S")})
             _flush_to_disk(temporary)
             temporary.rename(self.folder / key)
         except BaseException:
+            writer.abandon()
             shutil.rmtree(temporary, ignore_errors=True)
             raise
 

@@ -211,6 +211,11 @@ class StoreWriter:
             "xxh3": file_checksum(self.folder / name),
         }
 
+    def abandon(self) -> None:
+        """Close every file of a store that will not be finished."""
+        for split in self._splits:
+            split.close()
+
     def close(self, about: dict[str, Any]) -> None:
         """Finish every file and write the manifest with `about` (key, recipe and the like) in it."""
         files = dict(self._texts)

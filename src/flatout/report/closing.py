@@ -83,8 +83,8 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     steps = {name: value for name, value in speed["step_ms"].items() if value is not None}
     total = sum(steps.values())
     if total:
-        parts = "  ".join(f"{name} {value:.2f} ms ({value / total:.0%})" for name, value in steps.items())
-        rows.append(("each step", parts))
+        parts = ", ".join(f"{name} {value / total:.1%}" for name, value in steps.items())
+        rows.append(("each step", f"{total:.1f} ms: {parts}"))
     if summary["verdict"]:
         rows.append(("verdict", str(summary["verdict"].get("mend", ""))))
     return rows

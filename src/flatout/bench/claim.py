@@ -1,0 +1,60 @@
+"""One claim of ours and what it measured: both sides in one run, in turn, as medians."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How long a bench may take, and where it finds data."""
+
+    quick: bool = False
+    """Fewer rounds and rows, to see that it works."""
+    data: Path | None = None
+    """Folder of published data sets."""
+
+    @property
+    def rounds(self) -> int:
+        return 3 if self.quick else 5
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What was claimed and measured; `theirs` is None where the claim is a plain bound on `ours`."""
+
+    claim: str
+    ours: float
+    theirs: float | None
+    unit: str
+    ratio: float | None
+    goal: str
+    holds: bool
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def at_least(claim: str, ours: float, theirs: float, unit: str, goal: float, note: str = "") -> Claim:
+    """Ours is to be at least `goal` times theirs."""
+    ratio = ours / theirs
+    return Claim(claim, ours, theirs, unit, ratio, f"≥ {goal:g}×", ratio >= goal, note)
+
+
+def bounded(claim: str, ours: float, unit: str, *, most: float, note: str = "") -> Claim:
+    """Ours is to be at most `most`."""
+    return Claim(claim, ours, None, unit, None, f"≤ {most:g} {unit}".rstrip(), ours <= most, note)
+
+
+def in_turn(sides: Sequence[Callable[[], float]], rounds: int) -> list[float]:
+    """Each side's median over rounds, the sides measured one after the other in every round."""
+    found: list[list[float]] = [[] for _ in sides]
+    for _ in range(rounds):
+        for side, values in zip(sides, found, strict=True):
+            values.append(side())
+    return [statistics.median(values) for values in found]

@@ -1,0 +1,53 @@
+"""`python -m flatout bench NAME`: measure our claims on this machine and print them, each with both sides."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import warnings
+from pathlib import Path
+
+from flatout.bench import BENCHES
+from flatout.bench.claim import Claim, Options
+from flatout.errors import UserError, did_you_mean
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help=", ".join(BENCHES))
+    parser.add_argument("--list", action="store_true", help="name all benches")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and rows, under two minutes")
+    parser.add_argument("--data", metavar="FOLDER", type=Path, help="folder of published data sets, for quality")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows there")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    if arguments.list or arguments.name is None:
+        for name, about in BENCHES.items():
+            print(f"{name:<12} {about}")
+        return
+    if arguments.name not in BENCHES:
+        mend = did_you_mean(arguments.name, BENCHES)
+        raise UserError("bench", f"no bench {arguments.name!r}", allowed=", ".join(BENCHES), mend=mend)
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore")
+    claims = []
+    print(f"{'claim':<58} {'ours':>12} {'theirs':>12} {'ratio':>7}  {'goal':<12} holds")
+    for claim in importlib.import_module(f"flatout.bench.{arguments.name}").claims(
+        Options(quick=arguments.quick, data=arguments.data)
+    ):
+        claims.append(claim)
+        print(line(claim), flush=True)
+    if arguments.json is not None:
+        rows = [claim.as_dict() for claim in claims]
+        arguments.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def line(claim: Claim) -> str:
+    """One row of the table."""
+    theirs = "" if claim.theirs is None else f"{claim.theirs:,.4g}"
+    ratio = "" if claim.ratio is None else f"{claim.ratio:.2f}×"
+    name = f"{claim.claim} [{claim.unit}]" if claim.unit else claim.claim
+    row = f"{name:<58} {claim.ours:>12,.4g} {theirs:>12} {ratio:>7}  {claim.goal:<12} {'yes' if claim.holds else 'NO'}"
+    return f"{row}\n    {claim.note}" if claim.note else row

@@ -1,0 +1,132 @@
+"""Every kind of feed yields what the plan says, from wherever it is resumed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flatout.data.batch import FlatBatch
+from flatout.data.feed import Feed, FeedKind, choose_feed
+from flatout.data.plan import Layout, Plan, PlanSettings
+
+KINDS = [FeedKind.resident, FeedKind.threaded, FeedKind.workers]
+IN_PROCESS = [FeedKind.resident, FeedKind.threaded]
+
+
+def contents(feed: Feed) -> list[tuple[list[int], list[int], list[int]]]:
+    return [(batch.rows.tolist(), batch.tokens.tolist(), batch.offsets.tolist()) for batch in feed]
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_hold_exactly_the_rows_the_plan_names(make_split, kind, several):
+    split = make_split(np.arange(1, 60) % 13 + 1, several=several)
+    plan = PlanSettings(rows_per_batch=7, seed=3)
+    feed = Feed(split, plan, kind=kind, workers=1)
+    tokens, planned = split.ragged("tokens"), Plan(split.ragged("tokens").lengths, plan, epoch=0)
+    batches = planned.batches(0, planned.num_batches)
+    seen = 0
+    for number, batch in enumerate(feed):
+        rows = batches.rows[batches.bounds[number] : batches.bounds[number + 1]]
+        assert batch.rows.tolist() == rows.tolist()
+        for place, row in enumerate(rows):
+            own = tokens.values[tokens.offsets[row] : tokens.offsets[row + 1]]
+            start, stop = batch.offsets[place : place + 2].tolist()
+            assert batch.tokens[start:stop].tolist() == own.tolist()
+            assert labels_of(batch, place) == labels_in_store(split, row, several)
+        seen += batch.num_rows
+    assert seen == 59
+
+
+def labels_of(batch: FlatBatch, place: int) -> list[int]:
+    if batch.target_offsets is None:
+        return [int(batch.targets[place])]
+    start, stop = batch.target_offsets[place : place + 2].tolist()
+    return batch.targets[start:stop].tolist()
+
+
+def labels_in_store(split, row: int, several: bool) -> list[int]:
+    if not several:
+        return [int(split.fixed("targets")[row])]
+    targets = split.ragged("targets")
+    return targets.values[targets.offsets[row] : targets.offsets[row + 1]].tolist()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(st.data())
+def test_a_restored_feed_yields_exactly_the_rest(make_split, data):
+    split = make_split(np.arange(1, 90) % 17 + 1)
+    plan = PlanSettings(
+        rows_per_batch=data.draw(st.integers(1, 9)),
+        accumulate=data.draw(st.integers(1, 2)),
+        layout=data.draw(st.sampled_from(list(Layout))),
+    )
+    epoch = data.draw(st.integers(0, 2))
+    whole = Feed(split, plan, kind=FeedKind.resident)
+    whole.set_epoch(epoch)
+    expected = contents(whole)
+    taken = data.draw(st.integers(0, len(expected) - 1))
+    stopped = Feed(split, plan, kind=data.draw(st.sampled_from(IN_PROCESS)))
+    stopped.set_epoch(epoch)
+    for _, _ in zip(range(taken), stopped, strict=False):
+        pass
+    state = stopped.state_dict()
+    assert state["consumed"] in (taken, taken + 1)
+    state["consumed"] = taken
+    resumed = Feed(split, plan, kind=data.draw(st.sampled_from(IN_PROCESS)))
+    resumed.load_state_dict(state)
+    assert contents(resumed) == expected[taken:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_counts_batches_taken_and_not_those_prepared_ahead(make_split, kind):
+    feed = Feed(make_split(np.full(64, 3)), PlanSettings(rows_per_batch=4), kind=kind, workers=1)
+    batches = iter(feed)
+    next(batches)
+    next(batches)
+    assert feed.state_dict() == {"epoch": 0, "consumed": 2}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_kinds_yield_the_same_batches(make_split, kind):
+    split = make_split(np.arange(1, 40) % 9 + 1, several=True)
+    plan = PlanSettings(rows_per_batch=4, accumulate=2, layout=Layout.padded)
+    assert contents(Feed(split, plan, kind=kind, workers=2)) == contents(Feed(split, plan, kind=FeedKind.resident))
+
+
+def test_another_epoch_is_another_order_of_the_same_rows(make_split):
+    feed = Feed(make_split(np.arange(1, 40) % 9 + 1), PlanSettings(rows_per_batch=4), kind=FeedKind.resident)
+    first = contents(feed)
+    feed.set_epoch(1)
+    second = contents(feed)
+    assert first != second
+    assert sorted(row for rows, _, _ in first for row in rows) == sorted(row for rows, _, _ in second for row in rows)
+
+
+def test_a_transform_is_applied_to_every_batch(make_split):
+    def drop_labels(batch: FlatBatch) -> FlatBatch:
+        batch.targets = None
+        return batch
+
+    split = make_split(np.full(20, 3))
+    for kind in KINDS:
+        feed = Feed(split, PlanSettings(rows_per_batch=8), kind=kind, transform=drop_labels, workers=1)
+        assert [batch.targets for batch in feed] == [None, None, None]
+
+
+def test_big_token_ids_survive_their_two_bytes(make_split):
+    split = make_split(np.full(50, 20), vocabulary=65_000)
+    tokens = torch.cat([batch.tokens for batch in Feed(split, PlanSettings(rows_per_batch=50))])
+    assert tokens.max() > 40_000
+    assert sorted(tokens.tolist()) == sorted(split.ragged("tokens").values.tolist())
+
+
+def test_auto_takes_the_resident_feed_only_where_the_store_fits():
+    cpu = torch.device("cpu")
+    assert choose_feed(FeedKind.auto, 1_000, cpu, None).kind is FeedKind.resident
+    assert choose_feed(FeedKind.auto, 10**15, cpu, None).kind is FeedKind.threaded
+    assert choose_feed(FeedKind.auto, 1_000, cpu, lambda batch: batch).kind is FeedKind.workers
+    assert choose_feed(FeedKind.workers, 1_000, cpu, None).why == "asked for"
