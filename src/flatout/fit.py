@@ -27,8 +27,9 @@ from flatout.data.plan import Layout, PlanSettings
 from flatout.data.text import PreparedText, TextDataConfig
 from flatout.errors import UserError
 from flatout.inference import Prediction, Predictor
+from flatout.memory import keep_freed_memory
 from flatout.metrics import monitored_metric, require_metric
-from flatout.monitor.flush import Curves, Flush, Listener, MetricsFile, silence_unused_hooks
+from flatout.monitor.flush import Curves, Flush, Listener, MetricsFile, NoProfiler, silence_unused_hooks
 from flatout.monitor.progress import ProgressLine
 from flatout.precision import choose_precision
 from flatout.report.closing import print_closing
@@ -100,6 +101,8 @@ def run(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[st
     with open_run_folder(config, folder, overrides) as place:
         L.seed_everything(config.seed, verbose=False)
         device = pick_device(config.trainer)
+        if device.type == "cpu" and keep_freed_memory():
+            place.choose("allocator", "keeps freed memory", "no fresh pages each step", "the C library took mallopt")
         data = prepare_data(config, place)
         labels = read_labels(data)
         model = build_model(config, data, labels)
@@ -238,6 +241,7 @@ def build_trainer(
         "devices": 1,
         "precision": precision.lightning_name,
         "logger": False,
+        "profiler": NoProfiler(),
         "num_sanity_val_steps": 0,
         "enable_progress_bar": False,
         "enable_model_summary": False,

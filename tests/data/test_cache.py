@@ -75,7 +75,7 @@ def test_a_builder_that_fails_leaves_nothing_behind(tmp_path):
 @given(st.data())
 def test_a_flipped_bit_is_found_and_the_store_built_again(tmp_path_factory, data):
     cache = Cache(tmp_path_factory.mktemp("cache"))
-    store, report = cache.open_or_build("rows.csv", RECIPE, build)
+    _, report = cache.open_or_build("rows.csv", RECIPE, build)
     folder = cache.folder / report.key
     (folder / "verified").unlink()
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)

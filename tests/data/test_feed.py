@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from flatout.data.batch import FlatBatch
 from flatout.data.feed import Feed, FeedKind, choose_feed
+from flatout.data.gather import DeviceColumn, HostColumn
 from flatout.data.plan import Layout, Plan, PlanSettings
 
 KINDS = [FeedKind.resident, FeedKind.threaded, FeedKind.workers]
@@ -130,3 +131,15 @@ def test_auto_takes_the_resident_feed_only_where_the_store_fits():
     assert choose_feed(FeedKind.auto, 10**15, cpu, None).kind is FeedKind.threaded
     assert choose_feed(FeedKind.auto, 1_000, cpu, lambda batch: batch).kind is FeedKind.workers
     assert choose_feed(FeedKind.workers, 1_000, cpu, None).why == "asked for"
+
+
+def test_gathering_on_a_device_equals_gathering_on_the_host(make_split):
+    for several in (False, True):
+        split = make_split(np.arange(1, 80) % 11 + 1, several=several, vocabulary=60_000)
+        name = "targets" if several else "tokens"
+        rows = np.random.default_rng(0).permutation(79)[:40]
+        lengths = split.ragged(name).lengths[rows].astype(np.int64)
+        host = HostColumn(split.ragged(name)).gather(rows, lengths)
+        device = DeviceColumn(split.ragged(name), torch.device("cpu")).gather(rows, lengths)
+        assert torch.equal(host[0], device[0])
+        assert torch.equal(host[1], device[1])

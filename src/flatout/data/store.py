@@ -101,7 +101,8 @@ class Store:
 
     def _map(self, name: str, dtype: str) -> Array:
         size = self.manifest["files"][name]["bytes"]
-        return np.memmap(self.folder / name, dtype=dtype, mode="c") if size else np.empty(0, dtype=dtype)
+        # A plain view of the mapping: numpy's memmap class makes every slice dearer.
+        return np.memmap(self.folder / name, dtype=dtype, mode="c").view(np.ndarray) if size else np.empty(0, dtype)
 
 
 def damaged_files(folder: Path) -> list[str]:

@@ -83,10 +83,10 @@ class ClassificationTask(StepTask):
         self._rows_seen = 0
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
-        return self._loss_sum_of(outputs[: batch.num_real].float(), self._targets(batch)) / batch.step_rows
+        return self._loss_sum_of(real_rows(outputs, batch).float(), self._targets(batch)) / batch.step_rows
 
     def validation_step(self, batch: FlatBatch, batch_idx: int) -> None:
-        outputs = self.model(batch)[: batch.num_real].float()
+        outputs = real_rows(self.model(batch), batch).float()
         targets = self._targets(batch)
         self._loss_sum += self._loss_sum_of(outputs, targets)
         self._rows_seen += batch.num_real
@@ -121,9 +121,9 @@ class ClassificationTask(StepTask):
 
     def _targets(self, batch: FlatBatch) -> Tensor:
         if self.labels.problem is Problem.multi:
-            return batch.multi_hot(self.labels.num_outputs)[: batch.num_real]
+            return real_rows(batch.multi_hot(self.labels.num_outputs), batch)
         assert batch.targets is not None
-        return batch.targets[: batch.num_real]
+        return real_rows(batch.targets, batch)
 
     def _loss_sum_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         problem, weights_C = self.labels.problem, self.weights_C
@@ -135,6 +135,11 @@ class ClassificationTask(StepTask):
             return losses / self.labels.num_outputs
         standardised = (targets - self.labels.mean) / self.labels.spread
         return F.mse_loss(outputs.squeeze(-1), standardised, reduction="sum")
+
+
+def real_rows(values: Tensor, batch: FlatBatch) -> Tensor:
+    """The rows that count; nearly always all of them."""
+    return values if batch.num_real == batch.num_rows else values[: batch.num_real]
 
 
 def class_weights(labels: Labels) -> Tensor | None:
