@@ -51,7 +51,7 @@ def job(cfg: DictConfig) -> float | None:
     folder, overrides = Path(described.runtime.output_dir), list(described.overrides.task)
     try:
         config = read_config(cfg, overrides)
-        from flatout.fit import run
+        from flatout.run import run
 
         return run(config, folder=folder, overrides=overrides).objective
     except UserError as mistake:

@@ -9,8 +9,8 @@ import importlib
 from typing import Any
 
 _PLACES = {
-    "fit": "flatout.fit",
-    "Result": "flatout.fit",
+    "fit": "flatout.run",
+    "Result": "flatout.run",
     "RunConfig": "flatout.config",
     "MonitorConfig": "flatout.config",
     "TextDataConfig": "flatout.data.text",

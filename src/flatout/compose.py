@@ -110,7 +110,8 @@ def _unknown_key(error: ComposeError, conf: Path) -> UserError:
     file = _first(r"In '([^']+)'", error.message)
     key = error.key or error.override.split("=")[0].lstrip("+~")
     if "No match in the defaults list" in error.message and (conf / key).is_dir():
-        return UserError(key, "is not chosen yet", mend=f"Add it with a plus sign: +{error.override}=NAME.")
+        added = _first(r"use (\+\S+)", error.message) or f"+{key}=NAME"
+        return UserError(key, "is not chosen yet", mend=f"Add it with a plus sign: {added}.")
     known = known_keys()
     parent = key.rpartition(".")[0]
     owner = _settings_named(_first(r"not in '(\w+)'", error.message))
@@ -142,7 +143,7 @@ def _settings_named(name: str) -> type | None:
         settings = waiting.pop()
         if settings.__name__ == name:
             return settings
-        nested = (field.default_factory for field in fields(settings))
+        nested: list[Any] = [field.default_factory for field in fields(settings)]
         waiting += [kind for kind in nested if isinstance(kind, type) and is_dataclass(kind)]
     return None
 

@@ -11,7 +11,7 @@ import lightning as L
 
 from flatout.checkpoints import CheckpointConfig
 from flatout.data.text import TextDataConfig
-from flatout.errors import did_you_mean, require
+from flatout.errors import as_choice, did_you_mean, require
 from flatout.models import MODELS
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.optim import OptimConfig
@@ -66,6 +66,7 @@ class RunConfig:
     """Folder of all runs."""
 
     def __post_init__(self) -> None:
+        self.precision = as_choice(Precision, self.precision, "precision")
         self.data = TextDataConfig() if self.data is None else self.data
         self.model = BiLSTMConfig() if self.model is None else self.model
         is_plain = bool(_PLAIN_NAME.fullmatch(self.experiment))

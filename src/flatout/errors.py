@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from enum import StrEnum
+from typing import TypeVar
 
 EXIT_CODE = 2
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class UserError(ValueError):
@@ -38,6 +41,14 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """A closing sentence that names the nearest choice; empty when there is none."""
     near = nearest(word, choices)
     return f"Did you mean {near!r}?" if near else ""
+
+
+def as_choice(kind: type[Choice], value: object, where: str) -> Choice:
+    """A member of an Enum of texts from its name, so that Python users may write either."""
+    names = [str(member.value) for member in kind]
+    if str(value) not in names:
+        raise UserError(where, repr(value), allowed=", ".join(names), mend=did_you_mean(str(value), names))
+    return kind(str(value))
 
 
 def require(condition: bool, where: str, what: str, *, allowed: str = "", mend: str = "") -> None:

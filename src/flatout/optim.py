@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from flatout.errors import require
+from flatout.errors import as_choice, require
 
 
 class Schedule(StrEnum):
@@ -45,6 +45,7 @@ class OptimConfig:
     """Longest gradient; null: what the model recommends; 0: no clipping."""
 
     def __post_init__(self) -> None:
+        self.schedule = as_choice(Schedule, self.schedule, "optim.schedule")
         require(self.lr > 0, "optim.lr", f"{self.lr}", allowed="above 0")
         require(self.weight_decay >= 0, "optim.weight_decay", f"{self.weight_decay}", allowed="0 or more")
         for name in ("beta1", "beta2"):

@@ -63,7 +63,7 @@ def batches(split: StoreSplit, options: Options) -> Iterator[Claim]:
         return _rows_per_s(batch.padded() for batch in feed)
 
     def theirs(workers: int) -> Callable[[], float]:
-        loader = DataLoader(rows, batch_size=_BATCH, shuffle=True, collate_fn=_pad, num_workers=workers)  # type: ignore[arg-type]
+        loader = DataLoader(rows, batch_size=_BATCH, shuffle=True, collate_fn=_pad, num_workers=workers)
         return lambda: _rows_per_s(iter(loader))
 
     ours()

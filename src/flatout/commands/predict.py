@@ -70,11 +70,11 @@ def answer_columns(predictor: Predictor, outputs: Tensor) -> dict[str, pa.Array]
     if predictor.labels.problem is Problem.single:
         probabilities, ids = outputs.softmax(-1).max(-1)
         return {"prediction": classes.take(pa.array(ids.numpy())), "probability": pa.array(probabilities.numpy())}
-    probabilities = outputs.sigmoid().numpy()
-    row, column = np.nonzero(probabilities >= predictor.threshold)
-    counts = np.bincount(row, minlength=len(probabilities))
+    scores = outputs.sigmoid().numpy()
+    row, column = np.nonzero(scores >= predictor.threshold)
+    counts = np.bincount(row, minlength=len(scores))
     offsets = pa.array(np.append(0, np.cumsum(counts)).astype(np.int32))
-    lists = (classes.take(pa.array(column)), pa.array(probabilities[row, column]))
+    lists = (classes.take(pa.array(column)), pa.array(scores[row, column]))
     return dict(zip(_ADDED, (pa.ListArray.from_arrays(offsets, values) for values in lists), strict=True))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,8 +84,9 @@ class FlatBatch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> FlatBatch:
-        moved = {name: getattr(self, name) for name in DEVICE_FIELDS}
-        return replace(self, **{name: function(tensor) for name, tensor in moved.items() if tensor is not None})
+        held = {name: getattr(self, name) for name in DEVICE_FIELDS}
+        moved: dict[str, Any] = {name: function(tensor) for name, tensor in held.items() if tensor is not None}
+        return replace(self, **moved)
 
 
 DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets")

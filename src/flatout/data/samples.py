@@ -81,7 +81,7 @@ class HeadlinesConfig:
 class HeadlinesTable:
     """One split of the built-in headlines, read like any other table."""
 
-    columns = ("text", "label", "topic")
+    columns: Sequence[str] = ("text", "label", "topic")
 
     def __init__(self, config: HeadlinesConfig, split: str) -> None:
         self.config, self.split = config, split

@@ -139,7 +139,7 @@ class _FileWriter:
         self._bytes = 0
 
     def append(self, values: Array) -> None:
-        data = memoryview(np.ascontiguousarray(values, dtype=self.dtype)).cast("B") if values.size else b""
+        data = np.ascontiguousarray(values, dtype=self.dtype).tobytes()
         self._file.write(data)
         self._digest.update(data)
         self._bytes += len(data)

@@ -1,28 +1,50 @@
 """Tables of any size, read in blocks and strictly as written.
 
 A csv's values stay texts: `NA` is no missing value, `007` and `00101` keep their zeros, one missing label does not
-turn the others into floats. What cannot be read is told with file and row, never by a reader's own error.
+turn the others into floats. JSON and parquet keep their own types; a text that looks like a date stays a text. What
+cannot be read is told with file and row, never by a reader's own error: when the fast reader gives up, the piece it
+gave up on is read once more, slowly, to find the place.
+
+Memory is flat: tens of MB, whatever the size of the file. A JSON array of objects is read an object at a time,
+about ten times slower than JSON lines; write lines or parquet where there are millions of rows.
 """
 
 from __future__ import annotations
 
+import bisect
+import codecs
+import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 import xxhash
 
 from flatout.errors import UserError, did_you_mean
 
 _PIECE = 1 << 24
+_HEAD_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 23
+_CSV_BLOCK_BYTES = 1 << 20  # pyarrow 26 reads up to 36 blocks ahead: 8 MB each cost 300 MB and gained nothing
+_LONGEST_ROW = 1 << 24
+_COLUMNS_NAMED = 20
+_ROWS_LOOKED_AT = 1_000
+_OPEN_QUOTE = "an open quote at the end"
+_ONE_WAY = "Write all values of a column in one way."
+_JSON_FORMS = "Write one object a line, or one array of objects."
+_BETWEEN = re.compile(r"\s*(?:,\s*)?")
+_END = "\x1eend of file"
+"""A row of ours after the last row of a csv: where it does not come out again, an open quote has swallowed it."""
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 
@@ -59,48 +81,84 @@ def open_table(path: str | Path, *, where: str) -> Table:
     raise UserError(where, f"{file} is no format we read", allowed=allowed)
 
 
-def table_of(rows: Any) -> Table:
+def table_of(rows: Any, *, where: str = "data.train") -> Table:
     """A table that is in memory already: a mapping of columns, or a pandas, pyarrow or datasets table."""
+    try:
+        found = _arrow_table(rows)
+        if found is not None:
+            found.validate(full=True)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:  # lone surrogates are a ValueError
+        reason = str(error).splitlines()[0]
+        raise UserError(where, f"cannot make a table of these columns: {reason}", mend=_ONE_WAY) from None
+    if found is None:
+        allowed = "a path, a mapping of columns, a pandas, pyarrow or datasets table"
+        raise UserError(where, f"cannot read rows from a {type(rows).__name__}", allowed=allowed)
+    if found.num_rows == 0:
+        raise UserError(where, "the table in memory has no rows")
+    return MemoryTable(found)
+
+
+def _arrow_table(rows: Any) -> pa.Table | None:
     if isinstance(rows, pa.Table):
-        return MemoryTable(rows)
+        return rows
     if isinstance(rows, Mapping):
-        return MemoryTable(pa.table({name: pa.array(list(values)) for name, values in rows.items()}))
-    if hasattr(rows, "with_format") and hasattr(rows, "data"):
-        return MemoryTable(rows.with_format("arrow")[:])
-    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
-        return MemoryTable(pa.Table.from_pandas(rows, preserve_index=False))
-    allowed = "a path, a mapping of columns, a pandas, pyarrow or datasets table"
-    raise UserError("data.train", f"cannot read rows from a {type(rows).__name__}", allowed=allowed)
+        return pa.table({name: pa.array(list(values)) for name, values in rows.items()})
+    if hasattr(rows, "with_format") and hasattr(rows, "data"):  # datasets
+        return rows.with_format("arrow")[:]
+    if hasattr(rows, "iloc") and hasattr(rows, "columns"):  # pandas
+        return pa.Table.from_pandas(rows, preserve_index=False)
+    if hasattr(rows, "__arrow_c_stream__"):  # polars and others
+        return pa.table(rows)
+    return None
 
 
 def require_columns(table: Table, wanted: Mapping[str, str]) -> None:
-    """Check that the columns named by some settings exist; all that are missing in one message."""
+    """Check that the columns named by some settings exist, once each; all that are missing in one message."""
+    keys: dict[str, str] = {}
+    for key, name in wanted.items():
+        if list(table.columns).count(name) > 1:
+            raise UserError(key, f"{table.name} has column {name} more than once", mend="Rename one of them.")
+        if name in keys and name in table.columns:
+            raise UserError(key, f"{name!r} is the column of {keys[name]} already", allowed=_listed(table.columns))
+        keys[name] = key
     missing = {key: name for key, name in wanted.items() if name not in table.columns}
     if not missing:
         return
     names = ", ".join(f"{name!r}" for name in missing.values())
     mends = " ".join(filter(None, (did_you_mean(name, table.columns) for name in missing.values())))
     what = f"no column {names} in {table.name}"
-    raise UserError(" and ".join(missing), what, allowed=f"columns: {', '.join(table.columns)}", mend=mends)
+    raise UserError(" and ".join(missing), what, allowed=_listed(table.columns), mend=mends)
+
+
+def _listed(columns: Sequence[str]) -> str:
+    more = ", …" if len(columns) > _COLUMNS_NAMED else ""
+    return f"columns: {', '.join(columns[:_COLUMNS_NAMED])}{more}"
 
 
 class MemoryTable:
     """A table in memory."""
 
     def __init__(self, rows: pa.Table) -> None:
-        self.rows = rows
+        self.rows = rows.replace_schema_metadata(None)
         self.name = "table in memory"
-        self.columns = list(rows.column_names)
+        self.columns: Sequence[str] = list(rows.column_names)
 
     def fingerprint(self) -> str:
+        """Of the Arrow stream in blocks of one size, so that it does not matter how the table is chunked."""
         digest = xxhash.xxh3_128()
-        sink = _Digesting(digest)
-        with pa.ipc.new_stream(sink, self.rows.schema) as stream:
-            stream.write_table(self.rows.combine_chunks())
+        with pa.ipc.new_stream(_Digesting(digest), self.rows.schema) as stream:
+            for block in _blocks_of(self.rows, 65_536):
+                stream.write_batch(block)
         return digest.hexdigest()
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
-        return iter(self.rows.select(list(columns)).combine_chunks().to_batches(rows_per_block))
+        return _blocks_of(self.rows.select(list(columns)), rows_per_block)
+
+
+def _blocks_of(rows: pa.Table, rows_per_block: int) -> Iterator[pa.RecordBatch]:
+    """Copies a block at a time, never the table."""
+    for start in range(0, rows.num_rows, rows_per_block):
+        yield from rows.slice(start, rows_per_block).combine_chunks().to_batches()
 
 
 class _FileTable:
@@ -109,10 +167,7 @@ class _FileTable:
     def __init__(self, path: Path, where: str) -> None:
         self.path, self.where = path, where
         self.name = str(path)
-        self.columns: list[str] = self._read_columns()
-        twice = sorted({name for name in self.columns if self.columns.count(name) > 1})
-        if twice:
-            raise UserError(where, f"{path} has column {', '.join(twice)} more than once", mend="Rename one of them.")
+        self.columns: Sequence[str] = self._read_columns()
 
     def fingerprint(self) -> str:
         digest = xxhash.xxh3_128()
@@ -121,6 +176,17 @@ class _FileTable:
                 digest.update(piece)
         return digest.hexdigest()
 
+    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+        if twice := sorted({name for name in columns if list(self.columns).count(name) > 1}):
+            mend = "Rename one of them."
+            raise UserError(self.where, f"{self.path} has column {', '.join(twice)} more than once", mend=mend)
+        for block in self._blocks(list(columns), rows_per_block):
+            for start in range(0, block.num_rows, rows_per_block):
+                yield block.slice(start, rows_per_block)
+
+    def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
+        raise NotImplementedError  # each format has its own
+
     def _read_columns(self) -> list[str]:
         raise NotImplementedError  # each format has its own
 
@@ -128,6 +194,12 @@ class _FileTable:
         if self.path.suffix.lower() == ".gz":
             return _Gunzipped(self.path, self.where)  # type: ignore[return-value]
         return self.path.open("rb")
+
+    def _require_utf8(self) -> None:
+        """Read the whole file for the line that is not UTF-8; only done when something has failed."""
+        with self._open() as file:
+            for number, line in enumerate(file, 1):
+                require_utf8(self.path, line, self.where, first_line=number)
 
     def _fail(self, what: str, mend: str = "") -> UserError:
         return UserError(self.where, f"{self.path}: {what}", mend=mend)
@@ -140,22 +212,44 @@ class CsvTable(_FileTable):
         self.delimiter = delimiter
         super().__init__(path, where)
 
-    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
-        try:
-            with self._reader(list(columns)) as reader:
-                yield from (block for block in reader if block.num_rows)
-        except pa.ArrowInvalid as error:
-            raise self._explain(str(error)) from None
+    def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
+        """Begins anew with larger blocks where a row is longer than two of them."""
+        block_bytes, done = _CSV_BLOCK_BYTES, 0
+        while True:
+            read = 0
+            try:
+                for block in self._whole_rows(columns, block_bytes):
+                    new = block.slice(max(0, done - read))
+                    read += block.num_rows
+                    done += new.num_rows
+                    yield new
+                return
+            except pa.ArrowException as error:
+                if "straddling" not in str(error) or block_bytes == _LONGEST_ROW:
+                    raise self._explain(str(error)) from None
+            block_bytes = _LONGEST_ROW
 
-    def _reader(self, columns: list[str] | None = None) -> pa_csv.CSVStreamingReader:
-        names = columns if columns is not None else []
+    def _whole_rows(self, columns: list[str], block_bytes: int) -> Iterator[pa.RecordBatch]:
+        """What the reader reads, less the row of ours at the end, which must come out as it went in."""
+        last: pa.RecordBatch | None = None
+        with self._open() as file, self._reader(file, columns, block_bytes) as reader:
+            for block in reader:
+                if last is not None and block.num_rows:
+                    yield last
+                last = block if block.num_rows else last
+        if last is None or any(column[-1].as_py() != _END for column in last.columns):
+            raise pa.ArrowInvalid(_OPEN_QUOTE)
+        yield last.slice(0, last.num_rows - 1)
+
+    def _reader(self, file: BinaryIO, columns: list[str], block_bytes: int) -> pa_csv.CSVStreamingReader:
+        ending = self.delimiter.join([_END] * len(self.columns))
         return pa_csv.open_csv(
-            pa.PythonFile(self._open()),
-            read_options=pa_csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=True),
+            pa.PythonFile(_Ended(file, f"\n{ending}\n".encode()), mode="r"),
+            read_options=pa_csv.ReadOptions(block_size=block_bytes, use_threads=True),
             parse_options=pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
             convert_options=pa_csv.ConvertOptions(
-                column_types={name: pa.string() for name in names},
-                include_columns=names,
+                column_types=dict.fromkeys(columns, pa.string()),
+                include_columns=columns,
                 strings_can_be_null=False,
                 quoted_strings_can_be_null=False,
             ),
@@ -163,138 +257,274 @@ class CsvTable(_FileTable):
 
     def _read_columns(self) -> list[str]:
         with self._open() as file:
-            head = file.readline(1 << 20)
-        require_utf8(self.path, head, self.where, first_line=1)
+            head = file.read(_HEAD_BYTES)
+        text = io.StringIO(head.decode("utf-8-sig", "replace"), newline="")
         try:
-            options = pa_csv.ParseOptions(delimiter=self.delimiter)
-            read_options = pa_csv.ReadOptions(use_threads=False)
-            return pa_csv.read_csv(io.BytesIO(head), read_options, options).column_names
-        except pa.ArrowInvalid:
-            raise self._fail("the first line is no list of columns", "Its first line must name the columns.") from None
+            names = next(filter(None, csv.reader(text, delimiter=self.delimiter)), [])
+        except csv.Error:
+            names = []
+        if not names or any("\ufffd" in name for name in names):
+            self._require_utf8()
+        if not names:
+            raise self._fail("the first line is no list of columns", "Its first line must name the columns.")
+        if len(head) < _HEAD_BYTES and not text.read().strip("\r\n"):
+            raise self._fail("no rows below the line that names the columns")
+        return names
 
     def _explain(self, message: str) -> UserError:
-        for number, line in enumerate(self._lines(), 1):
-            require_utf8(self.path, line, self.where, first_line=number)
-        if "got" in message and "Row #" in message:
-            row = int(message.partition("Row #")[2].partition(":")[0])
-            counts = message.partition(": ")[2].partition(":")[2].strip().partition(":")[0]
-            mend = f"Quote values that hold {self.delimiter!r} or line ends; the delimiter is {self.delimiter!r}."
-            return self._fail(f"row {row - 1}: {counts.lower() or 'wrong number of values'}", mend)
-        return self._fail(message.splitlines()[0], "Is a quote left open?")
+        """What the fast reader could not read, with the place."""
+        self._require_utf8()
+        row, line, values, is_spread = self._misfit()
+        if _OPEN_QUOTE in message and values == len(self.columns):
+            mend = 'Close it, or double a quote that is part of the text: "".'
+            return self._fail(f"row {row}: a quote is opened in line {line} and not closed", mend)
+        if values == 0:
+            what = f"row {row}: longer than {_LONGEST_ROW >> 20} MB from line {line} on"
+            return self._fail(what, "Is a quote opened there and not closed?")
+        if values == len(self.columns):
+            is_long = "straddling" in message
+            return self._fail(f"a row is longer than {_LONGEST_ROW >> 20} MB" if is_long else message.splitlines()[0])
+        mend = f"Quote values that hold {self.delimiter!r} or line ends."
+        mend += " Is the quote that opens there closed?" if is_spread else ""
+        return self._fail(f"row {row}: expected {len(self.columns)} columns, got {values} (line {line})", mend)
 
-    def _lines(self) -> Iterator[bytes]:
-        with self._open() as file:
-            yield from file
+    def _misfit(self) -> tuple[int, int, int, bool]:
+        """Row, line and number of values of the first row that does not fit, and whether it goes over several lines.
+
+        The last row of all when every row fits, and no values when the row has no end.
+        """
+        row, line, next_line, values = -1, 1, 1, 0  # the line that names the columns is row 0
+        limit = csv.field_size_limit(_LONGEST_ROW)
+        try:
+            with self._open() as file:
+                rows = csv.reader(chain((_text(file.readline()),), map(_text, file)), delimiter=self.delimiter)
+                for found in rows:
+                    if found:
+                        row, line, values = row + 1, next_line, len(found)
+                    next_line = rows.line_num + 1
+                    if found and values != len(self.columns):
+                        break
+        except csv.Error:
+            row, line, values = row + 1, next_line, 0
+        finally:
+            csv.field_size_limit(limit)
+        return row, line, values, next_line - line > 1
 
 
 class JsonTable(_FileTable):
-    """One JSON object a line, or one array of objects."""
+    """One JSON object a line, or one array of objects. The first rows settle the type of each column."""
 
-    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
-        rows: list[dict[str, Any]] = []
+    def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
         types: dict[str, pa.DataType] = {}
-        first = 1
-        for row in self._objects():
-            rows.append(row)
-            if len(rows) == rows_per_block:
-                yield self._block(rows, columns, types, first)
-                first += len(rows)
-                rows = []
-        if rows:
-            yield self._block(rows, columns, types, first)
+        if self._is_array():
+            rows, first = self._array(), 1
+            while block := list(islice(rows, rows_per_block)):
+                yield self._block(block, columns, types, first)
+                first += len(block)
+            return
+        row = line = 1
+        for piece in self._pieces():
+            found = self._parsed(piece, columns, types)
+            if found is None:
+                found = self._block(list(self._objects(piece, line)), columns, types, row)
+            yield found
+            row, line = row + found.num_rows, line + piece.count(b"\n")
+
+    def _pieces(self) -> Iterator[bytes]:
+        """The file in pieces of whole lines; the first, which is read slowly, is small."""
+        with self._open() as file:
+            piece = file.read(_HEAD_BYTES).removeprefix(codecs.BOM_UTF8)
+            while piece:
+                yield piece + file.readline()
+                piece = file.read(_BLOCK_BYTES)
+
+    def _parsed(self, piece: bytes, columns: list[str], types: dict[str, pa.DataType]) -> pa.RecordBatch | None:
+        """Read by Arrow; None before types are settled (Arrow would make dates of texts) and when it cannot."""
+        if not types:
+            return None
+        schema = pa.schema([(name, types.get(name, pa.string())) for name in columns])
+        options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        try:
+            found = pa_json.read_json(pa.BufferReader(piece), parse_options=options)
+        except pa.ArrowException:
+            return None
+        blocks = found.select(columns).combine_chunks().to_batches()
+        return blocks[0] if len(blocks) == 1 else None
 
     def _block(
-        self, rows: list[dict[str, Any]], columns: Sequence[str], types: dict[str, pa.DataType], first: int
+        self, rows: list[dict[str, Any]], columns: list[str], types: dict[str, pa.DataType], first_row: int
     ) -> pa.RecordBatch:
-        arrays = [self._column([row.get(name) for row in rows], name, types, first) for name in columns]
-        return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+        arrays = [self._column([row.get(name) for row in rows], name, types, first_row) for name in columns]
+        return pa.RecordBatch.from_arrays(arrays, names=columns)
 
-    def _column(self, values: list[Any], name: str, types: dict[str, pa.DataType], first: int) -> pa.Array:
-        try:
-            array = pa.array(values, type=types.get(name))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            raise self._mixed(values, name, types.get(name), first) from None
-        if not pa.types.is_null(array.type):
-            types.setdefault(name, array.type)
+    def _column(self, values: list[Any], name: str, types: dict[str, pa.DataType], first_row: int) -> pa.Array:
+        expected = types.get(name)
+        if not _fits(values, expected):
+            # The shortest beginning that does not fit ends with the value that is wrong.
+            wrong = bisect.bisect_left(range(len(values)), True, key=lambda i: not _fits(values[: i + 1], expected))
+            before = expected or pa.array(values[:wrong]).type
+            told = "" if pa.types.is_null(before) else f", rows before have {before}"
+            raise self._fail(f"row {first_row + wrong}: {name} is {_short(values[wrong])}{told}", _ONE_WAY)
+        array = pa.array(values, type=expected)
+        if pa.types.is_null(array.type):
+            return array.cast(pa.string())
+        if pa.types.is_list(array.type) and pa.types.is_null(array.type.value_type):
+            return array.cast(pa.list_(pa.string()))
+        types.setdefault(name, array.type)
         return array
 
-    def _mixed(self, values: list[Any], name: str, expected: pa.DataType | None, first: int) -> UserError:
-        """Name the first row whose value is of another type than those before it."""
-        kind = None if expected is None else expected
-        for offset, value in enumerate(values):
-            if value is None:
+    def _is_array(self) -> bool:
+        with self._open() as file:
+            return file.read(64).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+
+    def _objects(self, piece: bytes, first_line: int) -> Iterator[dict[str, Any]]:
+        """The objects of some lines."""
+        for number, line in enumerate(piece.split(b"\n"), first_line):
+            require_utf8(self.path, line, self.where, first_line=number)
+            if not line.strip():
                 continue
-            own = pa.array([value]).type
-            kind = own if kind is None else kind
-            if own != kind:
-                what = f"row {first + offset}: {name} is {value!r} ({own}), rows before have {kind}"
-                return self._fail(what, "Write all values of a column in one way.")
-        return self._fail(f"column {name} mixes types", "Write all values of a column in one way.")
-
-    def _objects(self) -> Iterator[dict[str, Any]]:
-        with self._open() as file:
-            start = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
-        if start == b"[":
-            yield from self._array()
-            return
-        with self._open() as file:
-            for number, line in enumerate(file, 1):
-                require_utf8(self.path, line, self.where, first_line=number)
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                if text.strip():
-                    yield self._object(text, number)
-
-    def _object(self, text: str, number: int) -> dict[str, Any]:
-        try:
-            found = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise self._fail(f"line {number}: not valid JSON ({error.msg}, column {error.colno})") from None
-        if not isinstance(found, dict):
-            raise self._fail(f"line {number}: a {type(found).__name__} where an object is needed")
-        return found
+            try:
+                found = json.loads(line)
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise self._fail(f"line {number}: not valid JSON ({_reason(error)})", _JSON_FORMS) from None
+            if not isinstance(found, dict):
+                raise self._fail(f"line {number}: a {type(found).__name__} where an object is needed", _JSON_FORMS)
+            yield found
 
     def _array(self) -> Iterator[dict[str, Any]]:
+        """The objects of an array, one after the other, from a window that moves over the file."""
         with self._open() as file:
-            data = file.read()
-        require_utf8(self.path, data, self.where, first_line=1)
+            texts = self._texts(file)
+            window, place, row = next(texts, "").lstrip()[1:], 0, 0
+            while True:
+                place = _skip_between(window, place)
+                try:
+                    found, end = _DECODER.raw_decode(window, place)
+                except (json.JSONDecodeError, RecursionError) as error:
+                    if window[place : place + 1] == "]":
+                        break
+                    window, place = window[place:], 0
+                    if len(window) > _LONGEST_ROW or not (more := next(texts, "")):
+                        raise self._fail(f"row {row + 1}: not valid JSON ({_reason(error)})", _JSON_FORMS) from None
+                    window += more
+                    continue
+                row, place = row + 1, end
+                if not isinstance(found, dict):
+                    raise self._fail(f"row {row}: a {type(found).__name__} where an object is needed", _JSON_FORMS)
+                yield found
+            if window[place + 1 :].strip() or any(text.strip() for text in texts):
+                raise self._fail(f"row {row}: the array ends here, but the file goes on", _JSON_FORMS)
+
+    def _texts(self, file: BinaryIO) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8-sig")()
         try:
-            found = json.loads(data.decode("utf-8-sig"))
-        except json.JSONDecodeError as error:
-            raise self._fail(f"line {error.lineno}: not valid JSON ({error.msg})") from None
-        for number, row in enumerate(found, 1):
-            if not isinstance(row, dict):
-                raise self._fail(f"row {number}: a {type(row).__name__} where an object is needed")
-            yield row
+            while piece := file.read(_HEAD_BYTES):
+                yield decoder.decode(piece)
+            yield decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            self._require_utf8()
 
     def _read_columns(self) -> list[str]:
-        first = next(self._objects(), None)
-        if first is None:
+        """Every name of the first rows: a row may leave out what it has no value for."""
+        if self._is_array():
+            first_rows = list(islice(self._array(), _ROWS_LOOKED_AT))
+        else:
+            pieces = (list(self._objects(piece, 1)) for piece in self._pieces())
+            first_rows = next(filter(None, pieces), [])
+        if not first_rows:
             raise self._fail("no rows")
-        return list(first)
+        return list(dict.fromkeys(chain.from_iterable(first_rows)))
+
+
+_DECODER = json.JSONDecoder()
+
+
+def _skip_between(window: str, place: int) -> int:
+    found = _BETWEEN.match(window, place)
+    return found.end() if found else place
+
+
+def _fits(values: list[Any], kind: pa.DataType | None) -> bool:
+    try:
+        pa.array(values, type=kind)
+    except (pa.ArrowException, UnicodeEncodeError, OverflowError):
+        return False
+    return True
+
+
+def _short(value: Any) -> str:
+    """A value and its type, as they can be printed: lone surrogates, which no terminal takes, are written out."""
+    text = repr(value).encode("utf-8", "backslashreplace").decode()
+    kind = pa.array([value]).type if _fits([value], None) else "no value we can hold"
+    return f"{text if len(text) <= 60 else text[:60] + '…'} ({kind})"
+
+
+def _reason(error: Exception) -> str:
+    return error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8-sig")
 
 
 class ParquetTable(_FileTable):
     """A parquet file; columns keep their types."""
 
-    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
-        return self._reading(lambda file: file.iter_batches(rows_per_block, columns=list(columns)))
-
-    def _reading(self, read: Callable[[pq.ParquetFile], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
+        row = 0
         try:
-            with pq.ParquetFile(self.path) as file:
-                yield from (block for block in read(file) if block.num_rows)
-        except (pa.ArrowInvalid, OSError) as error:
+            with self._parquet() as file:
+                for block in file.iter_batches(rows_per_block, columns=columns):
+                    self._require_whole(block, row)
+                    row += block.num_rows
+                    yield block.select(columns)
+        except (pa.ArrowException, OSError) as error:
             raise self._damaged(error) from None
+
+    def _require_whole(self, block: pa.RecordBatch, first_row: int) -> None:
+        """Texts in a parquet file may be anything; what is not UTF-8 would stop a later step."""
+        for name, column in zip(block.schema.names, block.columns, strict=True):
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as error:
+                rows = f"rows {first_row + 1:,} to {first_row + block.num_rows:,}"
+                raise self._fail(f"{rows}: column {name!r} is damaged or not UTF-8 ({_first_line(error)})") from None
 
     def _read_columns(self) -> list[str]:
         try:
-            with pq.ParquetFile(self.path) as file:
-                return list(file.schema_arrow.names)
-        except (pa.ArrowInvalid, OSError) as error:
+            with self._parquet() as file:
+                num_rows, names = file.metadata.num_rows, list(file.schema_arrow.names)
+        except (pa.ArrowException, OSError) as error:
             raise self._damaged(error) from None
+        if num_rows == 0:
+            raise self._fail("no rows")
+        return names
+
+    def _parquet(self) -> pq.ParquetFile:
+        return pq.ParquetFile(self.path, buffer_size=_HEAD_BYTES, pre_buffer=False)
 
     def _damaged(self, error: Exception) -> UserError:
-        return self._fail(f"not a whole parquet file ({str(error).splitlines()[0]})", "Was it cut short?")
+        return self._fail(f"not a whole parquet file ({_first_line(error)})", "Was it cut short?")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+class _Ended(io.RawIOBase):
+    """A file with something added after its end."""
+
+    def __init__(self, file: BinaryIO, ending: bytes) -> None:
+        self._file, self._ending = file, ending
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if data := self._file.read(size):
+            return data
+        data, self._ending = self._ending, b""
+        return data
 
 
 class _Gunzipped(io.RawIOBase):
@@ -357,16 +587,20 @@ def require_utf8(path: Path, data: bytes, where: str, first_line: int) -> None:
 
 
 def _require_file(file: Path, where: str) -> None:
-    if file.is_dir():
-        raise UserError(where, f"{file} is a folder", allowed="one file", mend="Name a file in it.")
-    if not file.exists():
-        folder = file.parent
-        neighbours = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        raise UserError(where, f"no such file: {file}", mend=did_you_mean(file.name, neighbours))
     try:
+        if file.is_dir():
+            raise UserError(where, f"{file} is a folder", allowed="one file", mend="Name a file in it.")
+        if not file.exists():
+            raise UserError(where, f"no such file: {file}", mend=did_you_mean(file.name, _neighbours(file.parent)))
+        if not file.is_file():
+            raise UserError(where, f"{file} is a pipe or a device", allowed="a file, which can be read twice")
         with file.open("rb") as opened:
             is_empty = not opened.read(1)
     except OSError as error:
         raise UserError(where, f"cannot read {file}: {error.strerror}") from None
     if is_empty:
         raise UserError(where, f"{file} is empty")
+
+
+def _neighbours(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []

@@ -27,7 +27,7 @@ from flatout.data.splits import assign_splits
 from flatout.data.store import SCHEMA, Column, Store, StoreWriter, smallest_token_type
 from flatout.data.table import Table, open_table, require_columns, table_of
 from flatout.data.vocabulary import EncodedBlock, Vocabulary, VocabularyConfig
-from flatout.errors import UserError, require
+from flatout.errors import UserError, as_choice, require
 
 SPLITS = ("train", "validation", "test")
 _TOPIC = "topic"
@@ -80,6 +80,8 @@ class TextDataConfig:
     """Folder of the finished stores; null: $FLATOUT_CACHE, else the user's cache folder."""
 
     def __post_init__(self) -> None:
+        self.problem = as_choice(Problem, self.problem, "data.problem")
+        self.feed = as_choice(FeedKind, self.feed, "data.feed")
         for name in ("batch_size", "eval_batch_size", "accumulate", "max_length", "workers"):
             value = getattr(self, name)
             require(value >= 1, f"data.{name}", f"{value}", allowed="1 or more")

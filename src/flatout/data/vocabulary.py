@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from flatout.errors import UserError, require
+from flatout.errors import UserError, as_choice, require
 
 # Characters of Unicode's private range, so that no word of a text can be taken for one of them.
 PADDING, UNKNOWN, SEPARATOR = "\ue000", "\ue001", "\ue002"
@@ -52,6 +53,7 @@ class VocabularyConfig:
     """Whether `é` and `e` are one letter."""
 
     def __post_init__(self) -> None:
+        self.kind = as_choice(VocabularyKind, self.kind, "data.vocabulary.kind")
         where = "data.vocabulary"
         require(self.size > len(_SPECIAL), f"{where}.size", f"{self.size} entries", allowed=f"over {len(_SPECIAL)}")
         require(self.min_frequency >= 1, f"{where}.min_frequency", f"{self.min_frequency}", allowed="1 or more")
@@ -137,10 +139,10 @@ _CUT = np.array([SEPARATOR_ID], dtype=np.int32)
 
 
 def _untrained(config: VocabularyConfig) -> tuple[Tokenizer, trainers.Trainer]:
-    steps = [normalizers.NFKC()]
+    steps: list[normalizers.Normalizer] = [normalizers.NFKC()]
     steps += [normalizers.Lowercase()] if config.lowercase else []
     steps += [normalizers.NFD(), normalizers.StripAccents()] if config.strip_accents else []
-    shared = {
+    shared: dict[str, Any] = {
         "vocab_size": config.size,
         "min_frequency": config.min_frequency,
         "special_tokens": _SPECIAL,

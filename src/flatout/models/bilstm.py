@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import require
+from flatout.errors import as_choice, require
 from flatout.models.pooling import Pool, Pooling
 from flatout.models.vectors import load_vectors
 
@@ -46,6 +46,7 @@ class BiLSTMConfig:
     """Whether the word vectors stay as they are."""
 
     def __post_init__(self) -> None:
+        self.pooling = as_choice(Pooling, self.pooling, "model.pooling")
         for name in ("embedding", "hidden", "layers"):
             require(getattr(self, name) >= 1, f"model.{name}", f"{getattr(self, name)}", allowed="1 or more")
         require(0 <= self.dropout < 1, "model.dropout", f"{self.dropout}", allowed="0 to below 1")
@@ -145,11 +146,12 @@ def _initialise(model: BiLSTM) -> None:
             continue
         for name, weight in layer.named_parameters():
             if "weight_hh" in name:
-                for gate in weight.data.chunk(4):
+                for gate in torch.chunk(weight.data, 4):
                     nn.init.orthogonal_(gate)
             elif "weight_ih" in name:
                 nn.init.xavier_uniform_(weight)
             else:
                 nn.init.zeros_(weight)
         # Gates stand in the order input, forget, cell, output.
-        layer.bias_ih_l0.data[layer.hidden_size : 2 * layer.hidden_size] = 1.0
+        bias = dict(layer.named_parameters())["bias_ih_l0"]
+        bias.data[layer.hidden_size : 2 * layer.hidden_size] = 1.0

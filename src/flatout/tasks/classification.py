@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flatout.data.batch import FlatBatch
 from flatout.data.problem import Problem
-from flatout.errors import require
+from flatout.errors import as_choice, require
 from flatout.metrics import TaskMetrics
 from flatout.optim import OptimConfig
 from flatout.tasks.step import StepTask
@@ -34,6 +34,7 @@ class ClassificationConfig:
     """Share of each target spread over all classes; for one class a row."""
 
     def __post_init__(self) -> None:
+        self.class_weights = as_choice(ClassWeights, self.class_weights, "task.class_weights")
         smoothing = self.label_smoothing
         require(0 <= smoothing < 1, "task.label_smoothing", f"{smoothing}", allowed="0 to below 1")
 
@@ -61,6 +62,9 @@ class Labels:
 
 class ClassificationTask(StepTask):
     """Trains a classifier or a regression on flat batches."""
+
+    weights_C: Tensor | None
+    _loss_sum: Tensor
 
     def __init__(
         self,

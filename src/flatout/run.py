@@ -88,7 +88,7 @@ def fit(
     if unknown:
         allowed = ", ".join(RunConfig.__dataclass_fields__)
         raise UserError("fit", f"no setting {', '.join(sorted(unknown))}", allowed=allowed)
-    given = {name: value for name, value in (("data", data), ("model", model)) if value is not None}
+    given: dict[str, Any] = {name: value for name, value in (("data", data), ("model", model)) if value is not None}
     config = RunConfig(**given, **settings)
     if epochs is not None:
         config.trainer = {**config.trainer, "max_epochs": epochs}
@@ -226,7 +226,7 @@ def build_trainer(
     metric = chosen_metric(config, task)
     say = place.log.say
     listeners: list[Listener] = [
-        MetricsFile(place.path / "metrics.csv", list(task.metrics.names())),
+        MetricsFile(place.path / "metrics.csv", ["loss", *task.metrics.names()]),
         Curves(place.path),
         ProgressLine(task.total_steps, metric, say, live=config.monitor.progress),
     ]

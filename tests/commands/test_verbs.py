@@ -1,0 +1,145 @@
+"""`python -m flatout`: predict, evaluate, cache and bench, with mistakes told in one message."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from flatout import BiLSTMConfig, HeadlinesConfig, TextDataConfig, fit
+from flatout.__main__ import main
+from flatout.bench.claim import at_least, bounded, in_turn
+from flatout.commands.bench import line
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verbs")
+    data = TextDataConfig(sample=HeadlinesConfig(rows=400, eval_rows=80, classes=3), cache=str(folder / "cache"))
+    return fit(data, BiLSTMConfig(embedding=8, hidden=8), epochs=1, output=str(folder / "runs"))
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text('id,text,label\n1,"a senate, a ballot",politics\n2,,sport\n3,striker playoff goal,sport\n')
+    return str(path)
+
+
+def verb(*arguments) -> int:
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as left:
+        return int(left.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl", "out.parquet"])
+def test_predict_answers_every_row_in_order(finished, rows, tmp_path, name):
+    assert verb("predict", finished.folder, rows, "--out", tmp_path / name) == 0
+    if name.endswith(".csv"):
+        found = list(csv.DictReader((tmp_path / name).read_text(encoding="utf-8").splitlines()))
+    elif name.endswith(".jsonl"):
+        found = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+    else:
+        found = pq.read_table(tmp_path / name).to_pylist()
+    assert [str(row["id"]) for row in found] == ["1", "2", "3"]
+    expected = finished.predict(["a senate, a ballot", "", "striker playoff goal"])
+    assert [row["prediction"] for row in found] == [prediction.label for prediction in expected]
+    assert [float(row["probability"]) for row in found] == pytest.approx([p.probability for p in expected], abs=1e-5)
+
+
+def test_predict_writes_to_standard_output(finished, rows, capfdbinary):
+    assert verb("predict", finished.folder, rows) == 0
+    assert capfdbinary.readouterr().out.splitlines()[0] == b'"id","text","label","prediction","probability"'
+
+
+def test_evaluate_prints_metrics_and_what_it_found(finished, rows, capsys):
+    assert verb("evaluate", finished.folder, rows) == 0
+    said = capsys.readouterr().out
+    assert "1 rows with an empty text kept as one unknown word" in said
+    assert "accuracy" in said
+    assert verb("evaluate", finished.folder, rows, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 3
+
+
+def test_evaluating_the_test_split_again_gives_the_run_s_own_metrics(finished, tmp_path, capsys):
+    from flatout.data.samples import HeadlinesTable
+
+    table = HeadlinesTable(HeadlinesConfig(rows=400, eval_rows=80, classes=3), "test")
+    (block,) = table.blocks(["text", "label"])
+    path = tmp_path / "test.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in block.to_pylist()))
+    assert verb("evaluate", finished.folder, path, "--json") == 0
+    accuracy = json.loads(capsys.readouterr().out)["accuracy"]
+    assert accuracy == pytest.approx(finished.metrics["test/accuracy"], abs=0.03)  # fp32 here, bf16 where native there
+
+
+MISTAKES = [
+    (["predict", "nowhere", "ROWS"], "nowhere: no such run."),
+    (["predict", "RUN", "nowhere.csv"], "FILE: no such file: nowhere.csv"),
+    (["predict", "RUN", "ROWS", "--text", "txt"], "--text: no column 'txt'"),
+    (["predict", "RUN", "ROWS", "--out", "rows.xlsx"], "--out: cannot write .xlsx (.csv, .jsonl, .parquet)"),
+    (["evaluate", "RUN", "ROWS", "--label", "id"], "labels that the run does not know: '1', '2', '3'"),
+    (["bench", "spin"], "bench: no bench 'spin' (spine, headlines, quality). Did you mean 'spine'?"),
+    (["bench", "quality"], "bench quality: needs published data sets."),
+    (["cache", "clear", "nope"], "cache clear: no store 'nope'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_a_mistake_is_one_message_and_exit_code_2(finished, rows, capsys, arguments, message):
+    places = {"RUN": str(finished.folder), "ROWS": rows}
+    assert verb(*(places.get(argument, argument) for argument in arguments)) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_a_failed_prediction_leaves_no_half_file(finished, tmp_path):
+    broken = tmp_path / "rows.jsonl"
+    broken.write_text('{"text": "a"}\n{"text": \n')
+    assert verb("predict", finished.folder, broken, "--out", tmp_path / "out.csv") == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.jsonl"]
+
+
+def test_the_cache_is_listed_verified_and_cleared(tmp_path, capsys):
+    TextDataConfig(sample=HeadlinesConfig(rows=50, eval_rows=10), cache=str(tmp_path)).prepare()
+    assert verb("cache", "--cache", tmp_path, "list") == 0
+    assert "50 + 10 + 10 rows  sample:headlines" in capsys.readouterr().out
+    assert verb("cache", "--cache", tmp_path, "verify") == 0
+    assert "whole" in capsys.readouterr().out
+    (broken,) = tmp_path.glob("*/train/tokens.bin")
+    broken.write_bytes(b"x")
+    assert verb("cache", "--cache", tmp_path, "verify") == 1
+    assert "damaged: train/tokens.bin" in capsys.readouterr().out
+    assert verb("cache", "--cache", tmp_path, "size") == 0
+    assert "1 stores" in capsys.readouterr().out
+    assert verb("cache", "--cache", tmp_path, "clear") == 0
+    assert "1 store removed" in capsys.readouterr().out
+    assert verb("cache", "--cache", tmp_path, "list") == 0
+    assert "no stores in" in capsys.readouterr().out
+
+
+def test_claims_hold_or_do_not():
+    assert at_least("speed", 30.0, 10.0, "rows/s", 3.0).holds
+    assert not at_least("speed", 29.0, 10.0, "rows/s", 3.0).holds
+    assert not bounded("wait", 1.5, "%", most=1.0).holds
+    assert "NO" in line(bounded("wait", 1.5, "%", most=1.0, note="why"))
+    assert set(bounded("wait", 1.5, "%", most=1.0).as_dict()) == {
+        "claim", "ours", "theirs", "unit", "ratio", "goal", "holds", "note",
+    }  # fmt: skip
+
+
+def test_both_sides_are_measured_in_turn():
+    order = []
+    found = in_turn([lambda: order.append("a") or len(order), lambda: order.append("b") or len(order)], rounds=3)
+    assert order == list("ababab")
+    assert found == [3, 4]
+
+
+def test_benches_are_listed(capsys):
+    assert verb("bench", "--list") == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"spine", "headlines", "quality"}

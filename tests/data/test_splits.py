@@ -1,0 +1,85 @@
+"""Splits by content: the same text in the same split, whatever stands around it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.data.splits import _mixed, assign_splits, hash_texts
+
+any_texts = st.lists(st.text(max_size=12), min_size=1, max_size=40)
+
+
+@given(any_texts, st.data())
+def test_a_text_hashes_the_same_in_any_block(texts, data):
+    whole = hash_texts(pa.array(texts, pa.string()))
+    start = data.draw(st.integers(0, len(texts) - 1))
+    stop = data.draw(st.integers(start, len(texts)))
+    sliced = hash_texts(pa.array(texts, pa.string()).slice(start, stop - start))
+    np.testing.assert_array_equal(sliced, whole[start:stop])
+    large = hash_texts(pa.array(texts, pa.large_string()))
+    np.testing.assert_array_equal(large, whole)
+
+
+@given(any_texts)
+def test_equal_texts_hash_alike_and_others_do_not(texts):
+    hashes = hash_texts(pa.array(texts, pa.string()))
+    assert len(set(hashes.tolist())) == len({text.encode() for text in texts})
+
+
+def test_the_hash_is_the_same_everywhere():
+    assert hash_texts(pa.array(["", "a", "flat out", "é"])).tolist() == KNOWN
+
+
+KNOWN = [12035550249420947055, 3024699920291800666, 1269837618955542677, 13616274269771723189]
+
+
+def test_shares_are_met_and_another_seed_draws_others():
+    texts = pa.array([f"row {i}" for i in range(20_000)])
+    splits = assign_splits(texts, validation_share=0.1, test_share=0.2, seed=0)
+    shares = np.bincount(splits, minlength=3) / len(splits)
+    np.testing.assert_allclose(shares, [0.7, 0.1, 0.2], atol=0.01)
+    assert (assign_splits(texts, validation_share=0.1, test_share=0.2, seed=1) != splits).mean() > 0.3
+
+
+def test_a_grown_file_keeps_its_old_split():
+    old = [f"row {i}" for i in range(500)]
+    before = assign_splits(pa.array(old), validation_share=0.1, test_share=0.1)
+    after = assign_splits(pa.array([*old, "new", "rows"]), validation_share=0.1, test_share=0.1)
+    np.testing.assert_array_equal(after[:500], before)
+
+
+@given(any_texts, st.integers(-5, 5), st.data())
+def test_the_split_does_not_follow_block_boundaries(texts, seed, data):
+    cut = data.draw(st.integers(0, len(texts)))
+    array = pa.array(texts, pa.string())
+    shares = {"validation_share": 0.3, "test_share": 0.3, "seed": seed}
+    parts = [assign_splits(part, **shares) for part in (array[:cut], array[cut:])]
+    np.testing.assert_array_equal(np.concatenate(parts), assign_splits(array, **shares))
+
+
+def by_hand(text: str) -> int:
+    """The sum that the hash mixes, a byte at a time."""
+    data, multiplier, bits = text.encode(), 0x9E3779B97F4A7C15, (1 << 64) - 1
+    total, power = len(data), 1
+    for byte in data:
+        power = power * multiplier & bits
+        total += (byte + 1) * power
+    return total & bits
+
+
+def test_long_texts_pass_through_the_window_unchanged():
+    texts = ["x", "é" * 40_000, "", "y" * 65_536, "z" * 200_001, "end"]
+    mixed = hash_texts(pa.array(texts))
+    for place, text in enumerate(texts):
+        assert mixed[place] == hash_texts(pa.array([text]))[0]
+    sums = np.array([by_hand(text) for text in texts], dtype=np.uint64)
+    np.testing.assert_array_equal(mixed, _mixed(sums ^ _mixed(np.array([0], dtype=np.uint64))))
+
+
+def test_a_missing_text_counts_as_an_empty_one():
+    null, empty = hash_texts(pa.array([None, ""], pa.string()))
+    assert null == empty
+    assert len(hash_texts(pa.array([], pa.string()))) == 0

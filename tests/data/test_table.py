@@ -1,0 +1,351 @@
+"""Tables are read strictly as written, and what cannot be read is told with file and row."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flatout.data.table import open_table, require_columns, table_of
+from flatout.errors import UserError
+
+ODD = ["NA", "null", "None", "", "007", "00101", "1.0", "nan", 'say "hi"', "two\nlines", "a,b", "é ☃"]
+
+
+def rows_of(table) -> list[dict]:
+    return [row for block in table.blocks(table.columns) for row in block.to_pylist()]
+
+
+def as_csv(rows: list[dict[str, str]], delimiter: str = ",", newline: str = "\n") -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0], delimiter=delimiter, lineterminator=newline, quoting=csv.QUOTE_ALL)
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+ROWS = [{"text": text, "label": str(i)} for i, text in enumerate(ODD)]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.csv.gz", "rows.jsonl", "rows.json", "rows.jsonl.gz"])
+@pytest.mark.parametrize("bom", [False, True])
+def test_every_format_gives_back_what_was_written(tmp_path, name, bom):
+    if ".jsonl" in name:
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+    elif ".json" in name:
+        text = json.dumps(ROWS)
+    else:
+        text = as_csv(ROWS, "\t" if ".tsv" in name else ",")
+    data = text.encode("utf-8-sig" if bom else "utf-8")
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    table = open_table(tmp_path / name, where="data.train")
+    assert list(table.columns) == ["text", "label"]
+    assert rows_of(table) == ROWS
+
+
+def test_parquet_keeps_its_types(tmp_path):
+    pq.write_table(pa.table({"text": ["a", None], "label": [1, 2]}), tmp_path / "rows.parquet")
+    assert rows_of(open_table(tmp_path / "rows.parquet", where="x")) == [
+        {"text": "a", "label": 1},
+        {"text": None, "label": 2},
+    ]
+
+
+def test_windows_line_ends_are_no_part_of_a_value(tmp_path):
+    (tmp_path / "rows.csv").write_bytes(b"text,label\r\na,1\r\nb,2\r\n")
+    assert rows_of(open_table(tmp_path / "rows.csv", where="x")) == [
+        {"text": "a", "label": "1"},
+        {"text": "b", "label": "2"},
+    ]
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r"), max_size=20)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.fixed_dictionaries({"text": texts, "label": texts}), min_size=1, max_size=8))
+def test_any_texts_survive_a_csv(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("csv") / "rows.csv"
+    path.write_text(as_csv(rows), encoding="utf-8", newline="")
+    assert rows_of(open_table(path, where="x")) == rows
+
+
+def test_the_fingerprint_follows_the_content_and_not_the_time(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\na,1\n")
+    first = open_table(path, where="x").fingerprint()
+    os.utime(path, (1, 1))
+    assert open_table(path, where="x").fingerprint() == first
+    stat = path.stat()
+    path.write_text("text,label\nb,1\n")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert open_table(path, where="x").fingerprint() != first
+
+
+def test_tables_in_memory():
+    columns = {"text": ["a", "b"], "label": [1, 2]}
+    expected = [{"text": "a", "label": 1}, {"text": "b", "label": 2}]
+    for rows in (columns, pa.table(columns)):
+        assert rows_of(table_of(rows)) == expected
+    assert table_of(columns).fingerprint() == table_of(pa.table(columns)).fingerprint()
+    with pytest.raises(UserError, match="cannot read rows from a int"):
+        table_of(3)
+
+
+BROKEN = {
+    "missing": ("rows.csv", None, r"no such file: .*rows.csv\. Did you mean 'rows.tsv'\?"),
+    "empty": ("rows.csv", b"", "rows.csv is empty"),
+    "unknown format": ("rows.xlsx", b"PK", r"is no format we read \(.csv, .tsv"),
+    "not UTF-8": ("rows.csv", b"text,label\na,1\nb\xe9,2\n", r"line 3: byte 0xe9 is not UTF-8.*iconv"),
+    "ragged": ("rows.csv", b"text,label\na,1\nb,2,3\n", r"row 2: expected 2 columns, got 3.*Quote values"),
+    "twice the same column": ("rows.csv", b"text,text\na,1\n", "has column text more than once"),
+    "broken json line": ("rows.jsonl", b'{"text": "a"}\n{"text": \n', "line 2: not valid JSON"),
+    "json line that is no object": ("rows.jsonl", b'{"text": "a"}\n[1]\n', "line 2: a list where an object is needed"),
+    "json with mixed types": (
+        "rows.jsonl",
+        b'{"text": "a"}\n{"text": 3}\n',
+        r"row 2: text is 3 \(int64\), rows before",
+    ),
+    "parquet cut short": ("rows.parquet", b"PAR1abc", "not a whole parquet file"),
+    "gzip cut short": ("rows.csv.gz", gzip.compress(b"text,label\na,1\n" * 50)[:-20], "not a whole gzip file"),
+    "no gzip at all": ("rows.csv.gz", b"text,label\na,1\n", "not a whole gzip file"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_cannot_be_read_is_told_with_file_and_row(tmp_path, case):
+    name, content, message = BROKEN[case]
+    (tmp_path / "rows.tsv").write_text("text\tlabel\n")
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        rows_of(open_table(tmp_path / name, where="data.train"))
+    assert str(caught.value).startswith("data.train: ")
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(UserError, match="is a folder"):
+        open_table(tmp_path, where="data.train")
+
+
+def test_all_missing_columns_are_named_at_once():
+    with pytest.raises(UserError) as caught:
+        require_columns(table_of({"text": ["a"], "label": ["b"]}), {"data.text": "texts", "data.label": "lable"})
+    assert str(caught.value) == (
+        "data.text and data.label: no column 'texts', 'lable' in table in memory (columns: text, label). "
+        "Did you mean 'text'? Did you mean 'label'?"
+    )
+
+
+# What readers usually guess, swallow or give up on.
+
+READ_AS_WRITTEN = {
+    "a quote inside a value": (
+        "rows.csv",
+        b'text,label\n5" nails,1\n"say ""hi""",2\n',
+        [['5" nails', "1"], ['say "hi"', "2"]],
+    ),
+    "windows line ends in a value": ("rows.csv", b'text,label\r\n"a\r\nb",1\r\n', [["a\r\nb", "1"]]),
+    "old line ends": ("rows.csv", b"text,label\ra,1\rb,2\r", [["a", "1"], ["b", "2"]]),
+    "no line end at the end": ("rows.csv", b"text,label\na,1\nb,", [["a", "1"], ["b", ""]]),
+    "a line end in a column's name": ("rows.csv", b'text,"la\nbel"\na,1\n', [["a", "1"]]),
+    "a NUL": ("rows.csv", b"text,label\na\x00b,1\n", [["a\x00b", "1"]]),
+    "a date": (
+        "rows.jsonl",
+        b'{"t": "2020-01-01"}\n{"t": "2020-01-02T03:04:05Z"}\n',
+        [["2020-01-01"], ["2020-01-02T03:04:05Z"]],
+    ),
+    "a key left out": ("rows.jsonl", b'{"t": "a"}\n\n{"t": "b", "l": 1}\n', [["a", None], ["b", 1]]),
+    "an array over several lines": ("rows.json", b'[\n {"t": "a"},\n {"t": "b"}\n]\n', [["a"], ["b"]]),
+}
+
+
+@pytest.mark.parametrize("case", READ_AS_WRITTEN)
+def test_values_are_what_is_written(tmp_path, case):
+    name, content, expected = READ_AS_WRITTEN[case]
+    (tmp_path / name).write_bytes(content)
+    assert [list(row.values()) for row in rows_of(open_table(tmp_path / name, where="x"))] == expected
+
+
+TOLD = {
+    "only a header": ("rows.csv", b"text,label\n\n", "no rows below the line that names the columns"),
+    "no header": ("rows.csv", b"\n\n", "the first line is no list of columns"),
+    "a header that is not UTF-8": ("rows.csv", b"t\xe9xt,label\na,1\n", "line 1: byte 0xe9 is not UTF-8"),
+    "an open quote": ("rows.csv", b'text,label\na,1\nb,"2\nc,3\n', "row 2: a quote is opened in line 3 and not closed"),
+    "an open quote that eats a comma": ("rows.csv", b'text,label\n"a,1\nc,3\n', r"row 1: .* got 1 \(line 2\).*quote"),
+    "too few values": ("rows.csv", b'text,label\n"a\nb",1\nc\n', r"row 2: expected 2 columns, got 1 \(line 4\)"),
+    "a tsv read as csv": ("rows.csv", b"text\tlabel\na,b\t1\n", "row 1: expected 1 columns, got 2"),
+    "no objects": ("rows.jsonl", b"\n\n", "no rows"),
+    "an empty array": ("rows.json", b"[]", "no rows"),
+    "an array cut short": (
+        "rows.json",
+        b'[{"text": "a"}, {"text": "b"',
+        "row 2: not valid JSON.*Write one object a line",
+    ),
+    "an array with more behind it": ("rows.json", b'[{"text": "a"}] {"text": "b"}', "row 1: the array ends here"),
+    "an array of numbers": ("rows.json", b"[1, 2]", "row 1: a int where an object is needed"),
+    "an array that is not UTF-8": (
+        "rows.json",
+        b'[{"text": "a"},\n{"text": "\xe9"}]',
+        "line 2: byte 0xe9 is not UTF-8",
+    ),
+    "a json line that is not UTF-8": ("rows.jsonl", b'{"t": "a"}\n{"t": "\xe9"}\n', "line 2: byte 0xe9 is not UTF-8"),
+    "half a letter in json": ("rows.jsonl", b'{"t": "a"}\n{"t": "\\ud800"}\n', r"row 2: t is '\\ud800' \(no value"),
+    "a number too large": (
+        "rows.jsonl",
+        b'{"t": 1}\n{"t": 99999999999999999999999}\n',
+        "row 2: t is 99999999999999999999999",
+    ),
+    "a number that would be rounded": (
+        "rows.jsonl",
+        b'{"t": 12345678901234567890}\n',
+        "row 1: t is 12345678901234567890",
+    ),
+    "json that is too deep": ("rows.jsonl", b'{"t": ' + b"[" * 100_000 + b"\n", "line 1: not valid JSON"),
+}
+
+
+@pytest.mark.parametrize("case", TOLD)
+def test_what_readers_swallow_is_told_too(tmp_path, case):
+    name, content, message = TOLD[case]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        rows_of(open_table(tmp_path / name, where="data.train"))
+    assert str(caught.value).startswith(f"data.train: {tmp_path / name}")
+    assert str(caught.value).encode()
+
+
+def test_a_file_cut_short_inside_its_rows_is_told(tmp_path):
+    pq.write_table(pa.table({"text": ["a" * 50] * 1000}), tmp_path / "rows.parquet", compression="none")
+    data = (tmp_path / "rows.parquet").read_bytes()
+    (tmp_path / "rows.parquet").write_bytes(data[:-40])
+    with pytest.raises(UserError, match="not a whole parquet file"):
+        open_table(tmp_path / "rows.parquet", where="x")
+
+
+def test_parquet_without_rows_or_with_broken_texts_is_told(tmp_path):
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "none.parquet")
+    with pytest.raises(UserError, match="no rows"):
+        open_table(tmp_path / "none.parquet", where="x")
+    broken = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xe9")])
+    pq.write_table(pa.table({"text": broken}), tmp_path / "broken.parquet")
+    with pytest.raises(UserError, match="rows 1 to 1: column 'text' is damaged or not UTF-8"):
+        rows_of(open_table(tmp_path / "broken.parquet", where="x"))
+
+
+def test_a_later_type_is_told_by_its_row_in_a_long_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        '{"text": "a fairly long text to fill a block", "label": 1}\n' * 160_000 + '{"text": "b", "label": "x"}\n'
+    )
+    with pytest.raises(UserError, match=r"row 160001: label is 'x' \(string\), rows before have int64"):
+        for _ in open_table(path, where="x").blocks(["text", "label"]):
+            pass
+
+
+def test_a_quote_left_open_in_a_long_file_is_told_by_its_line(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b'text,label\na,1\na,"1\n' + b"a text of some words,3\n" * 2_000_000)
+    with pytest.raises(UserError, match=r"row 2: longer than 16 MB from line 3 on. Is a quote opened"):
+        for _ in open_table(path, where="x").blocks(["text", "label"]):
+            pass
+
+
+def test_rows_longer_than_two_blocks_are_read(tmp_path):
+    path = tmp_path / "rows.csv"
+    with path.open("w") as file:
+        file.write("text,label\n" + "a,1\n" * 10 + "b" * 10_000_000 + ",2\n" + "c,3\n" * 10)
+    lengths = [len(row["text"]) for row in rows_of(open_table(path, where="x"))]
+    assert lengths == [1] * 10 + [10_000_000] + [1] * 10
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.json", "rows.parquet"])
+def test_blocks_have_no_more_rows_than_asked_for(tmp_path, name):
+    rows = [{"text": f"row {i}", "label": "a"} for i in range(25)]
+    if name == "rows.parquet":
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / name)
+    elif name == "rows.csv":
+        (tmp_path / name).write_text(as_csv(rows))
+    else:
+        lines = [json.dumps(row) for row in rows]
+        (tmp_path / name).write_text("\n".join(lines) if name == "rows.jsonl" else f"[{','.join(lines)}]")
+    blocks = list(open_table(tmp_path / name, where="x").blocks(["text"], rows_per_block=10))
+    assert [block.num_rows for block in blocks] == [10, 10, 5]
+    assert blocks[-1].schema.names == ["text"]
+
+
+def test_a_pipe_and_a_name_too_long_are_no_files(tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(UserError, match="is a pipe or a device"):
+        open_table(tmp_path / "pipe.csv", where="x")
+    with pytest.raises(UserError, match=r"x: cannot read .*: File name too long"):
+        open_table(tmp_path / ("a" * 300 + ".csv"), where="x")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_told(tmp_path):
+    (tmp_path / "rows.csv").write_text("text\na\n")
+    (tmp_path / "rows.csv").chmod(0)
+    with pytest.raises(UserError, match=r"cannot read .*Permission denied"):
+        open_table(tmp_path / "rows.csv", where="x")
+
+
+def test_one_column_cannot_be_two_things_and_a_double_name_is_no_column():
+    table = table_of(pa.table([["a"], ["b"], ["c"]], names=["text", "text", "label"]))
+    with pytest.raises(UserError, match=r"data.text: table in memory has column text more than once"):
+        require_columns(table, {"data.text": "text"})
+    with pytest.raises(UserError, match=r"data.label: 'label' is the column of data.text already"):
+        require_columns(table, {"data.text": "label", "data.label": "label"})
+
+
+def test_an_unused_column_may_stand_twice(tmp_path):
+    (tmp_path / "rows.csv").write_text("text,note,note\na,1,2\n")
+    table = open_table(tmp_path / "rows.csv", where="x")
+    assert [block.to_pylist() for block in table.blocks(["text"])] == [[{"text": "a"}]]
+
+
+def test_the_fingerprint_in_memory_does_not_follow_the_chunks():
+    whole = pa.table({"text": ["a", "b", None, "c"]})
+    chunked = pa.table({"text": pa.chunked_array([["a"], ["b", None], ["c"]])})
+    assert table_of(whole).fingerprint() == table_of(chunked).fingerprint()
+    assert table_of(whole).fingerprint() != table_of(whole.slice(1)).fingerprint()
+
+
+def test_columns_in_memory_that_are_no_table_are_told():
+    for columns in ({"text": ["a", 1]}, {"text": ["a"], "label": []}, {"text": ["\ud800"]}):
+        with pytest.raises(UserError, match=r"data.test: cannot make a table of these columns"):
+            table_of(columns, where="data.test")
+    with pytest.raises(UserError, match="has no rows"):
+        table_of({"text": []})
+
+
+def test_a_datasets_table_is_read_without_importing_datasets():
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 2]}).select([1, 0])
+    assert rows_of(table_of(rows)) == [{"text": "b", "label": 2}, {"text": "a", "label": 1}]
+
+
+def test_a_pandas_table_is_read_without_its_index():
+    pandas = pytest.importorskip("pandas")
+    rows = pandas.DataFrame({"text": ["a", None], "label": [1, 2]}, index=[5, 6])
+    assert rows_of(table_of(rows)) == [{"text": "a", "label": 1}, {"text": None, "label": 2}]
+
+
+json_values = st.text(st.characters(codec="utf-8"), max_size=20) | st.none()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.fixed_dictionaries({"text": json_values}), min_size=1, max_size=8), st.booleans(), st.booleans())
+def test_any_texts_survive_json(tmp_path_factory, rows, is_array, is_ascii):
+    path = tmp_path_factory.mktemp("json") / ("rows.json" if is_array else "rows.jsonl")
+    lines = [json.dumps(row, ensure_ascii=is_ascii) for row in rows]
+    path.write_text(f"[{','.join(lines)}]" if is_array else "\n".join(lines), encoding="utf-8", newline="")
+    assert rows_of(open_table(path, where="x")) == rows

@@ -1,0 +1,256 @@
+"""Whole runs on small real tables: from Python, for every kind of label, with mistakes, with an end before its time."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+
+from flatout import (
+    BiLSTMConfig,
+    CheckpointConfig,
+    HeadlinesConfig,
+    MonitorConfig,
+    OptimConfig,
+    Predictor,
+    TextCNNConfig,
+    TextDataConfig,
+    UserError,
+    fit,
+)
+from flatout.data.problem import Problem
+from flatout.data.vocabulary import VocabularyConfig
+from flatout.report.summary import read_summary
+
+SMALL = BiLSTMConfig(embedding=16, hidden=16)
+WORDS = {
+    "animals": "cat dog horse".split(),
+    "plants": "rose oak fern".split(),
+    "stones": "granite slate marble".split(),
+}
+
+
+def rows_about_things(count: int, seed: int = 0) -> list[dict[str, str]]:
+    random = np.random.default_rng(seed)
+    rows = []
+    for number in range(count):
+        topic = list(WORDS)[random.integers(3)]
+        filler = [f"w{random.integers(40)}" for _ in range(random.integers(1, 9))]
+        place = random.integers(len(filler) + 1)
+        words = [*filler[:place], WORDS[topic][random.integers(3)], *filler[place:]]
+        rows.append({"headline": " ".join(words) + f" {number}", "category": topic})
+    return rows
+
+
+def write_csv(path: Path, rows: list[dict[str, str]]) -> str:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+def small_fit(tmp_path: Path, rows: list[dict[str, str]], **settings):
+    data = TextDataConfig(
+        train=write_csv(tmp_path / "rows.csv", rows), text="headline", label="category", batch_size=32,
+        vocabulary=VocabularyConfig(min_frequency=1),
+    )  # fmt: skip
+    settings = {"epochs": 8, "optim": OptimConfig(lr=0.01), "output": str(tmp_path / "runs")} | settings
+    return fit(data, settings.pop("model", SMALL), **settings)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("FLATOUT_CACHE", str(folder / "cache"))
+    yield small_fit(folder, rows_about_things(400))
+    patch.undo()
+
+
+def test_a_table_of_ones_own_is_learnt(finished):
+    assert finished.metrics["test/accuracy"] > 0.9
+    assert [prediction.label for prediction in finished.predict(["a cat w3", "w1 marble"])] == ["animals", "stones"]
+
+
+def test_the_run_folder_is_as_promised(finished):
+    names = {path.name.split(".tfevents")[0] for path in finished.folder.iterdir()}
+    assert names == {
+        "config.yaml", "overrides.txt", "checkpoints", "model", "events.out", "metrics.csv", "summary.json",
+        "report.html", "log.txt",
+    }  # fmt: skip
+    assert {path.name for path in (finished.folder / "model").iterdir()} == {
+        "tokenizer.json", "model.safetensors", "labels.json", "config.json",
+    }  # fmt: skip
+    links = {path.name for path in (finished.folder / "checkpoints").iterdir() if path.is_symlink()}
+    assert links == {"best", "last"}
+
+
+def test_the_summary_is_finished_and_filled(finished):
+    summary = read_summary(finished.folder)
+    assert summary["status"] == "finished"
+    assert sum(summary["data"]["rows"].values()) == 400
+    assert summary["data"]["classes"] == 3
+    assert summary["training"]["steps"] > 0
+    assert summary["speed"]["step_ms"]["forward"] > 0
+    assert {choice["name"] for choice in summary["choices"]} >= {"feed", "precision"}
+    assert summary["metrics"]["test/accuracy"] == finished.metrics["test/accuracy"]
+
+
+def test_the_saved_model_answers_like_the_one_in_memory(finished):
+    texts = [row["headline"] for row in rows_about_things(30, seed=5)]
+    assert Predictor.load(finished.folder).predict(texts) == finished.predict(texts)
+
+
+def test_curves_have_a_row_a_flush_and_a_row_a_validation(finished):
+    with (finished.folder / "metrics.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert sum(bool(row["val/accuracy"]) for row in rows) == read_summary(finished.folder)["training"]["epochs"]
+    assert all(row["train/loss"] or row["val/loss"] for row in rows)
+
+
+@pytest.mark.parametrize("model", [SMALL, TextCNNConfig(embedding=16, filters=8)])
+def test_the_same_seed_gives_the_same_result(tmp_path, model):
+    rows = rows_about_things(150)
+    first, second = (small_fit(tmp_path, rows, epochs=2, model=model) for _ in range(2))
+    assert first.metrics == second.metrics
+
+
+def test_several_labels_a_row(tmp_path):
+    rows = rows_about_things(300)
+    for row, other in zip(rows, rows_about_things(300, seed=1), strict=True):
+        row["headline"] += " " + other["headline"]
+        row["category"] = "|".join(sorted({row["category"], other["category"]}))
+    data = TextDataConfig(
+        train=write_csv(tmp_path / "rows.csv", rows), text="headline", label="category", batch_size=32,
+        problem=Problem.multi, label_delimiter="|", vocabulary=VocabularyConfig(min_frequency=1),
+    )  # fmt: skip
+    result = fit(data, SMALL, epochs=15, optim=OptimConfig(lr=0.01), output=str(tmp_path / "runs"))
+    assert result.metrics["test/micro_f1"] > 0.85
+    assert set(result.predict(["cat oak"])[0].label) == {"animals", "plants"}
+
+
+def test_numbers_for_labels(tmp_path):
+    rows = rows_about_things(400)
+    for row in rows:
+        row["category"] = str(1000 + 100 * list(WORDS).index(row["category"]))
+    data = TextDataConfig(
+        train=write_csv(tmp_path / "rows.csv", rows), text="headline", label="category", batch_size=32,
+        problem=Problem.regression, vocabulary=VocabularyConfig(min_frequency=1),
+    )  # fmt: skip
+    result = fit(data, SMALL, epochs=12, optim=OptimConfig(lr=0.01), output=str(tmp_path / "runs"))
+    assert result.metrics["test/rmse"] < 40
+    assert result.predict("slate")[0].label == pytest.approx(1200, abs=80)
+
+
+def test_a_table_in_memory(tmp_path):
+    rows = rows_about_things(120)
+    table = {name: [row[name] for row in rows] for name in rows[0]}
+    data = TextDataConfig(train=table, text="headline", label="category", batch_size=32)
+    result = fit(data, SMALL, epochs=1, output=str(tmp_path / "runs"))
+    assert result.summary["data"]["source"] == "table in memory"
+
+
+def test_files_of_different_formats_for_the_splits(tmp_path):
+    rows = rows_about_things(90)
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:30]))
+    data = TextDataConfig(
+        train=write_csv(tmp_path / "train.csv", rows[30:]), test=str(tmp_path / "test.jsonl"),
+        text="headline", label="category", batch_size=16,
+    )  # fmt: skip
+    result = fit(data, SMALL, epochs=1, output=str(tmp_path / "runs"))
+    counts = result.summary["data"]["rows"]
+    assert counts["test"] == 30
+    assert counts["train"] + counts["val"] == 60
+
+
+def test_training_stops_when_nothing_gets_better(tmp_path):
+    result = small_fit(
+        tmp_path, rows_about_things(100), epochs=30, optim=OptimConfig(lr=1e-9), checkpoint=CheckpointConfig(patience=2)
+    )
+    assert result.summary["training"]["epochs"] <= 4
+
+
+class StopBy(L.Callback):
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 1:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError("planted"), "failed"), (KeyboardInterrupt(), "interrupted")]
+)
+def test_a_run_that_ends_early_says_so_in_its_summary(tmp_path, error, status):
+    with pytest.raises(type(error) if status == "failed" else (KeyboardInterrupt, SystemExit)):
+        small_fit(tmp_path, rows_about_things(100), callbacks={"stop": StopBy(error)})
+    (folder,) = (tmp_path / "runs" / "default").iterdir()
+    assert read_summary(folder)["status"] == status
+    assert (folder / "log.txt").read_text()
+
+
+MISTAKES = {
+    "missing file": ({"train": "nowhere.csv"}, {}, r"data.train: no such file: nowhere.csv"),
+    "missing column": ({"text": "headlin"}, {}, r"no column 'headlin'.*Did you mean 'headline'\?"),
+    "one class": ({}, {"category": "same"}, r"data.label: the training rows have only one class: 'same'"),
+    "no text at all": ({}, {"headline": ""}, r"data.label: the training rows have only one class: none"),
+    "no label at all": ({}, {"category": ""}, r"data.label: the training rows have only one class: none"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_in_the_data_is_one_clear_error_and_leaves_no_store(tmp_path, case):
+    settings, change, message = MISTAKES[case]
+    rows = [row | change for row in rows_about_things(40)]
+    given = {"train": write_csv(tmp_path / "rows.csv", rows), "text": "headline", "label": "category"} | settings
+    with pytest.raises(UserError, match=message):
+        fit(TextDataConfig(**given), SMALL, output=str(tmp_path / "runs"))
+    assert not list((tmp_path / "cache").glob("*/manifest.json"))
+    assert not list((tmp_path / "cache").glob(".building*"))
+
+
+def test_empty_texts_are_dropped_and_told(tmp_path, capsys):
+    rows = rows_about_things(100)
+    for row in rows[:3]:
+        row["headline"] = " "
+    small_fit(tmp_path, rows, epochs=1)
+    said = capsys.readouterr().out
+    assert "with an empty text dropped" in said or "kept as one unknown word" in said
+
+
+def test_an_unknown_setting_is_refused():
+    with pytest.raises(UserError, match="fit: no setting epoch"):
+        fit(epoch=3)
+
+
+def test_validation_must_not_be_the_training_file():
+    with pytest.raises(UserError, match=r"data.validation: a.csv is the training file itself"):
+        TextDataConfig(train="a.csv", validation="a.csv")
+
+
+def test_fit_works_where_hydra_cannot_be_imported(tmp_path):
+    script = f"""
+import sys
+sys.modules["hydra"] = sys.modules["omegaconf"] = None
+from flatout import fit, TextDataConfig, BiLSTMConfig, HeadlinesConfig
+data = TextDataConfig(sample=HeadlinesConfig(rows=300, eval_rows=50), cache={str(tmp_path / "cache")!r})
+result = fit(data, BiLSTMConfig(embedding=8, hidden=8), epochs=1, output={str(tmp_path / "runs")!r})
+print("trained", result.summary["training"]["steps"], result.predict("senate")[0].label)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "trained 2" in done.stdout
+
+
+def test_progress_can_be_switched_off(tmp_path):
+    sample = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=40))
+    result = fit(sample, SMALL, epochs=1, monitor=MonitorConfig(progress=False), output=str(tmp_path / "runs"))
+    assert result.metrics["val/accuracy"] >= 0

@@ -1,0 +1,91 @@
+"""The page and the closing table: everything shown, nothing trusted, nothing required."""
+
+from __future__ import annotations
+
+import io
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from flatout.report.closing import print_closing
+from flatout.report.curves import Curve, line_chart, stacked_bar
+from flatout.report.page import read_curves, write_page
+from flatout.report.summary import empty_summary
+
+EVIL = "<script>alert(1)</script>[red]"
+
+
+def filled() -> dict:
+    summary = empty_summary()
+    summary |= {"experiment": EVIL, "command": "python -m train", "status": "finished"}
+    summary["model"] |= {"name": "BiLSTM", "parameters": 1000}
+    summary["data"]["source"] = EVIL
+    summary["training"] |= {"steps": 30, "seconds": 4.5}
+    summary["speed"] |= {"rows_per_s": 1000.0, "tokens_per_s": 9000.0, "padding_share": 0.015}
+    summary["speed"]["step_ms"] |= {"wait": 0.1, "forward": 2.0, "backward": 2.5, "optimizer": 0.4, "other": 0.2}
+    summary["metrics"] = {"val/accuracy": 0.8, "test/loss": 0.3, "test/accuracy": 0.9}
+    summary["baseline"] = {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}}
+    summary["choices"] = [{"name": "feed", "value": EVIL, "why": "fits", "evidence": "1 MB"}]
+    return summary
+
+
+PER_CLASS = [{"class": EVIL, "precision": 0.5, "recall": 0.25, "f1": 0.3333, "support": 12}]
+CURVES = [
+    {"step": "10", "train/loss": "2.0", "val/loss": "", "speed/rows_per_s": "900"},
+    {"step": "20", "train/loss": "1.0", "val/loss": "1.2", "speed/rows_per_s": "1100"},
+]
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.links += [value for name, value in attributes if name in ("src", "href")]
+
+
+def test_the_page_shows_everything_and_runs_nothing(tmp_path):
+    (tmp_path / "config.yaml").write_text(f"experiment: {EVIL}\n")
+    page = write_page(tmp_path, filled(), CURVES, PER_CLASS).read_text(encoding="utf-8")
+    parsed = Tags()
+    parsed.feed(page)
+    assert "script" not in parsed.tags
+    assert parsed.links == []
+    for shown in (
+        "0.9000",
+        "95.7% of the known ceiling",
+        "1,000",
+        "padding 1.5%",
+        "0.333",
+        "&lt;script&gt;",
+        "<polyline",
+    ):
+        assert shown in page
+
+
+def test_a_run_that_came_to_nothing_has_a_page_too(tmp_path):
+    page = write_page(tmp_path, empty_summary(), read_curves(tmp_path), []).read_text(encoding="utf-8")
+    assert "no model yet" in page
+
+
+def test_a_chart_without_points_is_left_out_and_one_value_still_has_axes():
+    assert line_chart("loss", [Curve("a", [])]) == ""
+    assert "<polyline" in line_chart("loss", [Curve("a", [(1, 3.0)])])
+    assert stacked_bar({}, "ms") == ""
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_closing_table_is_plain_text_with_the_ceiling_beside(tmp_path, width):
+    text = io.StringIO()
+    print_closing(filled(), tmp_path, PER_CLASS, Console(file=text, width=width, soft_wrap=True))
+    shown = text.getvalue()
+    assert "\x1b" not in shown
+    assert EVIL in shown  # markup in a label is no markup of ours
+    assert "0.9000   95.7% of the known ceiling, 0.9400" in shown
+    assert f"tensorboard --logdir {tmp_path}" in shown
+    assert "wait 1.9%, forward 38.5%" in shown
+    assert max(map(len, shown.splitlines())) <= max(width, len(f"curves:      tensorboard --logdir {tmp_path}"))

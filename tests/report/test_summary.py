@@ -1,0 +1,88 @@
+"""The summary has one schema, is there from the start, and is never half written."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from flatout.errors import UserError
+from flatout.report.summary import Summary, read_summary
+
+SCHEMA = {
+    "schema": None,
+    "status": None,
+    "experiment": None,
+    "command": None,
+    "seed": None,
+    "versions": None,
+    "hardware": {"device", "count", "cores", "memory_gb", "precision", "peak_tflops", "peak_source"},
+    "data": {"source", "rows", "classes", "tokens", "mean_length", "truncated_rows", "cache"},
+    "model": {"name", "parameters", "trainable"},
+    "choices": None,
+    "training": {"epochs", "steps", "rows_per_step", "seconds", "seconds_to_first_step", "resumed_from"},
+    "speed": {"rows_per_s", "tokens_per_s", "padding_share", "mfu", "step_ms", "gpu"},
+    "verdict": None,
+    "baseline": None,
+    "metrics": None,
+    "artifacts": None,
+}
+
+
+def start(folder) -> Summary:
+    return Summary(folder, experiment="x", command="python -m train", seed=0)
+
+
+def test_a_fresh_summary_has_every_key_and_says_running(tmp_path):
+    start(tmp_path)
+    found = read_summary(tmp_path)
+    assert found.keys() == SCHEMA.keys()
+    for name, keys in SCHEMA.items():
+        assert keys is None or found[name].keys() == keys, name
+    assert found["speed"]["step_ms"].keys() == {"wait", "transfer", "forward", "backward", "optimizer", "other"}
+    assert (found["schema"], found["status"]) == (1, "running")
+
+
+def test_a_key_that_is_not_in_the_schema_is_our_own_mistake(tmp_path):
+    with pytest.raises(KeyError):
+        start(tmp_path).set("speed.rows_per_minute", 3)
+    with pytest.raises(KeyError):
+        start(tmp_path).update("training", {"hours": 3})
+
+
+def test_numbers_of_any_kind_become_json(tmp_path):
+    summary = start(tmp_path)
+    summary.update("metrics", {"a": np.float32(0.5), "b": torch.tensor(2), "c": float("nan"), "d": np.int64(3)})
+    summary.finish("finished")
+    assert read_summary(tmp_path)["metrics"] == {"a": 0.5, "b": 2, "c": None, "d": 3}
+
+
+def test_a_write_that_fails_leaves_the_old_summary_whole(tmp_path, monkeypatch):
+    summary = start(tmp_path)
+
+    def no_space(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space"):
+        summary.finish("finished")
+    assert read_summary(tmp_path)["status"] == "running"
+
+
+def test_a_missing_or_broken_summary_is_a_clear_error(tmp_path):
+    with pytest.raises(UserError, match=r"no summary.json there"):
+        read_summary(tmp_path)
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(UserError, match="not valid JSON"):
+        read_summary(tmp_path)
+
+
+def test_choices_are_kept_with_their_reasons(tmp_path):
+    summary = start(tmp_path)
+    summary.add_choice("feed", "resident", "it fits", "1 MB of 8 GB")
+    summary.write()
+    choice = {"name": "feed", "value": "resident", "why": "it fits", "evidence": "1 MB of 8 GB"}
+    assert json.loads((tmp_path / "summary.json").read_text())["choices"] == [choice]

@@ -1,0 +1,171 @@
+"""The training step: its gradients are those of the full batch, and it never waits for the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flatout.data.feed import Feed, FeedKind
+from flatout.data.plan import Layout, PlanSettings
+from flatout.data.problem import Problem
+from flatout.models.bilstm import BiLSTMConfig
+from flatout.models.textcnn import TextCNNConfig
+from flatout.monitor.flush import Flush
+from flatout.optim import OptimConfig, Schedule
+from flatout.tasks.classification import ClassificationConfig, ClassificationTask, ClassWeights, Labels
+
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+
+SMALL = {
+    "bilstm": BiLSTMConfig(embedding=6, hidden=5, dropout=0.0),
+    "textcnn": TextCNNConfig(embedding=6, filters=4, dropout=0.0, embedding_dropout=0.0),
+}
+
+
+def make_task(kind: str, problem: Problem, total_steps: int, **settings) -> ClassificationTask:
+    torch.manual_seed(0)
+    classes = ["value"] if problem is Problem.regression else ["a", "b", "c"]
+    labels = Labels(problem, classes, [5, 3, 2][: len(classes)], 10, mean=1.0, spread=2.0)
+    model = SMALL[kind].build(num_outputs=len(classes), vocabulary_size=50)
+    optim = OptimConfig(lr=0.05, schedule=Schedule.constant, warmup=0.0, weight_decay=0.1)
+    config = ClassificationConfig(**settings)
+    return ClassificationTask(model, labels, config, optim, total_steps=total_steps, clip=0.5)
+
+
+def train(task: ClassificationTask, feed: Feed, folder: Path, epochs: int = 2) -> tuple[list[float], list[float]]:
+    """Losses of every step, and the weights at the end."""
+    losses: list[float] = []
+
+    class Keep:
+        def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
+            losses.append(values["train/loss"])
+
+        def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None: ...
+
+        def close(self) -> None: ...
+
+    trainer = L.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        callbacks=[Flush(feed, [Keep()], every=1)],
+    )
+    trainer.fit(task, train_dataloaders=feed)
+    return losses, torch.cat([p.detach().flatten() for p in task.model.parameters()]).tolist()
+
+
+@pytest.mark.parametrize("problem", list(Problem))
+@pytest.mark.parametrize("kind", list(SMALL))
+def test_accumulation_gives_the_losses_and_weights_of_the_full_batch(make_split, tmp_path, kind, problem):
+    lengths = [3, 5, 2, 7, 4, 4, 1, 6, 2, 3, 5]  # 11 rows: the last step is a small one
+    split = make_split(lengths, several=problem is Problem.multi)
+    if problem is Problem.regression:
+        split.columns["targets"] = split.fixed("targets").astype("float32")
+    found = []
+    for rows, accumulate in ((8, 1), (4, 2), (1, 8)):
+        plan = PlanSettings(rows_per_batch=rows, accumulate=accumulate, layout=Layout.padded)
+        feed = Feed(split, plan, kind=FeedKind.resident)
+        found.append(train(make_task(kind, problem, total_steps=4), feed, tmp_path))
+    for losses, weights in found[1:]:
+        assert losses == pytest.approx(found[0][0], abs=1e-6)
+        assert weights == pytest.approx(found[0][1], abs=1e-6)
+
+
+class CountSyncs(TorchDispatchMode):
+    """Counts what makes the host wait for a device: a value read from a tensor, or a shape that depends on one."""
+
+    WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::equal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name in self.WAITS:
+            self.found.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("problem", list(Problem))
+@pytest.mark.parametrize("kind", list(SMALL))
+def test_no_training_step_waits_for_the_device(make_split, tmp_path, kind, problem):
+    split = make_split([3, 5, 2, 7, 4, 4, 1, 6] * 4, several=problem is Problem.multi)
+    if problem is Problem.regression:
+        split.columns["targets"] = split.fixed("targets").astype("float32")
+    plan = PlanSettings(rows_per_batch=4, accumulate=2, layout=Layout.padded)
+    feed = Feed(split, plan, kind=FeedKind.resident)
+    task = make_task(kind, problem, total_steps=4, class_weights=ClassWeights.auto)
+    counter = CountSyncs()
+    plain_step = task.training_step
+
+    def counted_step(batch, batch_idx):
+        # The host's own lengths are read on the host: only what is asked of device tensors counts.
+        batch.lengths = HostOnly(batch.lengths)
+        with counter:
+            plain_step(batch, batch_idx)
+
+    task.training_step = counted_step
+    train(task, feed, tmp_path, epochs=1)
+    assert task.trainer.global_step == 4
+    assert counter.found == []
+
+
+class HostOnly:
+    """Lengths as the plain integers they are, so that reading them is no operation on a tensor."""
+
+    def __init__(self, lengths: torch.Tensor) -> None:
+        self.values = lengths.tolist()
+        self.shape = lengths.shape
+
+    def __getitem__(self, index: int) -> int:
+        return self.values[index]
+
+
+def test_the_counter_does_find_a_wait(make_split, tmp_path):
+    counter = CountSyncs()
+    with counter:
+        float(torch.ones(3).sum())
+    assert counter.found == ["aten::_local_scalar_dense"]
+
+
+def test_losses_come_over_once_a_flush(make_split):
+    task = make_task("bilstm", Problem.single, total_steps=3)
+    task._losses += [torch.tensor(1.0), torch.tensor(2.0)]
+    task._norms += [torch.tensor(3.0), torch.tensor(4.0)]
+    assert task.take_losses() == ([1.0, 2.0], [3.0, 4.0])
+    assert task.take_losses() == ([], [])
+
+
+def test_steps_are_counted_the_same_with_and_without_optimizer_hooks(make_split, tmp_path):
+    class Watch(L.Callback):
+        seen = 0
+
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            self.seen += 1
+
+    feed = Feed(make_split([3] * 12), PlanSettings(rows_per_batch=4), kind=FeedKind.resident)
+    plain = make_task("textcnn", Problem.single, total_steps=3)
+    _, expected = train(plain, feed, tmp_path, epochs=1)
+    watched, watch = make_task("textcnn", Problem.single, total_steps=3), Watch()
+    feed = Feed(feed.split, PlanSettings(rows_per_batch=4), kind=FeedKind.resident)
+    trainer = L.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        callbacks=[watch],
+    )
+    trainer.fit(watched, train_dataloaders=feed)
+    assert watch.seen == trainer.global_step == plain.trainer.global_step == 3
+    assert torch.cat([p.detach().flatten() for p in watched.model.parameters()]).tolist() == expected

@@ -1,0 +1,97 @@
+"""Metrics equal scikit-learn's, whole or in batches, also where a class never occurs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+
+from flatout.data.problem import Problem
+from flatout.errors import UserError
+from flatout.metrics import TaskMetrics, monitored_metric, require_metric
+
+
+def measured(problem: Problem, classes: int, outputs: torch.Tensor, targets: torch.Tensor, batch: int = 7):
+    metrics = TaskMetrics.build(problem, [f"class {i}" for i in range(classes)])
+    for start in range(0, len(targets), batch):
+        metrics.update(outputs[start : start + batch], targets[start : start + batch])
+    return metrics
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("missing", [False, True])
+def test_one_class_a_row_equals_scikit_learn(classes, missing):
+    outputs = torch.randn(200, classes)
+    targets = torch.randint(0, classes - missing, (200,))
+    if missing:
+        outputs[:, -1] = -50.0  # neither answered nor true
+    values = measured(Problem.single, classes, outputs, targets).compute()
+    true, answer = targets.numpy(), outputs.argmax(-1).numpy()
+    assert values["accuracy"] == pytest.approx(sk.accuracy_score(true, answer))
+    assert values["micro_f1"] == pytest.approx(sk.f1_score(true, answer, average="micro"))
+    assert values["macro_f1"] == pytest.approx(sk.f1_score(true, answer, average="macro", zero_division=0))
+    assert values["macro_recall"] == pytest.approx(sk.recall_score(true, answer, average="macro", zero_division=0))
+    if classes == 2:
+        assert values["f1"] == pytest.approx(sk.f1_score(true, answer, zero_division=0))
+    if not missing:
+        probabilities = outputs.softmax(-1).numpy()
+        scores = probabilities[:, 1] if classes == 2 else probabilities
+        assert values["auroc"] == pytest.approx(sk.roc_auc_score(true, scores, multi_class="ovr"), abs=0.01)
+
+
+def test_several_classes_a_row_equal_scikit_learn():
+    outputs, targets = torch.randn(150, 4), (torch.rand(150, 4) < 0.3).float()
+    values = measured(Problem.multi, 4, outputs, targets).compute()
+    true, answer = targets.numpy().astype(int), (outputs.sigmoid() >= 0.5).numpy().astype(int)
+    assert values["micro_f1"] == pytest.approx(sk.f1_score(true, answer, average="micro"))
+    assert values["macro_f1"] == pytest.approx(sk.f1_score(true, answer, average="macro"))
+    assert values["macro_recall"] == pytest.approx(sk.recall_score(true, answer, average="macro"))
+    assert values["subset_accuracy"] == pytest.approx(sk.accuracy_score(true, answer))
+    assert values["auroc"] == pytest.approx(sk.roc_auc_score(true, outputs.numpy()), abs=0.01)
+
+
+def test_numbers_equal_scikit_learn():
+    outputs, targets = torch.randn(90, 1), torch.randn(90)
+    values = measured(Problem.regression, 1, outputs, targets).compute()
+    true, answer = targets.numpy(), outputs[:, 0].numpy()
+    assert values["mae"] == pytest.approx(sk.mean_absolute_error(true, answer), rel=1e-5)
+    assert values["rmse"] == pytest.approx(sk.root_mean_squared_error(true, answer), rel=1e-5)
+    assert values["r2"] == pytest.approx(sk.r2_score(true, answer), rel=1e-4)
+    assert values["pearson"] == pytest.approx(np.corrcoef(true, answer)[0, 1], abs=1e-5)
+
+
+@pytest.mark.parametrize("problem", list(Problem))
+def test_names_are_exactly_what_is_computed(problem):
+    targets = {
+        Problem.single: torch.arange(12) % 3,
+        Problem.multi: torch.eye(3).repeat(4, 1),
+        Problem.regression: torch.randn(12),
+    }[problem]
+    outputs = torch.randn(12, 1 if problem is Problem.regression else 3)
+    metrics = measured(problem, 3, outputs, targets)
+    assert list(metrics.compute()) == metrics.names() or set(metrics.compute()) == set(metrics.names())
+    assert monitored_metric(problem) in metrics.names()
+
+
+def test_a_reset_forgets_everything():
+    metrics = measured(Problem.single, 3, torch.randn(9, 3), torch.zeros(9, dtype=torch.long))
+    metrics.reset()
+    outputs, targets = torch.eye(3), torch.arange(3)
+    metrics.update(outputs, targets)
+    assert metrics.compute()["accuracy"] == 1.0
+
+
+def test_the_class_table_counts_rows_and_puts_the_commonest_first():
+    outputs = torch.tensor([[5.0, 0, 0], [5.0, 0, 0], [0, 5.0, 0]])
+    rows = measured(Problem.single, 3, outputs, torch.tensor([0, 1, 1])).per_class()
+    assert [(row["class"], row["support"], row["precision"], row["recall"]) for row in rows] == [
+        ("class 1", 2, 1.0, 0.5),
+        ("class 0", 1, 0.5, 1.0),
+        ("class 2", 0, 0.0, 0.0),
+    ]
+
+
+def test_an_unknown_metric_names_the_nearest():
+    with pytest.raises(UserError, match=r"checkpoint.metric: no metric 'acuracy' .* Did you mean 'accuracy'\?"):
+        require_metric("acuracy", ["accuracy", "macro_f1"], "checkpoint.metric")

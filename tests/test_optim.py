@@ -1,0 +1,47 @@
+"""The learning rate is a plain function of the step; the optimizer decays matrices only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.errors import UserError
+from flatout.optim import OptimConfig, Schedule, clip_gradients
+
+
+def test_the_rate_rises_then_falls_to_nothing():
+    config = OptimConfig(lr=1.0, warmup=0.1)
+    rates = [config.lr_at(step, 100) for step in range(100)]
+    assert rates[:3] == [pytest.approx((i + 1) / 11) for i in range(3)]
+    assert max(rates) == rates[10] == 1.0
+    assert rates[-1] == pytest.approx(1 / 90)
+    assert rates == sorted(rates[:11]) + sorted(rates[11:], reverse=True)
+
+
+@pytest.mark.parametrize(("schedule", "half_way"), [("linear", 0.55), ("cosine", 0.55), ("constant", 1.0)])
+def test_schedules_half_way(schedule, half_way):
+    config = OptimConfig(lr=1.0, warmup=0.0, schedule=Schedule(schedule), final_lr_share=0.1)
+    assert config.lr_at(50, 100) == pytest.approx(half_way)
+
+
+def test_a_warm_up_can_be_a_number_of_steps():
+    assert OptimConfig(lr=1.0, warmup=4).lr_at(3, 1000) == 0.8
+
+
+def test_biases_do_not_decay():
+    groups = OptimConfig(weight_decay=0.3).build(nn.Linear(2, 2)).param_groups
+    assert [(len(group["params"][0].shape), group["weight_decay"]) for group in groups] == [(2, 0.3), (1, 0.0)]
+
+
+def test_clipping_shortens_long_gradients_only():
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    assert float(clip_gradients([parameter], 0.5)) == 5.0
+    assert float(parameter.grad.norm()) == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize(("field", "value"), [("lr", 0.0), ("beta1", 1.0), ("clip", -1.0), ("warmup", -1.0)])
+def test_settings_out_of_range_name_themselves(field, value):
+    with pytest.raises(UserError, match=f"optim.{field}: {value}"):
+        OptimConfig(**{field: value})

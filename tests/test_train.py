@@ -1,0 +1,145 @@
+"""The command line: every file of `conf/` composes, experiments run, and mistakes are told before anything starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+import train
+from flatout.config import RunConfig
+from flatout.report.summary import read_summary
+
+CONF = train.conf_folder()
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+OPTIONS = sorted(
+    f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml") if path.parent.name != "experiment"
+)
+TINY = ["data.sample.rows=200", "data.sample.eval_rows=40", "trainer.max_epochs=1", "model.embedding=8"]
+TINY += ["data.batch_size=64", "monitor.progress=false"]
+
+
+def compose_run(overrides: list[str]) -> RunConfig:
+    train.register_schemas()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return train.read_config(compose("train", overrides), overrides)
+
+
+def run_train(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """`python -m train` in this process; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["train", *arguments])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    try:
+        train.main()
+    except SystemExit as left:
+        return int(left.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_composes_to_real_dataclasses(option):
+    group = option.partition("=")[0]
+    config = compose_run([option])
+    assert type(config) is RunConfig
+    assert getattr(config, group) is not None
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_opens_with_its_command_and_composes(experiment):
+    config = compose_run([f"+experiment={experiment}"])
+    assert config.experiment == experiment
+    head = (CONF / "experiment" / f"{experiment}.yaml").read_text(encoding="utf-8").splitlines()[:2]
+    assert head[0] == "# @package _global_"
+    assert head[1].startswith(f"# python -m train +experiment={experiment}")
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_runs_on_a_tiny_stand_in(experiment, tmp_path, monkeypatch):
+    arguments = [f"+experiment={experiment}", *TINY, f"output={tmp_path}", "data.sample.classes=2"]
+    assert run_train(arguments, monkeypatch) == 0
+    (folder,) = (tmp_path / experiment).iterdir()
+    summary = read_summary(folder)
+    assert summary["status"] == "finished"
+    assert summary["command"].startswith(f"python -m train +experiment={experiment}")
+    assert (folder / "overrides.txt").read_text().splitlines() == arguments
+
+
+def test_several_values_give_a_run_each(tmp_path, monkeypatch):
+    assert run_train(["-m", *TINY, f"output={tmp_path}", "model.hidden=4,8"], monkeypatch) == 0
+    summaries = sorted(tmp_path.glob("default/*/*/summary.json"))
+    assert [path.parent.name for path in summaries] == ["0", "1"]
+    assert len({read_summary(path.parent)["model"]["parameters"] for path in summaries}) == 2
+
+
+MISTAKES = {
+    "modle=bilstm": "modle: no such key (allow_targets, callbacks, checkpoint, data,",
+    "model=bilstn": "model: no option 'bilstn' (bilstm, textcnn). Did you mean 'bilstm'?",
+    "model.hiden=3": "Did you mean 'model.hidden'?",
+    "model.hidden=x": "model.hidden: 'x' does not fit (a whole number)",
+    "model.hidden=0": "model.hidden: 0 (1 or more)",
+    "+experiment=headlines_bilstn": "+experiment: no option 'headlines_bilstn'",
+    "experiment=headlines_cnn": "Add it with a plus sign: +experiment=headlines_cnn.",
+    "optim.schedule=linar": "(linear, cosine, constant). Did you mean 'linear'?",
+    "data.vocabulary.kin=bpe": "Did you mean 'data.vocabulary.kind'?",
+    "model.hidden": "command line: cannot read 'model.hidden'.",
+    "trainer.foo=3": "with a plus sign: +trainer.foo=VALUE.",
+    "+trainer.max_epoch=3": "trainer.max_epoch: no argument of Lightning's Trainer. Did you mean 'max_epochs'?",
+    "trainer.max_epochs=0": "trainer.max_epochs: 0 (1 or more)",
+    "data.train=nowhere.csv": "data.train: no such file: nowhere.csv",
+    "data.test=some.csv": "data.test: is set without data.train. Set data.train=FILE.",
+    "+callbacks.x._target_=torch.load": "is no class of a kind a run is made of",
+    "+callbacks.x._target_=os.system": "os.system is from a package not trusted",
+    "+callbacks.x._target_=lightning.pytorch.callbacks.Nothing": "there is no such class",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_message_and_exit_code_2(mistake, tmp_path, monkeypatch, capsys):
+    assert run_train([f"output={tmp_path / 'runs'}", mistake], monkeypatch) == 2
+    said = capsys.readouterr()
+    assert MISTAKES[mistake] in said.err
+    assert "Traceback" not in said.err
+    assert len(said.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("mistake", ["modle=bilstm", "model.hidden=0", "+callbacks.x._target_=os.system"])
+def test_a_mistake_in_the_settings_leaves_no_run_folder(mistake, tmp_path, monkeypatch, capsys):
+    run_train([f"output={tmp_path / 'runs'}", mistake], monkeypatch)
+    assert not list(tmp_path.glob("runs/*/*"))
+
+
+def test_a_package_of_ones_own_is_trusted_on_the_command_line_only(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text("import lightning as L\nclass Quiet(L.Callback):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    target = "+callbacks.quiet._target_=mine.Quiet"
+    assert run_train([*TINY, f"output={tmp_path}", target], monkeypatch) == 2
+    assert "Trust a package of yours on the command line: +allow_targets=[mine]" in capsys.readouterr().err
+    assert run_train([*TINY, f"output={tmp_path}", target, "allow_targets=[mine]"], monkeypatch) == 0
+
+
+def test_help_names_the_groups_and_the_values(monkeypatch, capsys):
+    assert run_train(["--help"], monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "model: bilstm, textcnn" in said
+    assert "rows: 20000" in said
+
+
+def test_conf_can_be_named_by_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLATOUT_CONF", str(CONF))
+    assert train.conf_folder() == CONF
+    monkeypatch.setenv("FLATOUT_CONF", str(tmp_path))
+    with pytest.raises(train.UserError, match=r"FLATOUT_CONF: no train.yaml in"):
+        train.conf_folder()
+
+
+def test_the_default_settings_on_the_command_line_are_those_of_python():
+    config, python = compose_run([]), RunConfig()
+    assert (config.data, config.model, config.optim) == (python.data, python.model, python.optim)
+
+
+def test_a_run_from_another_folder_writes_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_train([*TINY], monkeypatch) == 0
+    assert len(list(Path("outputs/default").iterdir())) == 1
