@@ -1,0 +1,63 @@
+"""Write the golden loss curves anew: `python -m tests.golden.renew`. The commit says why they changed."""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+from pathlib import Path
+
+from flatout import (
+    BiLSTMConfig,
+    CheckpointConfig,
+    HeadlinesConfig,
+    MonitorConfig,
+    OptimConfig,
+    TextCNNConfig,
+    TextDataConfig,
+    fit,
+)
+
+FOLDER = Path(__file__).parent
+MODELS = {
+    "bilstm": BiLSTMConfig(embedding=16, hidden=16),
+    "bilstm_attention_2_layers": BiLSTMConfig(embedding=16, hidden=16, layers=2, pooling="attention"),  # type: ignore[arg-type]
+    "textcnn": TextCNNConfig(embedding=16, filters=16),
+}
+
+
+def losses(name: str, folder: Path) -> list[float]:
+    """The loss of each of thirty steps on the built-in headlines, in fp32 on the CPU, dropout and all."""
+    data = TextDataConfig(
+        sample=HeadlinesConfig(rows=960, eval_rows=50, classes=4), batch_size=64, cache=str(folder / "cache")
+    )
+    result = fit(
+        data,
+        MODELS[name],
+        epochs=2,
+        precision="fp32",
+        seed=1,
+        optim=OptimConfig(lr=0.01),
+        checkpoint=CheckpointConfig(patience=None),
+        monitor=MonitorConfig(flush_every=1, progress=False),
+        output=str(folder / "runs"),
+        trainer={"accelerator": "cpu"},
+    )
+    with (result.folder / "metrics.csv").open(encoding="utf-8") as file:
+        return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
+
+
+def read(name: str) -> list[float]:
+    lines = (FOLDER / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    return [float(line.split()[1]) for line in lines]
+
+
+def main() -> None:
+    for name in MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            found = losses(name, Path(folder))
+        text = "".join(f"{step} {loss:.5f}\n" for step, loss in enumerate(found, 1))
+        (FOLDER / f"{name}.txt").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
