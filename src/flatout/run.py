@@ -105,7 +105,7 @@ def run(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[st
             place.choose("allocator", "keeps freed memory", "no fresh pages each step", "the C library took mallopt")
         data = prepare_data(config, place)
         labels = read_labels(data)
-        model = build_model(config, data, labels)
+        model = build_model(config, data, labels, place)
         feeds = build_feeds(config, data, model, device, place)
         task = build_task(config, model, labels, feeds)
         trainer, flush = build_trainer(config, task, feeds, device, place)
@@ -166,12 +166,16 @@ def read_labels(data: PreparedText) -> Labels:
     )
 
 
-def build_model(config: RunConfig, data: PreparedText, labels: Labels) -> nn.Module:
+def build_model(config: RunConfig, data: PreparedText, labels: Labels, place: RunFolder) -> nn.Module:
     """The model of the settings, or the one a person handed over."""
     if isinstance(config.model, nn.Module):
         return config.model
     words = data.vocabulary.words() if getattr(config.model, "vectors", None) else None
-    return config.model.build(num_outputs=labels.num_outputs, vocabulary_size=data.vocabulary.size, vocabulary=words)
+    size = data.vocabulary.size
+    model = config.model.build(num_outputs=labels.num_outputs, vocabulary_size=size, vocabulary=words)
+    if words is not None:
+        place.log.say(f"word vectors: {model.vectors_found:.1%} of {size:,} words found in {config.model.vectors}")
+    return model
 
 
 def build_feeds(
@@ -286,11 +290,13 @@ def train(trainer: L.Trainer, task: ClassificationTask, feeds: Feeds, flush: Flu
     with _without_loader_advice():
         try:
             trainer.fit(task, train_dataloaders=feeds.train, val_dataloaders=feeds.validation)
+        except SystemExit:
+            if trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
+                raise KeyboardInterrupt from None
+            raise
         finally:
             for listener in flush.listeners:
                 listener.close()
-    if trainer.interrupted:
-        raise KeyboardInterrupt
 
 
 def evaluate_best(trainer: L.Trainer, task: ClassificationTask, feeds: Feeds, place: RunFolder) -> dict[str, float]:

@@ -53,8 +53,9 @@ def open_run_folder(config: RunConfig, folder: Path | None, overrides: Sequence[
             yield RunFolder(path, summary, log)
         except BaseException as error:
             log.keep(str(error) if isinstance(error, UserError) else traceback.format_exc())
-            stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-            summary.finish("interrupted" if stopped else "failed")
+            status = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
+            summary.finish(status)
+            log.say(f"{status}: {path}")
             raise
         summary.finish("finished")
 

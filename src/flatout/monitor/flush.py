@@ -165,7 +165,7 @@ def _epoch(trainer: L.Trainer) -> float:
     """Epochs done, with the share of the present one."""
     batches = int(trainer.num_training_batches) or 1
     return min(
-        trainer.current_epoch + trainer.fit_loop.epoch_loop.batch_idx / batches, float(trainer.max_epochs or 1e9)
+        trainer.current_epoch + (trainer.fit_loop.epoch_loop.batch_idx + 1) / batches, float(trainer.max_epochs or 1e9)
     )
 
 

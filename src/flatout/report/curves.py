@@ -69,7 +69,8 @@ def stacked_bar(parts: dict[str, float], unit: str) -> str:
         x += width
         text = f"{html.escape(name)} {value:.2f} {html.escape(unit)} ({value / total:.0%})"
         legend.append(f'<span><b style="color:{colour}">&#9644;</b> {text}</span>')
-    return f'<svg viewBox="0 0 900 26" class="bar">{"".join(bar)}</svg><p class="legend">{" ".join(legend)}</p>'
+    picture = f'<svg viewBox="0 0 900 26" class="bar" preserveAspectRatio="none">{"".join(bar)}</svg>'
+    return f'{picture}<p class="legend">{" ".join(legend)}</p>'
 
 
 def _ticks(values: Sequence[float]) -> list[float]:

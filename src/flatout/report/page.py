@@ -20,11 +20,11 @@ h1{font-size:1.5rem;margin:0}h2{font-size:1.05rem;margin:2rem 0 .5rem;border-bot
 table{border-collapse:collapse}td,th{padding:.2rem .9rem .2rem 0;text-align:left;vertical-align:top}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}th{font-weight:600;border-bottom:1px solid #d8dee4}
 pre{background:#f6f8fa;padding:.8rem;border-radius:6px;overflow:auto;font-size:12.5px}.bar{width:100%;height:26px}
-.legend span{margin-right:1.2rem}
+.legend span{margin-right:1.2rem;white-space:nowrap}
 """
 _CHARTS = {
     "loss": ("train/loss", "val/loss"),
-    "quality on validation": ("val/accuracy", "val/macro_f1", "val/micro_f1", "val/auroc"),
+    "quality on validation": ("val/accuracy", "val/macro_f1", "val/subset_accuracy", "val/auroc"),
     "rows a second": ("speed/rows_per_s",),
     "error on validation": ("val/rmse", "val/mae"),
 }

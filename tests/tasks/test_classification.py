@@ -1,0 +1,74 @@
+"""Losses and class weights, against plain arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from flatout.data.batch import FlatBatch, flat_batch
+from flatout.data.problem import Problem
+from flatout.errors import UserError
+from flatout.optim import OptimConfig
+from flatout.tasks.classification import ClassificationConfig, ClassificationTask, ClassWeights, Labels, class_weights
+
+LABELS = Labels(Problem.single, ["a", "b", "c"], [6, 3, 1], 10)
+
+
+def task_of(labels: Labels, **settings) -> ClassificationTask:
+    return ClassificationTask(nn.Linear(1, 1), labels, ClassificationConfig(**settings), OptimConfig(), total_steps=1)
+
+
+def batch_of(targets: torch.Tensor, num_real: int | None = None) -> FlatBatch:
+    batch = flat_batch([[1]] * len(targets), targets)
+    batch.num_real = len(targets) if num_real is None else num_real
+    batch.step_rows = 8
+    return batch
+
+
+def test_the_loss_is_the_sum_over_rows_divided_by_the_rows_of_the_step():
+    outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    loss = task_of(LABELS, label_smoothing=0.1).loss(outputs, batch_of(targets))
+    expected = F.cross_entropy(outputs, targets, reduction="sum", label_smoothing=0.1) / 8
+    torch.testing.assert_close(loss, expected)
+
+
+def test_filler_rows_do_not_count():
+    outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    with_filler = task_of(LABELS).loss(outputs, batch_of(targets, num_real=3))
+    without = task_of(LABELS).loss(outputs[:3], batch_of(targets[:3]))
+    torch.testing.assert_close(with_filler, without)
+
+
+def test_weights_are_one_on_average_over_the_training_rows():
+    weights = class_weights(LABELS)
+    assert weights.tolist() == pytest.approx([10 / 18, 10 / 9, 10 / 3])
+    assert float((weights * torch.tensor(LABELS.counts)).sum()) / 10 == pytest.approx(1.0)
+
+
+def test_weights_of_several_labels_balance_present_and_absent():
+    labels = Labels(Problem.multi, ["a", "b", "c"], [5, 1, 0], 10)
+    assert class_weights(labels).tolist() == [1.0, 9.0, 9.0]
+    assert class_weights(Labels(Problem.regression, ["value"], [10], 10)) is None
+
+
+def test_weighted_losses_weigh_each_row_by_its_class():
+    outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    task = task_of(LABELS, class_weights="auto")
+    assert task.config.class_weights is ClassWeights.auto
+    each = F.cross_entropy(outputs, targets, reduction="none")
+    torch.testing.assert_close(task.loss(outputs, batch_of(targets)), (each * class_weights(LABELS)[targets]).sum() / 8)
+
+
+def test_numbers_are_learnt_in_their_own_spread_and_answered_in_their_own_unit():
+    labels = Labels(Problem.regression, ["value"], [10], 10, mean=100.0, spread=20.0)
+    task = task_of(labels)
+    outputs, targets = torch.tensor([[0.0], [1.0]]), torch.tensor([100.0, 140.0])
+    assert float(task.loss(outputs, batch_of(targets))) == pytest.approx(1.0 / 8)
+    assert task.unscaled(outputs).tolist() == [100.0, 120.0]
+
+
+def test_smoothing_out_of_range_names_itself():
+    with pytest.raises(UserError, match=r"task.label_smoothing: 1.0 \(0 to below 1\)"):
+        ClassificationConfig(label_smoothing=1.0)
