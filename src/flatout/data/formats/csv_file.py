@@ -1,0 +1,151 @@
+"""Comma- or tab-separated values, every value the text that is written.
+
+The fast reader says little of what it cannot read; the piece it gave up on is then read once more, slowly, to find
+the row and the line.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from flatout.data.formats.file import HEAD_BYTES, LONGEST_ROW, FileTable
+from flatout.errors import UserError
+
+_CSV_BLOCK_BYTES = 1 << 20  # pyarrow 26 reads up to 36 blocks ahead: 8 MB each cost 300 MB and gained nothing
+_OPEN_QUOTE = "an open quote at the end"
+_END = "\x1eend of file"
+"""A row of ours after the last row of a csv: where it does not come out again, an open quote has swallowed it."""
+
+
+class CsvTable(FileTable):
+    """Comma- or tab-separated values; every value is the text that is written."""
+
+    def __init__(self, path: Path, where: str, delimiter: str) -> None:
+        self.delimiter = delimiter
+        super().__init__(path, where)
+
+    def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
+        """Begins anew with larger blocks where a row is longer than two of them."""
+        block_bytes, done = _CSV_BLOCK_BYTES, 0
+        while True:
+            read = 0
+            try:
+                for block in self._whole_rows(columns, block_bytes):
+                    new = block.slice(max(0, done - read))
+                    read += block.num_rows
+                    done += new.num_rows
+                    yield new
+                return
+            except pa.ArrowException as error:
+                if "straddling" not in str(error) or block_bytes == LONGEST_ROW:
+                    raise self._explain(str(error)) from None
+            block_bytes = LONGEST_ROW
+
+    def _whole_rows(self, columns: list[str], block_bytes: int) -> Iterator[pa.RecordBatch]:
+        """What the reader reads, less the row of ours at the end, which must come out as it went in."""
+        last: pa.RecordBatch | None = None
+        with self._open() as file, self._reader(file, columns, block_bytes) as reader:
+            for block in reader:
+                if last is not None and block.num_rows:
+                    yield last
+                last = block if block.num_rows else last
+        if last is None or any(column[-1].as_py() != _END for column in last.columns):
+            raise pa.ArrowInvalid(_OPEN_QUOTE)
+        yield last.slice(0, last.num_rows - 1)
+
+    def _reader(self, file: BinaryIO, columns: list[str], block_bytes: int) -> pa_csv.CSVStreamingReader:
+        ending = self.delimiter.join([_END] * len(self.columns))
+        return pa_csv.open_csv(
+            pa.PythonFile(_Ended(file, f"\n{ending}\n".encode()), mode="r"),
+            read_options=pa_csv.ReadOptions(block_size=block_bytes, use_threads=True),
+            parse_options=pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(columns, pa.string()),
+                include_columns=columns,
+                strings_can_be_null=False,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+
+    def _read_columns(self) -> list[str]:
+        with self._open() as file:
+            head = file.read(HEAD_BYTES)
+        text = io.StringIO(head.decode("utf-8-sig", "replace"), newline="")
+        try:
+            names = next(filter(None, csv.reader(text, delimiter=self.delimiter)), [])
+        except csv.Error:
+            names = []
+        if not names or any("\ufffd" in name for name in names):
+            self._require_utf8()
+        if not names:
+            raise self._fail("the first line is no list of columns", "Its first line must name the columns.")
+        if len(head) < HEAD_BYTES and not text.read().strip("\r\n"):
+            raise self._fail("no rows below the line that names the columns")
+        return names
+
+    def _explain(self, message: str) -> UserError:
+        """What the fast reader could not read, with the place."""
+        self._require_utf8()
+        row, line, values, is_spread = self._misfit()
+        if _OPEN_QUOTE in message and values == len(self.columns):
+            mend = 'Close it, or double a quote that is part of the text: "".'
+            return self._fail(f"row {row}: a quote is opened in line {line} and not closed", mend)
+        if values == 0:
+            what = f"row {row}: longer than {LONGEST_ROW >> 20} MB from line {line} on"
+            return self._fail(what, "Is a quote opened there and not closed?")
+        if values == len(self.columns):
+            is_long = "straddling" in message
+            return self._fail(f"a row is longer than {LONGEST_ROW >> 20} MB" if is_long else message.splitlines()[0])
+        mend = f"Quote values that hold {self.delimiter!r} or line ends."
+        mend += " Is the quote that opens there closed?" if is_spread else ""
+        return self._fail(f"row {row}: expected {len(self.columns)} columns, got {values} (line {line})", mend)
+
+    def _misfit(self) -> tuple[int, int, int, bool]:
+        """Row, line and number of values of the first row that does not fit, and whether it goes over several lines.
+
+        The last row of all when every row fits, and no values when the row has no end.
+        """
+        row, line, next_line, values = -1, 1, 1, 0  # the line that names the columns is row 0
+        limit = csv.field_size_limit(LONGEST_ROW)
+        try:
+            with self._open() as file:
+                rows = csv.reader(chain((_text(file.readline()),), map(_text, file)), delimiter=self.delimiter)
+                for found in rows:
+                    if found:
+                        row, line, values = row + 1, next_line, len(found)
+                    next_line = rows.line_num + 1
+                    if found and values != len(self.columns):
+                        break
+        except csv.Error:
+            row, line, values = row + 1, next_line, 0
+        finally:
+            csv.field_size_limit(limit)
+        return row, line, values, next_line - line > 1
+
+
+class _Ended(io.RawIOBase):
+    """A file with something added after its end."""
+
+    def __init__(self, file: BinaryIO, ending: bytes) -> None:
+        self._file, self._ending = file, ending
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if data := self._file.read(size):
+            return data
+        data, self._ending = self._ending, b""
+        return data
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8-sig")
