@@ -38,6 +38,8 @@ def test_one_class_a_row_equals_scikit_learn(classes, missing):
         probabilities = outputs.softmax(-1).numpy()
         scores = probabilities[:, 1] if classes == 2 else probabilities
         assert values["auroc"] == pytest.approx(sk.roc_auc_score(true, scores, multi_class="ovr"), abs=0.01)
+    elif classes == 2:
+        assert np.isnan(values["auroc"])  # one class alone has no curve
 
 
 def test_several_classes_a_row_equal_scikit_learn():
@@ -49,6 +51,49 @@ def test_several_classes_a_row_equal_scikit_learn():
     assert values["macro_recall"] == pytest.approx(sk.recall_score(true, answer, average="macro"))
     assert values["subset_accuracy"] == pytest.approx(sk.accuracy_score(true, answer))
     assert values["auroc"] == pytest.approx(sk.roc_auc_score(true, outputs.numpy()), abs=0.01)
+
+
+def test_a_class_that_every_row_has_takes_no_part_in_the_auroc():
+    outputs, targets = torch.randn(150, 4), (torch.rand(150, 4) < 0.3).float()
+    targets[:, 1] = 1.0
+    targets[:, 3] = 0.0
+    values = measured(Problem.multi, 4, outputs, targets).compute()
+    mixed = [0, 2]
+    assert values["auroc"] == pytest.approx(sk.roc_auc_score(targets[:, mixed], outputs[:, mixed].numpy()), abs=0.01)
+    assert np.isnan(measured(Problem.single, 5, outputs.repeat(1, 2)[:, :5], torch.full((150,), 3)).compute()["auroc"])
+
+
+def test_batches_and_the_whole_give_the_same_values():
+    outputs, targets = torch.randn(64, 5), torch.randint(0, 5, (64,))
+    in_batches, whole = (measured(Problem.single, 5, outputs, targets, batch).compute() for batch in (7, 64))
+    assert in_batches == whole
+
+
+def test_the_positive_class_can_be_named():
+    outputs, targets = torch.randn(80, 2), torch.randint(0, 2, (80,))
+    metrics = TaskMetrics.build(Problem.single, ["spam", "ham"], positive="spam")
+    metrics.update(outputs, targets)
+    assert metrics.compute()["f1"] == pytest.approx(sk.f1_score(targets, outputs.argmax(-1), pos_label=0))
+    with pytest.raises(UserError, match=r"positive: no class 'spm' \(spam, ham\). Did you mean 'spam'\?"):
+        TaskMetrics.build(Problem.single, ["spam", "ham"], positive="spm")
+
+
+def test_the_confusion_matrix_has_true_classes_down_and_answers_across():
+    outputs, targets = torch.randn(60, 4), torch.randint(0, 4, (60,))
+    found = measured(Problem.single, 4, outputs, targets).confusion()
+    assert found.tolist() == sk.confusion_matrix(targets, outputs.argmax(-1), labels=range(4)).tolist()
+    assert measured(Problem.regression, 1, torch.randn(5, 1), torch.randn(5)).confusion() is None
+
+
+def test_very_many_classes_have_no_auroc():
+    assert "auroc" not in TaskMetrics.build(Problem.single, [str(i) for i in range(51)]).names()
+
+
+def test_numbers_that_are_all_alike_or_alone_have_no_correlation():
+    alike = measured(Problem.regression, 1, torch.randn(9, 1), torch.ones(9)).compute()
+    alone = measured(Problem.regression, 1, torch.randn(1, 1), torch.ones(1)).compute()
+    assert np.isnan([alike["pearson"], alone["pearson"], alone["r2"]]).all()
+    assert alone["mae"] == pytest.approx(alone["rmse"])
 
 
 def test_numbers_equal_scikit_learn():

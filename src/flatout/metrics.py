@@ -6,6 +6,7 @@ among the targets nor among the answers take no part in an average, as in scikit
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -61,9 +62,11 @@ class TaskMetrics(nn.Module):
         self.classes = classes
 
     @staticmethod
-    def build(problem: Problem, classes: list[str]) -> TaskMetrics:
-        kinds = {Problem.single: SingleMetrics, Problem.multi: MultiMetrics, Problem.regression: NumberMetrics}
-        return kinds[problem](classes)
+    def build(problem: Problem, classes: list[str], *, positive: str | None = None) -> TaskMetrics:
+        """`positive` is the class whose F1 is `f1` where there are two; the second one when nobody says."""
+        if problem is Problem.single:
+            return SingleMetrics(classes, positive)
+        return MultiMetrics(classes) if problem is Problem.multi else NumberMetrics(classes)
 
     def names(self) -> list[str]:
         """Names of what `compute` returns."""
@@ -82,6 +85,10 @@ class TaskMetrics(nn.Module):
         """Precision, recall and F1 of each class, the commonest first; empty for numbers."""
         return []
 
+    def confusion(self) -> Tensor | None:
+        """Rows by true class (down) and answered class (across), on the host; None unless it is one class a row."""
+        return None
+
     def reset(self) -> None:
         for metric in self._metrics():
             metric.reset()
@@ -93,10 +100,14 @@ class TaskMetrics(nn.Module):
 class SingleMetrics(TaskMetrics):
     """One class a row."""
 
-    def __init__(self, classes: list[str]) -> None:
+    def __init__(self, classes: list[str], positive: str | None = None) -> None:
         super().__init__(classes)
         count = len(classes)
-        self.confusion = MulticlassConfusionMatrix(count, validate_args=False)
+        if positive is not None and positive not in classes:
+            allowed = ", ".join(classes)
+            raise UserError("positive", f"no class {positive!r}", allowed=allowed, mend=did_you_mean(positive, classes))
+        self.positive = 1 if positive is None else classes.index(positive)
+        self.counts = MulticlassConfusionMatrix(count, validate_args=False)
         self.auroc: Metric | None = None
         if count == 2:
             self.auroc = BinaryAUROC(thresholds=_THRESHOLDS, validate_args=False)
@@ -109,13 +120,13 @@ class SingleMetrics(TaskMetrics):
         return names + (["auroc"] if self.auroc is not None else [])
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        self.confusion.update(outputs.argmax(-1), targets)
+        self.counts.update(outputs.argmax(-1), targets)
         if self.auroc is not None:
             probabilities = outputs.softmax(-1)
             self.auroc.update(probabilities[:, 1] if len(self.classes) == 2 else probabilities, targets)
 
     def compute(self) -> dict[str, float]:
-        counts = self.confusion.compute().double().cpu()
+        counts = self.confusion().double()
         correct, targets, answers = counts.diag(), counts.sum(1), counts.sum(0)
         f1, recall = _f1(correct, targets, answers), correct / targets.clamp(min=1)
         seen = targets + answers > 0
@@ -127,13 +138,16 @@ class SingleMetrics(TaskMetrics):
             "macro_recall": float(recall[targets > 0].mean()) if (targets > 0).any() else 0.0,
         }
         if len(self.classes) == 2:
-            values["f1"] = float(f1[1])
+            values["f1"] = float(f1[self.positive])
         if self.auroc is not None:
-            values["auroc"] = _mean_over_mixed(self.auroc.compute(), targets, len(self.classes))
+            values["auroc"] = _mean_over_mixed(self.auroc.compute(), targets, counts.sum())
         return values
 
+    def confusion(self) -> Tensor:
+        return self.counts.compute().cpu()
+
     def per_class(self) -> list[dict[str, Any]]:
-        counts = self.confusion.compute().double().cpu()
+        counts = self.confusion().double()
         return _class_rows(self.classes, counts.diag(), counts.sum(1), counts.sum(0))
 
 
@@ -161,7 +175,7 @@ class MultiMetrics(TaskMetrics):
             self.auroc.update(probabilities, whole)
 
     def compute(self) -> dict[str, float]:
-        correct, targets, answers = self._totals()
+        correct, targets, answers, rows = self._totals()
         f1 = _f1(correct, targets, answers)
         values = {
             "micro_f1": float(_f1(correct.sum(), targets.sum(), answers.sum())),
@@ -170,15 +184,15 @@ class MultiMetrics(TaskMetrics):
             "subset_accuracy": float(self.exact.compute()),
         }
         if self.auroc is not None:
-            values["auroc"] = _mean_over_mixed(self.auroc.compute(), targets, len(targets))
+            values["auroc"] = _mean_over_mixed(self.auroc.compute(), targets, rows)
         return values
 
     def per_class(self) -> list[dict[str, Any]]:
-        return _class_rows(self.classes, *self._totals())
+        return _class_rows(self.classes, *self._totals()[:3])
 
-    def _totals(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _totals(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         counts = self.counts.compute().double().cpu()  # [C, 5]: tp, fp, tn, fn, support
-        return counts[:, 0], counts[:, 4], counts[:, 0] + counts[:, 1]
+        return counts[:, 0], counts[:, 4], counts[:, 0] + counts[:, 1], counts[:, :4].sum(1)
 
 
 class NumberMetrics(TaskMetrics):
@@ -187,7 +201,7 @@ class NumberMetrics(TaskMetrics):
     def __init__(self, classes: list[str]) -> None:
         super().__init__(classes)
         self.mae, self.mse = MeanAbsoluteError(), MeanSquaredError()
-        self.r2, self.pearson = R2Score(), PearsonCorrCoef()
+        self.r2, self.pearson = _R2(), PearsonCorrCoef()
 
     def names(self) -> list[str]:
         return ["mae", "rmse", "r2", "pearson"]
@@ -196,10 +210,18 @@ class NumberMetrics(TaskMetrics):
         super().update(outputs.flatten(), targets.flatten())
 
     def compute(self) -> dict[str, float]:
-        values = {"mae": float(self.mae.compute()), "rmse": float(self.mse.compute()) ** 0.5}
-        if int(self.r2.total) < 2:
-            return values | {"r2": float("nan"), "pearson": float("nan")}
-        return values | {"r2": float(self.r2.compute()), "pearson": float(self.pearson.compute())}
+        with warnings.catch_warnings():  # numbers that are all alike have no correlation: nan says so
+            warnings.filterwarnings("ignore", message="The variance of predictions or target is close to zero")
+            pearson = float(self.pearson.compute())
+        mae, rmse = float(self.mae.compute()), float(self.mse.compute()) ** 0.5
+        return {"mae": mae, "rmse": rmse, "r2": float(self.r2.compute()), "pearson": pearson}
+
+
+class _R2(R2Score):
+    """R² that is unknown, not an error, below two rows; asked after the ranks were added up, so that all agree."""
+
+    def compute(self) -> Tensor:
+        return super().compute() if int(self.total) > 1 else self.residual.new_tensor(float("nan"))
 
 
 class _ShareOfExactRows(Metric):
@@ -226,13 +248,11 @@ def _f1(correct: Tensor, targets: Tensor, answers: Tensor) -> Tensor:
     return 2 * correct / (targets + answers).clamp(min=1)
 
 
-def _mean_over_mixed(values: Tensor, targets: Tensor, count: int) -> float:
-    """Mean over the classes that have rows of both kinds; others have no curve."""
-    values, targets = values.flatten().double().cpu(), targets.flatten()
-    if count == 2 and values.numel() == 1:
-        return float(values[0])
-    has_rows = targets > 0
-    return float(values[has_rows].mean()) if has_rows.any() else float("nan")
+def _mean_over_mixed(values: Tensor, targets: Tensor, rows: Tensor) -> float:
+    """Mean over the classes that some rows have and some have not; others have no curve. NaN where there is none."""
+    is_mixed = (targets > 0) & (targets < rows)
+    values = values.flatten().double().cpu().expand(len(targets))  # two classes share one value
+    return float(values[is_mixed].mean()) if is_mixed.any() else float("nan")
 
 
 def _class_rows(classes: list[str], correct: Tensor, targets: Tensor, answers: Tensor) -> list[dict[str, Any]]:

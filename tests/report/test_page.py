@@ -1,14 +1,9 @@
-"""The page and the closing table: everything shown, nothing trusted, nothing required."""
+"""The page: everything shown, nothing trusted, nothing required."""
 
 from __future__ import annotations
 
-import io
 from html.parser import HTMLParser
 
-import pytest
-from rich.console import Console
-
-from flatout.report.closing import print_closing
 from flatout.report.curves import Curve, line_chart, stacked_bar
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import empty_summary
@@ -70,22 +65,23 @@ def test_the_page_shows_everything_and_runs_nothing(tmp_path):
 def test_a_run_that_came_to_nothing_has_a_page_too(tmp_path):
     page = write_page(tmp_path, empty_summary(), read_curves(tmp_path), []).read_text(encoding="utf-8")
     assert "no model yet" in page
+    assert "None" not in page
+
+
+def test_half_known_figures_and_a_half_written_row_are_shown_as_far_as_they_go(tmp_path):
+    summary = empty_summary()
+    summary["status"] = "failed"
+    summary["speed"] |= {"rows_per_s": 10.0}
+    summary["training"] |= {"seconds": 3.0}
+    summary["verdict"] = {"limit": "<feed>", "share": 0.3, "mend": "data.workers=2", "predicted_gain": None}
+    curves = [*CURVES, {"step": "30", "train/loss": "nan"}, {"step": "", "train/loss": "x"}, {"train/loss": "1"}]
+    page = write_page(tmp_path, summary, curves, []).read_text(encoding="utf-8")
+    assert '<span class="status failed">failed</span>' in page
+    assert "&lt;feed&gt; 30.0%: data.workers=2" in page
+    assert "nan" not in page
 
 
 def test_a_chart_without_points_is_left_out_and_one_value_still_has_axes():
     assert line_chart("loss", [Curve("a", [])]) == ""
     assert "<polyline" in line_chart("loss", [Curve("a", [(1, 3.0)])])
     assert stacked_bar({}, "ms") == ""
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_closing_table_is_plain_text_with_the_ceiling_beside(tmp_path, width):
-    text = io.StringIO()
-    print_closing(filled(), tmp_path, PER_CLASS, Console(file=text, width=width, soft_wrap=True))
-    shown = text.getvalue()
-    assert "\x1b" not in shown
-    assert EVIL in shown  # markup in a label is no markup of ours
-    assert "0.9000   95.7% of the known ceiling, 0.9400" in shown
-    assert f"tensorboard --logdir {tmp_path}" in shown
-    assert "wait 1.9%, forward 38.5%" in shown
-    assert max(map(len, shown.splitlines())) <= max(width, len(f"curves:      tensorboard --logdir {tmp_path}"))

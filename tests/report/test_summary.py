@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flatout.errors import UserError
-from flatout.report.summary import Summary, read_summary
+from flatout.report.summary import Summary, hardware, read_summary, versions
 
 SCHEMA = {
     "schema": None,
@@ -43,6 +43,9 @@ def test_a_fresh_summary_has_every_key_and_says_running(tmp_path):
     for name, keys in SCHEMA.items():
         assert keys is None or found[name].keys() == keys, name
     assert found["speed"]["step_ms"].keys() == {"wait", "transfer", "forward", "backward", "optimizer", "other"}
+    assert found["speed"]["gpu"].keys() == {"utilisation", "memory_gb", "power_w"}
+    assert found["data"]["rows"].keys() == {"train", "val", "test"}
+    assert found["data"]["cache"].keys() == {"key", "hit", "seconds"}
     assert (found["schema"], found["status"]) == (1, "running")
 
 
@@ -51,13 +54,47 @@ def test_a_key_that_is_not_in_the_schema_is_our_own_mistake(tmp_path):
         start(tmp_path).set("speed.rows_per_minute", 3)
     with pytest.raises(KeyError):
         start(tmp_path).update("training", {"hours": 3})
+    with pytest.raises(KeyError):
+        start(tmp_path).set("seed.first", 3)
+    with pytest.raises(KeyError):
+        start(tmp_path).set("verdict", {"culprit": "feed"})
+    with pytest.raises(KeyError):
+        start(tmp_path).update("data", {"rows": {"dev": 3}})
+
+
+def test_a_section_filled_in_part_keeps_its_other_keys(tmp_path):
+    summary = start(tmp_path)
+    summary.update("data", {"source": "a.csv", "rows": {"train": 8, "val": 2}})
+    summary.set("speed.step_ms.wait", 0.5)
+    assert summary.values["data"]["rows"] == {"train": 8, "val": 2, "test": None}
+    assert summary.values["data"]["cache"] == {"key": None, "hit": None, "seconds": None}
+
+
+def test_verdict_and_baseline_are_null_until_known_and_then_have_all_their_keys(tmp_path):
+    summary = start(tmp_path)
+    assert (summary.values["verdict"], summary.values["baseline"]) == (None, None)
+    summary.set("baseline", {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}})
+    summary.set("verdict.limit", "feed")
+    assert summary.values["baseline"] == {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}}
+    assert summary.values["verdict"] == {"limit": "feed", "share": None, "mend": None, "predicted_gain": None}
+
+
+def test_hardware_and_versions_are_told_without_a_model(tmp_path):
+    summary = start(tmp_path)
+    found = hardware(torch.device("cpu"), "32-true")
+    summary.update("hardware", found)
+    assert found.keys() == SCHEMA["hardware"]
+    assert found["cores"] >= 1 and found["memory_gb"] > 0
+    assert {"flatout", "python", "torch", "lightning", "numpy", "tokenizers"} <= versions().keys()
 
 
 def test_numbers_of_any_kind_become_json(tmp_path):
     summary = start(tmp_path)
     summary.update("metrics", {"a": np.float32(0.5), "b": torch.tensor(2), "c": float("nan"), "d": np.int64(3)})
+    summary.update("metrics", {"e": torch.tensor([1.0, float("inf")]), "f": np.array([True])})
     summary.finish("finished")
-    assert read_summary(tmp_path)["metrics"] == {"a": 0.5, "b": 2, "c": None, "d": 3}
+    found = read_summary(tmp_path)["metrics"]
+    assert found == {"a": 0.5, "b": 2, "c": None, "d": 3, "e": [1.0, None], "f": [True]}
 
 
 def test_a_write_that_fails_leaves_the_old_summary_whole(tmp_path, monkeypatch):
@@ -70,6 +107,15 @@ def test_a_write_that_fails_leaves_the_old_summary_whole(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         summary.finish("finished")
     assert read_summary(tmp_path)["status"] == "running"
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_a_reader_in_the_middle_of_a_write_sees_the_old_summary(tmp_path, monkeypatch):
+    summary = start(tmp_path)
+    seen = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: seen.append(read_summary(tmp_path)["status"]))
+    summary.finish("finished")
+    assert (seen, read_summary(tmp_path)["status"]) == (["running"], "finished")
 
 
 def test_a_missing_or_broken_summary_is_a_clear_error(tmp_path):
@@ -78,6 +124,11 @@ def test_a_missing_or_broken_summary_is_a_clear_error(tmp_path):
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(UserError, match="not valid JSON"):
         read_summary(tmp_path)
+    (tmp_path / "summary.json").write_text("[1]")
+    with pytest.raises(UserError, match="not the summary of a run"):
+        read_summary(tmp_path)
+    with pytest.raises(UserError, match=r"no summary.json there"):
+        read_summary(tmp_path / "summary.json")
 
 
 def test_choices_are_kept_with_their_reasons(tmp_path):

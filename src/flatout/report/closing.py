@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 _MOST_CLASSES = 12
 
@@ -15,22 +16,22 @@ _MOST_CLASSES = 12
 def print_closing(
     summary: dict[str, Any], folder: Path, per_class: list[dict[str, Any]], console: Console | None = None
 ) -> None:
-    """Print the closing tables to the terminal or to the console given."""
-    console = console or Console(soft_wrap=True, highlight=False)
+    """Print the closing tables to the terminal or to the console given; folders stay on one line, to be copied."""
+    console = console or Console(highlight=False)
     if per_class:
         console.print(class_table(per_class))
     console.print(closing_table(summary))
-    console.print(f"run folder:  {escape(str(folder))}")
-    console.print(f"curves:      tensorboard --logdir {escape(_quoted(str(folder)))}")
+    console.print(Text(f"run folder:  {folder}"), soft_wrap=True)
+    console.print(Text(f"curves:      tensorboard --logdir {shlex.quote(str(folder))}"), soft_wrap=True)
 
 
 def closing_table(summary: dict[str, Any]) -> Table:
     """Metrics, speed and time split of one run."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=_title(summary), title_justify="left")
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=Text(_title(summary)), title_justify="left")
     table.add_column(style="bold")
     table.add_column()
     for name, text in [*_metric_rows(summary), *_speed_rows(summary)]:
-        table.add_row(escape(name), escape(text))
+        table.add_row(Text(name), Text(text))
     return table
 
 
@@ -47,26 +48,31 @@ def class_table(per_class: list[dict[str, Any]]) -> Table:
         table.title = f"the {_MOST_CLASSES // 2} best and the {_MOST_CLASSES // 2} worst of {len(per_class)} classes"
     for row in shown:
         scores = (f"{row[name]:.3f}" for name in ("precision", "recall", "f1"))
-        table.add_row(escape(row["class"]), *scores, f"{row['support']:,}")
+        table.add_row(Text(row["class"]), *scores, f"{row['support']:,}")
     return table
 
 
 def _title(summary: dict[str, Any]) -> str:
-    training, model = summary["training"], summary["model"]
-    seconds = training["seconds"] or 0
-    return f"{model['name']}, {training['steps']:,} steps, {seconds:.1f} s"
+    training, status = summary["training"], summary["status"]
+    parts = [
+        summary["model"]["name"] or "no model yet",
+        "" if training["steps"] is None else f"{training['steps']:,} steps",
+        "" if training["seconds"] is None else f"{training['seconds']:.1f} s",
+        "" if status == "finished" else status,
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     metrics = summary["metrics"]
     split = "test" if any(name.startswith("test/") for name in metrics) else "val"
-    known = (summary["baseline"] or {}).get("metrics", {})
+    known = (summary["baseline"] or {}).get("metrics") or {}
     rows = []
     for name, value in metrics.items():
         if not name.startswith(f"{split}/") or value is None:
             continue
         text = f"{value:.4f}"
-        if (best := known.get(name)) is not None:
+        if best := known.get(name):
             text += f"   {value / best:.1%} of the {summary['baseline']['name']}, {best:.4f}"
         rows.append((name, text))
     return rows
@@ -74,21 +80,23 @@ def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     speed = summary["speed"]
-    if speed["rows_per_s"] is None:
-        return []
-    padding = speed["padding_share"] or 0.0
-    rows = [
-        ("speed", f"{speed['rows_per_s']:,.0f} rows/s, {speed['tokens_per_s']:,.0f} tokens/s, padding {padding:.1%}")
-    ]
+    forms = {"rows_per_s": "{:,.0f} rows/s", "tokens_per_s": "{:,.0f} tokens/s", "padding_share": "padding {:.1%}"}
+    known = [form.format(speed[name]) for name, form in forms.items() if speed[name] is not None]
+    rows = [("speed", ", ".join(known))] if known else []
     steps = {name: value for name, value in speed["step_ms"].items() if value is not None}
     total = sum(steps.values())
     if total:
         parts = ", ".join(f"{name} {value / total:.1%}" for name, value in steps.items())
         rows.append(("each step", f"{total:.1f} ms: {parts}"))
-    if summary["verdict"]:
-        rows.append(("verdict", str(summary["verdict"].get("mend", ""))))
+    if text := verdict_text(summary["verdict"]):
+        rows.append(("verdict", text))
     return rows
 
 
-def _quoted(text: str) -> str:
-    return f"'{text}'" if " " in text else text
+def verdict_text(verdict: dict[str, Any] | None) -> str:
+    """A verdict in one line: what limited the run, by how much, and what would mend it."""
+    if not verdict or not verdict.get("limit"):
+        return ""
+    share, mend = verdict.get("share"), verdict.get("mend")
+    measured = f" {share:.1%}" if share is not None else ""
+    return f"{verdict['limit']}{measured}" + (f": {mend}" if mend else "")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import html
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from flatout.report.closing import verdict_text
 from flatout.report.curves import Curve, line_chart, stacked_bar
 
 _STYLE = """
@@ -16,11 +19,15 @@ h1{font-size:1.5rem;margin:0}h2{font-size:1.05rem;margin:2rem 0 .5rem;border-bot
 .muted,small,.tick{color:#57606a;fill:#57606a}.tick{font-size:11px}.end{text-anchor:end}.middle{text-anchor:middle}
 .grid{stroke:#e6eaee}.figures{display:flex;flex-wrap:wrap;gap:.75rem;margin:1rem 0}
 .figures div{border:1px solid #d8dee4;border-radius:6px;padding:.5rem .9rem}.figures b{display:block;font-size:1.25rem}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(400px,1fr));gap:1rem}figure{margin:0}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(400px,1fr));gap:1rem;margin-top:1.5rem}figure{margin:0}
 table{border-collapse:collapse}td,th{padding:.2rem .9rem .2rem 0;text-align:left;vertical-align:top}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}th{font-weight:600;border-bottom:1px solid #d8dee4}
 pre{background:#f6f8fa;padding:.8rem;border-radius:6px;overflow:auto;font-size:12.5px}.bar{width:100%;height:26px}
-.legend span{margin-right:1.2rem;white-space:nowrap}
+.legend span{margin-right:1.2rem;white-space:nowrap}svg{overflow:visible}code{overflow-wrap:anywhere}
+.status{font-size:.8rem;font-weight:600;border:1px solid;border-radius:1rem;padding:.1rem .6rem;vertical-align:.25rem}
+.finished{color:#1a7f37}.failed{color:#b3261e}.interrupted{color:#8a6100}.running{color:#1f6f8b}
+@media print{body{margin:0;max-width:none}figure,tr,.figures div{break-inside:avoid}h2{break-after:avoid}
+pre{white-space:pre-wrap}}
 """
 _CHARTS = {
     "loss": ("train/loss", "val/loss"),
@@ -41,13 +48,14 @@ def write_page(
     sections = [
         _heading(summary),
         _figures(summary),
+        _section("What limited the run", html.escape(verdict_text(summary["verdict"]))),
         f'<div class="charts">{_charts(curves)}</div>',
         _section("Where each step's time went", stacked_bar(_known(summary["speed"]["step_ms"]), "ms")),
         _section("What was chosen, and why", _choices(summary["choices"])),
         _section("Classes", _classes(per_class)),
         _section("Settings", f"<pre>{html.escape(config.read_text('utf-8'))}</pre>" if config.is_file() else ""),
     ]
-    title = html.escape(str(summary["experiment"]))
+    title = html.escape(str(summary["experiment"] or "a run"))
     page = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{title}</title><style>{_STYLE}</style><body>{''.join(sections)}</body></html>"
@@ -70,38 +78,51 @@ def read_curves(folder: Path) -> list[dict[str, str]]:
 def _heading(summary: Mapping[str, Any]) -> str:
     model, data = summary["model"], summary["data"]
     parameters = f", {model['parameters']:,} parameters" if model["parameters"] else ""
-    words = f"{model['name'] or 'no model yet'}{parameters} on {data['source'] or 'no data yet'}: {summary['status']}"
+    words = f"{model['name'] or 'no model yet'}{parameters} on {data['source'] or 'no data yet'}"
+    status = html.escape(str(summary["status"]))
     return (
-        f"<h1>{html.escape(str(summary['experiment']))}</h1>"
-        f'<p class="muted">{html.escape(words)}<br><code>{html.escape(str(summary["command"]))}</code></p>'
+        f'<h1>{html.escape(str(summary["experiment"] or "a run"))} <span class="status {status}">{status}</span></h1>'
+        f'<p class="muted">{html.escape(words)}<br><code>{html.escape(summary["command"] or "")}</code></p>'
     )
 
 
 def _figures(summary: Mapping[str, Any]) -> str:
-    known = (summary["baseline"] or {}).get("metrics", {})
+    baseline = summary["baseline"] or {}
+    known = baseline.get("metrics") or {}
     tiles = []
     for name, value in summary["metrics"].items():
         if name.startswith("test/") and value is not None and name != "test/loss":
-            beside = f"<small>{value / known[name]:.1%} of the known ceiling</small>" if known.get(name) else ""
+            beside = f"{value / known[name]:.1%} of the {baseline['name']}" if known.get(name) else ""
             tiles.append((f"{value:.4f}", name, beside))
     speed, training = summary["speed"], summary["training"]
     if speed["rows_per_s"]:
-        tiles.append((f"{speed['rows_per_s']:,.0f}", "rows/s", f"<small>padding {speed['padding_share']:.1%}</small>"))
+        tiles.append((f"{speed['rows_per_s']:,.0f}", "rows/s", _said("padding {:.1%}", speed["padding_share"])))
+    if speed["tokens_per_s"]:
         tiles.append((f"{speed['tokens_per_s']:,.0f}", "tokens/s", ""))
     if training["seconds"]:
-        tiles.append((f"{training['seconds']:.0f} s", "in all", f"<small>{training['steps']:,} steps</small>"))
-    made = (f"<div><b>{html.escape(v)}</b>{html.escape(name)} {beside}</div>" for v, name, beside in tiles)
+        tiles.append((f"{training['seconds']:.0f} s", "in all", _said("{:,} steps", training["steps"])))
+    made = (
+        f"<div><b>{html.escape(value)}</b>{html.escape(name)} <small>{html.escape(beside)}</small></div>"
+        for value, name, beside in tiles
+    )
     return f'<div class="figures">{"".join(made)}</div>'
 
 
 def _charts(curves: Sequence[Mapping[str, str]]) -> str:
     charts = []
     for title, names in _CHARTS.items():
-        lines = [
-            Curve(name, [(float(row["step"]), float(row[name])) for row in curves if row.get(name)]) for name in names
-        ]
+        lines = [Curve(name, _points(curves, name)) for name in names]
         charts.append(line_chart(title, [line for line in lines if line.points]))
     return "".join(charts)
+
+
+def _points(curves: Sequence[Mapping[str, str]], name: str) -> list[tuple[float, float]]:
+    """A column over the steps; the last row of a run that was killed may be half a row."""
+    points = []
+    for row in curves:
+        with suppress(KeyError, TypeError, ValueError):
+            points.append((float(row["step"]), float(row[name])))
+    return [point for point in points if all(map(math.isfinite, point))]
 
 
 def _choices(choices: Sequence[Mapping[str, Any]]) -> str:
@@ -131,6 +152,10 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], first_number: in
 
 def _section(title: str, body: str) -> str:
     return f"<h2>{html.escape(title)}</h2>{body}" if body else ""
+
+
+def _said(form: str, value: float | None) -> str:
+    return "" if value is None else form.format(value)
 
 
 def _known(values: Mapping[str, float | None]) -> dict[str, float]:

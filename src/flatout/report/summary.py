@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from flatout.errors import UserError
 
 SCHEMA = 1
 FILE = "summary.json"
+_OPEN = ("metrics", "artifacts", "baseline.metrics")
 _PACKAGES = ("flatout", "torch", "lightning", "transformers", "tokenizers", "numpy", "pyarrow")
 
 
@@ -62,23 +64,35 @@ class Summary:
     def set(self, path: str, value: Any) -> None:
         """Set one value by its dotted path, which must be in the schema."""
         *parents, last = path.split(".")
-        place = self.values
-        for name in parents:
-            place = place[name]
+        place = self._section(".".join(parents))
         if last not in place:
             raise KeyError(path)
-        place[last] = value
+        if isinstance(value, dict) and (isinstance(place[last], dict) or path in _LATER):
+            self.update(path, value)
+        else:
+            place[last] = value
 
     def update(self, path: str, values: dict[str, Any]) -> None:
-        """Set several values of one section; sections without fixed keys take any."""
-        section = self.values
-        for name in path.split("."):
-            section = section[name]
-        is_open = path in ("metrics", "artifacts")
+        """Set several values of one section, leaving its other keys; sections without fixed keys take any."""
+        section = self._section(path)
         for name, value in values.items():
-            if not is_open and name not in section:
-                raise KeyError(f"{path}.{name}")
-            section[name] = value
+            if path in _OPEN:
+                section[name] = value
+            else:
+                self.set(f"{path}.{name}", value)
+
+    def _section(self, path: str) -> dict[str, Any]:
+        """The section at a path; one that is null until something is known starts with its keys."""
+        place: Any = self.values
+        for name in filter(None, path.split(".")):
+            if not isinstance(place, dict) or name not in place:
+                raise KeyError(path)
+            if place[name] is None and name in _LATER:
+                place[name] = _LATER[name]()
+            place = place[name]
+        if not isinstance(place, dict):
+            raise KeyError(path)
+        return place
 
     def add_choice(self, name: str, value: object, why: str, evidence: str) -> None:
         self.values["choices"].append({"name": name, "value": value, "why": why, "evidence": evidence})
@@ -91,21 +105,31 @@ class Summary:
     def write(self) -> None:
         """Replace the file in one step: a reader sees the old one or the new one."""
         beside = self.path.with_name(f".{FILE}-{os.getpid()}")
-        with beside.open("w", encoding="utf-8") as file:
-            json.dump(json_safe(self.values), file, indent=1, ensure_ascii=False)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.path)
+        try:
+            with beside.open("w", encoding="utf-8") as file:
+                json.dump(json_safe(self.values), file, indent=1, ensure_ascii=False)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self.path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """The summary of a run's folder."""
+    path = folder / FILE
     try:
-        return json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(str(folder), "no summary.json there", mend="Name a run's folder, below outputs/.") from None
+    except OSError as error:
+        raise UserError(str(path), f"cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise UserError(str(folder / FILE), f"not valid JSON: {error}") from None
+        raise UserError(str(path), f"not valid JSON: {error}") from None
+    if not isinstance(values, dict) or "schema" not in values:
+        raise UserError(str(path), "not the summary of a run", mend="Name a run's folder, below outputs/.")
+    return values
 
 
 def versions() -> dict[str, str]:
@@ -129,6 +153,8 @@ def hardware(device: torch.device, precision: str) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gb": round(memory / 1e9, 1),
         "precision": precision,
+        "peak_tflops": None,
+        "peak_source": None,
     }
 
 
@@ -138,8 +164,8 @@ def json_safe(value: Any) -> Any:
         return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [json_safe(item) for item in value]
-    if hasattr(value, "item"):
-        value = value.item()
+    if hasattr(value, "tolist"):
+        return json_safe(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)
@@ -156,3 +182,9 @@ def _processor() -> str:
 
 def _nulls(names: str) -> dict[str, Any]:
     return dict.fromkeys(names.split())
+
+
+_LATER: dict[str, Callable[[], dict[str, Any]]] = {
+    "verdict": lambda: _nulls("limit share mend predicted_gain"),
+    "baseline": lambda: {"name": None, "metrics": {}},
+}

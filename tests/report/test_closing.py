@@ -1,0 +1,85 @@
+"""The closing table: legible at 80 columns and in a file, and whatever a label or a folder is called."""
+
+from __future__ import annotations
+
+import io
+import shlex
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flatout.report.closing import print_closing, verdict_text
+from flatout.report.summary import empty_summary
+
+EVIL = "<script>[red] :smile: \\"
+
+
+def filled() -> dict:
+    summary = empty_summary() | {"experiment": "x", "command": "python -m train", "status": "finished"}
+    summary["model"] |= {"name": "BiLSTM", "parameters": 1000}
+    summary["training"] |= {"steps": 30, "seconds": 4.5}
+    summary["speed"] |= {"rows_per_s": 1000.0, "tokens_per_s": 9000.0, "padding_share": 0.015}
+    summary["speed"]["step_ms"] |= {"wait": 0.1, "forward": 2.0, "backward": 2.5, "optimizer": 0.4, "other": 0.2}
+    summary["metrics"] = {"val/accuracy": 0.8, "test/loss": 0.3, "test/accuracy": 0.9}
+    summary["baseline"] = {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}}
+    return summary
+
+
+PER_CLASS = [{"class": EVIL, "precision": 0.5, "recall": 0.25, "f1": 0.3333, "support": 12}]
+
+
+def printed(summary: dict, folder: Path, per_class: list[dict], width: int = 80) -> str:
+    text = io.StringIO()
+    print_closing(summary, folder, per_class, Console(file=text, width=width))
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_closing_table_is_plain_text_with_the_ceiling_beside(width):
+    shown = printed(filled(), Path("outputs/x"), PER_CLASS, width)
+    assert "\x1b" not in shown
+    assert "0.9000   95.7% of the known ceiling, 0.9400" in shown
+    assert "1,000 rows/s, 9,000 tokens/s, padding 1.5%" in shown
+    assert "wait 1.9%, forward 38.5%" in shown
+    assert "val/accuracy" not in shown
+    assert max(map(len, shown.splitlines())) <= width
+
+
+def test_labels_are_shown_as_they_are():
+    assert EVIL in printed(filled(), Path("outputs/x"), PER_CLASS)
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "it's [bold]", ":rocket:", "long_name/" * 12])
+def test_the_tensorboard_command_names_the_very_folder_on_one_line(name):
+    folder = Path("outputs") / name
+    lines = printed(filled(), folder, []).splitlines()
+    assert f"run folder:  {folder}" in lines
+    command = next(line.removeprefix("curves:").strip() for line in lines if line.startswith("curves:"))
+    assert shlex.split(command) == ["tensorboard", "--logdir", str(folder)]
+
+
+def test_a_run_that_came_to_nothing_says_so_without_failing():
+    assert "no model yet, failed" in printed(empty_summary() | {"status": "failed"}, Path("outputs/x"), [])
+
+
+def test_what_is_not_known_is_left_out():
+    summary = filled()
+    summary["speed"] |= {"tokens_per_s": None, "padding_share": None}
+    summary["baseline"]["metrics"] = {"test/accuracy": 0.0}
+    shown = printed(summary, Path("outputs/x"), [])
+    assert "1,000 rows/s\n" in "".join(f"{line.rstrip()}\n" for line in shown.splitlines())
+    assert "ceiling" not in shown
+
+
+def test_a_verdict_says_what_limited_the_run_and_what_would_mend_it():
+    summary = filled()
+    summary["verdict"] = {"limit": "feed", "share": 0.31, "mend": "data.workers=2", "predicted_gain": None}
+    assert "feed 31.0%: data.workers=2" in printed(summary, Path("outputs/x"), [])
+    assert verdict_text(dict.fromkeys(("limit", "share", "mend", "predicted_gain"))) == ""
+
+
+def test_of_many_classes_the_best_and_the_worst_are_shown():
+    rows = [PER_CLASS[0] | {"class": f"class {i:02}", "f1": i / 40} for i in range(40)]
+    shown = printed(filled(), Path("outputs/x"), rows)
+    assert "class 39" in shown and "class 00" in shown and "class 20" not in shown
