@@ -140,3 +140,11 @@ def test_the_class_table_counts_rows_and_puts_the_commonest_first():
 def test_an_unknown_metric_names_the_nearest():
     with pytest.raises(UserError, match=r"checkpoint.metric: no metric 'acuracy' .* Did you mean 'accuracy'\?"):
         require_metric("acuracy", ["accuracy", "macro_f1"], "checkpoint.metric")
+
+
+def test_the_auroc_of_a_confident_model_is_seen():
+    outputs, targets = torch.randn(3_000, 2), torch.randint(0, 2, (3_000,))
+    outputs[torch.arange(3_000), targets] += 1.5
+    values = measured(Problem.single, 2, 8 * outputs, targets, batch=3_000).compute()
+    exact = sk.roc_auc_score(targets.numpy(), (outputs[:, 1] - outputs[:, 0]).numpy())
+    assert values["auroc"] == pytest.approx(exact, abs=0.005)

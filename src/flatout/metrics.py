@@ -39,7 +39,8 @@ BEST_MODE = {
 }
 """Whether more or less of a metric is better."""
 
-_THRESHOLDS = 200
+# Evenly spaced on the scale of logits: evenly spaced probabilities would see nothing of a confident model.
+_THRESHOLDS = [0.0, *torch.linspace(-12, 12, 198).sigmoid().tolist(), 1.0]
 _MOST_CLASSES_FOR_AUROC = 50
 
 

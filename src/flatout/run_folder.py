@@ -7,7 +7,7 @@ import shlex
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import yaml
 
 from flatout.config import RunConfig
 from flatout.errors import UserError
+from flatout.report.page import read_curves, write_page
 from flatout.report.run_log import RunLog
 from flatout.report.summary import Summary
 
@@ -55,6 +56,8 @@ def open_run_folder(config: RunConfig, folder: Path | None, overrides: Sequence[
             log.keep(str(error) if isinstance(error, UserError) else traceback.format_exc())
             status = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
             summary.finish(status)
+            with suppress(OSError):
+                write_page(path, summary.values, read_curves(path), [])
             log.say(f"{status}: {path}")
             raise
         summary.finish("finished")

@@ -195,6 +195,7 @@ def test_a_run_that_ends_early_says_so_in_its_summary(tmp_path, error, status):
     (folder,) = (tmp_path / "runs" / "default").iterdir()
     assert read_summary(folder)["status"] == status
     assert (folder / "log.txt").read_text()
+    assert status in (folder / "report.html").read_text()
 
 
 MISTAKES = {

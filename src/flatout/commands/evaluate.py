@@ -19,6 +19,7 @@ from flatout.errors import UserError
 from flatout.inference import Predictor
 from flatout.metrics import TaskMetrics
 from flatout.report.closing import class_table
+from flatout.report.summary import json_safe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
     metrics, findings = evaluate(predictor, arguments.file, text, label)
     values = {"rows": findings.rows_kept, **metrics.compute()}
     if arguments.json:
-        print(json.dumps(values, indent=1))
+        print(json.dumps(json_safe(values), indent=1))
         return
     for line in findings.lines():
         print(line)
