@@ -25,7 +25,7 @@ class Schedule(StrEnum):
 class OptimConfig:
     """AdamW, its schedule and the clipping of gradients."""
 
-    lr: float = 1e-3
+    lr: float = 2e-3
     """Highest learning rate."""
     weight_decay: float = 0.01
     """Decay of weight matrices; biases and norms have none."""

@@ -218,7 +218,7 @@ def build_task(config: RunConfig, model: nn.Module, labels: Labels, feeds: Feeds
     return ClassificationTask(model, labels, config.task, config.optim, total_steps=total_steps, clip=clip)
 
 
-_EPOCHS = 10
+_EPOCHS = 8
 
 
 def build_trainer(
