@@ -248,7 +248,7 @@ print("trained", result.summary["training"]["steps"], result.predict("senate")[0
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "trained 2" in done.stdout
+    assert "trained 3" in done.stdout
 
 
 def test_progress_can_be_switched_off(tmp_path):

@@ -64,7 +64,7 @@ class TextDataConfig:
     """Longest row in tokens; what is longer is cut, and counted."""
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     """How texts become numbers in models trained from scratch."""
-    batch_size: int = 64
+    batch_size: int = 128
     """Rows one device computes at once."""
     tokens_per_batch: int | None = None
     """Cap on the tokens one device computes at once; replaces batch_size."""
