@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pytest
 import xxhash
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.svm import LinearSVC
+from sklearn.naive_bayes import MultinomialNB
 
 from flatout.data.samples import GENERATOR_VERSION, HeadlinesConfig, HeadlinesTable, ceiling
 from flatout.errors import UserError
@@ -19,9 +19,9 @@ def read(split: str = "train", rows_per_block: int = 65_536, **settings) -> pa.T
     return pa.Table.from_batches(table.blocks(["text", "label", "topic"], rows_per_block))
 
 
-def linear_accuracy(train: pa.Table, test: pa.Table, column: str) -> float:
+def bag_of_words_accuracy(train: pa.Table, test: pa.Table, column: str) -> float:
     features = TfidfVectorizer()
-    model = LinearSVC(C=0.2).fit(features.fit_transform(train["text"].to_pylist()), train[column].to_pylist())
+    model = MultinomialNB(alpha=0.1).fit(features.fit_transform(train["text"].to_pylist()), train[column].to_pylist())
     answers = model.predict(features.transform(test["text"].to_pylist()))
     return float((answers == np.array(test[column].to_pylist())).mean())
 
@@ -104,10 +104,10 @@ def test_classes_differ_in_size_and_none_is_rare():
 
 def test_topics_can_be_read_off_the_text_and_many_rows_teach_what_few_do_not():
     train, test = read(rows=20_000), read("test")
-    assert linear_accuracy(train, test, "topic") >= 0.97
+    assert bag_of_words_accuracy(train, test, "topic") >= 0.97
     best = ceiling(test["label"], test["topic"])
-    assert 0.96 * best < linear_accuracy(train, test, "label") <= best
-    assert linear_accuracy(train.slice(0, 300), test, "label") < 0.7 * best
+    assert bag_of_words_accuracy(train, test, "label") > 0.97 * best
+    assert bag_of_words_accuracy(train.slice(0, 300), test, "label") < 0.7 * best
 
 
 @pytest.mark.parametrize("classes", [2, 12, 41, 64])
