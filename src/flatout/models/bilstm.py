@@ -1,8 +1,10 @@
 """A bidirectional LSTM over words, exact on rows of unequal length and without packing.
 
 Packed sequences keep both oneDNN and cuDNN from their fast kernels. Here each layer is two plain LSTMs; the backward
-one reads every row reversed by index, so padding trails in both directions and is never read before a row's end.
+one reads every row turned round by index, so padding trails in both directions and is never read before a row's end.
 Rows come in batches of like length, so little is computed that is thrown away; a batch of one length needs no index.
+
+Two LSTMs cost what one bidirectional does: that one, too, runs its directions after one another.
 
 Shapes: B rows, L longest row, E embedding, H hidden, D = 2H, C outputs.
 """
@@ -10,7 +12,7 @@ Shapes: B rows, L longest row, E embedding, H hidden, D = 2H, C outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +39,9 @@ class BiLSTMConfig:
     layers: int = 1
     """LSTMs on top of each other."""
     dropout: float = 0.3
-    """Share of values dropped from the word vectors, between layers and before the output."""
+    """Share of values dropped between layers and before the output."""
+    embedding_dropout: float | None = None
+    """Share of values dropped from the word vectors; as much as `dropout` unless given."""
     pooling: Pooling = Pooling.max
     """What a row's vector is made of: final states, maximum, mean or learned attention."""
     vectors: str | None = None
@@ -49,7 +53,9 @@ class BiLSTMConfig:
         self.pooling = as_choice(Pooling, self.pooling, "model.pooling")
         for name in ("embedding", "hidden", "layers"):
             require(getattr(self, name) >= 1, f"model.{name}", f"{getattr(self, name)}", allowed="1 or more")
-        require(0 <= self.dropout < 1, "model.dropout", f"{self.dropout}", allowed="0 to below 1")
+        for name in ("dropout", "embedding_dropout"):
+            share = getattr(self, name)
+            require(share is None or 0 <= share < 1, f"model.{name}", f"{share}", allowed="0 to below 1")
 
     def build(
         self,
@@ -60,7 +66,7 @@ class BiLSTMConfig:
         vocabulary: dict[str, int] | None = None,
     ) -> BiLSTM:
         model = BiLSTM(self, num_outputs, vocabulary_size, padding_id)
-        if self.vectors is not None and vocabulary is not None:
+        if self.vectors is not None:
             model.vectors_found = load_vectors(self.vectors, vocabulary, model.embedding.weight.data)
         model.embedding.weight.requires_grad_(not self.freeze_vectors)
         return model
@@ -79,7 +85,9 @@ class BiLSTM(nn.Module):
         self.embedding = nn.Embedding(vocabulary_size, config.embedding, padding_idx=padding_id)
         widths = [config.embedding] + [2 * config.hidden] * (config.layers - 1)
         self.layers = nn.ModuleList(_Layer(width, config.hidden) for width in widths)
-        self.pool = None if config.pooling is Pooling.last else Pool(config.pooling, 2 * config.hidden)
+        self.pool = Pool(config.pooling, 2 * config.hidden)
+        share = config.dropout if config.embedding_dropout is None else config.embedding_dropout
+        self.embedding_dropout = nn.Dropout(share)
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(2 * config.hidden, num_outputs)
         _initialise(self)
@@ -87,13 +95,10 @@ class BiLSTM(nn.Module):
     def forward(self, batch: FlatBatch) -> Tensor:
         tokens_BL, lengths_B = batch.padded(fill=self.padding_id)
         is_even = bool(batch.lengths[0] == batch.lengths[-1])  # sorted and on the host: no wait for the device
-        reverse_BL = None if is_even else reversed_places(lengths_B, tokens_BL.shape[1])
-        states_BLD = self.embedding(tokens_BL)
-        ends_BD = states_BLD
-        for layer in self.layers:
-            states_BLD, ends_BD = layer(self.dropout(states_BLD), lengths_B, reverse_BL)
-        if self.pool is None:
-            return self.output(self.dropout(ends_BD))
+        turned = None if is_even else turned_places(lengths_B, tokens_BL.shape[1])
+        states_BLD = self.embedding_dropout(self.embedding(tokens_BL))
+        for depth, layer in enumerate(self.layers):
+            states_BLD = layer(self.dropout(states_BLD) if depth else states_BLD, turned)
         places_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
         mask_BL = None if is_even else places_L < lengths_B.unsqueeze(1)
         return self.output(self.dropout(self.pool(states_BLD, lengths_B, mask_BL)))
@@ -104,36 +109,45 @@ class BiLSTM(nn.Module):
 
 
 class _Layer(nn.Module):
-    """One LSTM forward and one over the reversed rows."""
+    """One LSTM forwards and one over the rows turned round; its answer is every token's states of both."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.ahead = nn.LSTM(width, hidden, batch_first=True)
         self.back = nn.LSTM(width, hidden, batch_first=True)
 
-    def forward(self, inputs_BLE: Tensor, lengths_B: Tensor, reverse_BL: Tensor | None) -> tuple[Tensor, Tensor]:
-        """States of every token, and the two final states of every row."""
+    def forward(self, inputs_BLE: Tensor, turned: Tensor | None) -> Tensor:
         ahead_BLH, _ = self.ahead(inputs_BLE)
-        back_BLH, _ = self.back(_reversed(inputs_BLE, reverse_BL))
-        both_BLD = torch.cat([ahead_BLH, _reversed(back_BLH, reverse_BL)], -1)
-        if reverse_BL is None:
-            return both_BLD, torch.cat([ahead_BLH[:, -1], back_BLH[:, -1]], -1)
-        last_B = (lengths_B - 1).view(-1, 1, 1).expand(-1, 1, ahead_BLH.shape[-1])
-        ends = [states.gather(1, last_B).squeeze(1) for states in (ahead_BLH, back_BLH)]
-        return both_BLD, torch.cat(ends, -1)
+        back_BLH, _ = self.back(_turn(inputs_BLE, turned))
+        return torch.cat([ahead_BLH, _turn(back_BLH, turned)], -1)
 
 
-def reversed_places(lengths_B: Tensor, longest: int) -> Tensor:
-    """For each place of each row, the place it takes when the row alone is turned round; padding stays."""
+def turned_places(lengths_B: Tensor, longest: int) -> Tensor:
+    """`[B*L]`: for each place of the batch the one it takes when each row is turned round by itself; padding stays."""
     places_L = torch.arange(longest, device=lengths_B.device)
     turned_BL = lengths_B.unsqueeze(1) - 1 - places_L
-    return torch.where(turned_BL >= 0, turned_BL, places_L)
+    starts_B = torch.arange(lengths_B.shape[0], device=lengths_B.device) * longest
+    return (torch.where(turned_BL >= 0, turned_BL, places_L) + starts_B.unsqueeze(1)).flatten()
 
 
-def _reversed(states_BLD: Tensor, reverse_BL: Tensor | None) -> Tensor:
-    if reverse_BL is None:
+def _turn(states_BLD: Tensor, turned: Tensor | None) -> Tensor:
+    if turned is None:
         return states_BLD.flip(1)
-    return states_BLD.gather(1, reverse_BL.unsqueeze(-1).expand_as(states_BLD))
+    return _Turn.apply(states_BLD, turned)
+
+
+class _Turn(torch.autograd.Function):
+    """Turning twice changes nothing, so the gradient is turned too: a copy, where autograd would scatter and add."""
+
+    @staticmethod
+    def forward(ctx: Any, states_BLD: Tensor, turned: Tensor) -> Tensor:
+        ctx.save_for_backward(turned)
+        return states_BLD.flatten(0, 1).index_select(0, turned).view(states_BLD.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient_BLD,) = gradients
+        return gradient_BLD.flatten(0, 1).index_select(0, ctx.saved_tensors[0]).view(gradient_BLD.shape), None
 
 
 def _initialise(model: BiLSTM) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import require
+from flatout.models.pooling import padding_bias
 from flatout.models.vectors import load_vectors
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class TextCNNConfig:
         vocabulary: dict[str, int] | None = None,
     ) -> TextCNN:
         model = TextCNN(self, num_outputs, vocabulary_size, padding_id)
-        if self.vectors is not None and vocabulary is not None:
+        if self.vectors is not None:
             model.vectors_found = load_vectors(self.vectors, vocabulary, model.embedding.weight.data)
         model.embedding.weight.requires_grad_(not self.freeze_vectors)
         return model
@@ -107,9 +108,9 @@ class TextCNN(nn.Module):
         self, conv: nn.Module, words_BEL: Tensor, lengths_B: Tensor, places_L: Tensor, is_even: bool
     ) -> Tensor:
         """`[B, F]` highest answer over the windows that a row alone would have."""
-        answers_BFL = conv(words_BEL).relu()
-        if is_even:
-            return answers_BFL.amax(-1)
-        extra = answers_BFL.shape[-1] - words_BEL.shape[-1]
-        outside_BL = places_L[: answers_BFL.shape[-1]] >= (lengths_B + extra).unsqueeze(1)
-        return answers_BFL.masked_fill(outside_BL.unsqueeze(1), 0).amax(-1)
+        answers_BFL = conv(words_BEL)
+        if not is_even:
+            extra = answers_BFL.shape[-1] - words_BEL.shape[-1]
+            mask_BL = places_L[: answers_BFL.shape[-1]] < (lengths_B + extra).unsqueeze(1)
+            answers_BFL = answers_BFL + padding_bias(mask_BL, answers_BFL.dtype).unsqueeze(1)
+        return answers_BFL.amax(-1).relu()  # the same as relu before the maximum, on a row's length fewer numbers

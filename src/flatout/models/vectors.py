@@ -1,11 +1,15 @@
-"""Word vectors made elsewhere, from a text file: one word a line, then its numbers (GloVe, word2vec, fastText)."""
+"""Word vectors made elsewhere, from a text file: one word a line, then its numbers (GloVe, word2vec, fastText).
+
+The file is read once, as bytes and line by line; numbers are parsed only for words of the vocabulary, so that time
+goes with the file's size and memory with the vocabulary's.
+"""
 
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 import torch
@@ -14,39 +18,87 @@ from torch import Tensor
 from flatout.errors import UserError, require
 
 
-def load_vectors(path: str, vocabulary: dict[str, int], embedding: Tensor) -> float:
-    """Write the vectors of known words into the rows of `embedding`; the share of the vocabulary that was found."""
-    file = Path(path)
+def load_vectors(path: str, vocabulary: dict[str, int] | None, embedding: Tensor) -> float:
+    """Write the vectors of known words into the rows of `embedding`; the share of the vocabulary that was found.
+
+    Other rows keep what they hold; of a word that stands there twice, the first counts.
+    """
+    file, width = Path(path), embedding.shape[1]
     require(file.is_file(), "model.vectors", f"no such file: {path}")
-    width = embedding.shape[1]
-    ids: list[int] = []
-    found: list[np.ndarray] = []
-    for number, word, numbers in _lines(file):
-        if (row := vocabulary.get(word)) is None:
+    if vocabulary is None:
+        raise UserError("model.vectors", "no vocabulary to find its words by", mend="Pass build(vocabulary=...).")
+    rows = {word.encode(): row for word, row in vocabulary.items()}
+    found: dict[int, np.ndarray] = {}
+    for number, word, numbers in _entries(file, width):
+        row = rows.get(word)
+        if row is None or row in found:
             continue
-        vector = np.fromstring(numbers, dtype=np.float32, sep=" ") if numbers else np.empty(0, np.float32)
-        if len(vector) != width:
-            where = f"model.vectors: {path}:{number}"
-            raise UserError(where, f"{len(vector)} numbers for {word!r}", allowed=f"model.embedding is {width}")
-        ids.append(row)
-        found.append(vector)
-    if ids:
+        vector = _parsed(f"model.vectors: {path}:{number}", word, numbers.split(), width)
+        if vector is not None:
+            found[row] = vector
+    if found:
         with torch.no_grad():
-            embedding[torch.tensor(ids)] = torch.from_numpy(np.stack(found)).to(embedding.dtype)
-    return len(set(ids)) / max(1, len(vocabulary))
+            embedding[torch.tensor(list(found))] = torch.from_numpy(np.stack(list(found.values()))).to(embedding)
+    return len(found) / max(1, len(vocabulary))
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str, str]]:
-    """Line number, word and the text of its numbers; a word2vec header is passed over."""
-    with _opened(file) as lines:
-        for number, line in enumerate(lines, 1):
-            word, _, numbers = line.rstrip().partition(" ")
-            if number == 1 and word.isdigit() and numbers.strip().isdigit():
-                continue
-            yield number, word, numbers
+def _entries(file: Path, width: int) -> Iterator[tuple[int, bytes, bytes]]:
+    """Line number, word and the text of its numbers; a word2vec header is read and passed over."""
+    for number, line in enumerate(_lines(file), 1):
+        word, _, numbers = line.rstrip().partition(b" ")
+        is_header = number == 1 and word.isdigit() and numbers.isdigit()
+        if is_header or number == 1:
+            count = int(numbers) if is_header else len(numbers.split())
+            _check_width(file, count, width)
+        if is_header or not line.strip():
+            continue
+        # No parsing for words that nobody asked for, but a line cut short means a damaged file.
+        if numbers.count(b" ") + 1 < width:
+            raise _wrong_count(f"model.vectors: {file}:{number}", word, len(numbers.split()), width)
+        yield number, word, numbers
 
 
-def _opened(file: Path) -> TextIO:
-    if file.suffix == ".gz":
-        return gzip.open(file, "rt", encoding="utf-8", errors="replace")
-    return file.open(encoding="utf-8", errors="replace")
+def _parsed(where: str, word: bytes, fields: list[bytes], width: int) -> np.ndarray | None:
+    """The numbers of one line; None where they belong to a word with blanks in it, of which this is only the head."""
+    if len(fields) > width and not all(map(_is_number, fields[:-width])):
+        return None
+    if len(fields) != width:
+        raise _wrong_count(where, word, len(fields), width)
+    try:
+        vector = np.array(fields, dtype=np.float32)
+    except ValueError:
+        wrong = next(field for field in fields if not _is_number(field))
+        raise UserError(where, f"{wrong.decode(errors='replace')!r} is not a number") from None
+    require(bool(np.isfinite(vector).all()), where, f"the numbers of {word.decode(errors='replace')!r} are not finite")
+    return vector
+
+
+def _is_number(field: bytes) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_width(file: Path, count: int, width: int) -> None:
+    mend = f"Set model.embedding={count}." if count else "It must hold a word and its numbers a line, as text."
+    what = f"{count} numbers a word"
+    require(count == width, f"model.vectors: {file}:1", what, allowed=f"model.embedding is {width}", mend=mend)
+
+
+def _wrong_count(where: str, word: bytes, count: int, width: int) -> UserError:
+    what = f"{count} numbers for {word.decode(errors='replace')!r}"
+    return UserError(where, what, allowed=f"model.embedding is {width}")
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    if file.suffix != ".gz":
+        with file.open("rb") as lines:
+            yield from lines
+        return
+    try:
+        with gzip.open(file) as lines:
+            yield from lines
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"model.vectors: {file}", f"not a whole gzip file: {error}") from None
