@@ -4,7 +4,7 @@ Packed sequences keep both oneDNN and cuDNN from their fast kernels. Here each l
 one reads every row turned round by index, so padding trails in both directions and is never read before a row's end.
 Rows come in batches of like length, so little is computed that is thrown away; a batch of one length needs no index.
 
-Two LSTMs cost what one bidirectional does: that one, too, runs its directions after one another.
+On the CPU two LSTMs cost what one bidirectional does, to about 5 % in fp32 and bf16; not measured on a GPU.
 
 Shapes: B rows, L longest row, E embedding, H hidden, D = 2H, C outputs.
 """

@@ -113,4 +113,4 @@ class TextCNN(nn.Module):
             extra = answers_BFL.shape[-1] - words_BEL.shape[-1]
             mask_BL = places_L[: answers_BFL.shape[-1]] < (lengths_B + extra).unsqueeze(1)
             answers_BFL = answers_BFL + padding_bias(mask_BL, answers_BFL.dtype).unsqueeze(1)
-        return answers_BFL.amax(-1).relu()  # the same as relu before the maximum, on a row's length fewer numbers
+        return answers_BFL.amax(-1).relu()  # as relu before the maximum, but on L times fewer numbers
