@@ -7,6 +7,7 @@ among the targets nor among the answers take no part in an average, as in scikit
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -55,7 +56,7 @@ def require_metric(name: str, available: Iterable[str], where: str) -> None:
         raise UserError(where, f"no metric {name!r}", allowed=", ".join(names), mend=did_you_mean(name, names))
 
 
-class TaskMetrics(nn.Module):
+class TaskMetrics(nn.Module, ABC):
     """The metrics of one kind of problem; `build` makes the right one."""
 
     def __init__(self, classes: list[str]) -> None:
@@ -69,18 +70,18 @@ class TaskMetrics(nn.Module):
             return SingleMetrics(classes, positive)
         return MultiMetrics(classes) if problem is Problem.multi else NumberMetrics(classes)
 
+    @abstractmethod
     def names(self) -> list[str]:
         """Names of what `compute` returns."""
-        raise NotImplementedError  # each kind has its own
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Take in a batch of answers."""
         for metric in self._metrics():
             metric.update(outputs, targets)
 
+    @abstractmethod
     def compute(self) -> dict[str, float]:
         """Each metric over everything since the last reset."""
-        raise NotImplementedError  # each kind has its own
 
     def per_class(self) -> list[dict[str, Any]]:
         """Precision, recall and F1 of each class, the commonest first; empty for numbers."""

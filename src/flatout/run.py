@@ -37,6 +37,7 @@ from flatout.report.page import read_curves, write_page
 from flatout.report.summary import hardware
 from flatout.run_folder import RunFolder, open_run_folder
 from flatout.tasks.classification import ClassificationTask, Labels
+from flatout.tasks.step import callbacks_of
 
 
 @dataclass(slots=True)
@@ -301,7 +302,7 @@ def train(trainer: L.Trainer, task: ClassificationTask, feeds: Feeds, flush: Flu
 
 def evaluate_best(trainer: L.Trainer, task: ClassificationTask, feeds: Feeds, place: RunFolder) -> dict[str, float]:
     """Metrics of the best checkpoint: on the validation rows, and on the test rows where there are any."""
-    best = next(callback for callback in trainer.callbacks if isinstance(callback, BestAndLast))  # type: ignore[attr-defined]
+    best = next(callback for callback in callbacks_of(trainer) if isinstance(callback, BestAndLast))
     if best.best.exists():
         load_weights(task, best.best)
     metrics: dict[str, float] = {}

@@ -115,7 +115,8 @@ class PlainTask(L.LightningModule):
         self.model = TinyModel()
 
     def training_step(self, batch: FlatBatch, batch_idx: int) -> Tensor:
-        loss = nn.functional.cross_entropy(self.model(batch), batch.targets)  # type: ignore[arg-type]
+        assert batch.targets is not None
+        loss = nn.functional.cross_entropy(self.model(batch), batch.targets)
         self.log("loss", loss, batch_size=batch.num_rows, prog_bar=True)
         return loss
 
@@ -151,7 +152,8 @@ def _bare_step(feed: Feed) -> float:
     parameters = list(model.parameters())
     started = time.perf_counter()
     for number, batch in enumerate(_one_epoch(feed)):
-        loss = nn.functional.cross_entropy(model(batch), batch.targets)  # type: ignore[arg-type]
+        assert batch.targets is not None
+        loss = nn.functional.cross_entropy(model(batch), batch.targets)
         loss.backward()
         for group in optimizer.param_groups:
             group["lr"] = optim.lr_at(number, len(feed))

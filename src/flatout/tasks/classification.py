@@ -79,8 +79,6 @@ class ClassificationTask(StepTask):
         super().__init__(model, optim, total_steps=total_steps, clip=clip)
         self.labels, self.config = labels, config
         self.metrics = TaskMetrics.build(labels.problem, labels.classes)
-        self.results: dict[str, float] = {}
-        """Metrics of the last validation or test, by plain name."""
         weights = class_weights(labels) if config.class_weights is ClassWeights.auto else None
         self.register_buffer("weights_C", weights, persistent=False)
         self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)

@@ -22,6 +22,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 
 from flatout.data.batch import FlatBatch
+from flatout.data.plan import Layout
 from flatout.optim import OptimConfig, clip_gradients
 
 PHASES = ("forward", "backward", "optimizer")
@@ -34,6 +35,8 @@ class StepTask(L.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.model = model
+        self.results: dict[str, float] = {}
+        """Metrics of the last validation or test, by plain name."""
         self.optim, self.total_steps, self.clip = optim, total_steps, clip
         self.phase_s = dict.fromkeys(PHASES, 0.0)
         """Host seconds in each phase: true on CPU, the time to enqueue the work elsewhere."""
@@ -66,7 +69,7 @@ class StepTask(L.LightningModule):
         self._stepper[:] = [optimizer]
         self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._is_plain = isinstance(self.trainer.strategy, SingleDeviceStrategy) and self._scaler() is None
-        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        callbacks = callbacks_of(self.trainer)
         self._steps_directly = self._is_plain and not any(
             type(callback).on_before_optimizer_step is not Callback.on_before_optimizer_step for callback in callbacks
         )
@@ -100,7 +103,15 @@ class StepTask(L.LightningModule):
         phase_s["optimizer"] += time.perf_counter() - backwarded
 
     # Lightning inspects this signature every step; one that lies ready is found at once.
-    training_step.__signature__ = inspect.signature(training_step)  # type: ignore[attr-defined]
+    training_step.__dict__["__signature__"] = inspect.signature(training_step)
+
+    def computed_tokens(self, batch: FlatBatch) -> int:
+        """Tokens computed for a batch, padding included; a model of a person's own need not count them itself."""
+        count = getattr(self.model, "computed_tokens", None)
+        if count is not None:
+            return int(count(batch))
+        is_padded = getattr(self.model, "layout", Layout.flat) == Layout.padded
+        return batch.longest() * batch.num_rows if is_padded else batch.num_tokens
 
     def take_losses(self) -> tuple[list[float], list[float]]:
         """Losses and gradient lengths of the steps since the last call. The one place that waits for the device."""
@@ -142,6 +153,11 @@ class StepTask(L.LightningModule):
 
     def _scaler(self) -> Any:
         return getattr(self.trainer.precision_plugin, "scaler", None)
+
+
+def callbacks_of(trainer: L.Trainer) -> list[Callback]:
+    """The trainer's callbacks, which Lightning sets without declaring them."""
+    return list(vars(trainer)["callbacks"])
 
 
 def _gradients_kept_apart(trainer: L.Trainer) -> Any:

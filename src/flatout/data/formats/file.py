@@ -5,9 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import pyarrow as pa
 import xxhash
@@ -21,7 +22,7 @@ ONE_WAY = "Write all values of a column in one way."
 """How a column of mixed types is mended."""
 
 
-class FileTable:
+class FileTable(ABC):
     """A table in a file."""
 
     def __init__(self, path: Path, where: str) -> None:
@@ -44,15 +45,17 @@ class FileTable:
             for start in range(0, block.num_rows, rows_per_block):
                 yield block.slice(start, rows_per_block)
 
+    @abstractmethod
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
-        raise NotImplementedError  # each format has its own
+        """The rows of some columns, in blocks that may be larger than asked for."""
 
+    @abstractmethod
     def _read_columns(self) -> list[str]:
-        raise NotImplementedError  # each format has its own
+        """Names of the columns, from the file's head."""
 
     def _open(self) -> BinaryIO:
         if self.path.suffix.lower() == ".gz":
-            return _Gunzipped(self.path, self.where)  # type: ignore[return-value]
+            return cast(BinaryIO, _Gunzipped(self.path, self.where))  # it has what readers call: read, readline, lines
         return self.path.open("rb")
 
     def _require_utf8(self) -> None:
