@@ -133,8 +133,9 @@ class Predictor:
 
 
 def _without_files(config: dict[str, Any]) -> dict[str, Any]:
-    """Settings that name files needed only to begin training."""
-    return {name: None for name in ("vectors",) if name in config}
+    """Settings of word vectors, which are needed only to begin training."""
+    without = {"vectors": None, "freeze_vectors": False}
+    return {name: value for name, value in without.items() if name in config}
 
 
 def _model_folder(path: Path) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 import lightning as L
 import numpy as np
 import pytest
+from torch import nn
 
 from flatout import (
     BiLSTMConfig,
@@ -168,6 +169,23 @@ def test_files_of_different_formats_for_the_splits(tmp_path):
     counts = result.summary["data"]["rows"]
     assert counts["test"] == 30
     assert counts["train"] + counts["val"] == 60
+
+
+class BagOfWords(nn.Module):
+    """A model as a person writes one: it says nothing of layouts or of tokens computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.EmbeddingBag(1_000, 3)
+
+    def forward(self, batch):
+        return self.words(batch.tokens, batch.offsets[:-1])
+
+
+def test_a_model_of_ones_own_needs_nothing_but_forward(tmp_path):
+    result = small_fit(tmp_path, rows_about_things(200), model=BagOfWords(), epochs=2)
+    assert result.summary["speed"]["padding_share"] == 0
+    assert result.predict(["a cat"])[0].label in WORDS
 
 
 def test_training_stops_when_nothing_gets_better(tmp_path):

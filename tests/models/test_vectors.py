@@ -96,6 +96,12 @@ def test_a_missing_file_is_named():
         load_vectors("nowhere.txt", WORDS, torch.zeros(4, 2))
 
 
+@pytest.mark.parametrize("config", [BiLSTMConfig, TextCNNConfig])
+def test_there_is_nothing_to_freeze_without_vectors(config):
+    with pytest.raises(UserError, match=r"model.freeze_vectors: is set without model.vectors"):
+        config(freeze_vectors=True)
+
+
 def test_frozen_vectors_are_not_trained(tmp_path):
     path = tmp_path / "vectors.txt"
     path.write_text("cat 1 2\n")

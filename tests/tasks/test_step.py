@@ -36,6 +36,19 @@ def make_task(kind: str, problem: Problem, total_steps: int, **settings) -> Clas
     return ClassificationTask(model, labels, config, optim, total_steps=total_steps, clip=0.5)
 
 
+def quiet_trainer(folder: Path, epochs: int, callback: L.Callback) -> L.Trainer:
+    return L.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        callbacks=[callback],
+    )
+
+
 def train(task: ClassificationTask, feed: Feed, folder: Path, epochs: int = 2) -> tuple[list[float], list[float]]:
     """Losses of every step, and the weights at the end."""
     losses: list[float] = []
@@ -48,16 +61,7 @@ def train(task: ClassificationTask, feed: Feed, folder: Path, epochs: int = 2) -
 
         def close(self) -> None: ...
 
-    trainer = L.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        callbacks=[Flush(feed, [Keep()], every=1)],
-    )
+    trainer = quiet_trainer(folder, epochs, Flush(feed, [Keep()], every=1))
     trainer.fit(task, train_dataloaders=feed)
     return losses, torch.cat([p.detach().flatten() for p in task.model.parameters()]).tolist()
 
@@ -156,16 +160,7 @@ def test_steps_are_counted_the_same_with_and_without_optimizer_hooks(make_split,
     _, expected = train(plain, feed, tmp_path, epochs=1)
     watched, watch = make_task("textcnn", Problem.single, total_steps=3), Watch()
     feed = Feed(feed.split, PlanSettings(rows_per_batch=4), kind=FeedKind.resident)
-    trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-        callbacks=[watch],
-    )
+    trainer = quiet_trainer(tmp_path, 1, watch)
     trainer.fit(watched, train_dataloaders=feed)
     assert watch.seen == trainer.global_step == plain.trainer.global_step == 3
     assert torch.cat([p.detach().flatten() for p in watched.model.parameters()]).tolist() == expected
