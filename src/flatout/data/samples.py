@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
+from flatout.data.made_up import Syllables, draw_long_tailed, long_tail, made_up_words
 from flatout.errors import require
 
 GENERATOR_VERSION = 1
@@ -30,7 +31,6 @@ _SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}
 _COMMON_PER_TOPIC, _RARE_PER_TOPIC, _NUM_NAMES = 30, 250, 24_000
 _LONGEST = 34
 _LARGEST_SEED = 2**63 - 1
-_BUCKETS = 2**17
 
 _TOPICS: dict[str, str] = {
     "politics": "senate minister ballot coalition veto lobby mayor treaty referendum cabinet senator congress",
@@ -52,9 +52,11 @@ _COMMON = (
     " wants needs tells helps brings keeps leaves calls plan city people day week year world home life way big best"
     " five ten two three old young little former local public early late long open final major real secret"
 ).split()
-_ONSETS = "b br c ch d f g gr h j k l m n p r s sh st t tr v w z".split()
-_VOWELS = "a a e e i i o o u ea ia é ö".split()
-_ENDS = ["", "", "n", "r", "s", "l", "nd", "ck", "th"]
+_SYLLABLES = Syllables(
+    onsets=tuple("b br c ch d f g gr h j k l m n p r s sh st t tr v w z".split()),
+    vowels=tuple("a a e e i i o o u ea ia é ö".split()),
+    ends=("", "", "n", "r", "s", "l", "nd", "ck", "th"),
+)
 _CLOSINGS = pa.array(["", "?", "!", " ..."])
 _OPENINGS = pa.array(["", "", *(f"{number} " for number in range(2, 100))])
 _NUM_TEMPLATES, _NAME_SHARE, _MOST_OWN = 40, 0.24, 4
@@ -128,7 +130,7 @@ def _block(config: HeadlinesConfig, split: str, number: int, columns: Sequence[s
     key = [config.seed, (_SPLIT_STREAM[split] << 48) + number]
     random = np.random.Generator(np.random.Philox(key=key))
     names = _lexicon(config.classes)[1]
-    topics = random.choice(config.classes, _BLOCK, p=_long_tail(config.classes, 0.5))
+    topics = random.choice(config.classes, _BLOCK, p=long_tail(config.classes, 0.5))
     changed = random.random(_BLOCK) < config.noise
     others = (topics + random.integers(1, config.classes, _BLOCK)) % config.classes
     made = {"label": names.take(pa.array(np.where(changed, others, topics))), "topic": names.take(pa.array(topics))}
@@ -159,10 +161,10 @@ def _word_ids(
     lengths = np.clip(np.rint(random.gamma(9.0, 1.12, _BLOCK) + 0.7), 4, _LONGEST).astype(np.int64)
     total = int(lengths.sum())
     is_word = np.arange(_LONGEST) < lengths[:, None]
-    ids = _draw(random, total, len(_COMMON), 0.9)
+    ids = draw_long_tailed(random, total, len(_COMMON), 0.9)
     is_name = _templates()[random.integers(0, _NUM_TEMPLATES, _BLOCK)][is_word]
     names_from = len(_COMMON)
-    ids[is_name] = names_from + _draw(random, int(is_name.sum()), _NUM_NAMES, 1.05)
+    ids[is_name] = names_from + draw_long_tailed(random, int(is_name.sum()), _NUM_NAMES, 1.05)
     # Random places of each row: the first few take the topic's words, the next one perhaps a stray.
     places = _random_places(random, is_word, _MOST_OWN + 1)
     own = np.minimum(random.integers(2, _MOST_OWN + 1, _BLOCK), lengths - 1)
@@ -175,7 +177,7 @@ def _word_ids(
     for chosen, shift in ((is_own, 0), (is_stray, 1)):
         own_topics = np.repeat(topics, chosen.sum(axis=1))
         topic = (own_topics + shift * random.integers(1, num_classes, len(own_topics))) % num_classes
-        ids[places[chosen]] = topic_from + topic * per_topic + _draw(random, len(topic), per_topic, 0.75)
+        ids[places[chosen]] = topic_from + topic * per_topic + draw_long_tailed(random, len(topic), per_topic, 0.75)
     return ids, lengths
 
 
@@ -198,61 +200,18 @@ def _templates() -> NDArray[np.bool_]:
     return random.random((_NUM_TEMPLATES, _LONGEST)) < _NAME_SHARE
 
 
-def _draw(random: np.random.Generator, count: int, size: int, exponent: float) -> NDArray[np.int32]:
-    """Numbers below `size`, the first ones commonest, by a power law."""
-    shares, guide = _power_law(size, exponent)
-    chances = random.random(count)
-    drawn = guide[(chances * _BUCKETS).astype(np.int32)]
-    unsure = np.flatnonzero(drawn < 0)
-    drawn[unsure] = np.searchsorted(shares, chances[unsure])
-    return np.minimum(drawn, size - 1, out=drawn)
-
-
-@lru_cache
-def _power_law(size: int, exponent: float) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-    """Summed shares of the numbers below `size`, and the number each bucket of chances means; -1 where several."""
-    shares = np.cumsum(_long_tail(size, exponent))
-    edges = np.searchsorted(shares, np.arange(_BUCKETS + 1) / _BUCKETS)  # a power of two: no rounding
-    return shares, np.where(edges[:-1] == edges[1:], edges[:-1], -1).astype(np.int32)
-
-
-@lru_cache
-def _long_tail(size: int, exponent: float) -> NDArray[np.float64]:
-    shares = 1.0 / np.arange(2, size + 2) ** exponent
-    return shares / shares.sum()
-
-
 @lru_cache
 def _lexicon(num_classes: int) -> tuple[pa.Array, pa.Array]:
     """All words (common, names, then each topic's own; all again with a capital) and the topics' names."""
     random = np.random.Generator(np.random.Philox(key=[2011, 0]))
     taken = set(_COMMON)
     taken.update(word for words in _TOPICS.values() for word in words.split())
-    names = _made_up(random, _NUM_NAMES, taken)
+    names = made_up_words(random, _NUM_NAMES, taken, _SYLLABLES)
     topics = list(_TOPICS)[:num_classes]
-    topics += [f"topic {word}" for word in _made_up(random, num_classes - len(topics), taken)]
+    topics += [f"topic {word}" for word in made_up_words(random, num_classes - len(topics), taken, _SYLLABLES)]
     own: list[str] = []
     for topic in topics:
         known = _TOPICS.get(topic, "").split()
-        own += known + _made_up(random, _COMMON_PER_TOPIC + _RARE_PER_TOPIC - len(known), taken)
+        own += known + made_up_words(random, _COMMON_PER_TOPIC + _RARE_PER_TOPIC - len(known), taken, _SYLLABLES)
     words = pa.array([*_COMMON, *names, *own])
     return pa.concat_arrays([words, pc.utf8_capitalize(words)]), pa.array(topics)
-
-
-def _made_up(random: np.random.Generator, count: int, taken: set[str]) -> list[str]:
-    """Words of two or three syllables, none of them in `taken`, which they join."""
-    made: list[str] = []
-    while len(made) < count:
-        words = np.char.add(_syllables(random, 2 * count + 16), _syllables(random, 2 * count + 16))
-        longer = random.random(len(words)) < 0.3
-        words = np.where(longer, np.char.add(words, _syllables(random, len(words))), words)
-        words = np.char.add(words, np.array(_ENDS)[random.integers(0, len(_ENDS), len(words))])
-        fresh = [word for word in dict.fromkeys(words.tolist()) if word not in taken][: count - len(made)]
-        taken.update(fresh)
-        made += fresh
-    return made
-
-
-def _syllables(random: np.random.Generator, count: int) -> NDArray[np.str_]:
-    onsets, vowels = np.array(_ONSETS), np.array(_VOWELS)
-    return np.char.add(onsets[random.integers(0, len(onsets), count)], vowels[random.integers(0, len(vowels), count)])
