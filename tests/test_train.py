@@ -17,8 +17,10 @@ EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 OPTIONS = sorted(
     f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml") if path.parent.name != "experiment"
 )
-TINY = ["data.sample.rows=200", "data.sample.eval_rows=40", "trainer.max_epochs=1", "model.embedding=8"]
-TINY += ["data.batch_size=64", "monitor.progress=false"]
+COMPANIONS = {"data=bits", "model=bitmlp", "task=grams"}
+"""Options that only make a run together."""
+TINY_RUN = ["data.sample.rows=200", "trainer.max_epochs=1", "data.batch_size=64", "monitor.progress=false"]
+TINY = [*TINY_RUN, "data.sample.eval_rows=40", "model.embedding=8"]
 
 
 def compose_run(overrides: list[str]) -> RunConfig:
@@ -41,7 +43,7 @@ def run_train(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_composes_to_real_dataclasses(option):
     group = option.partition("=")[0]
-    config = compose_run([option])
+    config = compose_run(sorted(COMPANIONS | {option} if option in COMPANIONS else {option}))
     assert type(config) is RunConfig
     assert getattr(config, group) is not None
 
@@ -57,7 +59,9 @@ def test_every_experiment_opens_with_its_command_and_composes(experiment):
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_runs_on_a_tiny_stand_in(experiment, tmp_path, monkeypatch):
-    arguments = [f"+experiment={experiment}", *TINY, f"output={tmp_path}", "data.sample.classes=2"]
+    is_bits = experiment.endswith(("_bigrams", "_sweep"))
+    tiny = [*TINY_RUN, "data.sample.rows=400"] if is_bits else [*TINY, "data.sample.classes=2"]
+    arguments = [f"+experiment={experiment}", *tiny, f"output={tmp_path}"]
     assert run_train(arguments, monkeypatch) == 0
     (folder,) = (tmp_path / experiment).iterdir()
     summary = read_summary(folder)
@@ -75,7 +79,7 @@ def test_several_values_give_a_run_each(tmp_path, monkeypatch):
 
 MISTAKES = {
     "modle=bilstm": "modle: no such key (allow_targets, callbacks, checkpoint, data,",
-    "model=bilstn": "model: no option 'bilstn' (bilstm, textcnn). Did you mean 'bilstm'?",
+    "model=bilstn": "model: no option 'bilstn' (bilstm, bitmlp, textcnn). Did you mean 'bilstm'?",
     "model.hiden=3": "Did you mean 'model.hidden'?",
     "model.hidden=x": "model.hidden: 'x' does not fit (a whole number)",
     "model.hidden=0": "model.hidden: 0 (1 or more)",
@@ -125,7 +129,7 @@ def test_a_package_of_ones_own_is_trusted_on_the_command_line_only(tmp_path, mon
 def test_help_names_the_groups_and_the_values(monkeypatch, capsys):
     assert run_train(["--help"], monkeypatch) == 0
     said = capsys.readouterr().out
-    assert "model: bilstm, textcnn" in said
+    assert "model: bilstm, bitmlp, textcnn" in said
     assert "rows: 20000" in said
 
 

@@ -9,14 +9,17 @@ from typing import Any
 
 import lightning as L
 
+from flatout.bits.data import BitsDataConfig
 from flatout.checkpoints import CheckpointConfig
 from flatout.data.text import TextDataConfig
 from flatout.errors import as_choice, did_you_mean, require
 from flatout.models import MODELS
 from flatout.models.bilstm import BiLSTMConfig
+from flatout.models.bitmlp import BitMLPConfig
 from flatout.optim import OptimConfig
 from flatout.precision import Precision
 from flatout.tasks.classification import ClassificationConfig
+from flatout.tasks.grams import GramsConfig
 
 _OURS = {
     "precision": "precision",
@@ -49,9 +52,9 @@ class RunConfig:
     data: Any = None
     """What is trained on; null: the built-in headlines."""
     model: Any = None
-    """What is trained; null: a BiLSTM."""
-    task: ClassificationConfig = field(default_factory=ClassificationConfig)
-    """The loss."""
+    """What is trained; null: a BiLSTM for texts, a bitmlp for bit strings."""
+    task: Any = None
+    """The loss; null: classification for texts, grams for bit strings."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     """The optimizer and its schedule."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -76,7 +79,12 @@ class RunConfig:
     def __post_init__(self) -> None:
         self.precision = as_choice(Precision, self.precision, "precision")
         self.data = TextDataConfig() if self.data is None else self.data
-        self.model = BiLSTMConfig() if self.model is None else self.model
+        is_bits = isinstance(self.data, BitsDataConfig)
+        if self.model is None:
+            self.model = BitMLPConfig() if is_bits else BiLSTMConfig()
+        if self.task is None:
+            self.task = GramsConfig() if is_bits else ClassificationConfig()
+        self._require_parts_that_fit(is_bits)
         is_plain = bool(_PLAIN_NAME.fullmatch(self.experiment))
         require(is_plain, "experiment", f"{self.experiment!r}", allowed="letters, digits, '_', '-', '+' and '.'")
         require(0 <= self.seed < 2**63, "seed", f"{self.seed}", allowed="0 or more")
@@ -92,11 +100,29 @@ class RunConfig:
         is_count = epochs is None or (isinstance(epochs, int) and epochs >= 1)
         require(is_count, "trainer.max_epochs", f"{epochs}", allowed="1 or more")
 
+    def _require_parts_that_fit(self, is_bits: bool) -> None:
+        """Texts and bit strings each have models and a task of their own."""
+        rows, mend = ("bit strings", _BITS_MEND) if is_bits else ("texts", _TEXT_MEND)
+        for name, of_bits in (("model", BitMLPConfig), ("task", GramsConfig)):
+            part = getattr(self, name)
+            known = name == "task" or type(part) in MODELS.values()
+            fits = not known or isinstance(part, of_bits) == is_bits
+            require(fits, name, f"{_name_of(name, part)} is not made for {rows}", mend=mend)
+
+
+_BITS_MEND = "Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams."
+_TEXT_MEND = "Set data=bits for bit strings, or model=bilstm task=classification for texts."
+
+
+def _name_of(group: str, part: object) -> str:
+    """The name by which `conf/` reaches a component."""
+    return next((name for name, kind in COMPONENTS[group].items() if type(part) is kind), type(part).__name__)
+
 
 COMPONENTS: dict[str, dict[str, type]] = {
-    "data": {"text": TextDataConfig},
+    "data": {"text": TextDataConfig, "bits": BitsDataConfig},
     "model": dict(MODELS),
-    "task": {"classification": ClassificationConfig},
+    "task": {"classification": ClassificationConfig, "grams": GramsConfig},
     "optim": {"adamw": OptimConfig},
     "checkpoint": {"best": CheckpointConfig},
     "monitor": {"default": MonitorConfig},

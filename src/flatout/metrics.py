@@ -35,6 +35,10 @@ BEST_MODE = {
     "subset_accuracy": "max",
     "r2": "max",
     "pearson": "max",
+    "dice": "max",
+    "precision": "max",
+    "recall": "max",
+    "exact": "max",
     "mae": "min",
     "rmse": "min",
 }

@@ -20,15 +20,18 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
+from flatout.bits.data import BitsDataConfig
 from flatout.checkpoints import BestAndLast, FolderCheckpointIO, best_mode, load_weights
 from flatout.config import RunConfig
 from flatout.data.feed import Feed, FeedKind, choose_feed
 from flatout.data.plan import Layout, PlanSettings
-from flatout.data.text import PreparedText, TextDataConfig
+from flatout.data.store import Store
+from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
-from flatout.inference import Prediction, Predictor
+from flatout.kinds import kind_of
+from flatout.kinds.kind import Answers, Feeds, Kind, Prepared
 from flatout.memory import keep_freed_memory
-from flatout.metrics import monitored_metric, require_metric
+from flatout.metrics import require_metric
 from flatout.monitor.flush import Curves, Flush, Listener, MetricsFile, NoProfiler, silence_unused_hooks
 from flatout.monitor.progress import ProgressLine
 from flatout.precision import choose_precision
@@ -36,8 +39,7 @@ from flatout.report.closing import print_closing
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import hardware
 from flatout.run_folder import RunFolder, open_run_folder
-from flatout.tasks.classification import ClassificationTask, Labels
-from flatout.tasks.step import callbacks_of
+from flatout.tasks.step import StepTask, callbacks_of
 
 
 @dataclass(slots=True)
@@ -48,7 +50,7 @@ class Result:
     metrics: dict[str, float]
     """`val/…` of the best checkpoint and `test/…`."""
     per_class: list[dict[str, Any]]
-    predictor: Predictor
+    predictor: Answers
     summary: dict[str, Any]
     metric: str
     """Name of the validation metric that decided which checkpoint is best."""
@@ -63,21 +65,13 @@ class Result:
         """The validation metric of the best checkpoint: what a sweep compares."""
         return self.metrics[f"val/{self.metric}"]
 
-    def predict(self, texts: Sequence[str] | str) -> list[Prediction]:
-        return self.predictor.predict(texts)
-
-
-@dataclass(frozen=True, slots=True)
-class Feeds:
-    """The batches of each split; no test feed where there are no test rows."""
-
-    train: Feed
-    validation: Feed
-    test: Feed | None
+    def predict(self, rows: Sequence[Any]) -> list[Any]:
+        """Answers for new texts, or for new encodings."""
+        return self.predictor.predict(rows)
 
 
 def fit(
-    data: TextDataConfig | None = None,
+    data: TextDataConfig | BitsDataConfig | None = None,
     model: Any = None,
     *,
     epochs: int | None = None,
@@ -104,18 +98,20 @@ def run(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[st
         device = pick_device(config.trainer)
         if device.type == "cpu" and keep_freed_memory():
             place.choose("allocator", "keeps freed memory", "no fresh pages each step", "the C library took mallopt")
-        data = prepare_data(config, place)
-        labels = read_labels(data)
-        model = build_model(config, data, labels, place)
-        feeds = build_feeds(config, data, model, device, place)
-        task = build_task(config, model, labels, feeds)
+        kind = prepare_data(config, place)
+        model = build_model(config, kind, place)
+        feeds = build_feeds(config, kind.store, model, device, place)
+        task = build_task(config, kind, model, feeds)
+        kind.before_training(task, feeds, place)
         trainer, flush = build_trainer(config, task, feeds, device, place)
         train(trainer, task, feeds, flush, place)
-        metrics = evaluate_best(trainer, task, feeds, place)
-        predictor = save_model(config, task, data, place)
-        seconds = time.perf_counter() - started
-        summarise(place, task, feeds, flush, seconds)
-        per_class = task.metrics.per_class()
+        load_best(trainer, task)
+        kind.after_best(task, feeds, place)
+        metrics = evaluate(trainer, task, feeds, place)
+        predictor = save_model(config, kind, task, place)
+        summarise(place, task, feeds, flush, time.perf_counter() - started)
+        kind.after_training(task, feeds, place)
+        per_class = task.per_class()
         show(place, per_class)
         return Result(place.path, metrics, per_class, predictor, place.summary.values, chosen_metric(config, task))
 
@@ -127,63 +123,29 @@ def pick_device(trainer: dict[str, Any]) -> torch.device:
     return torch.device("cuda", 0) if wants_gpu and torch.cuda.is_available() else torch.device("cpu")
 
 
-def prepare_data(config: RunConfig, place: RunFolder) -> PreparedText:
-    """Open or build the store, and say what is in it."""
-    data = config.data.prepare()
-    facts = data.facts
-    for line in (data.report.line(), *facts["lines"]):
+def prepare_data(config: RunConfig, place: RunFolder) -> Kind:
+    """Open or build the store, say what is in it, and know what kind of run this is."""
+    data: Prepared = config.data.prepare()
+    for line in (data.report.line(), *data.facts["lines"]):
         place.log.say(line)
-    train = facts["splits"]["train"]
-    place.summary.update(
-        "data",
-        {
-            "source": data.source,
-            "rows": {_SHORT[split]: counts["rows"] for split, counts in facts["splits"].items()},
-            "classes": len(facts["classes"]),
-            "tokens": train["tokens"],
-            "mean_length": train["mean_length"],
-            "truncated_rows": sum(counts["truncated_rows"] for counts in facts["splits"].values()),
-            "cache": {"key": data.report.key, "hit": data.report.hit, "seconds": round(data.report.seconds, 4)},
-        },
-    )
-    if "ceiling" in train:
-        ceilings = {f"{_SHORT[split]}/accuracy": counts["ceiling"] for split, counts in facts["splits"].items()}
-        place.summary.set("baseline", {"name": "known ceiling", "metrics": ceilings})
-    return data
+    facts = data.summary()
+    rows = {_SHORT[split]: count for split, count in facts.pop("rows").items()}
+    cache = {"key": data.report.key, "hit": data.report.hit, "seconds": round(data.report.seconds, 4)}
+    place.summary.update("data", {"source": data.source, "rows": rows, **facts, "cache": cache})
+    return kind_of(config.data, data)
 
 
 _SHORT = {"train": "train", "validation": "val", "test": "test"}
 
 
-def read_labels(data: PreparedText) -> Labels:
-    facts = data.facts
-    return Labels(
-        problem=data.problem,
-        classes=data.classes,
-        counts=facts["class_counts"],
-        num_rows=facts["splits"]["train"]["rows"],
-        mean=facts["target_mean"],
-        spread=facts["target_spread"],
-    )
-
-
-def build_model(config: RunConfig, data: PreparedText, labels: Labels, place: RunFolder) -> nn.Module:
+def build_model(config: RunConfig, kind: Kind, place: RunFolder) -> nn.Module:
     """The model of the settings, or the one a person handed over."""
-    if isinstance(config.model, nn.Module):
-        return config.model
-    words = data.vocabulary.words() if getattr(config.model, "vectors", None) else None
-    size = data.vocabulary.size
-    model = config.model.build(num_outputs=labels.num_outputs, vocabulary_size=size, vocabulary=words)
-    if words is not None:
-        place.log.say(f"word vectors: {model.vectors_found:.1%} of {size:,} words found in {config.model.vectors}")
-    return model
+    return config.model if isinstance(config.model, nn.Module) else kind.build_model(config.model, place)
 
 
-def build_feeds(
-    config: RunConfig, data: PreparedText, model: nn.Module, device: torch.device, place: RunFolder
-) -> Feeds:
+def build_feeds(config: RunConfig, store: Store, model: nn.Module, device: torch.device, place: RunFolder) -> Feeds:
     """One feed a split, of the kind asked for or the best that fits."""
-    settings, splits = config.data, data.store.splits
+    settings, splits = config.data, store.splits
     num_bytes = sum(split.num_bytes for split in splits.values())
     choice = choose_feed(settings.feed, num_bytes, device, None)
     place.choose("feed", choice.kind.value, choice.why, choice.evidence)
@@ -208,7 +170,7 @@ def build_feeds(
     )
 
 
-def build_task(config: RunConfig, model: nn.Module, labels: Labels, feeds: Feeds) -> ClassificationTask:
+def build_task(config: RunConfig, kind: Kind, model: nn.Module, feeds: Feeds) -> StepTask:
     epochs = config.trainer.get("max_epochs") or _EPOCHS
     total_steps = config.trainer.get("max_steps", -1)
     if total_steps < 1:
@@ -216,14 +178,14 @@ def build_task(config: RunConfig, model: nn.Module, labels: Labels, feeds: Feeds
     clip = config.optim.clip
     if clip is None:
         clip = getattr(config.model, "recommended_clip", 0.0)
-    return ClassificationTask(model, labels, config.task, config.optim, total_steps=total_steps, clip=clip)
+    return kind.build_task(model, config.task, config.optim, total_steps=total_steps, clip=clip, seed=config.seed)
 
 
 _EPOCHS = 8
 
 
 def build_trainer(
-    config: RunConfig, task: ClassificationTask, feeds: Feeds, device: torch.device, place: RunFolder
+    config: RunConfig, task: StepTask, feeds: Feeds, device: torch.device, place: RunFolder
 ) -> tuple[L.Trainer, Flush]:
     """Lightning's Trainer with our callbacks; a person's own settings come last and win."""
     precision = choose_precision(config.precision, device)
@@ -231,7 +193,7 @@ def build_trainer(
     metric = chosen_metric(config, task)
     say = place.log.say
     listeners: list[Listener] = [
-        MetricsFile(place.path / "metrics.csv", ["loss", *task.metrics.names()]),
+        MetricsFile(place.path / "metrics.csv", ["loss", *task.metric_names]),
         Curves(place.path),
         ProgressLine(task.total_steps, metric, say, live=config.monitor.progress),
     ]
@@ -263,11 +225,11 @@ def build_trainer(
     return trainer, flush
 
 
-def chosen_metric(config: RunConfig, task: ClassificationTask) -> str:
+def chosen_metric(config: RunConfig, task: StepTask) -> str:
     """The validation metric that decides what is best."""
-    available = [*task.metrics.names(), "loss"]
+    available = [*task.metric_names, "loss"]
     if config.checkpoint.metric is None:
-        return monitored_metric(task.labels.problem)
+        return task.usual_metric
     require_metric(config.checkpoint.metric, available, "checkpoint.metric")
     return config.checkpoint.metric
 
@@ -282,7 +244,7 @@ def _early_stopping(config: RunConfig, metric: str) -> EarlyStopping:
     )
 
 
-def train(trainer: L.Trainer, task: ClassificationTask, feeds: Feeds, flush: Flush, place: RunFolder) -> None:
+def train(trainer: L.Trainer, task: StepTask, feeds: Feeds, flush: Flush, place: RunFolder) -> None:
     """Train to the end, or to where nothing gets better."""
     place.log.say(
         f"training: {sum(p.numel() for p in task.model.parameters()):,} parameters, {task.total_steps:,} steps of"
@@ -300,11 +262,15 @@ def train(trainer: L.Trainer, task: ClassificationTask, feeds: Feeds, flush: Flu
                 listener.close()
 
 
-def evaluate_best(trainer: L.Trainer, task: ClassificationTask, feeds: Feeds, place: RunFolder) -> dict[str, float]:
-    """Metrics of the best checkpoint: on the validation rows, and on the test rows where there are any."""
+def load_best(trainer: L.Trainer, task: StepTask) -> None:
+    """The weights that were best on the validation rows."""
     best = next(callback for callback in callbacks_of(trainer) if isinstance(callback, BestAndLast))
     if best.best.exists():
         load_weights(task, best.best)
+
+
+def evaluate(trainer: L.Trainer, task: StepTask, feeds: Feeds, place: RunFolder) -> dict[str, float]:
+    """Metrics on the validation rows, and on the test rows where there are any."""
     metrics: dict[str, float] = {}
     with _without_loader_advice():
         trainer.validate(task, dataloaders=feeds.validation, verbose=False)
@@ -316,17 +282,9 @@ def evaluate_best(trainer: L.Trainer, task: ClassificationTask, feeds: Feeds, pl
     return metrics
 
 
-def save_model(config: RunConfig, task: ClassificationTask, data: PreparedText, place: RunFolder) -> Predictor:
+def save_model(config: RunConfig, kind: Kind, task: StepTask, place: RunFolder) -> Answers:
     """The `model/` folder, and the predictor over it."""
-    predictor = Predictor(
-        model=task.model.eval(),
-        vocabulary=data.vocabulary,
-        labels=task.labels,
-        max_length=config.data.max_length,
-        text_column=config.data.text,
-        label_column=config.data.label,
-        label_delimiter=config.data.label_delimiter,
-    )
+    predictor = kind.predictor(task)
     if isinstance(config.model, nn.Module):
         place.log.say("model/ is not written: the settings of a model of your own are not known to us")
     else:
@@ -334,7 +292,7 @@ def save_model(config: RunConfig, task: ClassificationTask, data: PreparedText, 
     return predictor
 
 
-def summarise(place: RunFolder, task: ClassificationTask, feeds: Feeds, flush: Flush, seconds: float) -> None:
+def summarise(place: RunFolder, task: StepTask, feeds: Feeds, flush: Flush, seconds: float) -> None:
     """Fill the summary with what was trained, on what, and how fast."""
     summary = place.summary
     rates = flush.total.values(is_host_clock=task.device.type == "cpu")

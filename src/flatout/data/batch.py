@@ -21,7 +21,7 @@ class FlatBatch:
     """One step's rows, shortest first; filler rows, which no loss or metric may count, come last."""
 
     tokens: Tensor
-    """[T] int32, every row's tokens one after the other."""
+    """[T] int32, every row's tokens one after the other; bytes of packed bits (uint8) where rows are bit strings."""
     offsets: Tensor
     """[B+1] int64, where each row begins; on the tokens' device."""
     lengths: Tensor
@@ -64,16 +64,17 @@ class FlatBatch:
         tokens_BL = self.tokens[index_BL]
         return tokens_BL.masked_fill_(places_L >= lengths_B.unsqueeze(1), fill), lengths_B
 
+    def bits(self, dtype: torch.dtype) -> Tensor:
+        """Packed rows as `[B, bits]` zeros and ones, unpacked on the device; the highest bit of a byte comes first."""
+        shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=self.tokens.device)
+        bits_BW8 = self.tokens.view(self.num_rows, -1, 1).bitwise_right_shift(shifts).bitwise_and_(1)
+        return bits_BW8.view(self.num_rows, -1).to(dtype)
+
     def multi_hot(self, num_classes: int) -> Tensor:
         """Ragged label ids as `[B, C]` zeros and ones, made on the device."""
         if self.targets is None or self.target_offsets is None:
             raise ValueError("this batch carries no ragged labels")
-        counts_B = self.target_offsets[1:] - self.target_offsets[:-1]
-        row_of_label = torch.repeat_interleave(
-            torch.arange(self.num_rows, device=counts_B.device), counts_B, output_size=self.targets.shape[0]
-        )
-        hot_BC = torch.zeros(self.num_rows, num_classes, device=self.targets.device)
-        return hot_BC.index_put_((row_of_label, self.targets.long()), hot_BC.new_ones(()))
+        return multi_hot(self.targets, self.target_offsets, num_classes)
 
     def to(self, device: torch.device, *, non_blocking: bool = True) -> FlatBatch:
         """The batch on `device`; what belongs to the host stays there."""
@@ -87,6 +88,16 @@ class FlatBatch:
         held = {name: getattr(self, name) for name in DEVICE_FIELDS}
         moved: dict[str, Any] = {name: function(tensor) for name, tensor in held.items() if tensor is not None}
         return replace(self, **moved)
+
+
+def multi_hot(ids: Tensor, offsets: Tensor, num_classes: int) -> Tensor:
+    """Ragged ids as `[B, C]` zeros and ones on their device; `offsets` `[B+1]` say where each row's begin."""
+    counts_B = offsets[1:] - offsets[:-1]
+    rows_B = torch.arange(len(counts_B), device=ids.device)
+    row_of_id = torch.repeat_interleave(rows_B, counts_B, output_size=ids.shape[0])
+    hot_BC = torch.zeros(len(counts_B), num_classes, device=ids.device)
+    hot_BC.view(-1).index_fill_(0, row_of_id * num_classes + ids, 1.0)
+    return hot_BC
 
 
 DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets")

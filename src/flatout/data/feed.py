@@ -90,7 +90,7 @@ class Feed:
         self.wait_s = 0.0
         # Lightning asks every loader for these two, and calls `loader.sampler.set_epoch`.
         self.sampler, self.batch_sampler = self, None
-        self._lengths = split.ragged(TOKENS).lengths
+        self._lengths = split.lengths(TOKENS)
         self._num_batches = count_batches(self._lengths, plan)
         self._gatherer: Gatherer | None = None
 

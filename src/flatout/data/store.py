@@ -61,6 +61,11 @@ class StoreSplit:
         assert not isinstance(column, Ragged), f"{name} is a ragged column"
         return column
 
+    def lengths(self, name: str) -> NDArray[np.integer]:
+        """Values of each row: a ragged column's own, a fixed column's width."""
+        column = self.columns[name]
+        return column.lengths if isinstance(column, Ragged) else np.broadcast_to(column.shape[1], len(column))
+
     @property
     def num_bytes(self) -> int:
         """Bytes that a copy of every column takes."""

@@ -120,6 +120,22 @@ class PreparedText:
     def classes(self) -> list[str]:
         return list(self.facts["classes"])
 
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` says of the data."""
+        splits = self.facts["splits"]
+        return {
+            "rows": {split: counts["rows"] for split, counts in splits.items()},
+            "classes": len(self.classes),
+            "tokens": splits["train"]["tokens"],
+            "mean_length": splits["train"]["mean_length"],
+            "truncated_rows": sum(counts["truncated_rows"] for counts in splits.values()),
+        }
+
+    def known_ceilings(self) -> dict[str, float]:
+        """The best accuracy there can be, of each split of the built-in sample; empty for other data."""
+        splits = self.facts["splits"]
+        return {split: counts["ceiling"] for split, counts in splits.items() if "ceiling" in counts}
+
 
 class TextPreparation:
     """From a TextDataConfig to a store, a stage a method."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from flatout.data.batch import FlatBatch
 from flatout.data.problem import Problem
 from flatout.errors import as_choice, require
-from flatout.metrics import TaskMetrics
+from flatout.metrics import TaskMetrics, monitored_metric
 from flatout.optim import OptimConfig
 from flatout.tasks.step import StepTask
 
@@ -83,6 +84,17 @@ class ClassificationTask(StepTask):
         self.register_buffer("weights_C", weights, persistent=False)
         self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
         self._rows_seen = 0
+
+    @property
+    def metric_names(self) -> list[str]:
+        return self.metrics.names()
+
+    @property
+    def usual_metric(self) -> str:
+        return monitored_metric(self.labels.problem)
+
+    def per_class(self) -> list[dict[str, Any]]:
+        return self.metrics.per_class()
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
         return self._loss_sum_of(real_rows(outputs, batch).float(), self._targets(batch)) / batch.step_rows

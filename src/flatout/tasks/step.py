@@ -51,6 +51,20 @@ class StepTask(L.LightningModule):
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
         """Sum of the losses of the real rows, divided by `batch.step_rows`."""
 
+    @property
+    @abstractmethod
+    def metric_names(self) -> list[str]:
+        """Names of the metrics of a validation, without the loss."""
+
+    @property
+    @abstractmethod
+    def usual_metric(self) -> str:
+        """The metric that decides what is best when nobody said so."""
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """Scores of each class over the last evaluation; empty where there are none."""
+        return []
+
     def __setattr__(self, name: str, value: Any) -> None:
         # Lightning sets this name before and after each of five hooks a step, and Module.__setattr__ searches
         # parameters, buffers and submodules each time: 35 µs a step on a fast core.

@@ -6,16 +6,14 @@ Rows are sorted by length inside a block, so prediction pads as little as traini
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from flatout.data.batch import FlatBatch
@@ -25,10 +23,11 @@ from flatout.data.problem import Problem
 from flatout.data.store import Ragged, StoreSplit
 from flatout.data.vocabulary import Vocabulary
 from flatout.errors import UserError
+from flatout.inference.folder import LABELS, ModelFolder
 from flatout.models import MODELS
 from flatout.tasks.classification import Labels
 
-WEIGHTS, SETTINGS, LABELS, TOKENIZER = "model.safetensors", "config.json", "labels.json", "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +57,22 @@ class Predictor:
     @classmethod
     def load(cls, run: str | Path, device: str | torch.device = "cpu") -> Predictor:
         """The best model of a run, from the run's folder or its `model` folder."""
-        folder = _model_folder(Path(run))
-        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-        vocabulary = Vocabulary.load(folder / TOKENIZER)
-        classes = json.loads((folder / LABELS).read_text(encoding="utf-8"))
+        folder = ModelFolder.find(run)
+        settings = folder.settings()
+        if "scale" not in settings:
+            raise UserError(str(run), "a run on bit strings", mend="It answers bit strings, not texts.")
+        vocabulary = Vocabulary.load(folder.path / TOKENIZER)
+        classes = folder.read_json(LABELS)
         labels = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"])
         described = settings["model"]
         config = MODELS[described["kind"]](**{**described["config"], **_without_files(described["config"])})
         model = config.build(num_outputs=len(classes), vocabulary_size=vocabulary.size)
-        model.load_state_dict(load_file(folder / WEIGHTS))
+        model.load_state_dict(folder.weights())
         return cls(model.to(device).eval(), vocabulary, labels, **settings["data"])
 
     def save(self, folder: Path, model_config: Any) -> None:
         """Write the `model` folder; `model_config` must be of a class in MODELS."""
-        kinds = {config_class: kind for kind, config_class in MODELS.items()}
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {name: tensor.contiguous().cpu() for name, tensor in self.model.state_dict().items()}, folder / WEIGHTS
-        )
-        (folder / TOKENIZER).write_text(self.vocabulary.to_json(), encoding="utf-8")
-        (folder / LABELS).write_text(json.dumps(self.labels.classes, ensure_ascii=False, indent=1), encoding="utf-8")
         settings = {
-            "schema": 1,
-            "model": {"kind": kinds[type(model_config)], "config": asdict(model_config)},
             "problem": self.labels.problem.value,
             "scale": {"mean": self.labels.mean, "spread": self.labels.spread},
             "data": {
@@ -90,7 +82,8 @@ class Predictor:
                 "label_delimiter": self.label_delimiter,
             },
         }
-        (folder / SETTINGS).write_text(json.dumps(settings, ensure_ascii=False, indent=1), encoding="utf-8")
+        ModelFolder(folder).write(self.model, model_config, self.labels.classes, settings)
+        (folder / TOKENIZER).write_text(self.vocabulary.to_json(), encoding="utf-8")
 
     def predict(self, texts: Sequence[str] | str) -> list[Prediction]:
         """What the model says of each text, in their order."""
@@ -136,14 +129,3 @@ def _without_files(config: dict[str, Any]) -> dict[str, Any]:
     """Settings of word vectors, which are needed only to begin training."""
     without = {"vectors": None, "freeze_vectors": False}
     return {name: value for name, value in without.items() if name in config}
-
-
-def _model_folder(path: Path) -> Path:
-    for folder in (path, path / "model"):
-        if (folder / SETTINGS).is_file() and (folder / WEIGHTS).is_file():
-            return folder
-    if not path.exists():
-        raise UserError(str(path), "no such run", mend="Name a folder below outputs/.")
-    raise UserError(
-        str(path), "no finished run: it has no model/ folder", mend="Name a run whose summary.json says finished."
-    )

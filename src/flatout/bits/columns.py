@@ -1,0 +1,229 @@
+"""Encodings as tables hold them: bit strings (0 and 1, hexadecimal, base64), bytes, lists and sets of numbers.
+
+A column is turned into packed bits a block at a time, by looking its bytes up in a table. The form is read off the
+first value and must hold for all; what does not fit is named by row, and by character.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flatout.bits.encodings import Packed, Sets
+from flatout.errors import UserError
+
+_BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_FOREIGN = 255
+_LONGEST_SHOWN = 24
+
+
+class Form(StrEnum):
+    """How bits are written."""
+
+    auto = "auto"
+    binary = "binary"
+    hex = "hex"
+    base64 = "base64"
+    packed = "packed"
+    numbers = "numbers"
+
+
+def _table(alphabet: str) -> NDArray[np.uint8]:
+    table = np.full(256, _FOREIGN, dtype=np.uint8)
+    table[[ord(character) for character in alphabet]] = np.arange(len(alphabet))
+    return table
+
+
+_BITS_A_CHARACTER = {Form.binary: 1, Form.hex: 4, Form.base64: 6}
+_TABLES = {Form.binary: _table("01"), Form.hex: _table("0123456789abcdef"), Form.base64: _table(_BASE64)}
+_TABLES[Form.hex][[ord(letter) for letter in "ABCDEF"]] = np.arange(10, 16)
+
+
+class BitColumn:
+    """Reads one column of encodings, block by block."""
+
+    def __init__(self, name: str, source: str, form: Form = Form.auto) -> None:
+        self.name, self.source, self.form = name, source, form
+        self.num_bits: int | None = None
+        """Bits of every record, known after the first block; None for sets of numbers."""
+
+    @property
+    def is_set(self) -> bool:
+        return self.form is Form.numbers
+
+    def read(self, column: pa.Array, rows: NDArray[np.int64]) -> Packed | Sets:
+        """`[N, bits / 8]` packed bits, or sets of numbers; `rows` are the records' numbers in the source, from 0."""
+        if column.null_count:
+            self._fail(rows[int(np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))[0])], "no value")
+        if self.form is Form.auto:
+            self.form = self._form_of(column)
+        if self.form is Form.numbers:
+            return self._numbers(column, rows)
+        if self.form is Form.packed:
+            return self._packed(column, rows)
+        return self._characters(column.cast(pa.large_string()), rows)
+
+    def _form_of(self, column: pa.Array) -> Form:
+        kind = column.type
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            values = column.flatten()
+            is_bits = pa.types.is_boolean(values.type) or (len(values) > 0 and _is_zero_or_one(values, column))
+            return Form.packed if is_bits or pa.types.is_uint8(values.type) else Form.numbers
+        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+            return Form.packed
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            allowed = "texts of 0 and 1, hexadecimal or base64 texts, bytes, lists"
+            raise UserError("data.bits", f"column {self.name!r} of {self.source} holds {kind}", allowed=allowed)
+        return written_form(column[0].as_py() if len(column) else "")
+
+    def _characters(self, texts: pa.Array, rows: NDArray[np.int64]) -> Packed:
+        if self.form is Form.base64:
+            texts = pc.utf8_rtrim(texts, "=")
+        lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+        width = int(lengths[0]) if self.num_bits is None else self._characters_of(self.num_bits)
+        if (odd := np.flatnonzero(lengths != width)).size:
+            what = f"{int(lengths[odd[0]]):,} characters where others have {width:,}"
+            self._fail(rows[odd[0]], what)
+        if width == 0:
+            self._fail(rows[0], "no value")
+        bounds = np.frombuffer(texts.buffers()[1], dtype=np.int64)
+        data = np.frombuffer(texts.buffers()[2], dtype=np.uint8)[bounds[texts.offset] :][: width * len(texts)]
+        digits = _TABLES[self.form][data].reshape(len(texts), width)
+        if (foreign := digits == _FOREIGN).any():
+            row = int(foreign.any(axis=1).argmax())
+            place = int(foreign[row].argmax())
+            character = texts[row].as_py()[place : place + 1]
+            self._fail(rows[row], f"{character!r} at place {place + 1} is no {self.form} digit")
+        packed = _packed_digits(digits, _BITS_A_CHARACTER[self.form])
+        self.num_bits = self.num_bits or packed.shape[1] * 8
+        return packed
+
+    def _characters_of(self, num_bits: int) -> int:
+        return -(-num_bits // _BITS_A_CHARACTER[self.form])
+
+    def _packed(self, column: pa.Array, rows: NDArray[np.int64]) -> Packed:
+        """Bytes that are packed already, or lists of zeros and ones."""
+        if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+            lengths = pc.binary_length(column).to_numpy(zero_copy_only=False)
+            values = np.frombuffer(b"".join(column.to_pylist()), dtype=np.uint8)
+        elif pa.types.is_fixed_size_binary(column.type):
+            lengths = np.full(len(column), column.type.byte_width)
+            values = np.frombuffer(b"".join(column.to_pylist()), dtype=np.uint8)
+        else:
+            lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+            flat = column.flatten()
+            values = flat.cast(pa.uint8()).to_numpy(zero_copy_only=False)
+        if (odd := np.flatnonzero(lengths != lengths[0])).size:
+            self._fail(rows[odd[0]], f"{int(lengths[odd[0]])} values where others have {int(lengths[0])}")
+        table = values.reshape(len(column), -1)
+        is_list = not isinstance(column, pa.BinaryArray | pa.LargeBinaryArray | pa.FixedSizeBinaryArray)
+        if is_list and table.size and table.max() <= 1:
+            table = np.packbits(table, axis=1)
+        if self.num_bits is not None and table.shape[1] * 8 != self.num_bits:
+            self._fail(rows[0], f"{table.shape[1] * 8} bits where others have {self.num_bits}")
+        self.num_bits = table.shape[1] * 8
+        return table
+
+    def _numbers(self, column: pa.Array, rows: NDArray[np.int64]) -> Sets:
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            column = self._written_numbers(column, rows)
+        lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int32)
+        values = column.flatten()
+        try:
+            return values.cast(pa.int32()).to_numpy(zero_copy_only=False), lengths
+        except pa.ArrowInvalid as error:
+            raise UserError("data.bits", f"column {self.name!r} of {self.source}: {error}") from None
+
+    def _written_numbers(self, column: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
+        """Texts such as `[12, 7]`, `{12, 7}` or `12 7` as lists."""
+        texts = column.cast(pa.string())
+        is_right = pc.match_substring_regex(texts, r"^[\s\[\](){},;|0-9]*$").to_numpy(zero_copy_only=False)
+        if not is_right.all():
+            row = int((~is_right).argmax())
+            self._fail(rows[row], f"{texts[row].as_py()[:_LONGEST_SHOWN]!r} is no set of numbers")
+        spaced = pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, "[^0-9]+", " "))
+        lists = pc.split_pattern(spaced, " ")
+        filled = pc.not_equal(lists.flatten(), "")
+        counts = np.bincount(
+            pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)[filled.to_numpy(zero_copy_only=False)],
+            minlength=len(texts),
+        )
+        offsets = pa.array(np.append(0, np.cumsum(counts)).astype(np.int32))
+        try:
+            return pa.ListArray.from_arrays(offsets, lists.flatten().filter(filled).cast(pa.int64()))
+        except pa.ArrowInvalid as error:
+            raise UserError("data.bits", f"column {self.name!r} of {self.source}: {error}") from None
+
+    def _fail(self, row: int, what: str) -> None:
+        raise UserError("data.bits", f"{self.source} row {int(row) + 1}: column {self.name!r}: {what}")
+
+
+def written_form(value: str) -> Form:
+    """The form that a text is written in; zeros and ones are bits, not hexadecimal."""
+    if re.fullmatch(r"[01]+", value):
+        return Form.binary
+    if re.fullmatch(r"[0-9a-fA-F]+", value):
+        return Form.hex
+    if re.fullmatch(r"[\[({][\s\d,;]*[\])}]|\d+([\s,;|]+\d+)+", value):
+        return Form.numbers
+    return Form.base64 if re.fullmatch(r"[A-Za-z0-9+/]+=*", value) else Form.binary
+
+
+def _is_zero_or_one(values: pa.Array, column: pa.Array) -> bool:
+    """Whether lists hold nothing but zeros and ones, as long as each other: bits rather than a set."""
+    if not pa.types.is_integer(values.type) or len(column) == 0:
+        return False
+    low, high = pc.min_max(values).values()
+    return low.as_py() >= 0 and high.as_py() <= 1
+
+
+def _packed_digits(digits: NDArray[np.uint8], bits: int) -> Packed:
+    """Digits of 1, 4 or 6 bits as bytes, left to right; base64 leaves out what does not fill a byte."""
+    if bits == 1:
+        return np.packbits(digits, axis=1)
+    if bits == 4:
+        even = digits if digits.shape[1] % 2 == 0 else np.pad(digits, ((0, 0), (0, 1)))
+        return (even[:, ::2] << 4 | even[:, 1::2]).astype(np.uint8)
+    spread = np.unpackbits(digits[:, :, None], axis=2)[:, :, 2:].reshape(len(digits), -1)
+    whole = spread.shape[1] // 8 * 8
+    return np.packbits(spread[:, :whole], axis=1)
+
+
+def write_bits(packed: Packed, form: Form) -> pa.Array:
+    """Packed bits as texts of one form, or as bytes."""
+    data = np.ascontiguousarray(packed)
+    digits: NDArray[np.integer]
+    if form is Form.packed:
+        return pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(data.shape[1]), len(data), [None, pa.py_buffer(data.tobytes())]
+        )
+    if form is Form.base64:
+        padded_width = -(-data.shape[1] // 3) * 3
+        data = np.pad(data, ((0, 0), (0, padded_width - data.shape[1])))
+        sixes = np.packbits(np.unpackbits(data, axis=1).reshape(len(data), -1, 6), axis=2)[:, :, 0]
+        digits = sixes[:, : -(-packed.shape[1] * 8 // 6)] >> 2
+        alphabet = np.frombuffer(_BASE64.encode(), dtype=np.uint8)
+    elif form is Form.hex:
+        digits = np.stack([data >> 4, data & 15], axis=2).reshape(len(data), -1)
+        alphabet = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
+    else:
+        digits, alphabet = np.unpackbits(data, axis=1), np.frombuffer(b"01", dtype=np.uint8)
+    return _texts(alphabet[digits])
+
+
+def _texts(characters: NDArray[np.uint8]) -> pa.Array:
+    """Rows of ASCII characters as texts."""
+    offsets = np.arange(len(characters) + 1, dtype=np.int64) * characters.shape[1]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(characters).tobytes())]
+    return pa.Array.from_buffers(pa.large_string(), len(characters), buffers)
+
+
+def write_sets(values: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.Array:
+    """Sets of numbers as lists."""
+    offsets = np.append(0, np.cumsum(lengths, dtype=np.int64)).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

@@ -1,0 +1,282 @@
+"""Encodings of records: Bloom filter, tabulation MinHash and two-step hash, whole columns at once.
+
+Each encoder hashes a gram once into a row of a table; a record is then a union, a minimum or a sort over the rows of
+its grams. Bits leave packed, eight to a byte, the first bit of a record in the highest bit of its first byte.
+
+Sources: Bloom filters of 2-grams (Schnell, Bachteler and Reiher 2009), XOR-folding (Schnell and Borgs 2016), diffusion
+(Armknecht, Heng and Schnell 2023), tabulation MinHash (Smith 2017), two-step hash (Ranbaduge, Christen and Schnell
+2020).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flatout.bits.grams import GramIndex, distinct
+from flatout.bits.hashing import (
+    Tabulation,
+    derived_keys,
+    double_positions,
+    keyed_positions,
+    mixed,
+    random_stream,
+)
+from flatout.errors import as_choice, require
+
+_BYTES_AT_ONCE, _GRAMS_A_RECORD = 1 << 21, 24  # a block's gathered table rows should stay in the cache
+_ROWS_AT_ONCE = 4096
+_MOST_HASHES_TWO_STEP = 24
+
+Packed = NDArray[np.uint8]
+Sets = tuple[NDArray[np.int32], NDArray[np.int32]]
+"""Numbers row after row, and how many each row has."""
+
+
+class EncodingKind(StrEnum):
+    """How a record is encoded."""
+
+    bloom = "bloom"
+    minhash = "minhash"
+    twostep = "twostep"
+
+
+class Hashing(StrEnum):
+    """How a Bloom filter finds a gram's bits."""
+
+    keyed = "keyed"
+    double = "double"
+
+
+@dataclass(kw_only=True, slots=True)
+class EncodingConfig:
+    """An encoding of records, and its strength."""
+
+    kind: EncodingKind = EncodingKind.bloom
+    """Bloom filter, one bit of each tabulation MinHash, or a two-step hash (a set of numbers)."""
+    size: int = 1024
+    """Bits of a Bloom filter, MinHash functions, or columns of a two-step hash."""
+    hashes: int = 10
+    """Bits a gram sets in a Bloom filter, or rows of a two-step hash."""
+    hashing: Hashing = Hashing.keyed
+    """Bloom filter: independent positions from keyed BLAKE2b, or double hashing with HMAC-SHA1 and HMAC-MD5."""
+    padding: bool = True
+    """Whether a blank stands before and after the text, so that its first and last letter are hashed as such."""
+    secret: str = "flatout"
+    """What the hash functions follow from; who knows it can encode guesses."""
+    fold: int = 0
+    """Bloom filter: times the filter is halved by XOR of its halves."""
+    diffusion: int = 0
+    """Bloom filter: bits whose XOR each output bit is; 0: none."""
+
+    def __post_init__(self) -> None:
+        self.kind = as_choice(EncodingKind, self.kind, "encoding.kind")
+        self.hashing = as_choice(Hashing, self.hashing, "encoding.hashing")
+        for name in ("size", "hashes"):
+            require(getattr(self, name) >= 1, f"encoding.{name}", f"{getattr(self, name)}", allowed="1 or more")
+        for name in ("fold", "diffusion"):
+            value = getattr(self, name)
+            require(value >= 0, f"encoding.{name}", f"{value}", allowed="0 or more")
+            hardens = value == 0 or self.kind is EncodingKind.bloom
+            require(hardens, f"encoding.{name}", f"{value} does not apply to {self.kind}", allowed="bloom only")
+        if self.kind is EncodingKind.twostep:
+            fits = self.hashes <= _MOST_HASHES_TWO_STEP
+            require(fits, "encoding.hashes", f"{self.hashes}", allowed=f"1 to {_MOST_HASHES_TWO_STEP} for twostep")
+            return
+        step = 8 << self.fold
+        require(self.size % step == 0, "encoding.size", f"{self.size}", allowed=f"a multiple of {step} here")
+        require(self.size <= 1 << 16, "encoding.size", f"{self.size}", allowed="at most 65,536 bits")
+        require(self.diffusion <= self.size >> self.fold, "encoding.diffusion", f"{self.diffusion} of {self.size} bits")
+
+    def build(self) -> Encoder | TwoStepEncoder:
+        kinds = {EncodingKind.bloom: BloomEncoder, EncodingKind.minhash: MinHashEncoder}
+        return TwoStepEncoder(self) if self.kind is EncodingKind.twostep else kinds[self.kind](self)
+
+    def line(self) -> str:
+        """The encoding in words."""
+        if self.kind is EncodingKind.minhash:
+            return f"tabulation MinHash, {self.size} functions of one bit"
+        if self.kind is EncodingKind.twostep:
+            return f"two-step hash, {self.hashes} rows of {self.size} columns"
+        extras = [f"folded {self.fold}×"] if self.fold else []
+        extras += [f"diffused over {self.diffusion} bits"] if self.diffusion else []
+        return ", ".join([f"Bloom filter of {self.size} bits, {self.hashes} a gram ({self.hashing})", *extras])
+
+
+def padded(raw: pa.Array) -> pa.Array:
+    """Texts with a blank at both ends; empty ones stay empty."""
+    blank = pa.scalar(" ", pa.large_string())
+    with_blanks = pc.binary_join_element_wise(blank, raw, blank, pa.scalar("", pa.large_string()))
+    return pc.if_else(pc.equal(pc.binary_length(raw), 0), raw, with_blanks)
+
+
+class Encoder(ABC):
+    """Encodes texts as rows of packed bits."""
+
+    def __init__(self, config: EncodingConfig) -> None:
+        self.config = config
+        self.grams = GramIndex()
+
+    @property
+    def num_bits(self) -> int:
+        return self.config.size >> self.config.fold
+
+    def encode(self, raw: pa.Array) -> Packed:
+        """`[N, bits / 8]` packed bits of the raw texts; a text without a gram is all zeros."""
+        ids, lengths = self.grams.rows(padded(raw) if self.config.padding else raw)
+        self._hash_new_grams()
+        offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
+        encoded = np.zeros((len(raw), self.num_bits // 8), dtype=np.uint8)
+        step = max(16, _BYTES_AT_ONCE // (_GRAMS_A_RECORD * self._row_bytes))
+        for start in range(0, len(raw), step):
+            bounds = offsets[start : start + step + 1]
+            filled = np.flatnonzero(np.diff(bounds))
+            if len(filled):
+                block = ids[bounds[0] : bounds[-1]]
+                encoded[start + filled] = self._united(block, bounds[filled] - bounds[0])
+        return encoded
+
+    @property
+    @abstractmethod
+    def _row_bytes(self) -> int:
+        """Bytes of one gram's row in the table."""
+
+    @abstractmethod
+    def _hash_new_grams(self) -> None:
+        """Hash the grams that were met for the first time."""
+
+    @abstractmethod
+    def _united(self, ids: NDArray[np.int32], starts: NDArray[np.int64]) -> Packed:
+        """The records whose grams begin at `starts`; none is empty."""
+
+
+class BloomEncoder(Encoder):
+    """Every gram sets its bits; folding and diffusion then hide which bits stand together."""
+
+    def __init__(self, config: EncodingConfig) -> None:
+        super().__init__(config)
+        size, hashes = config.size, config.hashes
+        keys = derived_keys(config.secret, 2)
+        keyed = partial(keyed_positions, key=keys[0], hashes=hashes, size=size)
+        double = partial(double_positions, keys=keys, hashes=hashes, size=size)
+        self._positions = keyed if config.hashing is Hashing.keyed else double
+        self._patterns = np.zeros((0, size // 8), dtype=np.uint8)
+        self._sources: NDArray[np.int64] | None = None
+        if config.diffusion:
+            order = random_stream(config.secret, "diffusion").random((self.num_bits, self.num_bits)).argsort(axis=1)
+            self._sources = order[:, : config.diffusion]
+
+    @property
+    def _row_bytes(self) -> int:
+        return self._patterns.shape[1]
+
+    def _hash_new_grams(self) -> None:
+        new = self.grams.names[len(self._patterns) :]
+        bits = np.zeros((len(new), self.config.size), dtype=np.uint8)
+        for row, gram in zip(bits, new, strict=True):
+            row[self._positions(gram)] = 1
+        self._patterns = np.concatenate([self._patterns, np.packbits(bits, axis=1)])
+
+    def _united(self, ids: NDArray[np.int32], starts: NDArray[np.int64]) -> Packed:
+        filters = np.bitwise_or.reduceat(self._patterns[ids], starts, axis=0)
+        for _ in range(self.config.fold):
+            half = filters.shape[1] // 2
+            filters = filters[:, :half] ^ filters[:, half:]
+        return filters if self._sources is None else _diffused(filters, self._sources)
+
+
+def _diffused(filters: Packed, sources: NDArray[np.int64]) -> Packed:
+    """Each output bit is the XOR of its source bits."""
+    bits = np.unpackbits(filters, axis=1)
+    out = bits[:, sources[:, 0]]
+    for number in range(1, sources.shape[1]):
+        out ^= bits[:, sources[:, number]]
+    return np.packbits(out, axis=1)
+
+
+class MinHashEncoder(Encoder):
+    """Each function keeps the lowest bit of the least hash among a record's grams.
+
+    Hashes are only ever compared, so each function's hashes are replaced by their ranks among all grams, with the
+    bit that is kept in the last place: four times less to read than 64-bit hashes, and the same answer.
+    """
+
+    def __init__(self, config: EncodingConfig) -> None:
+        super().__init__(config)
+        self._tabulation = Tabulation(config.secret, config.size)
+        self._hashes = np.zeros((0, config.size), dtype=np.uint64)
+        self._ranks: NDArray[np.unsignedinteger] = np.zeros((0, config.size), dtype=np.uint32)
+
+    @property
+    def _row_bytes(self) -> int:
+        return self._ranks.shape[1] * self._ranks.itemsize
+
+    def _hash_new_grams(self) -> None:
+        new = self.grams.names[len(self._hashes) :]
+        if not new:
+            return
+        self._hashes = np.concatenate([self._hashes, [self._tabulation.hashes(gram) for gram in new]])
+        narrow = np.uint16 if len(self._hashes) < 1 << 15 else np.uint32
+        ranks = self._hashes.argsort(axis=0).argsort(axis=0).astype(narrow)
+        self._ranks = ranks << np.array(1, narrow) | (self._hashes & np.uint64(1)).astype(narrow)
+
+    def _united(self, ids: NDArray[np.int32], starts: NDArray[np.int64]) -> Packed:
+        least = np.minimum.reduceat(self._ranks[ids], starts, axis=0)
+        return np.packbits((least & 1).astype(np.uint8), axis=1)
+
+
+class TwoStepEncoder:
+    """Step one sets one bit a row of a bit matrix for each gram; step two turns each column that holds a bit into a
+    number that stands for the column and its bits.
+    """
+
+    def __init__(self, config: EncodingConfig) -> None:
+        self.config = config
+        self.grams = GramIndex()
+        self._keys = derived_keys(config.secret, config.hashes)
+        self._columns = np.zeros((0, config.hashes), dtype=np.int64)
+
+    def encode(self, raw: pa.Array) -> Sets:
+        """The numbers of each text in rising order; a text without a gram has none."""
+        ids, lengths = self.grams.rows(padded(raw) if self.config.padding else raw)
+        self._hash_new_grams()
+        offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
+        blocks = [
+            self._block(
+                ids[offsets[start] : offsets[min(start + _ROWS_AT_ONCE, len(raw))]], lengths[start:][:_ROWS_AT_ONCE]
+            )
+            for start in range(0, len(raw), _ROWS_AT_ONCE)
+        ]
+        if not blocks:
+            return np.empty(0, np.int32), np.empty(0, np.int32)
+        return np.concatenate([values for values, _ in blocks]), np.concatenate([counts for _, counts in blocks])
+
+    def _hash_new_grams(self) -> None:
+        hashes, size = self.config.hashes, self.config.size
+        new = [
+            [keyed_positions(gram, key=key, hashes=1, size=size)[0] for key in self._keys]
+            for gram in self.grams.names[len(self._columns) :]
+        ]
+        self._columns = np.concatenate([self._columns, np.array(new, dtype=np.int64).reshape(-1, hashes)])
+
+    def _block(self, ids: NDArray[np.int32], lengths: NDArray[np.int32]) -> Sets:
+        hashes = self.config.hashes
+        cells = self._columns[ids] * hashes + np.arange(hashes)
+        cells, counts = distinct(cells.ravel(), lengths * hashes)  # one entry for each bit of a record's matrix
+        row = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
+        column, hash_row = np.divmod(cells.astype(np.int64), hashes)
+        places = row * self.config.size + column
+        if len(places) == 0:
+            return np.empty(0, np.int32), np.zeros(len(lengths), np.int32)
+        starts = np.flatnonzero(np.append(True, places[1:] != places[:-1]))
+        patterns = np.add.reduceat(np.int64(1) << hash_row, starts)
+        codes = (column[starts] << _MOST_HASHES_TWO_STEP | patterns).astype(np.uint64)
+        numbers = (mixed(codes, self.config.secret) >> np.uint64(33)).astype(np.int32)
+        return distinct(numbers, np.bincount(row[starts], minlength=len(lengths)))

@@ -1,0 +1,143 @@
+"""Texts as pairs of neighbouring characters (2-grams), whole columns at once.
+
+A column becomes one run of code points; every neighbouring pair that lies in one row is a gram. A table looks ASCII
+pairs up, which is nearly all of them; other pairs go through one search over the distinct ones. A million records of
+twenty grams take a few seconds.
+
+Two kinds of grams are known here. *Labels* are what a model answers: letter-letter, letter-digit and digit-digit
+pairs of the plain text, 1,036 in all. *Hashed* grams are what an encoder took in: every pair of the raw text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import ascii_lowercase, digits
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]
+Rows = tuple[Ids, Ids]
+"""Ids row after row, and how many each row has."""
+
+_ASCII = 128
+_NOT_IN_LABELS = r'["./]'
+
+
+def _label_names() -> list[str]:
+    letters = [first + second for first in ascii_lowercase for second in ascii_lowercase]
+    mixed = [first + second for first in ascii_lowercase for second in digits]
+    return letters + mixed + [first + second for first in digits for second in digits]
+
+
+LABELS: tuple[str, ...] = tuple(_label_names())
+"""Every gram a model answers, in the order of its outputs: aa … zz, a0 … z9, 00 … 99."""
+
+
+def raw_texts(fields: Sequence[pa.Array]) -> pa.Array:
+    """The fields of each record joined as they are and lower-cased: what encoders hash. Nulls count as empty."""
+    filled = [pc.fill_null(field.cast(pa.large_string()), "") for field in fields]
+    return pc.utf8_lower(pc.binary_join_element_wise(*filled, pa.scalar("", pa.large_string())))
+
+
+def plain_texts(raw: pa.Array) -> pa.Array:
+    """Raw texts without quotes, dots and slashes, and without blanks at the ends: what labels are read from."""
+    return pc.utf8_trim_whitespace(pc.replace_substring_regex(raw, _NOT_IN_LABELS, ""))
+
+
+class GramIndex:
+    """Numbers grams in the order they are met; grams met after `freeze` have none."""
+
+    def __init__(self, names: Sequence[str] = (), *, is_frozen: bool = False) -> None:
+        self.names: list[str] = []
+        self.is_frozen = False
+        self._ascii = np.full(_ASCII * _ASCII, -1, dtype=np.int32)
+        self._other: dict[int, int] = {}
+        for name in names:
+            self._add(_key(name))
+        self.is_frozen = is_frozen
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def rows(self, texts: pa.Array) -> Rows:
+        """The distinct grams of each text, by number; unnumbered ones are left out."""
+        keys, lengths = _pairs(texts)
+        ids = self._ids(keys)
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        if (unknown := ids < 0).any():
+            ids, row = ids[~unknown], row[~unknown]
+        return distinct(ids, np.bincount(row, minlength=len(lengths)).astype(np.int32))
+
+    def _ids(self, keys: NDArray[np.uint64]) -> Ids:
+        is_ascii = (keys >> np.uint64(32) < _ASCII) & (keys & np.uint64(0xFFFFFFFF) < _ASCII)
+        places = np.where(is_ascii, (keys >> np.uint64(32)) * np.uint64(_ASCII) + (keys & np.uint64(0x7F)), 0)
+        ids = np.where(is_ascii, self._ascii[places.astype(np.int64)], -1)
+        missing = np.flatnonzero(ids < 0)
+        if len(missing):
+            found, inverse = np.unique(keys[missing], return_inverse=True)
+            ids[missing] = np.array([self._id(int(key)) for key in found], dtype=np.int32)[inverse]
+        return ids
+
+    def _id(self, key: int) -> int:
+        first, second = key >> 32, key & 0xFFFFFFFF
+        is_ascii = first < _ASCII and second < _ASCII
+        known = int(self._ascii[first * _ASCII + second]) if is_ascii else self._other.get(key, -1)
+        return known if known >= 0 or self.is_frozen else self._add(key)
+
+    def _add(self, key: int) -> int:
+        first, second = key >> 32, key & 0xFFFFFFFF
+        number = len(self.names)
+        self.names.append(chr(first) + chr(second))
+        if first < _ASCII and second < _ASCII:
+            self._ascii[first * _ASCII + second] = number
+        else:
+            self._other[key] = number
+        return number
+
+
+def label_index() -> GramIndex:
+    """The labels under their numbers."""
+    return GramIndex(LABELS, is_frozen=True)
+
+
+def distinct(ids: NDArray[np.integer], lengths: NDArray[np.integer]) -> Rows:
+    """Each row's ids in rising order, every one once."""
+    if len(ids) == 0:
+        return ids.astype(np.int32), lengths.astype(np.int32)
+    width = int(ids.max()) + 1
+    keys = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths) * width + ids
+    keys.sort()
+    keys = keys[np.append(True, keys[1:] != keys[:-1])]
+    row, ids = np.divmod(keys, width)
+    return ids.astype(np.int32), np.bincount(row, minlength=len(lengths)).astype(np.int32)
+
+
+def code_points(texts: pa.Array) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Every character of every text in one run, and `[N+1]` where each text begins."""
+    texts = texts.cast(pa.large_string())
+    lengths = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
+    offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
+    if offsets[-1] == 0:
+        return np.empty(0, np.uint32), offsets
+    bounds = np.frombuffer(texts.buffers()[1], dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    data = np.frombuffer(texts.buffers()[2], dtype=np.uint8)[bounds[0] : bounds[-1]]
+    if len(data) == offsets[-1]:  # a byte a character: ASCII
+        return data.astype(np.uint32), offsets
+    return np.frombuffer(data.tobytes().decode().encode("utf-32-le"), dtype="<u4"), offsets
+
+
+def _pairs(texts: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Both characters of every pair as one number, and how many pairs each text has."""
+    points, offsets = code_points(texts)
+    lengths = np.maximum(np.diff(offsets) - 1, 0)
+    starts = np.ones(len(points), dtype=np.bool_)
+    starts[offsets[1:][np.diff(offsets) > 0] - 1] = False  # the last character of a text begins no pair
+    first = np.flatnonzero(starts)
+    return points[first].astype(np.uint64) << np.uint64(32) | points[first + 1].astype(np.uint64), lengths
+
+
+def _key(gram: str) -> int:
+    return ord(gram[0]) << 32 | ord(gram[1])

@@ -1,0 +1,143 @@
+"""The built-in people: given name, surname, birthday and a number, any number of them, the same on every machine.
+
+Common names come from a short list of our own, the rest from syllables; both follow a long-tailed frequency law, so a
+few names are on every page and most are rare. Rows are made in blocks of a fixed size, each from its own random stream.
+On request some records carry a typing error in their name: a letter replaced, left out, or changed with its neighbour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from numpy.typing import NDArray
+
+from flatout.data.made_up import Syllables, draw_long_tailed, made_up_words
+from flatout.errors import require
+
+GENERATOR_VERSION = 1
+FIELDS = ("GivenName", "Surname", "Birthday")
+_BLOCK = 16_384
+_LARGEST_SEED = 2**63 - 1
+_NUM_GIVEN, _NUM_SURNAMES = 1_500, 12_000
+_FIRST_UID = 100_001
+
+_GIVEN = (
+    "maria anna james john david laura peter julia robert susan thomas linda paul karen daniel emma george helen frank"
+    " carol eric alice henry diane oscar nora victor irene walter grace philip judith arthur ellen martin sylvia simon"
+    " rosa hugo clara leon vera felix greta ivan tessa noah mila adrian stella bruno wanda kevin sonja"
+).split()
+_SURNAMES = (
+    "smith jones miller brown taylor walker hall young king wright hill green baker carter parker cook bell ward cox"
+    " gray price long foster reed fisher hunter mason palmer stone knight fox marsh webb lane frost hale dale pike"
+    " meyer weber schmidt wagner becker koch richter klein wolf lang novak horvat silva santos costa rossi moreau"
+).split()
+_SYLLABLES = Syllables(
+    onsets=tuple("b br c ch d dr f g h j k kl l m n p qu r s sch st t th v w y z".split()),
+    vowels=tuple("a a e e i i o o u y ai ea ie ou".split()),
+    ends=("", "", "n", "r", "s", "l", "man", "son", "ck", "tt", "x", "ley", "ski", "ez"),
+)
+_YOUNGEST, _YEARS = 2006, 72
+_DAYS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
+
+
+@dataclass(kw_only=True, slots=True)
+class PeopleConfig:
+    """How many people are made up, and how well they are typed."""
+
+    rows: int = 20_000
+    """People."""
+    typos: float = 0.0
+    """Share of records with one typing error in the name."""
+    seed: int = 11
+    """Another seed, other people."""
+
+    def __post_init__(self) -> None:
+        require(self.rows >= 1, "data.sample.rows", f"{self.rows}", allowed="1 or more")
+        require(0 <= self.typos <= 1, "data.sample.typos", f"{self.typos}", allowed="0 to 1")
+        require(0 <= self.seed <= _LARGEST_SEED, "data.sample.seed", f"{self.seed}", allowed="0 to 2**63 - 1")
+
+
+class PeopleTable:
+    """The people of one seed, read like any other table."""
+
+    name = "sample:people"
+    columns: Sequence[str] = (*FIELDS, "uid")
+
+    def __init__(self, config: PeopleConfig) -> None:
+        self.config, self.num_rows = config, config.rows
+
+    def fingerprint(self) -> str:
+        about = f"people {GENERATOR_VERSION} {sorted(asdict(self.config).items())}"
+        return xxhash.xxh3_128_hexdigest(about.encode())
+
+    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+        """The rows, in blocks of at most `rows_per_block`."""
+        for number in range(-(-self.num_rows // _BLOCK)):
+            block = _block(self.config, number).slice(0, self.num_rows - number * _BLOCK).select(list(columns))
+            for start in range(0, block.num_rows, rows_per_block):
+                yield block.slice(start, rows_per_block)
+
+
+def _block(config: PeopleConfig, number: int) -> pa.RecordBatch:
+    random = np.random.Generator(np.random.Philox(key=[config.seed, number]))
+    given, surnames = _names()
+    made = {
+        "GivenName": given.take(pa.array(draw_long_tailed(random, _BLOCK, len(given), 0.85))),
+        "Surname": surnames.take(pa.array(draw_long_tailed(random, _BLOCK, len(surnames), 0.75))),
+        "Birthday": _birthdays(random),
+    }
+    if config.typos:
+        has_typo, in_surname = random.random(_BLOCK) < config.typos, random.random(_BLOCK) < 0.5
+        made["GivenName"] = _mistyped(made["GivenName"], has_typo & ~in_surname, random)
+        made["Surname"] = _mistyped(made["Surname"], has_typo & in_surname, random)
+    uids = np.arange(_BLOCK) + number * _BLOCK + _FIRST_UID
+    return pa.RecordBatch.from_pydict({**made, "uid": pa.array(uids).cast(pa.string())})
+
+
+def _birthdays(random: np.random.Generator) -> pa.Array:
+    """Month, day and year, as M/D/YYYY."""
+    months = random.integers(0, 12, _BLOCK)
+    days = (random.random(_BLOCK) * _DAYS[months]).astype(np.int64) + 1
+    years = _YOUNGEST - (random.beta(1.4, 1.6, _BLOCK) * _YEARS).astype(np.int64)
+    parts = [pa.array(part).cast(pa.string()) for part in (months + 1, days, years)]
+    return pc.binary_join_element_wise(*parts, "/")
+
+
+def _mistyped(names: pa.Array, chosen: NDArray[np.bool_], random: np.random.Generator) -> pa.Array:
+    """The chosen names with one error each: a letter replaced, changed with the next one, or left out."""
+    offsets = np.frombuffer(names.buffers()[1], dtype=np.int32)[names.offset : names.offset + len(names) + 1]
+    letters = np.frombuffer(names.buffers()[2], dtype=np.uint8)[: offsets[-1]].copy()
+    rows = np.flatnonzero(chosen)
+    lengths = np.diff(offsets)[rows]
+    kind = random.integers(0, 3, len(rows))
+    place = offsets[rows] + 1 + (random.random(len(rows)) * (lengths - 2)).astype(np.int32)  # the first letter stays
+    replaced, turned, dropped = (place[kind == number] for number in range(3))
+    letters[replaced] = random.integers(ord("a"), ord("z") + 1, len(replaced))
+    letters[turned], letters[turned + 1] = letters[turned + 1].copy(), letters[turned].copy()
+    kept = np.ones(len(letters), dtype=np.bool_)
+    kept[dropped] = False
+    shorter = offsets - np.append(0, np.cumsum(~kept))[offsets].astype(np.int32)
+    buffers = [None, pa.py_buffer(shorter.astype(np.int32)), pa.py_buffer(letters[kept].tobytes())]
+    return pa.Array.from_buffers(pa.string(), len(names), buffers)
+
+
+@lru_cache
+def _names() -> tuple[pa.Array, pa.Array]:
+    """Given names and surnames, the commonest first."""
+    random = np.random.Generator(np.random.Philox(key=[2009, 0]))
+    taken = {*_GIVEN, *_SURNAMES}
+    given = [*_GIVEN, *made_up_words(random, _NUM_GIVEN - len(_GIVEN), taken, _SYLLABLES)]
+    surnames = [*_SURNAMES, *made_up_words(random, _NUM_SURNAMES - len(_SURNAMES), taken, _SYLLABLES)]
+    return pc.utf8_capitalize(pa.array(given)), pc.utf8_capitalize(pa.array(surnames))
+
+
+def known_names() -> tuple[list[str], list[str]]:
+    """Every given name and every surname there is among the built-in people: a dictionary for an attacker."""
+    given, surnames = _names()
+    return given.to_pylist(), surnames.to_pylist()

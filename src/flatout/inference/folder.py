@@ -1,0 +1,58 @@
+"""A run's `model/` folder: weights, the names of the outputs, and the settings that rebuild the model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from flatout.errors import UserError
+from flatout.models import MODELS
+
+WEIGHTS, SETTINGS, LABELS = "model.safetensors", "config.json", "labels.json"
+
+
+class ModelFolder:
+    """Reads and writes one `model/` folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def find(cls, run: str | Path) -> ModelFolder:
+        """The folder of a run, given the run's folder or the folder itself."""
+        path = Path(run)
+        for folder in (path, path / "model"):
+            if (folder / SETTINGS).is_file() and (folder / WEIGHTS).is_file():
+                return cls(folder)
+        if not path.exists():
+            raise UserError(str(path), "no such run", mend="Name a folder below outputs/.")
+        raise UserError(
+            str(path), "no finished run: it has no model/ folder", mend="Name a run whose summary.json says finished."
+        )
+
+    def settings(self) -> dict[str, Any]:
+        return self.read_json(SETTINGS)
+
+    def weights(self) -> dict[str, Tensor]:
+        return load_file(self.path / WEIGHTS)
+
+    def read_json(self, name: str) -> Any:
+        return json.loads((self.path / name).read_text(encoding="utf-8"))
+
+    def write(self, model: nn.Module, model_config: Any, labels: list[str], settings: dict[str, Any]) -> None:
+        """`model_config` must be of a class in MODELS."""
+        kinds = {config_class: kind for kind, config_class in MODELS.items()}
+        self.path.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
+        save_file(tensors, self.path / WEIGHTS)
+        self.write_json(LABELS, labels)
+        described = {"kind": kinds[type(model_config)], "config": asdict(model_config)}
+        self.write_json(SETTINGS, {"schema": 1, "model": described, **settings})
+
+    def write_json(self, name: str, value: Any) -> None:
+        (self.path / name).write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")

@@ -1,0 +1,157 @@
+"""A trained reader of encodings: bit strings (or sets of numbers) in, 2-grams with probabilities out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flatout.bits.columns import BitColumn, Form
+from flatout.bits.data import known_numbers
+from flatout.bits.encodings import Packed, Sets
+from flatout.data.batch import FlatBatch
+from flatout.data.feed import Feed
+from flatout.data.plan import PlanSettings
+from flatout.data.store import Ragged, StoreSplit
+from flatout.errors import UserError
+from flatout.inference.folder import LABELS, ModelFolder
+from flatout.models import MODELS
+from flatout.models.bitmlp import BitMLP
+from flatout.tasks.grams import GramLabels
+
+HASHED, NUMBERS = "hashed.json", "numbers.json"
+
+
+@dataclass(frozen=True, slots=True)
+class GramPrediction:
+    """What a model reads off one encoding."""
+
+    grams: list[str]
+    """The grams that are there, surest first."""
+    probabilities: list[float]
+    """Of each of them."""
+
+
+@dataclass(slots=True)
+class GramPredictor:
+    """Answers for encodings; made by `GramPredictor.load(RUN)` or from a run's Result."""
+
+    problem: ClassVar[str] = "grams"
+
+    model: BitMLP
+    labels: GramLabels
+    threshold: float
+    """Least probability of a gram that is answered."""
+    numbers: NDArray[np.int64] | None
+    """The numbers of a two-step hash that are told apart; None for bits."""
+    bits_column: str
+    text_columns: list[str]
+    form: Form
+    """How the bits of the training records were written."""
+
+    @property
+    def num_inputs(self) -> int:
+        return self.model.num_inputs
+
+    @classmethod
+    def load(cls, run: str | Path, device: str | torch.device = "cpu") -> GramPredictor:
+        """The best model of a run, from the run's folder or its `model` folder."""
+        folder = ModelFolder.find(run)
+        settings = folder.settings()
+        if settings.get("problem") != cls.problem:
+            raise UserError(str(run), "a run on texts", mend="It answers texts, not bit strings.")
+        labels = GramLabels(tuple(folder.read_json(LABELS)), folder.read_json(HASHED), [], 0)
+        data, described = settings["data"], settings["model"]
+        numbers = np.array(folder.read_json(NUMBERS), dtype=np.int64) if data["is_set"] else None
+        config = MODELS[described["kind"]](**described["config"])
+        model = config.build(
+            num_inputs=data["num_inputs"],
+            is_set=data["is_set"],
+            hashed_of_label=labels.hashed_of_label(),
+            num_hashed=len(labels.hashed),
+        )
+        model.load_state_dict(folder.weights())
+        return cls(
+            model=model.to(device).eval(),
+            labels=labels,
+            threshold=settings["threshold"],
+            numbers=numbers,
+            bits_column=data["bits_column"],
+            text_columns=data["text_columns"],
+            form=Form(data["form"]),
+        )
+
+    def save(self, folder: Path, model_config: Any) -> None:
+        """Write the `model` folder; `model_config` must be of a class in MODELS."""
+        settings = {
+            "problem": self.problem,
+            "threshold": self.threshold,
+            "data": {
+                "is_set": self.numbers is not None,
+                "num_inputs": self.num_inputs,
+                "bits_column": self.bits_column,
+                "text_columns": self.text_columns,
+                "form": self.form.value,
+            },
+        }
+        written = ModelFolder(folder)
+        written.write(self.model, model_config, list(self.labels.names), settings)
+        written.write_json(HASHED, self.labels.hashed)
+        if self.numbers is not None:
+            written.write_json(NUMBERS, self.numbers.tolist())
+
+    def predict(self, rows: Sequence[Any]) -> list[GramPrediction]:
+        """What the model reads off each encoding: texts of bits (0 and 1, hex, base64), bytes, or sets of numbers."""
+        given = [rows] if isinstance(rows, str | bytes) else list(rows)
+        return self.read(self.outputs(self.encodings(pa.array(given), np.arange(len(given)), "rows"))) if given else []
+
+    def encodings(self, column: pa.Array, rows: NDArray[np.int64], source: str) -> Packed | Sets:
+        """A column of encodings as the model reads them; what does not fit is named by row."""
+        reader = BitColumn(self.bits_column, source, Form.numbers if self.numbers is not None else self.form)
+        if self.numbers is None:
+            reader.num_bits = self.num_inputs
+        return reader.read(column, rows)
+
+    def outputs(self, encodings: Packed | Sets) -> Tensor:
+        """`[N, C]` probabilities of the answers, on the host and in the order of the encodings."""
+        width = self.labels.num_outputs
+        return self._each(encodings, lambda batch: self.model.blended(self.model(batch)[:, :width], batch), width)
+
+    def detected(self, encodings: Packed | Sets) -> Tensor:
+        """`[N, H]` probabilities of the grams that were hashed."""
+        return self._each(encodings, self.model.detect, len(self.labels.hashed))
+
+    def read(self, probabilities: Tensor) -> list[GramPrediction]:
+        """Probabilities as the grams that are there."""
+        found = []
+        for row in probabilities:
+            places = torch.nonzero(row >= self.threshold).squeeze(1)
+            order = places[row[places].argsort(descending=True, stable=True)]
+            found.append(GramPrediction([self.labels.names[int(i)] for i in order], row[order].tolist()))
+        return found
+
+    @torch.inference_mode()
+    def _each(self, encodings: Packed | Sets, logits: Any, width: int, rows_per_batch: int = 1024) -> Tensor:
+        self.model.eval()
+        count = len(encodings[1]) if isinstance(encodings, tuple) else len(encodings)
+        found = torch.empty(count, width)
+        for batch in self._batches(encodings, count, rows_per_batch):
+            found[batch.rows] = logits(batch).float().sigmoid().cpu()
+        return found
+
+    def _batches(self, encodings: Packed | Sets, count: int, rows_per_batch: int) -> Iterator[FlatBatch]:
+        if isinstance(encodings, tuple):
+            values, lengths = known_numbers(encodings, self.numbers)
+            offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
+            split = StoreSplit("rows", count, {"tokens": Ragged(values, offsets, lengths)})
+        else:
+            split = StoreSplit("rows", count, {"tokens": np.ascontiguousarray(encodings)})
+        plan = PlanSettings(rows_per_batch=rows_per_batch, shuffle=False)
+        return iter(Feed(split, plan, device=next(self.model.parameters()).device))

@@ -1,0 +1,64 @@
+"""Runs on texts: a vocabulary, classes or numbers as labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from flatout.data.text import PreparedText, TextDataConfig
+from flatout.inference import Predictor
+from flatout.kinds.kind import Feeds, Kind
+from flatout.optim import OptimConfig
+from flatout.run_folder import RunFolder
+from flatout.tasks.classification import ClassificationTask, Labels
+from flatout.tasks.step import StepTask
+
+
+class TextKind(Kind):
+    """Texts to classes or numbers."""
+
+    data: PreparedText
+
+    def __init__(self, config: TextDataConfig, data: PreparedText) -> None:
+        self.config, self.data = config, data
+        facts = data.facts
+        self.labels = Labels(
+            problem=data.problem,
+            classes=data.classes,
+            counts=facts["class_counts"],
+            num_rows=facts["splits"]["train"]["rows"],
+            mean=facts["target_mean"],
+            spread=facts["target_spread"],
+        )
+
+    def before_training(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
+        if ceilings := self.data.known_ceilings():
+            metrics = {
+                f"{'val' if split == 'validation' else split}/accuracy": value for split, value in ceilings.items()
+            }
+            place.summary.set("baseline", {"name": "known ceiling", "metrics": metrics})
+
+    def build_model(self, model: Any, place: RunFolder) -> nn.Module:
+        words = self.data.vocabulary.words() if getattr(model, "vectors", None) else None
+        size = self.data.vocabulary.size
+        built = model.build(num_outputs=self.labels.num_outputs, vocabulary_size=size, vocabulary=words)
+        if words is not None:
+            place.log.say(f"word vectors: {built.vectors_found:.1%} of {size:,} words found in {model.vectors}")
+        return built
+
+    def build_task(
+        self, model: nn.Module, task: Any, optim: OptimConfig, *, total_steps: int, clip: float, seed: int
+    ) -> StepTask:
+        return ClassificationTask(model, self.labels, task, optim, total_steps=total_steps, clip=clip)
+
+    def predictor(self, task: StepTask) -> Predictor:
+        return Predictor(
+            model=task.model.eval(),
+            vocabulary=self.data.vocabulary,
+            labels=self.labels,
+            max_length=self.config.max_length,
+            text_column=self.config.text,
+            label_column=self.config.label,
+            label_delimiter=self.config.label_delimiter,
+        )

@@ -1,0 +1,218 @@
+"""Encodings to 2-grams: several labels a record, a threshold found on the validation records, scores a record.
+
+The model answers the grams of the plain text and, beside them, every gram that was hashed; both have a loss. Training
+texts can also be *recombined*: the given name of one record with the surname of a second and the birthday of a third.
+No encoding of such a person is known, but none is needed to train the part that makes answers of detected grams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.bits.scores import NAMES, GramMetrics
+from flatout.data.batch import FlatBatch, multi_hot
+from flatout.errors import as_choice, require
+from flatout.optim import OptimConfig
+from flatout.tasks.classification import real_rows
+from flatout.tasks.step import StepTask
+
+_MOST_WEIGHT = 20.0
+_FOCUS = 2.0
+
+
+class GramLoss(StrEnum):
+    """What a wrong answer costs."""
+
+    bce = "bce"
+    weighted = "weighted"
+    soft_margin = "soft_margin"
+    focal = "focal"
+
+
+@dataclass(kw_only=True, slots=True)
+class GramsConfig:
+    """The loss of a model that reads grams off encodings."""
+
+    loss: GramLoss = GramLoss.bce
+    """bce: cross-entropy; weighted: rare grams weigh more; soft_margin: a smooth hinge with margin 1; focal:
+    sure answers weigh less."""
+    detector_weight: float = 1.0
+    """Weight of the hashed grams' loss beside the answers'; without effect on detectors that are not trained."""
+    recombine: float = 1.0
+    """Recombined texts a step, for each record of the batch; 0: none."""
+
+    def __post_init__(self) -> None:
+        self.loss = as_choice(GramLoss, self.loss, "task.loss")
+        for name in ("detector_weight", "recombine"):
+            require(getattr(self, name) >= 0, f"task.{name}", f"{getattr(self, name)}", allowed="0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class GramLabels:
+    """What the model's outputs mean."""
+
+    names: tuple[str, ...]
+    """The grams that are answered, in the order of the outputs."""
+    hashed: list[str]
+    """The grams that were hashed, as far as training texts tell; outputs after the answers."""
+    counts: list[int]
+    """Training records that hold each answer."""
+    num_rows: int
+    """Training records."""
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.names)
+
+    @property
+    def num_targets(self) -> int:
+        """Answers and hashed grams together, as targets number them."""
+        return len(self.names) + len(self.hashed)
+
+    def hashed_of_label(self) -> list[int]:
+        """Each answer's number among the hashed grams, or -1."""
+        places = {name: number for number, name in enumerate(self.hashed)}
+        return [places.get(name, -1) for name in self.names]
+
+
+class Recombined:
+    """Grams of texts that were put together from parts of the training texts, taken round and round."""
+
+    def __init__(self, ids: Tensor, offsets: Tensor, num_targets: int) -> None:
+        self.ids, self.offsets, self.num_targets = ids, offsets, num_targets
+        self.bounds = offsets.tolist()
+        self._next = 0
+
+    def take(self, count: int) -> Tensor:
+        """`[count, targets]` zeros and ones of the next texts."""
+        num_texts = len(self.bounds) - 1
+        count = min(count, num_texts)
+        if self._next + count > num_texts:
+            self._next = 0
+        start, stop = self._next, self._next + count
+        self._next = stop
+        first, last = self.bounds[start], self.bounds[stop]
+        return multi_hot(self.ids[first:last], self.offsets[start : stop + 1] - first, self.num_targets)
+
+
+class GramsTask(StepTask):
+    """Trains a model on encodings and their grams."""
+
+    weights_C: Tensor | None
+    _loss_sum: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        labels: GramLabels,
+        config: GramsConfig,
+        optim: OptimConfig,
+        *,
+        total_steps: int,
+        clip: float = 0.0,
+    ) -> None:
+        super().__init__(model, optim, total_steps=total_steps, clip=clip)
+        self.labels, self.config = labels, config
+        self.metrics = GramMetrics()
+        self.recombined: list[Recombined] = []  # in a list, so that it is no submodule and no state
+        weights = gram_weights(labels) if config.loss is GramLoss.weighted else None
+        self.register_buffer("weights_C", weights, persistent=False)
+        self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
+        self._rows_seen = 0
+        self.is_finished = False
+        """Whether training is over, so that whatever votes in the end is asked."""
+        self._compose: Callable[[Tensor], Tensor] | None = getattr(model, "compose", None)
+
+    @property
+    def metric_names(self) -> list[str]:
+        return list(NAMES)
+
+    @property
+    def usual_metric(self) -> str:
+        return "dice"
+
+    @property
+    def threshold(self) -> float:
+        """Least probability of a gram that is answered; from the last validation."""
+        return self.metrics.threshold
+
+    def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
+        targets, outputs = self._targets(batch), real_rows(outputs, batch)
+        total = self._answers_loss(outputs, targets)
+        num_labels = self.labels.num_outputs
+        if outputs.shape[1] > num_labels:  # a model that trains its detectors answers them as well
+            detected, hashed = outputs[:, num_labels:].float(), targets[:, num_labels:]
+            losses = F.binary_cross_entropy_with_logits(detected, hashed, reduction="sum") / num_labels
+            total = total + self.config.detector_weight * losses
+        if self.recombined and self._compose is not None:
+            known = self.recombined[0].take(max(1, round(self.config.recombine * batch.num_real)))
+            total = total + self._answers_loss(self._compose(known[:, num_labels:]), known)
+        return total / batch.step_rows
+
+    def validation_step(self, batch: FlatBatch, batch_idx: int) -> None:
+        targets = self._targets(batch)
+        outputs = real_rows(self.answers(batch), batch)
+        self._loss_sum += self._answers_loss(outputs, targets)
+        self._rows_seen += batch.num_real
+        self.metrics.update(outputs.sigmoid(), targets[:, : self.labels.num_outputs])
+
+    def answers(self, batch: FlatBatch) -> Tensor:
+        """`[B, C]` logits of the answers, as a finished model gives them."""
+        logits = self.model(batch)[:, : self.labels.num_outputs].float()
+        blended = getattr(self.model, "blended", None)
+        return logits if blended is None or not self.is_finished else blended(logits, batch)
+
+    def test_step(self, batch: FlatBatch, batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def on_validation_epoch_start(self) -> None:
+        self.metrics.given = None
+        self.metrics.reset()
+
+    def on_test_epoch_start(self) -> None:
+        self.metrics.given = self.threshold  # of the validation records: the test has no say in it
+        self.metrics.reset()
+
+    def on_validation_epoch_end(self) -> None:
+        self._close_evaluation("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._close_evaluation("test")
+
+    def _close_evaluation(self, split: str) -> None:
+        self.results = {"loss": float(self._loss_sum) / max(1, self._rows_seen), **self.metrics.compute()}
+        self.log_dict({f"{split}/{name}": value for name, value in self.results.items()}, batch_size=1)
+        self._loss_sum.zero_()
+        self._rows_seen = 0
+
+    def _targets(self, batch: FlatBatch) -> Tensor:
+        return real_rows(batch.multi_hot(self.labels.num_targets), batch)
+
+    def _answers_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Sum over records of the mean over answers; columns after the answers are left out."""
+        num_labels = self.labels.num_outputs
+        logits, wanted = outputs[:, :num_labels].float(), targets[:, :num_labels]
+        return gram_loss(self.config.loss, logits, wanted, self.weights_C) / num_labels
+
+
+def gram_loss(kind: GramLoss, logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Sum of the losses of all answers."""
+    if kind is GramLoss.soft_margin:
+        return F.softplus(1 - logits * (2 * targets - 1)).sum()
+    if kind is GramLoss.focal:
+        losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        wrongness = (logits.sigmoid() - targets).abs()
+        return (wrongness**_FOCUS * losses).sum()
+    return F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weights, reduction="sum")
+
+
+def gram_weights(labels: GramLabels) -> Tensor:
+    """Weight of a gram that is there against one that is not: the root of absent / present, at most 20."""
+    counts = torch.tensor(labels.counts, dtype=torch.float32).clamp(min=1)
+    return ((labels.num_rows - counts).clamp(min=1) / counts).sqrt().clamp(1.0, _MOST_WEIGHT)
