@@ -254,6 +254,7 @@ class BitsPreparation:
             "numbers": [] if survey.numbers is None else survey.numbers.tolist(),
             "num_inputs": survey.num_inputs,
             "columns": self.columns,
+            "about": self._encoding_line(),
             "bits_column": self.bits or KNOWN_BITS[0],
             "form": survey.form.value,
             "encoding": None

@@ -62,7 +62,9 @@ def input_blocks(feed: Feed, num_inputs: int, is_set: bool, num_grams: int) -> I
 class RidgeSums:
     """What a closed form needs to know of the training records, and of the validation records for the penalty."""
 
-    def __init__(self, train: Feed, *, num_inputs: int, is_set: bool, num_grams: int) -> None:
+    def __init__(
+        self, train: Feed, *, num_inputs: int, is_set: bool, num_grams: int, most_records: int = MOST_RECORDS
+    ) -> None:
         self.num_inputs, self.is_set, self.num_grams = num_inputs, is_set, num_grams
         device = train.device
         self.inputs_DD = torch.zeros(num_inputs, num_inputs, device=device)
@@ -70,12 +72,14 @@ class RidgeSums:
         self.sum_D, self.sum_G = torch.zeros(num_inputs, device=device), torch.zeros(num_grams, device=device)
         self.num_records = 0
         for inputs_ND, grams_NG in input_blocks(train, num_inputs, is_set, num_grams):
+            left = most_records - self.num_records
+            inputs_ND, grams_NG = inputs_ND[:left], grams_NG[:left]
             self.inputs_DD.addmm_(inputs_ND.T, inputs_ND)
             self.grams_DG.addmm_(inputs_ND.T, grams_NG)
             self.sum_D += inputs_ND.sum(0)
             self.sum_G += grams_NG.sum(0)
             self.num_records += len(inputs_ND)
-            if self.num_records >= MOST_RECORDS:
+            if self.num_records >= most_records:
                 break
 
     def solve(self, penalty: float, grams: slice) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from flatout.bits.columns import BitColumn, Form
 from flatout.bits.data import known_numbers
 from flatout.bits.encodings import Packed, Sets
+from flatout.bits.reconstruct import LetterOrder, Reconstructor
 from flatout.data.batch import FlatBatch
 from flatout.data.feed import Feed
 from flatout.data.plan import PlanSettings
@@ -26,7 +27,7 @@ from flatout.models import MODELS
 from flatout.models.bitmlp import BitMLP
 from flatout.tasks.grams import GramLabels
 
-HASHED, NUMBERS = "hashed.json", "numbers.json"
+HASHED, NUMBERS, ORDER = "hashed.json", "numbers.json", "letters.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ class GramPredictor:
     text_columns: list[str]
     form: Form
     """How the bits of the training records were written."""
+    order: LetterOrder
+    """What the training texts look like; for rebuilding texts."""
 
     @property
     def num_inputs(self) -> int:
@@ -86,6 +89,7 @@ class GramPredictor:
             bits_column=data["bits_column"],
             text_columns=data["text_columns"],
             form=Form(data["form"]),
+            order=LetterOrder.load(folder.path / ORDER, labels.hashed),
         )
 
     def save(self, folder: Path, model_config: Any) -> None:
@@ -104,6 +108,7 @@ class GramPredictor:
         written = ModelFolder(folder)
         written.write(self.model, model_config, list(self.labels.names), settings)
         written.write_json(HASHED, self.labels.hashed)
+        self.order.save(folder / ORDER)
         if self.numbers is not None:
             written.write_json(NUMBERS, self.numbers.tolist())
 
@@ -127,6 +132,10 @@ class GramPredictor:
     def detected(self, encodings: Packed | Sets) -> Tensor:
         """`[N, H]` probabilities of the grams that were hashed."""
         return self._each(encodings, self.model.detect, len(self.labels.hashed))
+
+    def reconstructor(self, names: Sequence[str] = ()) -> Reconstructor:
+        """What rebuilds texts from detected grams, with a list of known names or without."""
+        return Reconstructor(self.labels.hashed, self.order, names=names)
 
     def read(self, probabilities: Tensor) -> list[GramPrediction]:
         """Probabilities as the grams that are there."""

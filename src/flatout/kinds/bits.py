@@ -6,28 +6,31 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import torch
 from torch import Tensor, nn
 
 from flatout.bits.columns import Form
-from flatout.bits.data import BitsDataConfig, PreparedBits, targets_of
+from flatout.bits.data import FIELD_END, BitsDataConfig, PreparedBits, targets_of
 from flatout.bits.grams import LABELS, GramIndex
 from flatout.bits.recombine import recombined_texts
+from flatout.bits.reconstruct import LetterOrder
 from flatout.bits.ridge import PENALTIES, Ridge, RidgeSums, input_blocks
 from flatout.bits.scores import GramMetrics
 from flatout.data.feed import Feed
 from flatout.inference.grams import GramPredictor
+from flatout.kinds.exposure import COMMONEST, EVERYBODY, ExposureStudy
 from flatout.kinds.kind import Feeds, Kind
 from flatout.models.bitmlp import BitMLP
 from flatout.optim import OptimConfig
+from flatout.report.exposure import write_exposure
 from flatout.run_folder import RunFolder
 from flatout.tasks.grams import GramLabels, GramsTask, Recombined
 from flatout.tasks.step import StepTask
 
 _STEEPNESS = 15.0
 """Logits of a detector for each unit of ridge's score, which is 0 for an absent gram and 1 for a present one."""
-_RECOMBINED, _TEXTS_TO_RECOMBINE = 65_536, 131_072
-_COMMONEST = 20
+_RECOMBINED, _TEXTS_READ = 65_536, 131_072
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -42,6 +45,7 @@ class BitsKind(Kind):
         rows = facts["splits"]["train"]["rows"]
         self.labels = GramLabels(LABELS, data.hashed, facts["class_counts"], rows)
         self.seed = 0
+        self._learnt: LetterOrder | None = None
 
     def build_model(self, model: Any, place: RunFolder) -> nn.Module:
         return model.build(
@@ -109,7 +113,7 @@ class BitsKind(Kind):
 
     def _baselines(self, ridge: Ridge, feeds: Feeds) -> dict[str, float]:
         """Ridge and the commonest grams for everybody, on the validation and the test records."""
-        commonest = torch.tensor(self.labels.counts).argsort(descending=True)[:_COMMONEST]
+        commonest = torch.tensor(self.labels.counts).argsort(descending=True)[:COMMONEST]
         everybody = torch.zeros(self.labels.num_outputs)
         everybody[commonest] = 1.0
         found: dict[str, float] = {}
@@ -122,15 +126,27 @@ class BitsKind(Kind):
                 by_ridge.update(ridge.scores(inputs_ND), targets)
                 by_all.update(everybody.expand(len(targets), -1), targets)
             found |= {f"{split}/{name}": value for name, value in by_ridge.compute().items()}
-            found[f"{split}/dice of the {_COMMONEST} commonest"] = by_all.compute()["dice"]
+            found[f"{split}/{EVERYBODY}"] = by_all.compute()["dice"]
         return found
+
+    def after_training(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
+        """The exposure report: what encodings give away of records that took no part in training."""
+        assert isinstance(task, GramsTask)
+        if not isinstance(task.model, BitMLP) or task.model.detectors is None:
+            place.log.say("exposure.html is not written: a model without detectors rebuilds no texts")
+            return
+        study = ExposureStudy(self.data, self.labels, task, self.predictor(task), feeds)
+        exposure = study.measure(place.summary.values, steepness=_STEEPNESS)
+        write_exposure(place.path, exposure)
+        for line in exposure["conclusion"]:
+            place.log.say(line)
 
     def _blocks(self, feed: Feed) -> Iterator[tuple[Tensor, Tensor]]:
         return input_blocks(feed, self.data.num_inputs, self.data.is_set, self.labels.num_targets)
 
     def _recombined(self, device: torch.device) -> Recombined:
         """Texts of people that nobody knows, made of the training records' fields."""
-        texts = self.data.texts("train").slice(0, _TEXTS_TO_RECOMBINE)
+        texts = self.data.texts("train").slice(0, _TEXTS_READ)
         index = GramIndex(self.labels.hashed, is_frozen=True)
         ids, lengths = targets_of(recombined_texts(texts, _RECOMBINED, self.seed), index)
         offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
@@ -147,4 +163,12 @@ class BitsKind(Kind):
             bits_column=facts["bits_column"],
             text_columns=facts["columns"],
             form=Form(facts["form"]),
+            order=self._order(),
         )
+
+    def _order(self) -> LetterOrder:
+        """What the training texts look like; learnt once."""
+        if self._learnt is None:
+            texts = pc.replace_substring(self.data.texts("train").slice(0, _TEXTS_READ), FIELD_END, "")
+            self._learnt = LetterOrder.learn(texts, self.labels.hashed)
+        return self._learnt

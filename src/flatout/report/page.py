@@ -13,7 +13,7 @@ from typing import Any
 from flatout.report.closing import verdict_text
 from flatout.report.curves import Curve, line_chart, stacked_bar
 
-_STYLE = """
+STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#1b1f23;max-width:980px;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.5rem;margin:0}h2{font-size:1.05rem;margin:2rem 0 .5rem;border-bottom:1px solid #d8dee4}
 .muted,small,.tick{color:#57606a;fill:#57606a}.tick{font-size:11px}.end{text-anchor:end}.middle{text-anchor:middle}
@@ -32,6 +32,7 @@ pre{white-space:pre-wrap}}
 _CHARTS = {
     "loss": ("train/loss", "val/loss"),
     "quality on validation": ("val/accuracy", "val/macro_f1", "val/subset_accuracy", "val/auroc"),
+    "2-grams on validation": ("val/dice", "val/precision", "val/recall", "val/exact"),
     "rows a second": ("speed/rows_per_s",),
     "error on validation": ("val/rmse", "val/mae"),
 }
@@ -48,17 +49,17 @@ def write_page(
     sections = [
         _heading(summary),
         _figures(summary),
-        _section("What limited the run", html.escape(verdict_text(summary["verdict"]))),
+        section("What limited the run", html.escape(verdict_text(summary["verdict"]))),
         f'<div class="charts">{_charts(curves)}</div>',
-        _section("Where each step's time went", stacked_bar(_known(summary["speed"]["step_ms"]), "ms")),
-        _section("What was chosen, and why", _choices(summary["choices"])),
-        _section("Classes", _classes(per_class)),
-        _section("Settings", f"<pre>{html.escape(config.read_text('utf-8'))}</pre>" if config.is_file() else ""),
+        section("Where each step's time went", stacked_bar(_known(summary["speed"]["step_ms"]), "ms")),
+        section("What was chosen, and why", _choices(summary["choices"])),
+        section("Classes", _classes(per_class)),
+        section("Settings", f"<pre>{html.escape(config.read_text('utf-8'))}</pre>" if config.is_file() else ""),
     ]
     title = html.escape(str(summary["experiment"] or "a run"))
     page = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{title}</title><style>{_STYLE}</style><body>{''.join(sections)}</body></html>"
+        f"<title>{title}</title><style>{STYLE}</style><body>{''.join(sections)}</body></html>"
     )
     path = folder / "report.html"
     beside = folder / ".report.html-new"
@@ -126,7 +127,7 @@ def _points(curves: Sequence[Mapping[str, str]], name: str) -> list[tuple[float,
 
 
 def _choices(choices: Sequence[Mapping[str, Any]]) -> str:
-    return _table(
+    return table(
         ["choice", "value", "why", "evidence"],
         [[choice["name"], str(choice["value"]), choice["why"], choice["evidence"]] for choice in choices],
     )
@@ -135,10 +136,11 @@ def _choices(choices: Sequence[Mapping[str, Any]]) -> str:
 def _classes(per_class: Sequence[Mapping[str, Any]]) -> str:
     scores = ("precision", "recall", "f1")
     rows = [[row["class"], *(f"{row[name]:.3f}" for name in scores), f"{row['support']:,}"] for row in per_class]
-    return _table(["class", *scores, "rows"], rows, first_number=1)
+    return table(["class", *scores, "rows"], rows, first_number=1)
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], first_number: int = 99) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], first_number: int = 99) -> str:
+    """Rows as an HTML table; columns from `first_number` on hold numbers."""
     if not rows:
         return ""
     kinds = ["" if i < first_number else ' class="n"' for i in range(len(heads))]
@@ -150,7 +152,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], first_number: in
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def _section(title: str, body: str) -> str:
+def section(title: str, body: str) -> str:
+    """A part of a page under its heading; nothing without a body."""
     return f"<h2>{html.escape(title)}</h2>{body}" if body else ""
 
 

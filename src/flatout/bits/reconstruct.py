@@ -1,0 +1,312 @@
+"""From probabilities of 2-grams to the texts they may have come from, best first.
+
+A text is a walk over its grams: each begins with the letter that the one before ended on, the first with a blank, the
+last ends on one. A beam of the best walks is kept for each record, over its most probable grams only; a walk's score is
+the log-likelihood of its set of grams, plus how usual its letters are one after the other in the training texts. Some
+hundred records are searched at once, every step a few operations on whole arrays.
+
+With a dictionary, pairs of known names are candidates too, and walks through unknown names count for less.
+
+Shapes: R records, W walks of a record, E edges (a record's most probable grams), H hashed grams.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from flatout.bits.encodings import padded
+from flatout.bits.grams import code_points
+
+_EDGES, _WALKS, _KEPT, _RECORDS_AT_ONCE = 48, 24, 10, 256
+_MOST_GAIN, _LEAST_GAIN = 10.0, -6.0
+_REPEAT = -1.5
+"""What going over a gram again costs."""
+_USUAL = 0.35
+"""Weight of the letters' order against the grams' probabilities."""
+_NOT_HASHED = -8.0
+_LONGER = 4
+_UNKNOWN_NAME, _ODD_SHAPE = -4.0, -5.0
+_NAMES_TRIED, _PAIRS_TRIED, _TAILS_TRIED = 30, 12, 3
+_LETTERS, _DIGIT = re.compile(r"[^\W\d_]+"), re.compile(r"\d")
+_NEVER = np.float32(-1e9)
+
+
+@dataclass(slots=True)
+class Candidates:
+    """Texts for one record, the likeliest first."""
+
+    texts: list[str] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+
+
+class LetterOrder:
+    """What texts look like: how likely a letter is after two others, and the shapes that whole texts have."""
+
+    def __init__(
+        self, grams: Sequence[str], log_next: NDArray[np.float32], shapes: Iterable[str], longest: int
+    ) -> None:
+        self.longest = longest
+        """Letters of the longest text there may be."""
+        self.shapes = frozenset(shapes)
+        """Shapes of the texts learnt from; a text of any other shape is less likely."""
+        self.letters = sorted({letter for gram in grams for letter in gram})
+        self.log_next = log_next
+        """[H, letters] log-probability of the letter after a gram."""
+
+    @classmethod
+    def learn(cls, texts: pa.Array, grams: Sequence[str]) -> LetterOrder:
+        """From raw texts; letters after a gram are counted, then smoothed by letters after its second letter."""
+        longest = int(pc.max(pc.utf8_length(texts)).as_py() or 0) + _LONGER
+        order = cls(grams, np.empty((0, 0), np.float32), {shape_of(text) for text in texts.to_pylist()}, longest)
+        count = len(order.letters)
+        points, offsets = code_points(padded(texts))
+        number_of = np.full(0x110000, -1, dtype=np.int32)
+        number_of[[ord(letter) for letter in order.letters]] = np.arange(count)
+        letters = number_of[points]
+        inside = np.ones(len(letters), dtype=np.bool_)
+        ends = offsets[1:][np.diff(offsets) > 0]
+        inside[ends - 1] = False
+        inside[np.maximum(ends - 2, 0)] = False
+        first = np.flatnonzero(inside)
+        triples = np.stack([letters[first], letters[first + 1], letters[first + 2]])
+        triples = triples[:, (triples >= 0).all(axis=0)]
+        ids = np.array([[number_of[ord(letter)] for letter in gram] for gram in grams])
+        after_one = np.bincount(triples[1] * count + triples[2], minlength=count**2).reshape(count, count) + 0.1
+        seen = 2 * (after_one / after_one.sum(axis=1, keepdims=True))[ids[:, 1]]
+        place_of = np.full(count * count, -1)
+        place_of[ids[:, 0] * count + ids[:, 1]] = np.arange(len(grams))
+        places = place_of[triples[0] * count + triples[1]]
+        is_known = places >= 0
+        after_two = np.bincount(places[is_known] * count + triples[2][is_known], minlength=len(grams) * count)
+        seen += after_two.reshape(len(grams), count)
+        order.log_next = np.log(seen / seen.sum(axis=1, keepdims=True)).astype(np.float32)
+        return order
+
+    def save(self, path: Path) -> None:
+        about = {"shapes": json.dumps(sorted(self.shapes)), "longest": str(self.longest)}
+        save_file({"log_next": self.log_next}, path, metadata=about)
+
+    @classmethod
+    def load(cls, path: Path, grams: Sequence[str]) -> LetterOrder:
+        with safe_open(path, framework="numpy") as file:
+            about = file.metadata()
+            return cls(grams, file.get_tensor("log_next"), json.loads(about["shapes"]), int(about["longest"]))
+
+
+class Reconstructor:
+    """Finds texts for rows of gram probabilities."""
+
+    def __init__(self, grams: Sequence[str], order: LetterOrder, *, names: Sequence[str] = ()) -> None:
+        self.grams, self.order, self.longest = list(grams), order, order.longest
+        letter_of = {letter: number for number, letter in enumerate(order.letters)}
+        self._first = np.array([letter_of[gram[0]] for gram in grams], dtype=np.int16)
+        self._second = np.array([letter_of[gram[1]] for gram in grams], dtype=np.int16)
+        self._blank = letter_of.get(" ", -1)
+        self._place = {gram: number for number, gram in enumerate(grams)}
+        self.dictionary = Dictionary(names, self._place) if names else None
+
+    def candidates(self, probabilities: NDArray[np.float32]) -> Iterator[Candidates]:
+        """Up to ten texts for each row of `[N, H]` probabilities."""
+        for start in range(0, len(probabilities), _RECORDS_AT_ONCE):
+            block = probabilities[start : start + _RECORDS_AT_ONCE]
+            clear = np.clip(block, 1e-6, 1 - 1e-6)
+            gains = np.clip(np.log(clear / (1 - clear)), _LEAST_GAIN, _MOST_GAIN).astype(np.float32)
+            found = [self._read(*walks) for walks in self._search(gains)]
+            if self.dictionary is not None:
+                pairs = self.dictionary.best_pairs(gains)
+                found = [self._with_names(*each) for each in zip(found, pairs, gains, strict=True)]
+            yield from found
+
+    def _search(self, gains_RH: NDArray[np.float32]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float32]]]:
+        """The best finished walks of each record, as grams, and their scores."""
+        count = min(_EDGES, gains_RH.shape[1])
+        edges_RE = np.argpartition(-gains_RH, count - 1, axis=1)[:, :count].astype(np.int32)
+        records = len(edges_RE)
+        gain_RE = np.take_along_axis(gains_RH, edges_RE, axis=1)
+        first_RE, second_RE = self._first[edges_RE], self._second[edges_RE]
+        follows_REE = second_RE[:, :, None] == first_RE[:, None, :]
+        # What a step from one edge to another is worth for the letters' order alone.
+        rows_RE1 = np.arange(records)[:, None, None]
+        usual_REE = _USUAL * self.order.log_next[edges_RE[:, :, None], second_RE[:, None, :]]
+        step_REE = np.where(follows_REE, usual_REE, _NEVER).astype(np.float32)
+        starts_RE = np.where(first_RE == self._blank, gain_RE, _NEVER) if self._blank >= 0 else gain_RE
+        ends_RE = second_RE == self._blank if self._blank >= 0 else np.ones_like(second_RE, dtype=np.bool_)
+        bit_E = np.uint64(1) << np.arange(count, dtype=np.uint64)
+
+        walks = min(_WALKS, count)
+        last_RW = np.argpartition(-starts_RE, walks - 1, axis=1)[:, :walks]
+        score_RW = np.take_along_axis(starts_RE, last_RW, axis=1).astype(np.float32)
+        used_RW = bit_E[last_RW]
+        path_RWL = np.full((records, walks, self.longest + 2), -1, dtype=np.int8)
+        path_RWL[:, :, 0] = last_RW
+        done_score = np.full((records, _KEPT), _NEVER, dtype=np.float32)
+        done_path = np.full((records, _KEPT, self.longest + 2), -1, dtype=np.int8)
+        for length in range(1, self.longest + 2):
+            isnt_used = (used_RW[:, :, None] & bit_E) == 0
+            worth = np.where(isnt_used, gain_RE[:, None, :], _REPEAT)
+            reached = score_RW[:, :, None] + worth + step_REE[rows_RE1[:, :, 0], last_RW]
+            flat = reached.reshape(records, -1)
+            best = np.argpartition(-flat, walks - 1, axis=1)[:, :walks]
+            score_RW = np.take_along_axis(flat, best, axis=1)
+            came, edge = np.divmod(best, count)
+            used_RW = np.take_along_axis(used_RW, came, axis=1) | bit_E[edge]
+            path_RWL = np.take_along_axis(path_RWL, came[:, :, None], axis=1)
+            path_RWL[:, :, length] = edge
+            last_RW = edge
+            is_end = np.take_along_axis(ends_RE, edge, axis=1) & (score_RW > _NEVER / 2)
+            finished = np.where(is_end, score_RW, _NEVER)
+            both_score = np.concatenate([done_score, finished], axis=1)
+            kept = np.argpartition(-both_score, _KEPT - 1, axis=1)[:, :_KEPT]
+            done_score = np.take_along_axis(both_score, kept, axis=1)
+            both_path = np.concatenate([done_path, path_RWL], axis=1)
+            done_path = np.take_along_axis(both_path, kept[:, :, None], axis=1)
+            if self._blank >= 0:
+                score_RW = np.where(is_end, _NEVER, score_RW)  # a walk that ended goes nowhere
+            if not (score_RW > _NEVER / 2).any():
+                break
+        for edges_E, paths_KL, scores_K in zip(edges_RE, done_path, done_score, strict=True):
+            yield np.where(paths_KL >= 0, edges_E[paths_KL], -1), scores_K
+
+    def _read(self, walks: NDArray[np.int32], scores: NDArray[np.float32]) -> Candidates:
+        """Walks as texts, each once, the best first."""
+        found = Candidates()
+        for place in np.argsort(-scores, kind="stable"):
+            grams = [self.grams[edge] for edge in walks[place] if edge >= 0]
+            if scores[place] <= _NEVER / 2 or not grams:
+                continue
+            text = (grams[0] + "".join(gram[1] for gram in grams[1:])).strip(" ")
+            if text not in found.texts:
+                found.texts.append(text)
+                found.scores.append(float(scores[place]))
+        return self._by_shape(found)
+
+    def _by_shape(self, found: Candidates) -> Candidates:
+        """Texts of a shape that nobody saw fall back."""
+        if not self.order.shapes or not found.texts:
+            return found
+        scores = [
+            score if shape_of(text) in self.order.shapes else score + _ODD_SHAPE
+            for text, score in zip(found.texts, found.scores, strict=True)
+        ]
+        places = sorted(range(len(scores)), key=lambda place: -scores[place])
+        return Candidates([found.texts[place] for place in places], [scores[place] for place in places])
+
+    def _with_names(self, found: Candidates, pairs: list[tuple[str, str]], gains: NDArray[np.float32]) -> Candidates:
+        """The walks and, with what follows the name in the best of them, the best pairs of known names."""
+        assert self.dictionary is not None
+        tails = dict.fromkeys(_tail(text) for text in found.texts)
+        made = [given + surname + tail for given, surname in pairs for tail in list(tails)[:_TAILS_TRIED]]
+        scored = {}
+        for text in dict.fromkeys([*found.texts, *made]):
+            is_known = self.dictionary.holds(text[: len(text) - len(_tail(text))])
+            scored[text] = self.score(text, gains) + (0.0 if is_known else _UNKNOWN_NAME)
+        best = self._by_shape(Candidates(list(scored), list(scored.values())))
+        return Candidates(best.texts[:_KEPT], best.scores[:_KEPT])
+
+    def score(self, text: str, gains: NDArray[np.float32]) -> float:
+        """What a text is worth under a record's gains: its set of grams, and the order of its letters."""
+        whole = f" {text} " if self._blank >= 0 else text
+        grams = [whole[place : place + 2] for place in range(len(whole) - 1)]
+        places = [self._place.get(gram, -1) for gram in grams]
+        total = sum(float(gains[place]) if place >= 0 else _NOT_HASHED for place in set(places))
+        total += _REPEAT * (len(grams) - len(set(grams)))
+        for before, after in pairwise(places):
+            if before >= 0 and after >= 0:
+                total += _USUAL * float(self.order.log_next[before, self._second[after]])
+        return total
+
+
+class Dictionary:
+    """Known names, and how well each fits a record's grams."""
+
+    def __init__(self, names: Sequence[str], place_of: dict[str, int]) -> None:
+        self.names = sorted({name.lower() for name in names if len(name) > 1})
+        self._known = set(self.names)
+        self._grams = np.zeros((len(place_of), len(self.names)), dtype=np.float32)
+        self._unknown = np.zeros(len(self.names), dtype=np.float32)
+        for column, name in enumerate(self.names):
+            for gram in {name[place : place + 2] for place in range(len(name) - 1)}:
+                if gram in place_of:
+                    self._grams[place_of[gram], column] = 1.0
+                else:
+                    self._unknown[column] += _NOT_HASHED
+        self._place_of = place_of
+
+    def holds(self, letters: str) -> bool:
+        """Whether letters are two known names one after the other."""
+        return any(letters[:cut] in self._known and letters[cut:] in self._known for cut in range(2, len(letters) - 1))
+
+    def best_pairs(self, gains: NDArray[np.float32]) -> Iterator[list[tuple[str, str]]]:
+        """For each record the pairs of names that fit its grams best."""
+        scores = gains @ self._grams + self._unknown
+        tried = min(_NAMES_TRIED, len(self.names))
+        best = np.argpartition(-scores, tried - 1, axis=1)[:, :tried]
+        for row, places in enumerate(best):
+            gain = gains[row]
+            pairs: dict[tuple[str, str], float] = {}
+            for first in places:
+                opening = self._gain(gain, " " + self.names[first][0])
+                for second in places:
+                    joint = self._gain(gain, self.names[first][-1] + self.names[second][0])
+                    value = float(scores[row, first] + scores[row, second]) + opening + joint
+                    pairs[self.names[first], self.names[second]] = value
+            yield sorted(pairs, key=lambda pair: -pairs[pair])[:_PAIRS_TRIED]
+
+    def _gain(self, gains: NDArray[np.float32], gram: str) -> float:
+        place = self._place_of.get(gram)
+        return _NOT_HASHED if place is None else float(gains[place])
+
+
+def shape_of(text: str) -> str:
+    """A text with every run of letters as one `a` and every digit as `0`: `ann lee 2/5/1994` is `a a 0/0/0000`."""
+    return _DIGIT.sub("0", _LETTERS.sub("a", text))
+
+
+def _tail(text: str) -> str:
+    """What follows the letters a text begins with."""
+    cut = next((place for place, letter in enumerate(text) if not letter.isalpha()), len(text))
+    return text[cut:]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Shares of records whose text is found among the first candidates."""
+
+    at_1: float
+    at_5: float
+    at_10: float
+    wrong: float
+    """Records whose first candidate is another text."""
+    without: float
+    """Records without any candidate."""
+    num_records: int
+
+
+def rates(candidates: Sequence[Candidates], texts: Sequence[str]) -> Rates:
+    """How often the right text is found; both in raw form."""
+    ranks = [
+        found.texts.index(text) if text in found.texts else _KEPT for found, text in zip(candidates, texts, strict=True)
+    ]
+    total = max(1, len(texts))
+    without = sum(not found.texts for found in candidates)
+    first = sum(rank == 0 for rank in ranks)
+    return Rates(
+        at_1=first / total,
+        at_5=sum(rank < 5 for rank in ranks) / total,
+        at_10=sum(rank < 10 for rank in ranks) / total,
+        wrong=(len(texts) - first - without) / total,
+        without=without / total,
+        num_records=len(texts),
+    )
