@@ -12,6 +12,8 @@ from flatout.errors import EXIT_CODE, UserError
 VERBS = {
     "predict": "classes and probabilities for the rows of a file",
     "evaluate": "metrics of a finished run on another labelled file",
+    "encode": "records with their encoding: Bloom filter, MinHash or two-step hash",
+    "compare": "what several encodings give away, side by side",
     "cache": "list, check and clear the stores of encoded data",
     "bench": "measure our claims on this machine, side by side with the usual way",
 }

@@ -109,7 +109,7 @@ def run(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[st
         kind.after_best(task, feeds, place)
         metrics = evaluate(trainer, task, feeds, place)
         predictor = save_model(config, kind, task, place)
-        summarise(place, task, feeds, flush, time.perf_counter() - started)
+        summarise(place, kind, task, feeds, flush, time.perf_counter() - started)
         kind.after_training(task, feeds, place)
         per_class = task.per_class()
         show(place, per_class)
@@ -292,7 +292,7 @@ def save_model(config: RunConfig, kind: Kind, task: StepTask, place: RunFolder) 
     return predictor
 
 
-def summarise(place: RunFolder, task: StepTask, feeds: Feeds, flush: Flush, seconds: float) -> None:
+def summarise(place: RunFolder, kind: Kind, task: StepTask, feeds: Feeds, flush: Flush, seconds: float) -> None:
     """Fill the summary with what was trained, on what, and how fast."""
     summary = place.summary
     rates = flush.total.values(is_host_clock=task.device.type == "cpu")
@@ -311,7 +311,7 @@ def summarise(place: RunFolder, task: StepTask, feeds: Feeds, flush: Flush, seco
             "seconds_to_first_step": flush.seconds_to_first_step,
         },
     )
-    for name in ("rows_per_s", "tokens_per_s", "padding_share"):
+    for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if kind.counts_tokens else ())):
         summary.set(f"speed.{name}", rates[f"speed/{name}"])
     for name, value in rates.items():
         if name.startswith("time/"):

@@ -111,7 +111,7 @@ class LearningCurve:
         metrics = GramMetrics()
         for feed in (validation, test):
             metrics.reset()
-            for batch in feed:
+            for batch in feed.afresh():
                 targets = batch.multi_hot(self.num_targets)[:, : self.num_labels]
                 metrics.update(self.model(batch)[:, : self.num_labels].float().sigmoid(), targets)
             values = metrics.compute()

@@ -51,7 +51,7 @@ def dense_inputs(batch: FlatBatch, num_inputs: int, is_set: bool) -> Tensor:
 
 def input_blocks(feed: Feed, num_inputs: int, is_set: bool, num_grams: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs `[B, D]` and grams `[B, G]` of each batch of a feed, as zeros and ones."""
-    for batch in feed:
+    for batch in feed.afresh():
         assert batch.targets is not None and batch.target_offsets is not None
         yield (
             dense_inputs(batch, num_inputs, is_set),

@@ -12,11 +12,14 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from flatout.bits.grams import label_index, plain_texts, raw_texts
+from flatout.bits.scores import GramMetrics
+from flatout.data.batch import multi_hot
 from flatout.data.checks import Findings, clean_block, normalise_labels
 from flatout.data.problem import Problem
 from flatout.data.table import open_table, require_columns
 from flatout.errors import UserError
-from flatout.inference import Predictor
+from flatout.inference import GramPredictor, Predictor, load_predictor
 from flatout.metrics import TaskMetrics
 from flatout.report.closing import class_table
 from flatout.report.summary import json_safe
@@ -24,27 +27,54 @@ from flatout.report.summary import json_safe
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a finished run's folder")
-    parser.add_argument("file", metavar="FILE", help="csv, tsv, json, jsonl or parquet with texts and labels")
+    parser.add_argument("file", metavar="FILE", help="csv, tsv, json, jsonl, parquet, npy or hdf5 with rows and labels")
     parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
     parser.add_argument("--label", metavar="COLUMN", help="column of the labels (default: the run's)")
+    parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
     parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    predictor = Predictor.load(arguments.run)
+    predictor = load_predictor(arguments.run)
+    if isinstance(predictor, GramPredictor):
+        scores, rows = evaluate_grams(predictor, arguments.file, arguments.bits or predictor.bits_column)
+        _show({"rows": rows, **scores}, arguments.json)
+        return
     text = arguments.text or predictor.text_column
     label = arguments.label or predictor.label_column
     metrics, findings = evaluate(predictor, arguments.file, text, label)
-    values = {"rows": findings.rows_kept, **metrics.compute()}
-    if arguments.json:
+    if not arguments.json:
+        for line in findings.lines():
+            print(line)
+        if per_class := [row for row in metrics.per_class() if row["support"]]:
+            Console(soft_wrap=True, highlight=False).print(class_table(per_class))
+    _show({"rows": findings.rows_kept, **metrics.compute()}, arguments.json)
+
+
+def _show(values: dict[str, float], is_json: bool) -> None:
+    if is_json:
         print(json.dumps(json_safe(values), indent=1))
         return
-    for line in findings.lines():
-        print(line)
-    if per_class := [row for row in metrics.per_class() if row["support"]]:
-        Console(soft_wrap=True, highlight=False).print(class_table(per_class))
     for name, value in values.items():
         print(f"{name:<16} {value:,}" if isinstance(value, int) else f"{name:<16} {value:.4f}")
+
+
+def evaluate_grams(predictor: GramPredictor, file: str, bits: str) -> tuple[dict[str, float], int]:
+    """Scores over all records of a file that holds encodings and plain texts, and how many there are."""
+    table = open_table(file, where="FILE")
+    columns = {f"column {number + 1} of the run": name for number, name in enumerate(predictor.text_columns)}
+    require_columns(table, {"--bits": bits, **columns})
+    metrics, index = GramMetrics(predictor.threshold), label_index()
+    num_labels, first_row = len(predictor.labels.names), 0
+    for block in table.blocks([bits, *predictor.text_columns]):
+        rows = np.arange(first_row, first_row + block.num_rows)
+        first_row += block.num_rows
+        probabilities = predictor.outputs(predictor.encodings(block.column(bits), rows, table.name))
+        fields = [block.column(name).cast(pa.large_string()) for name in predictor.text_columns]
+        ids, lengths = index.rows(plain_texts(raw_texts(fields)))
+        offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
+        metrics.update(probabilities, multi_hot(torch.from_numpy(ids), offsets, num_labels))
+    return metrics.compute(), first_row
 
 
 def evaluate(predictor: Predictor, file: str, text: str, label: str) -> tuple[TaskMetrics, Findings]:

@@ -1,65 +1,108 @@
-"""`python -m flatout predict RUN FILE`: every row of a file with its class and probability, in the file's order.
+"""`python -m flatout predict RUN FILE`: every row of a file with what the run answers, in the file's order.
 
-Rows are read, answered and written by the block, so memory stays flat however long the file is. The output is written
-beside its place and renamed when it is whole.
+Rows are read, answered and written by the block, so memory stays flat however long the file is. A run on texts answers
+classes; a run on bit strings answers 2-grams and, on request, the texts they may have come from.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 from torch import Tensor
 
 from flatout.data.checks import Findings, read_texts
+from flatout.data.output import FORMATS, block_writer
 from flatout.data.problem import Problem
 from flatout.data.progress import Progress
 from flatout.data.table import Table, open_table, require_columns
 from flatout.errors import UserError
-from flatout.inference import Predictor
+from flatout.inference import GramPredictor, Predictor, load_predictor
 
-FORMATS = (".csv", ".jsonl", ".parquet")
-_ADDED = ("prediction", "probability")
+_ADDED = ("prediction", "probability", "rebuilt", "candidates")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a finished run's folder")
-    parser.add_argument("file", metavar="FILE", help="csv, tsv, json, jsonl or parquet with the texts")
+    parser.add_argument("file", metavar="FILE", help="csv, tsv, json, jsonl, parquet, npy or hdf5 with the rows")
     parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
+    parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
+    parser.add_argument("--rebuild", action="store_true", help="also rebuild texts from the 2-grams of encodings")
+    parser.add_argument("--names", metavar="FILE", help="known names, one a line, to rebuild texts with")
     parser.add_argument("--out", metavar="FILE", help=f"{', '.join(FORMATS)} (default: csv on standard output)")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    predictor = Predictor.load(arguments.run)
+    predictor = load_predictor(arguments.run)
     table = open_table(arguments.file, where="FILE")
-    text = arguments.text or predictor.text_column
-    require_columns(table, {"--text": text})
-    schema_names = [name for name in table.columns if name not in _ADDED]
-    with _writer(arguments.out) as write, Progress() as progress:
+    if isinstance(predictor, Predictor):
+        _refuse(arguments, ("bits", "rebuild", "names"), "this run answers texts")
+        blocks = answers(predictor, table, arguments.text or predictor.text_column, _kept_columns(table))
+    else:
+        _refuse(arguments, ("text",), "this run answers encodings")
+        names = [] if arguments.names is None else read_names(arguments.names)
+        is_rebuilt = arguments.rebuild or bool(names)
+        column = arguments.bits or predictor.bits_column
+        blocks = gram_answers(predictor, table, column, _kept_columns(table), names if is_rebuilt else None)
+    with block_writer(arguments.out) as write, Progress() as progress:
         told = progress.task("predicting")
-        for block in answers(predictor, table, text, schema_names):
+        for block in blocks:
             write(block)
             told(block.num_rows)
 
 
+def _kept_columns(table: Table) -> list[str]:
+    return [name for name in table.columns if name not in _ADDED]
+
+
+def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if getattr(arguments, name):
+            raise UserError(f"--{name}", why, mend="Leave it out.")
+
+
 def answers(predictor: Predictor, table: Table, text: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """The table's blocks with the columns `prediction` and `probability` added."""
+    require_columns(table, {"--text": text})
     for block in table.blocks(columns):
         texts = read_texts(block.column(text), text, np.arange(block.num_rows), Findings(table.name))
-        answer = answer_columns(predictor, predictor.outputs(pc.fill_null(texts, "")))
-        names = [*block.schema.names, *answer]
-        yield pa.RecordBatch.from_arrays([*block.columns, *answer.values()], names=names)
+        yield _with_columns(block, answer_columns(predictor, predictor.outputs(pc.fill_null(texts, ""))))
+
+
+def gram_answers(
+    predictor: GramPredictor, table: Table, bits: str, columns: list[str], names: list[str] | None
+) -> Iterator[pa.RecordBatch]:
+    """The table's blocks with 2-grams and their probabilities, and with rebuilt texts where `names` is a list."""
+    require_columns(table, {"--bits": bits})
+    reconstructor = None if names is None else predictor.reconstructor(names)
+    first_row = 0
+    for block in table.blocks(columns, rows_per_block=16_384):
+        rows = np.arange(first_row, first_row + block.num_rows)
+        first_row += block.num_rows
+        encodings = predictor.encodings(block.column(bits), rows, table.name)
+        probabilities = predictor.outputs(encodings)
+        found = _chosen(pa.array(predictor.labels.names), probabilities, predictor.threshold)
+        if reconstructor is not None:
+            rebuilt = list(reconstructor.candidates(predictor.detected(encodings).numpy()))
+            found["rebuilt"] = pa.array([each.texts[0] if each.texts else None for each in rebuilt], pa.string())
+            found["candidates"] = pa.array([each.texts for each in rebuilt], pa.list_(pa.string()))
+        yield _with_columns(block, found)
+
+
+def read_names(file: str) -> list[str]:
+    """Names of a text file, one a line."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("--names", f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    names = [line.strip() for line in lines if line.strip()]
+    if not names:
+        raise UserError("--names", f"{file} names nobody", mend="Write one name a line.")
+    return names
 
 
 def answer_columns(predictor: Predictor, outputs: Tensor) -> dict[str, pa.Array]:
@@ -70,65 +113,18 @@ def answer_columns(predictor: Predictor, outputs: Tensor) -> dict[str, pa.Array]
     if predictor.labels.problem is Problem.single:
         probabilities, ids = outputs.softmax(-1).max(-1)
         return {"prediction": classes.take(pa.array(ids.numpy())), "probability": pa.array(probabilities.numpy())}
-    scores = outputs.sigmoid().numpy()
-    row, column = np.nonzero(scores >= predictor.threshold)
+    return _chosen(classes, outputs.sigmoid(), predictor.threshold)
+
+
+def _chosen(classes: pa.Array, probabilities: Tensor, threshold: float) -> dict[str, pa.Array]:
+    """The classes of each row at or above the threshold, and their probabilities, as lists."""
+    scores = probabilities.numpy()
+    row, column = np.nonzero(scores >= threshold)
     counts = np.bincount(row, minlength=len(scores))
     offsets = pa.array(np.append(0, np.cumsum(counts)).astype(np.int32))
     lists = (classes.take(pa.array(column)), pa.array(scores[row, column]))
-    return dict(zip(_ADDED, (pa.ListArray.from_arrays(offsets, values) for values in lists), strict=True))
+    return dict(zip(_ADDED[:2], (pa.ListArray.from_arrays(offsets, values) for values in lists), strict=True))
 
 
-@contextmanager
-def _writer(out: str | None) -> Iterator[Callable[[pa.RecordBatch], None]]:
-    """Writes blocks to standard output, or to a file that appears when it is whole."""
-    if out is None:
-        yield _format_writer(sys.stdout.buffer, ".csv")[0]
-        sys.stdout.buffer.flush()
-        return
-    path = Path(out)
-    if path.suffix not in FORMATS:
-        raise UserError("--out", f"cannot write {path.suffix or path.name}", allowed=", ".join(FORMATS))
-    if not path.parent.is_dir():
-        raise UserError("--out", f"no such folder: {path.parent}")
-    beside = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            write, close = _format_writer(file, path.suffix)
-            yield write
-            close()
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def _format_writer(file: BinaryIO, suffix: str) -> tuple[Callable[[pa.RecordBatch], None], Callable[[], None]]:
-    """How blocks are written in one format, and how that ends."""
-    opened: list[Any] = []
-
-    def write_csv(block: pa.RecordBatch) -> None:
-        options = pa_csv.WriteOptions(include_header=not opened)
-        opened.append(True)
-        pa_csv.write_csv(_flat_lists(block), file, options)
-
-    def write_jsonl(block: pa.RecordBatch) -> None:
-        file.writelines(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n" for row in block.to_pylist())
-
-    def write_parquet(block: pa.RecordBatch) -> None:
-        if not opened:
-            opened.append(pq.ParquetWriter(file, block.schema))
-        opened[0].write_batch(block)
-
-    def close() -> None:
-        if suffix == ".parquet" and opened:
-            opened[0].close()
-
-    return {".csv": write_csv, ".jsonl": write_jsonl, ".parquet": write_parquet}[suffix], close
-
-
-def _flat_lists(block: pa.RecordBatch) -> pa.RecordBatch:
-    """Lists as one text each, separated by `|`, which is what a csv can hold."""
-    columns = [
-        pc.binary_join(column.cast(pa.list_(pa.string())), "|") if pa.types.is_list(column.type) else column
-        for column in block.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=block.schema.names)
+def _with_columns(block: pa.RecordBatch, added: dict[str, pa.Array]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([*block.columns, *added.values()], names=[*block.schema.names, *added])

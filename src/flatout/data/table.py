@@ -15,15 +15,23 @@ from typing import Any, Protocol
 import pyarrow as pa
 import xxhash
 
+from flatout.data.formats.array_file import Hdf5Table, NpyTable
 from flatout.data.formats.csv_file import CsvTable
-from flatout.data.formats.file import ONE_WAY, require_file
+from flatout.data.formats.file import ONE_WAY, FileTable, require_file
 from flatout.data.formats.json_file import JsonTable
 from flatout.data.formats.parquet_file import ParquetTable
 from flatout.errors import UserError, did_you_mean
 
 _COLUMNS_NAMED = 20
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+TEXT_FORMATS = (".csv", ".tsv", ".json", ".jsonl")
+WHOLE_FILES: dict[str, type[FileTable]] = {
+    ".parquet": ParquetTable,
+    ".npy": NpyTable,
+    ".h5": Hdf5Table,
+    ".hdf5": Hdf5Table,
+}
+"""Formats that must be whole to be read, and have a compression of their own."""
 
 
 class Table(Protocol):
@@ -52,9 +60,9 @@ def open_table(path: str | Path, *, where: str) -> Table:
         return CsvTable(file, where, DELIMITERS[kind])
     if kind in (".json", ".jsonl"):
         return JsonTable(file, where)
-    if kind == ".parquet" and not is_gzipped:
-        return ParquetTable(file, where)
-    allowed = f"{', '.join(FORMATS)}, each but the last also as .gz"
+    if kind in WHOLE_FILES and not is_gzipped:
+        return WHOLE_FILES[kind](file, where)
+    allowed = f"{', '.join(TEXT_FORMATS)}, these also as .gz, and {', '.join(WHOLE_FILES)}"
     raise UserError(where, f"{file} is no format we read", allowed=allowed)
 
 

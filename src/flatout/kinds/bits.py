@@ -38,6 +38,7 @@ class BitsKind(Kind):
     """Encodings to 2-grams."""
 
     data: PreparedBits
+    counts_tokens = False
 
     def __init__(self, config: BitsDataConfig, data: PreparedBits) -> None:
         self.config, self.data = config, data
@@ -106,7 +107,7 @@ class BitsKind(Kind):
         task.eval()
         task.model.ridge_share.fill_(share)
         metrics = GramMetrics()
-        for batch in validation:
+        for batch in validation.afresh():
             targets = batch.multi_hot(self.labels.num_targets)[:, : self.labels.num_outputs]
             metrics.update(task.answers(batch).sigmoid(), targets)
         return metrics.compute()["dice"]
@@ -132,6 +133,8 @@ class BitsKind(Kind):
     def after_training(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
         """The exposure report: what encodings give away of records that took no part in training."""
         assert isinstance(task, GramsTask)
+        if not task.config.exposure:
+            return
         if not isinstance(task.model, BitMLP) or task.model.detectors is None:
             place.log.say("exposure.html is not written: a model without detectors rebuilds no texts")
             return

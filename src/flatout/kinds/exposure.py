@@ -78,7 +78,7 @@ class ExposureStudy:
         """Row numbers, probabilities, detected grams and targets of some thousand records, on the host."""
         self.task.eval()
         found: list[tuple[Tensor, ...]] = []
-        for batch in self.held:
+        for batch in self.held.afresh():
             targets = batch.multi_hot(self.labels.num_targets)[:, : self.labels.num_outputs]
             answers, detected = self.task.answers(batch).sigmoid(), self.predictor.model.detect(batch).float().sigmoid()
             found.append(tuple(real_rows(values, batch).cpu() for values in (batch.rows, answers, detected, targets)))

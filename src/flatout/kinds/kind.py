@@ -63,6 +63,8 @@ class Kind(ABC):
     """The parts of a run that depend on what its rows are."""
 
     data: Prepared
+    counts_tokens: bool = True
+    """Whether tokens a second mean anything to a person."""
 
     @property
     def store(self) -> Store:

@@ -75,7 +75,8 @@ def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         if best := known.get(name):
             text += f"   {value / best:.1%} of the {summary['baseline']['name']}, {best:.4f}"
         rows.append((name, text))
-    return rows
+    others = {name: value for name, value in known.items() if name.startswith(f"{split}/") and name not in metrics}
+    return rows + [(name, f"{value:.4f}   for comparison") for name, value in others.items()]
 
 
 def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:

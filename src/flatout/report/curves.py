@@ -20,18 +20,21 @@ class Curve:
     points: Sequence[tuple[float, float]]
 
 
-def line_chart(title: str, curves: Sequence[Curve], *, x_label: str = "step") -> str:
-    """An SVG of some curves; empty when there is not one point."""
+def line_chart(title: str, curves: Sequence[Curve], *, x_label: str = "step", doublings: bool = False) -> str:
+    """An SVG of some curves; empty when there is not one point. `doublings`: equal steps to the right are factors."""
+    if doublings:
+        curves = [Curve(each.name, [(math.log2(x), y) for x, y in each.points if x > 0]) for each in curves]
     points = [point for curve in curves for point in curve.points if math.isfinite(point[1])]
     if not points:
         return ""
-    x_ticks, y_ticks = _ticks([x for x, _ in points]), _ticks([y for _, y in points])
+    across = [x for x, _ in points]
+    x_ticks, y_ticks = _whole_ticks(across) if doublings else _ticks(across), _ticks([y for _, y in points])
     x_range, y_range = (x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1])
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - x_range[0]) / (x_range[1] - x_range[0])
+        right = (x - x_range[0]) / (x_range[1] - x_range[0])
         up = (y - y_range[0]) / (y_range[1] - y_range[0])
-        return _LEFT + across * (WIDTH - _LEFT - _RIGHT), HEIGHT - _BOTTOM - up * (HEIGHT - _TOP - _BOTTOM)
+        return _LEFT + right * (WIDTH - _LEFT - _RIGHT), HEIGHT - _BOTTOM - up * (HEIGHT - _TOP - _BOTTOM)
 
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}">']
     for tick in y_ticks:
@@ -40,7 +43,9 @@ def line_chart(title: str, curves: Sequence[Curve], *, x_label: str = "step") ->
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" class="tick end">{tick:g}</text>')
     for tick in x_ticks:
         x, _ = place(tick, y_range[0])
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - _BOTTOM + 16}" class="tick middle">{tick:g}</text>')
+        parts.append(
+            f'<text x="{x:.1f}" y="{HEIGHT - _BOTTOM + 16}" class="tick middle">{_x_text(tick, doublings)}</text>'
+        )
     parts.append(f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 4}" class="tick end">{html.escape(x_label)}</text>')
     for curve, colour in zip(curves, COLOURS, strict=False):
         dots = [place(x, y) for x, y in curve.points if math.isfinite(y)]
@@ -71,6 +76,17 @@ def stacked_bar(parts: dict[str, float], unit: str) -> str:
         legend.append(f'<span><b style="color:{colour}">&#9644;</b> {text}</span>')
     picture = f'<svg viewBox="0 0 900 26" class="bar" preserveAspectRatio="none">{"".join(bar)}</svg>'
     return f'{picture}<p class="legend">{" ".join(legend)}</p>'
+
+
+def _whole_ticks(values: Sequence[float]) -> list[float]:
+    """At most eight whole numbers in equal steps that hold all values between them."""
+    low, high = math.floor(min(values)), math.ceil(max(values))
+    step = max(1, -(-(high - low) // 7))
+    return [float(low + i * step) for i in range(-(-max(high - low, 1) // step) + 1)]
+
+
+def _x_text(tick: float, doublings: bool) -> str:
+    return f"{2**tick:,.0f}" if doublings else f"{tick:g}"
 
 
 def _ticks(values: Sequence[float]) -> list[float]:

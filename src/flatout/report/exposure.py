@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,16 +70,16 @@ def _figures(exposure: Mapping[str, Any]) -> str:
 def _learning_chart(exposure: Mapping[str, Any]) -> str:
     curves = []
     for name in ("model", "ridge"):
-        points = [(math.log2(point["records"]), point[name]) for point in exposure["learning"] if name in point]
+        points = [(point["records"], point[name]) for point in exposure["learning"] if name in point]
         if points:
             curves.append(Curve(name, points))
-    return line_chart("Dice over known records", curves, x_label="known records, as a power of 2")
+    return line_chart("Dice over known records", curves, x_label="known records", doublings=True)
 
 
 def _frequency_chart(exposure: Mapping[str, Any]) -> str:
-    points = [(math.log2(row["from"]) if row["from"] else -1, row["dice"]) for row in exposure["frequency"]]
+    points = [(row["from"], row["dice"]) for row in exposure["frequency"]]
     title = "Dice over how common a 2-gram is"
-    return line_chart(title, [Curve("model", points)], x_label="training records with it, as a power of 2")
+    return line_chart(title, [Curve("model", points)], x_label="training records that hold it", doublings=True)
 
 
 def _methods(exposure: Mapping[str, Any]) -> str:

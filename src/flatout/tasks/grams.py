@@ -46,6 +46,8 @@ class GramsConfig:
     """Weight of the hashed grams' loss beside the answers'; without effect on detectors that are not trained."""
     recombine: float = 1.0
     """Recombined texts a step, for each record of the batch; 0: none."""
+    exposure: bool = True
+    """Whether an exposure report is written when training is over."""
 
     def __post_init__(self) -> None:
         self.loss = as_choice(GramLoss, self.loss, "task.loss")

@@ -1,0 +1,122 @@
+"""`python -m flatout encode FILE`: records of a table with their encoding, as a table of their own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flatout.bits.columns import Form, write_bits, write_sets
+from flatout.bits.encodings import EncodingConfig, EncodingKind, Hashing
+from flatout.bits.grams import raw_texts
+from flatout.bits.people import PeopleConfig, PeopleTable
+from flatout.data.output import FORMATS, block_writer
+from flatout.data.progress import Progress
+from flatout.data.table import Table, open_table, require_columns
+from flatout.errors import UserError, as_choice
+
+COLUMN = {EncodingKind.bloom: "bloomfilter", EncodingKind.minhash: "minhash", EncodingKind.twostep: "twostephash"}
+_SECRET = "FLATOUT_SECRET"
+_FORMS = (Form.binary, Form.hex, Form.base64, Form.packed)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    usual = EncodingConfig()
+    parser.add_argument("file", metavar="FILE", nargs="?", help="csv, tsv, json, jsonl or parquet with the records")
+    parser.add_argument("--sample", metavar="N", type=int, help="encode N built-in people instead of a file")
+    kinds = ", ".join(EncodingKind)
+    parser.add_argument("--encoding", metavar="KIND", default=usual.kind.value, help=f"{kinds} (default: {usual.kind})")
+    parser.add_argument("--columns", metavar="A,B", help="columns to encode, in order (default: all but the uid)")
+    parser.add_argument("--uid", metavar="COLUMN", default="uid", help="column that names each record (default: uid)")
+    parser.add_argument(
+        "--size", type=int, default=usual.size, help=f"bits, functions or columns (default {usual.size})"
+    )
+    parser.add_argument("--hashes", type=int, default=usual.hashes, help=f"bits a 2-gram sets (default {usual.hashes})")
+    ways = ", ".join(Hashing)
+    parser.add_argument("--hashing", default=usual.hashing.value, help=f"{ways} (default {usual.hashing})")
+    parser.add_argument("--fold", type=int, default=0, help="times a Bloom filter is halved by XOR (default: 0)")
+    parser.add_argument(
+        "--diffusion", type=int, default=0, help="bits XORed into each bit of a Bloom filter (default 0)"
+    )
+    parser.add_argument("--no-padding", action="store_true", help="do not hash the ends of a text with a blank")
+    parser.add_argument("--secret", metavar="TEXT", help=f"what the hash functions follow from (default: ${_SECRET})")
+    forms = ", ".join(_FORMS)
+    parser.add_argument("--form", default=Form.binary.value, help=f"how bits are written: {forms} (default: binary)")
+    parser.add_argument("--drop-text", action="store_true", help="write the uid and the encoding alone")
+    parser.add_argument("--out", metavar="FILE", help=f"{', '.join(FORMATS)} (default: csv on standard output)")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    table = _table(arguments)
+    columns = _columns(arguments, table)
+    config = _config(arguments)
+    form = as_choice(Form, arguments.form, "--form")
+    if form not in _FORMS:
+        raise UserError("--form", form.value, allowed=", ".join(_FORMS))
+    if form is Form.packed and not (arguments.out or "").endswith(".parquet"):
+        raise UserError("--form", "packed bits are bytes", mend="Write them to a .parquet file with --out.")
+    started, rows = time.perf_counter(), 0
+    with block_writer(arguments.out) as write, Progress() as progress:
+        told = progress.task("encoding")
+        for block in encoded(table, columns, config, form, uid=arguments.uid, drops_text=arguments.drop_text):
+            write(block)
+            rows += block.num_rows
+            told(block.num_rows)
+    print(f"{config.line()}: {rows:,} records in {time.perf_counter() - started:.1f} s", file=sys.stderr)
+
+
+def encoded(
+    table: Table, columns: list[str], config: EncodingConfig, form: Form, *, uid: str, drops_text: bool
+) -> Iterator[pa.RecordBatch]:
+    """The table's blocks with the encoding before the uid, or at the end where there is none."""
+    encoder, name = config.build(), COLUMN[config.kind]
+    kept = [column for column in table.columns if column != name and (not drops_text or column == uid)]
+    wanted = list(dict.fromkeys([*columns, *kept]))
+    place = kept.index(uid) if uid in kept else len(kept)
+    for block in table.blocks(wanted):
+        fields = [pc.cast(block.column(column), pa.large_string()) for column in columns]
+        made = encoder.encode(raw_texts(fields))
+        column = write_sets(*made) if isinstance(made, tuple) else write_bits(made, form)
+        arrays = [block.column(other) for other in kept]
+        arrays.insert(place, column)
+        names = [*kept[:place], name, *kept[place:]]
+        yield pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def _table(arguments: argparse.Namespace) -> Table:
+    if (arguments.file is None) == (arguments.sample is None):
+        raise UserError("FILE", "name a file, or ask for built-in people with --sample N")
+    if arguments.sample is not None:
+        return PeopleTable(PeopleConfig(rows=arguments.sample))
+    return open_table(arguments.file, where="FILE")
+
+
+def _columns(arguments: argparse.Namespace, table: Table) -> list[str]:
+    if arguments.columns is None:
+        return [name for name in table.columns if name != arguments.uid and name not in COLUMN.values()]
+    columns = [name.strip() for name in arguments.columns.split(",")]
+    require_columns(table, {f"--columns[{number}]": name for number, name in enumerate(columns)})
+    return columns
+
+
+def _config(arguments: argparse.Namespace) -> EncodingConfig:
+    secret = arguments.secret or os.environ.get(_SECRET)
+    if secret is None:
+        secret = EncodingConfig().secret
+        if arguments.file is not None:
+            print(f"encoded with the usual secret, which everybody knows: set --secret or ${_SECRET}", file=sys.stderr)
+    return EncodingConfig(
+        kind=as_choice(EncodingKind, arguments.encoding, "--encoding"),
+        size=arguments.size,
+        hashes=arguments.hashes,
+        hashing=as_choice(Hashing, arguments.hashing, "--hashing"),
+        padding=not arguments.no_padding,
+        secret=secret,
+        fold=arguments.fold,
+        diffusion=arguments.diffusion,
+    )
