@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flatout.bits.reconstruct import Rates
-from flatout.bits.ridge import MOST_RECORDS, RidgeSums, input_blocks
+from flatout.bits.ridge import MOST_RECORDS, PENALTIES, Ridge, RidgeSums, neighbours
 from flatout.bits.scores import GramMetrics, record_scores
 from flatout.data.feed import Feed
 
-_SIZES = 6
+_SIZES, _FEWEST = 6, 64
 _FREQUENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536, 1 << 40)
 _GRAMS_SHOWN = 24
 _LEAST_SUPPORT = 5
@@ -81,28 +81,32 @@ class LearningCurve:
 
     def __init__(self, model: Any, *, num_inputs: int, is_set: bool, num_labels: int, num_targets: int) -> None:
         self.model = copy.deepcopy(model)
-        self.about: dict[str, Any] = {"num_inputs": num_inputs, "is_set": is_set, "num_grams": num_targets}
+        self.num_inputs, self.is_set = num_inputs, is_set
         self.num_labels, self.num_targets = num_labels, num_targets
 
     def points(self, train: Feed, validation: Feed, test: Feed, steepness: float) -> Iterator[dict[str, float]]:
         """From few records to all of them."""
         total = min(train.split.num_rows, MOST_RECORDS)
-        sizes = sorted({max(64, total >> halvings) for halvings in range(_SIZES)})
-        answers, hashed = slice(0, self.num_labels), slice(self.num_labels, self.num_targets)
-        for size in sizes:
-            sums = RidgeSums(train, **self.about, most_records=size)
-            ridge = sums.best(validation, answers)
-            point = {"records": float(sums.num_records), "ridge": self._ridge_dice(ridge, test, answers)}
-            if self.model.detectors is not None and self.model.starts_at_ridge and not self.model.trains_detectors:
-                found = sums.best(validation, hashed)
-                self.model.start_detectors(steepness * found.weight, steepness * (found.bias - found.threshold))
+        sizes = sorted({min(total, max(_FEWEST, total >> halvings)) for halvings in range(_SIZES)})
+        sums = RidgeSums(
+            num_inputs=self.num_inputs, is_set=self.is_set, num_grams=self.num_targets, device=train.device
+        )
+        parts = (slice(0, self.num_labels), slice(self.num_labels, self.num_targets))
+        refits = self.model.detectors is not None and self.model.starts_at_ridge and not self.model.trains_detectors
+        penalties: tuple[float, ...] = PENALTIES
+        for size in sums.read(train, sizes):
+            answers, hashed = sums.best(validation, parts, penalties)
+            penalties = tuple(sorted({*neighbours(answers.penalty), *neighbours(hashed.penalty)}))
+            point = {"records": float(size), "ridge": self._ridge_dice(sums, answers, test)}
+            if refits:
+                self.model.start_detectors(steepness * hashed.weight, steepness * (hashed.bias - hashed.threshold))
                 point["model"] = self._model_dice(validation, test)
             yield point
 
-    def _ridge_dice(self, ridge: Any, test: Feed, answers: slice) -> float:
+    def _ridge_dice(self, sums: RidgeSums, ridge: Ridge, test: Feed) -> float:
         metrics = GramMetrics(ridge.threshold)
-        for inputs_ND, grams_NG in input_blocks(test, **self.about):
-            metrics.update(ridge.scores(inputs_ND), grams_NG[:, answers])
+        for inputs_ND, grams_NG in sums.blocks(test):
+            metrics.update(ridge.scores(inputs_ND), grams_NG[:, : self.num_labels])
         return metrics.compute()["dice"]
 
     @torch.inference_mode()

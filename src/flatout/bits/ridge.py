@@ -10,7 +10,7 @@ Shapes: N records, D inputs, G grams.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,8 @@ from flatout.data.batch import FlatBatch, multi_hot
 from flatout.data.feed import Feed
 
 MOST_RECORDS = 131_072
-PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+_MOST_INPUTS_IN_DOUBLE = 2_048
+PENALTIES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,60 +50,78 @@ def dense_inputs(batch: FlatBatch, num_inputs: int, is_set: bool) -> Tensor:
     return multi_hot(batch.tokens, batch.offsets, num_inputs) if is_set else batch.bits(torch.float32)
 
 
-def input_blocks(feed: Feed, num_inputs: int, is_set: bool, num_grams: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs `[B, D]` and grams `[B, G]` of each batch of a feed, as zeros and ones."""
-    for batch in feed.afresh():
-        assert batch.targets is not None and batch.target_offsets is not None
-        yield (
-            dense_inputs(batch, num_inputs, is_set),
-            multi_hot(batch.targets, batch.target_offsets, num_grams),
-        )
+def neighbours(penalty: float) -> tuple[float, ...]:
+    """A penalty of the list with the ones before and after it."""
+    place = PENALTIES.index(penalty)
+    return PENALTIES[max(0, place - 1) : place + 2]
 
 
 class RidgeSums:
-    """What a closed form needs to know of the training records, and of the validation records for the penalty."""
+    """What a closed form needs to know of the training records; more of them can be added at any time."""
 
-    def __init__(
-        self, train: Feed, *, num_inputs: int, is_set: bool, num_grams: int, most_records: int = MOST_RECORDS
-    ) -> None:
+    def __init__(self, *, num_inputs: int, is_set: bool, num_grams: int, device: torch.device) -> None:
         self.num_inputs, self.is_set, self.num_grams = num_inputs, is_set, num_grams
-        device = train.device
         self.inputs_DD = torch.zeros(num_inputs, num_inputs, device=device)
         self.grams_DG = torch.zeros(num_inputs, num_grams, device=device)
         self.sum_D, self.sum_G = torch.zeros(num_inputs, device=device), torch.zeros(num_grams, device=device)
         self.num_records = 0
-        for inputs_ND, grams_NG in input_blocks(train, num_inputs, is_set, num_grams):
-            left = most_records - self.num_records
-            inputs_ND, grams_NG = inputs_ND[:left], grams_NG[:left]
-            self.inputs_DD.addmm_(inputs_ND.T, inputs_ND)
-            self.grams_DG.addmm_(inputs_ND.T, grams_NG)
-            self.sum_D += inputs_ND.sum(0)
-            self.sum_G += grams_NG.sum(0)
-            self.num_records += len(inputs_ND)
-            if self.num_records >= most_records:
-                break
 
-    def solve(self, penalty: float, grams: slice) -> tuple[Tensor, Tensor]:
-        """Weights `[D, G]` and bias `[G]` for some of the grams; double precision, since inputs are near dependent."""
-        count = self.num_records
-        mean_D, mean_G = self.sum_D.double() / count, self.sum_G[grams].double() / count
-        products_DD = self.inputs_DD.double() - count * torch.outer(mean_D, mean_D)
+    def blocks(self, feed: Feed) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs `[B, D]` and grams `[B, G]` of each batch of a feed, as zeros and ones."""
+        for batch in feed.afresh():
+            assert batch.targets is not None and batch.target_offsets is not None
+            inputs_BD = dense_inputs(batch, self.num_inputs, self.is_set)
+            yield inputs_BD, multi_hot(batch.targets, batch.target_offsets, self.num_grams)
+
+    def read(self, train: Feed, sizes: Sequence[int] = (MOST_RECORDS,)) -> Iterator[int]:
+        """Add training records; says how many there are at each of the sizes, and at the end of the records."""
+        waiting = sorted(sizes)
+        for inputs_ND, grams_NG in self.blocks(train):
+            start = 0
+            while start < len(inputs_ND):
+                stop = min(len(inputs_ND), start + waiting[0] - self.num_records)
+                self._add(inputs_ND[start:stop], grams_NG[start:stop])
+                start = stop
+                if self.num_records == waiting[0]:
+                    yield waiting.pop(0)
+                    if not waiting:
+                        return
+        yield self.num_records
+
+    def _add(self, inputs_ND: Tensor, grams_NG: Tensor) -> None:
+        self.inputs_DD.addmm_(inputs_ND.T, inputs_ND)
+        self.grams_DG.addmm_(inputs_ND.T, grams_NG)
+        self.sum_D += inputs_ND.sum(0)
+        self.sum_G += grams_NG.sum(0)
+        self.num_records += len(inputs_ND)
+
+    def solve(self, penalty: float) -> tuple[Tensor, Tensor]:
+        """Weights `[D, G]` and bias `[G]`; in double precision, since inputs are nearly dependent, where that is quick."""
+        count, wide = self.num_records, torch.float64
+        mean_D, mean_G = self.sum_D.to(wide) / count, self.sum_G.to(wide) / count
+        products_DD = self.inputs_DD.to(wide) - count * torch.outer(mean_D, mean_D)
         products_DD.diagonal().add_(penalty)
-        products_DG = self.grams_DG[:, grams].double() - count * torch.outer(mean_D, mean_G)
-        weight_DG = torch.cholesky_solve(products_DG, torch.linalg.cholesky(products_DD))
+        products_DG = self.grams_DG.to(wide) - count * torch.outer(mean_D, mean_G)
+        if self.num_inputs > _MOST_INPUTS_IN_DOUBLE:
+            products_DD, products_DG = products_DD.float(), products_DG.float()
+        weight_DG = torch.cholesky_solve(products_DG, torch.linalg.cholesky(products_DD)).to(wide)
         return weight_DG.float(), (mean_G - mean_D @ weight_DG).float()
 
-    def best(self, validation: Feed, grams: slice) -> Ridge:
-        """The penalty and the threshold that read most off the validation records."""
-        found: list[Ridge] = []
-        held = list(input_blocks(validation, self.num_inputs, self.is_set, self.num_grams))
-        for penalty in PENALTIES:
-            weight, bias = self.solve(penalty, grams)
-            metrics = GramMetrics()
-            for inputs_ND, grams_NG in held:
-                metrics.update(inputs_ND @ weight + bias, grams_NG[:, grams])
-            values = metrics.compute()
-            found.append(Ridge(weight, bias, penalty, metrics.threshold, values["dice"], self.num_records))
-            if len(found) > 1 and found[-1].dice < found[-2].dice:
-                break  # the score rises to one best penalty and falls from there
-        return max(found, key=lambda ridge: ridge.dice)
+    def best(
+        self, validation: Feed, parts: Sequence[slice], penalties: Sequence[float] = PENALTIES
+    ) -> tuple[Ridge, ...]:
+        """For each part of the grams the penalty and the threshold that read most off the validation records."""
+        found: list[list[Ridge]] = [[] for _ in parts]
+        held = list(self.blocks(validation))
+        for penalty in penalties:
+            weight, bias = self.solve(penalty)
+            for part, rising in zip(parts, found, strict=True):
+                metrics = GramMetrics()
+                for inputs_ND, grams_NG in held:
+                    metrics.update(inputs_ND @ weight[:, part] + bias[part], grams_NG[:, part])
+                dice = metrics.compute()["dice"]
+                about = (penalty, metrics.threshold, dice, self.num_records)
+                rising.append(Ridge(weight[:, part], bias[part], *about))
+            if all(len(rising) > 2 and rising[-1].dice < rising[-2].dice < rising[-3].dice for rising in found):
+                break  # scores rise to one best penalty and fall from there
+        return tuple(max(rising, key=lambda ridge: ridge.dice) for rising in found)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flatout.bits.columns import Form
 from flatout.bits.data import FIELD_END, BitsDataConfig, PreparedBits, targets_of
 from flatout.bits.grams import LABELS, GramIndex
 from flatout.bits.recombine import recombined_texts
 from flatout.bits.reconstruct import LetterOrder
-from flatout.bits.ridge import PENALTIES, Ridge, RidgeSums, input_blocks
+from flatout.bits.ridge import PENALTIES, Ridge, RidgeSums
 from flatout.bits.scores import GramMetrics
 from flatout.data.feed import Feed
 from flatout.inference.grams import GramPredictor
@@ -65,11 +64,12 @@ class BitsKind(Kind):
     def before_training(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
         """Ridge regression: the baseline, and where the model's detectors start."""
         assert isinstance(task, GramsTask)
-        data, num_targets = self.data, self.labels.num_targets
-        sums = RidgeSums(feeds.train, num_inputs=data.num_inputs, is_set=data.is_set, num_grams=num_targets)
-        answers, hashed = slice(0, self.labels.num_outputs), slice(self.labels.num_outputs, num_targets)
-        baseline = sums.best(feeds.validation, answers)
-        place.summary.set("baseline", {"name": "ridge regression", "metrics": self._baselines(baseline, feeds)})
+        data, num_labels, num_targets = self.data, self.labels.num_outputs, self.labels.num_targets
+        device = feeds.train.device
+        sums = RidgeSums(num_inputs=data.num_inputs, is_set=data.is_set, num_grams=num_targets, device=device)
+        next(sums.read(feeds.train))
+        baseline, hashed = sums.best(feeds.validation, (slice(0, num_labels), slice(num_labels, num_targets)))
+        place.summary.set("baseline", {"name": "ridge regression", "metrics": self._baselines(sums, baseline, feeds)})
         evidence = f"Dice {baseline.dice:.4f} on the validation records, from {baseline.num_records:,} records"
         place.choose(
             "ridge penalty", baseline.penalty, f"the best of {', '.join(f'{p:g}' for p in PENALTIES)}", evidence
@@ -81,9 +81,8 @@ class BitsKind(Kind):
             model.take_ridge(baseline.weight, baseline.bias + (0.5 - baseline.threshold))
         if model.detectors is not None:
             if model.starts_at_ridge:
-                ridge = sums.best(feeds.validation, hashed)
-                model.start_detectors(_STEEPNESS * ridge.weight, _STEEPNESS * (ridge.bias - ridge.threshold))
-                evidence = f"Dice {ridge.dice:.4f} of the hashed grams on the validation records"
+                model.start_detectors(_STEEPNESS * hashed.weight, _STEEPNESS * (hashed.bias - hashed.threshold))
+                evidence = f"Dice {hashed.dice:.4f} of the hashed grams on the validation records"
                 place.choose("detectors", "ridge", "read off in closed form", evidence)
             if task.config.recombine:
                 task.recombined.append(self._recombined(feeds.train.device))
@@ -112,7 +111,7 @@ class BitsKind(Kind):
             metrics.update(task.answers(batch).sigmoid(), targets)
         return metrics.compute()["dice"]
 
-    def _baselines(self, ridge: Ridge, feeds: Feeds) -> dict[str, float]:
+    def _baselines(self, sums: RidgeSums, ridge: Ridge, feeds: Feeds) -> dict[str, float]:
         """Ridge and the commonest grams for everybody, on the validation and the test records."""
         commonest = torch.tensor(self.labels.counts).argsort(descending=True)[:COMMONEST]
         everybody = torch.zeros(self.labels.num_outputs)
@@ -122,7 +121,7 @@ class BitsKind(Kind):
             if feed is None:
                 continue
             by_ridge, by_all = GramMetrics(ridge.threshold), GramMetrics(0.5)
-            for inputs_ND, grams_NG in self._blocks(feed):
+            for inputs_ND, grams_NG in sums.blocks(feed):
                 targets = grams_NG[:, : self.labels.num_outputs]
                 by_ridge.update(ridge.scores(inputs_ND), targets)
                 by_all.update(everybody.expand(len(targets), -1), targets)
@@ -143,9 +142,6 @@ class BitsKind(Kind):
         write_exposure(place.path, exposure)
         for line in exposure["conclusion"]:
             place.log.say(line)
-
-    def _blocks(self, feed: Feed) -> Iterator[tuple[Tensor, Tensor]]:
-        return input_blocks(feed, self.data.num_inputs, self.data.is_set, self.labels.num_targets)
 
     def _recombined(self, device: torch.device) -> Recombined:
         """Texts of people that nobody knows, made of the training records' fields."""
