@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import resource
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,28 @@ def at_least(claim: str, ours: float, theirs: float, unit: str, goal: float, not
 def bounded(claim: str, ours: float, unit: str, *, most: float, note: str = "") -> Claim:
     """Ours is to be at most `most`."""
     return Claim(claim, ours, None, unit, None, f"≤ {most:g} {unit}".rstrip(), ours <= most, note)
+
+
+def reaching(claim: str, ours: float, unit: str, *, least: float | None, note: str = "") -> Claim:
+    """Ours is to be at least `least`; None: a figure to know, with no goal."""
+    goal = "" if least is None else f"≥ {least:,.0f}"
+    return Claim(claim, ours, None, unit, None, goal, least is None or ours >= least, note)
+
+
+def peak_memory_gb() -> float:
+    """Most memory this process has held. Linux carries `ru_maxrss` over from the parent, so its own count comes first."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / 1e9
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What runs print is kept out of the table."""
+    with redirect_stdout(io.StringIO()):
+        yield
 
 
 def in_turn(sides: Sequence[Callable[[], float]], rounds: int) -> list[float]:

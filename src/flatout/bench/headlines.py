@@ -6,11 +6,9 @@ full, batches of 512. Speed is taken from whole epochs, in turn; accuracy from t
 
 from __future__ import annotations
 
-import io
 import statistics
 import tempfile
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +16,7 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.bench.claim import Claim, Options, at_least, bounded, in_turn
+from flatout.bench.claim import Claim, Options, at_least, bounded, in_turn, quiet
 from flatout.bench.usual import (
     Collate,
     Example,
@@ -107,7 +105,7 @@ class HeadlinesBench:
         """A whole run, as `python -m train` makes it."""
         data = TextDataConfig(sample=self.sample, batch_size=_BATCH, cache=str(self.folder / "cache"))
         optim = OptimConfig(lr=_LR, clip=_CLIP, schedule=Schedule.constant, warmup=0.0)
-        with redirect_stdout(io.StringIO()):
+        with quiet():
             return fit(
                 data,
                 _MODEL,

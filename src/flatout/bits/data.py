@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.bits.columns import BitColumn, Form
-from flatout.bits.encodings import EncodingConfig, Packed, Sets, padded
+from flatout.bits.encodings import EncodingConfig, EncodingKind, Packed, Sets, padded
 from flatout.bits.grams import LABELS, GramIndex, Rows, label_index, plain_texts, raw_texts
 from flatout.bits.people import PeopleConfig, PeopleTable
 from flatout.data.cache import Cache, CacheReport, Recipe
@@ -256,7 +256,7 @@ class BitsPreparation:
             "columns": self.columns,
             "about": self._encoding_line(),
             "bits_column": self.bits or KNOWN_BITS[0],
-            "form": survey.form.value,
+            "form": self._column.form.value if self.bits else Form.auto.value,
             "encoding": None
             if self.bits
             else {name: value for name, value in asdict(self.config.encoding).items() if name != "secret"},
@@ -268,9 +268,9 @@ class BitsPreparation:
         """First pass: the grams, and the numbers of a two-step hash, that training rows hold; uids are checked."""
         survey = _Survey()
         labels = label_index()
-        encode = self._reader()
         counts: dict[int, int] = {}
-        for split, record in self._records(progress.task("reading")):
+        encode = self._reader() if self._holds_sets() else None
+        for split, record in self._records(progress.task("reading"), with_bits=encode is not None):
             if split != "train":
                 continue
             raw = record.raw
@@ -280,23 +280,40 @@ class BitsPreparation:
             survey.label_counts += np.bincount(ids, minlength=len(LABELS))
             survey.num_labels += len(ids)
             survey.without_label += int((lengths == 0).sum())
-            encoding = encode(record)
-            if isinstance(encoding, tuple):
-                found, times = np.unique(encoding[0], return_counts=True)
+            survey.num_rows += len(raw)
+            if encode is not None:
+                found, times = np.unique(encode(record)[0], return_counts=True)
                 for number, count in zip(found.tolist(), times.tolist(), strict=True):
                     counts[number] = counts.get(number, 0) + count
-            else:
-                survey.num_inputs = encoding.shape[1] * 8
-                survey.bits_set += int(np.bitwise_count(encoding).sum())
         survey.hashed = GramIndex(survey.hashed.names[:_MOST_HASHED], is_frozen=True)
         if counts:
             commonest = sorted(counts, key=lambda number: (-counts[number], number))[: self.config.vocabulary]
             survey.numbers, survey.numbers_met = np.sort(np.array(commonest)), len(counts)
             survey.num_inputs = len(commonest)
-        survey.form = self._column.form if self.bits else Form.auto
-        if not survey.num_inputs:
+        elif encode is None:
+            survey.num_inputs = self._num_bits()
+        if not survey.num_rows:
             raise UserError("data.source", f"no records are left for training in {self.tables['train'].name}")
         return survey
+
+    def _holds_sets(self) -> bool:
+        """Whether encodings are sets of numbers, read off the first records where nobody said so."""
+        if self.bits is None:
+            return self.config.encoding.kind is EncodingKind.twostep
+        self._reader()(self._first_records())
+        return self._column.is_set
+
+    def _num_bits(self) -> int:
+        """Bits of every record."""
+        if self.bits is None:
+            return self.config.encoding.size >> self.config.encoding.fold
+        return self._column.num_bits or 0
+
+    def _first_records(self) -> Record:
+        """Some records whose encodings show how all are written."""
+        for block in self.tables["train"].blocks([self.bits] if self.bits else [], rows_per_block=64):
+            return Record([], block.column(self.bits), np.arange(block.num_rows))
+        raise UserError("data.source", f"no records in {self.tables['train'].name}")
 
     def _write(self, writer: StoreWriter, survey: _Survey, progress: Progress) -> dict[str, _Totals]:
         """Second pass: every record of every split."""
@@ -318,6 +335,8 @@ class BitsPreparation:
             targets = targets_of(raw, survey.hashed)
             writers[split].append(tokens=encoded, targets=targets, texts=_text_bytes(record.fields), rows=record.rows)
             totals[split].add(len(raw), encoded)
+            if split == "train" and not is_set:
+                survey.bits_set += int(np.bitwise_count(encoded).sum())
         for split, total in totals.items():
             if total.rows == 0:
                 where = "data.source" if split not in self.tables or split == "train" else f"data.{split}"
@@ -332,9 +351,10 @@ class BitsPreparation:
         self._column = column = BitColumn(self.bits, self.tables["train"].name, self.config.form)
         return lambda record: column.read(record.bits, record.rows)
 
-    def _records(self, told: Callable[[int], None]) -> Iterator[tuple[str, Record]]:
+    def _records(self, told: Callable[[int], None], *, with_bits: bool = True) -> Iterator[tuple[str, Record]]:
         """Every record with the split it belongs to."""
-        wanted = [*self.columns, *([self.bits] if self.bits else [])]
+        bits_column = self.bits if with_bits else None
+        wanted = [*self.columns, *([bits_column] if bits_column else [])]
         for name, table in self.tables.items():
             first_row = 0
             asked = [*wanted, *([self.config.uid] if self.has_uid and self.config.uid in table.columns else [])]
@@ -344,7 +364,7 @@ class BitsPreparation:
                 if self.config.uid in block.schema.names:
                     self._require_uids(block.column(self.config.uid), rows, table.name)
                 fields = [self._text(block.column(column), column, table.name) for column in self.columns]
-                bits = block.column(self.bits) if self.bits else None
+                bits = block.column(bits_column) if bits_column else None
                 for split, mask in self._assigned(name, fields):
                     if mask is None:
                         yield split, Record(fields, bits, rows)
@@ -422,9 +442,8 @@ class _Survey:
     def __init__(self) -> None:
         self.hashed = GramIndex()
         self.label_counts = np.zeros(len(LABELS), dtype=np.int64)
-        self.num_labels = self.without_label = self.num_inputs = self.bits_set = self.numbers_met = 0
+        self.num_rows = self.num_labels = self.without_label = self.num_inputs = self.bits_set = self.numbers_met = 0
         self.numbers: NDArray[np.int64] | None = None
-        self.form = Form.auto
 
 
 @dataclass(slots=True)

@@ -116,7 +116,7 @@ class LearningCurve:
         for feed in (validation, test):
             metrics.reset()
             for batch in feed.afresh():
-                targets = batch.multi_hot(self.num_targets)[:, : self.num_labels]
+                targets = batch.multi_hot(self.num_labels)
                 metrics.update(self.model(batch)[:, : self.num_labels].float().sigmoid(), targets)
             values = metrics.compute()
             metrics.given = metrics.threshold

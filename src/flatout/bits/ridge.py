@@ -21,7 +21,7 @@ from flatout.data.batch import FlatBatch, multi_hot
 from flatout.data.feed import Feed
 
 MOST_RECORDS = 131_072
-_MOST_INPUTS_IN_DOUBLE = 2_048
+_MOST_INPUTS_IN_DOUBLE, _MOST_TO_CHOOSE_BY = 2_048, 8_192
 PENALTIES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
@@ -88,6 +88,15 @@ class RidgeSums:
                         return
         yield self.num_records
 
+    def _some(self, validation: Feed) -> list[tuple[Tensor, Tensor]]:
+        """The first thousands of the validation records, which are enough to choose by."""
+        held: list[tuple[Tensor, Tensor]] = []
+        for block in self.blocks(validation):
+            held.append(block)
+            if sum(len(inputs_ND) for inputs_ND, _ in held) >= _MOST_TO_CHOOSE_BY:
+                break
+        return held
+
     def _add(self, inputs_ND: Tensor, grams_NG: Tensor) -> None:
         self.inputs_DD.addmm_(inputs_ND.T, inputs_ND)
         self.grams_DG.addmm_(inputs_ND.T, grams_NG)
@@ -96,7 +105,7 @@ class RidgeSums:
         self.num_records += len(inputs_ND)
 
     def solve(self, penalty: float) -> tuple[Tensor, Tensor]:
-        """Weights `[D, G]` and bias `[G]`; in double precision, since inputs are nearly dependent, where that is quick."""
+        """Weights `[D, G]` and bias `[G]`; inputs are nearly dependent, so in double precision where that is quick."""
         count, wide = self.num_records, torch.float64
         mean_D, mean_G = self.sum_D.to(wide) / count, self.sum_G.to(wide) / count
         products_DD = self.inputs_DD.to(wide) - count * torch.outer(mean_D, mean_D)
@@ -112,7 +121,7 @@ class RidgeSums:
     ) -> tuple[Ridge, ...]:
         """For each part of the grams the penalty and the threshold that read most off the validation records."""
         found: list[list[Ridge]] = [[] for _ in parts]
-        held = list(self.blocks(validation))
+        held = self._some(validation)
         for penalty in penalties:
             weight, bias = self.solve(penalty)
             for part, rising in zip(parts, found, strict=True):

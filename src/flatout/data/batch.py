@@ -71,7 +71,7 @@ class FlatBatch:
         return bits_BW8.view(self.num_rows, -1).to(dtype)
 
     def multi_hot(self, num_classes: int) -> Tensor:
-        """Ragged label ids as `[B, C]` zeros and ones, made on the device."""
+        """Ragged label ids as `[B, C]` zeros and ones, made on the device; ids beyond the classes are left out."""
         if self.targets is None or self.target_offsets is None:
             raise ValueError("this batch carries no ragged labels")
         return multi_hot(self.targets, self.target_offsets, num_classes)
@@ -91,13 +91,17 @@ class FlatBatch:
 
 
 def multi_hot(ids: Tensor, offsets: Tensor, num_classes: int) -> Tensor:
-    """Ragged ids as `[B, C]` zeros and ones on their device; `offsets` `[B+1]` say where each row's begin."""
+    """Ragged ids as `[B, C]` zeros and ones on their device; `offsets` `[B+1]` say where each row's begin.
+
+    Ids beyond the classes are left out.
+    """
     counts_B = offsets[1:] - offsets[:-1]
     rows_B = torch.arange(len(counts_B), device=ids.device)
     row_of_id = torch.repeat_interleave(rows_B, counts_B, output_size=ids.shape[0])
-    hot_BC = torch.zeros(len(counts_B), num_classes, device=ids.device)
-    hot_BC.view(-1).index_fill_(0, row_of_id * num_classes + ids, 1.0)
-    return hot_BC
+    size = len(counts_B) * num_classes
+    hot = torch.zeros(size + 1, device=ids.device)  # the last place takes what is left out
+    hot.index_fill_(0, torch.where(ids < num_classes, row_of_id * num_classes + ids, size), 1.0)
+    return hot[:size].view(-1, num_classes)
 
 
 DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets")

@@ -79,7 +79,7 @@ class ExposureStudy:
         self.task.eval()
         found: list[tuple[Tensor, ...]] = []
         for batch in self.held.afresh():
-            targets = batch.multi_hot(self.labels.num_targets)[:, : self.labels.num_outputs]
+            targets = batch.multi_hot(self.labels.num_outputs)
             answers, detected = self.task.answers(batch).sigmoid(), self.predictor.model.detect(batch).float().sigmoid()
             found.append(tuple(real_rows(values, batch).cpu() for values in (batch.rows, answers, detected, targets)))
             if sum(len(rows) for rows, *_ in found) >= _JUDGED:

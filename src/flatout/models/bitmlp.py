@@ -127,7 +127,7 @@ class BitMLP(nn.Module):
         self.starts_at_ridge = config.starts_at_ridge
         sources = torch.tensor(hashed_of_label, dtype=torch.long)
         self.register_buffer("label_sources", sources.clamp(min=0), persistent=False)
-        self.register_buffer("has_source", sources >= 0, persistent=False)
+        self.register_buffer("has_source", (sources >= 0).float(), persistent=False)
         self.is_set, self.num_inputs = is_set, num_inputs
         self.detectors = _first_layer(num_inputs, num_hashed, is_set) if config.detectors else None
         self.composer = _composer(config, num_hashed if config.detectors else num_inputs, num_labels, self.is_plain_set)
@@ -202,8 +202,10 @@ class BitMLP(nn.Module):
         logits_BC = self._answers(hashed_BH)
         if self.sureness is None:
             return logits_BC
-        own_BC = hashed_BH.index_select(1, self.label_sources) * 2 - 1
-        return logits_BC + torch.where(self.has_source, own_BC * self.sureness, _UNSEEN)
+        # (2 own - 1) x sureness where the gram was hashed, and a fixed logit elsewhere, in one pass.
+        own_BC = hashed_BH.index_select(1, self.label_sources)
+        sureness_C = self.sureness * self.has_source
+        return torch.addcmul(logits_BC - sureness_C + _UNSEEN * (1 - self.has_source), own_BC, 2 * sureness_C)
 
     def _answers(self, features: Tensor) -> Tensor:
         """The hidden layers' logits, and the straight path's of a plain network."""

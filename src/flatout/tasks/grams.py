@@ -44,7 +44,7 @@ class GramsConfig:
     sure answers weigh less."""
     detector_weight: float = 1.0
     """Weight of the hashed grams' loss beside the answers'; without effect on detectors that are not trained."""
-    recombine: float = 1.0
+    recombine: float = 0.5
     """Recombined texts a step, for each record of the batch; 0: none."""
     exposure: bool = True
     """Whether an exposure report is written when training is over."""
@@ -145,16 +145,17 @@ class GramsTask(StepTask):
         return self.metrics.threshold
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
-        targets, outputs = self._targets(batch), real_rows(outputs, batch)
-        total = self._answers_loss(outputs, targets)
+        outputs = real_rows(outputs, batch)
         num_labels = self.labels.num_outputs
+        targets = real_rows(batch.multi_hot(outputs.shape[1]), batch)
+        total = self._answers_loss(outputs[:, :num_labels], targets[:, :num_labels])
         if outputs.shape[1] > num_labels:  # a model that trains its detectors answers them as well
             detected, hashed = outputs[:, num_labels:].float(), targets[:, num_labels:]
             losses = F.binary_cross_entropy_with_logits(detected, hashed, reduction="sum") / num_labels
             total = total + self.config.detector_weight * losses
         if self.recombined and self._compose is not None:
             known = self.recombined[0].take(max(1, round(self.config.recombine * batch.num_real)))
-            total = total + self._answers_loss(self._compose(known[:, num_labels:]), known)
+            total = total + self._answers_loss(self._compose(known[:, num_labels:]), known[:, :num_labels])
         return total / batch.step_rows
 
     def validation_step(self, batch: FlatBatch, batch_idx: int) -> None:
@@ -162,7 +163,7 @@ class GramsTask(StepTask):
         outputs = real_rows(self.answers(batch), batch)
         self._loss_sum += self._answers_loss(outputs, targets)
         self._rows_seen += batch.num_real
-        self.metrics.update(outputs.sigmoid(), targets[:, : self.labels.num_outputs])
+        self.metrics.update(outputs.sigmoid(), targets)
 
     def answers(self, batch: FlatBatch) -> Tensor:
         """`[B, C]` logits of the answers, as a finished model gives them."""
@@ -194,13 +195,11 @@ class GramsTask(StepTask):
         self._rows_seen = 0
 
     def _targets(self, batch: FlatBatch) -> Tensor:
-        return real_rows(batch.multi_hot(self.labels.num_targets), batch)
+        return real_rows(batch.multi_hot(self.labels.num_outputs), batch)
 
     def _answers_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Sum over records of the mean over answers; columns after the answers are left out."""
-        num_labels = self.labels.num_outputs
-        logits, wanted = outputs[:, :num_labels].float(), targets[:, :num_labels]
-        return gram_loss(self.config.loss, logits, wanted, self.weights_C) / num_labels
+        """Sum over records of the mean over answers."""
+        return gram_loss(self.config.loss, outputs.float(), targets, self.weights_C) / self.labels.num_outputs
 
 
 def gram_loss(kind: GramLoss, logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
