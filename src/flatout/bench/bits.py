@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -20,12 +19,12 @@ import pyarrow.csv as pa_csv
 import torch
 from torch import Tensor, nn
 
-from flatout.bench.claim import Claim, Options, at_least, bounded, in_turn, quiet, reaching
+from flatout.bench.claim import Claim, Options, at_least, bounded, in_turn, peak_memory_gb, quiet, reaching
 from flatout.bench.spine import bare_step, our_step
 from flatout.bench.usual_bits import BATCH, DROPOUT, HIDDEN, UsualLoop, usual_tensors
 from flatout.bits.columns import Form
 from flatout.bits.data import BitsDataConfig
-from flatout.bits.encodings import EncodingConfig
+from flatout.bits.encodings import EncodingConfig, EncodingKind
 from flatout.bits.grams import LABELS, label_index, plain_texts, raw_texts
 from flatout.bits.people import FIELDS, PeopleConfig, PeopleTable
 from flatout.bits.reconstruct import rates
@@ -100,12 +99,12 @@ def encoding(options: Options) -> Iterator[Claim]:
 
     for name, config in (
         ("Bloom filters", EncodingConfig()),
-        ("tabulation MinHash", EncodingConfig(kind="minhash")),
-        ("two-step hash", EncodingConfig(kind="twostep", size=1000)),
+        ("tabulation MinHash", EncodingConfig(kind=EncodingKind.minhash)),
+        ("two-step hash", EncodingConfig(kind=EncodingKind.twostep, size=1000)),
     ):
         encoder = config.build()
         made = statistics.median(a_minute(lambda e=encoder: e.encode(raw)) for _ in range(options.rounds))
-        goal = 1e6 if config.kind == "bloom" else None
+        goal = 1e6 if config.kind is EncodingKind.bloom else None
         yield reaching(f"encoding: {name}", made, "records/min", least=goal)
     index = label_index()
     made = statistics.median(a_minute(lambda: index.rows(plain_texts(raw))) for _ in range(options.rounds))
@@ -240,7 +239,7 @@ def train_many() -> None:
         "seconds": time.perf_counter() - started,
         "dice": result.metrics["test/dice"],
         "bytes": store.splits["train"].fixed("tokens").shape[1],
-        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        "peak_gb": peak_memory_gb(),
     }
     print(json.dumps(found))
 
@@ -278,14 +277,15 @@ def _dice(
             source=shuffled.slice(0, train),
             validation=shuffled.slice(train, validation),
             test=shuffled.slice(train + validation),
-            batch_size=64,
+            batch_size=BATCH,
             cache=str(folder / "cache"),
         )
         with quiet():
             result = fit(
                 data,
                 BitMLPConfig(),
-                epochs=5 if options.quick else epochs,
+                epochs=20 if options.quick else epochs,
+                optim=OptimConfig(lr=5e-3),
                 seed=seed,
                 output=str(folder),
                 checkpoint=CheckpointConfig(patience=None),

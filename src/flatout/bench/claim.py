@@ -61,7 +61,7 @@ def reaching(claim: str, ours: float, unit: str, *, least: float | None, note: s
 
 
 def peak_memory_gb() -> float:
-    """Most memory this process has held. Linux carries `ru_maxrss` over from the parent, so its own count comes first."""
+    """Most memory this process has held; not by `ru_maxrss` alone, which Linux carries over from the parent."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / 1e9

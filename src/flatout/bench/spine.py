@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from flatout.bench.claim import Claim, Options, at_least, bounded, in_turn
+from flatout.bench.claim import Claim, Options, at_least, bounded, in_turn, peak_memory_gb
 from flatout.data.batch import FlatBatch
 from flatout.data.feed import Feed, FeedKind
 from flatout.data.plan import Layout, Plan, PlanSettings
@@ -241,7 +240,7 @@ def build_many() -> None:
     started = time.perf_counter()
     built = data.prepare()
     build_s = time.perf_counter() - started
-    peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    peak_gb = peak_memory_gb()
     started = time.perf_counter()
     Plan(built.store.splits["train"].ragged("tokens").lengths, PlanSettings(rows_per_batch=512, layout=Layout.padded))
     plan_s = time.perf_counter() - started
