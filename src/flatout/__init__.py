@@ -1,4 +1,4 @@
-"""Train text classifiers as fast as the hardware allows, and be told what held them back.
+"""Train text classifiers, and readers of bit strings, as fast as the hardware allows, and be told what held them back.
 
 The names below are imported when they are first used, so `import flatout` costs nothing.
 """
@@ -14,14 +14,21 @@ _PLACES = {
     "RunConfig": "flatout.config",
     "MonitorConfig": "flatout.config",
     "TextDataConfig": "flatout.data.text",
+    "BitsDataConfig": "flatout.bits.data",
+    "EncodingConfig": "flatout.bits.encodings",
+    "PeopleConfig": "flatout.bits.people",
     "HeadlinesConfig": "flatout.data.samples",
     "VocabularyConfig": "flatout.data.vocabulary",
     "BiLSTMConfig": "flatout.models.bilstm",
     "TextCNNConfig": "flatout.models.textcnn",
+    "BitMLPConfig": "flatout.models.bitmlp",
     "ClassificationConfig": "flatout.tasks.classification",
+    "GramsConfig": "flatout.tasks.grams",
     "OptimConfig": "flatout.optim",
     "CheckpointConfig": "flatout.checkpoints",
     "Predictor": "flatout.inference",
+    "GramPredictor": "flatout.inference",
+    "load_predictor": "flatout.inference",
     "UserError": "flatout.errors",
 }
 __all__ = sorted(_PLACES)

@@ -69,7 +69,7 @@ def evaluate_grams(predictor: GramPredictor, file: str, bits: str) -> tuple[dict
     for block in table.blocks([bits, *predictor.text_columns]):
         rows = np.arange(first_row, first_row + block.num_rows)
         first_row += block.num_rows
-        probabilities = predictor.outputs(predictor.encodings(block.column(bits), rows, table.name))
+        probabilities = predictor.outputs(predictor.encodings(block.column(bits), rows, table.name, bits))
         fields = [block.column(name).cast(pa.large_string()) for name in predictor.text_columns]
         ids, lengths = index.rows(plain_texts(raw_texts(fields)))
         offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))

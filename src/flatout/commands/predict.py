@@ -83,7 +83,7 @@ def gram_answers(
     for block in table.blocks(columns, rows_per_block=16_384):
         rows = np.arange(first_row, first_row + block.num_rows)
         first_row += block.num_rows
-        encodings = predictor.encodings(block.column(bits), rows, table.name)
+        encodings = predictor.encodings(block.column(bits), rows, table.name, bits)
         probabilities = predictor.outputs(encodings)
         found = _chosen(pa.array(predictor.labels.names), probabilities, predictor.threshold)
         if reconstructor is not None:

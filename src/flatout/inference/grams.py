@@ -117,9 +117,11 @@ class GramPredictor:
         given = [rows] if isinstance(rows, str | bytes) else list(rows)
         return self.read(self.outputs(self.encodings(pa.array(given), np.arange(len(given)), "rows"))) if given else []
 
-    def encodings(self, column: pa.Array, rows: NDArray[np.int64], source: str) -> Packed | Sets:
+    def encodings(
+        self, column: pa.Array, rows: NDArray[np.int64], source: str, name: str | None = None
+    ) -> Packed | Sets:
         """A column of encodings as the model reads them; what does not fit is named by row."""
-        reader = BitColumn(self.bits_column, source, Form.numbers if self.numbers is not None else self.form)
+        reader = BitColumn(name or self.bits_column, source, Form.numbers if self.numbers is not None else self.form)
         if self.numbers is None:
             reader.num_bits = self.num_inputs
         return reader.read(column, rows)

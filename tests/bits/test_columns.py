@@ -1,0 +1,95 @@
+"""Encodings are read as they are written, whatever the form, and what does not fit is named by row."""
+
+from __future__ import annotations
+
+import base64
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.bits.columns import BitColumn, Form, write_bits, write_sets, written_form
+from flatout.errors import UserError
+
+ROWS = np.arange(1000)
+BITS = st.integers(1, 6).flatmap(
+    lambda width: st.lists(st.binary(min_size=width, max_size=width), min_size=1, max_size=8)
+)
+
+
+def packed_of(rows: list[bytes]) -> np.ndarray:
+    return np.array([list(row) for row in rows], dtype=np.uint8)
+
+
+@given(BITS, st.sampled_from([Form.binary, Form.hex, Form.base64, Form.packed]))
+def test_bits_come_back_as_they_were_written(rows, form):
+    packed = packed_of(rows)
+    reader = BitColumn("bits", "file", form)
+    assert np.array_equal(reader.read(write_bits(packed, form), ROWS), packed)
+    assert reader.num_bits == packed.shape[1] * 8
+
+
+@given(BITS)
+def test_written_forms_are_those_of_everybody(rows):
+    packed = packed_of(rows)
+    assert write_bits(packed, Form.hex).to_pylist() == [row.hex() for row in rows]
+    assert write_bits(packed, Form.base64).to_pylist() == [base64.b64encode(row).decode().rstrip("=") for row in rows]
+    assert write_bits(packed, Form.binary).to_pylist() == ["".join(f"{byte:08b}" for byte in row) for row in rows]
+
+
+def test_base64_with_its_padding_is_read_too():
+    row = bytes(range(16))
+    found = BitColumn("bits", "file", Form.base64).read(pa.array([base64.b64encode(row).decode()]), ROWS)
+    assert found.tobytes() == row
+
+
+@pytest.mark.parametrize(
+    ("value", "form"),
+    [("0110", Form.binary), ("01f0", Form.hex), ("AB+/", Form.base64), ("[1, 2]", Form.numbers), ("7 8", Form.numbers)],
+)
+def test_the_form_is_read_off_the_first_value(value, form):
+    assert written_form(value) is form
+
+
+@given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), min_size=1, max_size=6))
+def test_sets_of_numbers_are_read_from_lists_and_from_texts(rows):
+    flat = np.array([number for row in rows for number in row], dtype=np.int32)
+    lengths = np.array([len(row) for row in rows], dtype=np.int32)
+    for column in (write_sets(flat, lengths), pa.array([str(row) for row in rows])):
+        values, counts = BitColumn("bits", "file", Form.numbers).read(column, ROWS)
+        assert (values.tolist(), counts.tolist()) == (flat.tolist(), lengths.tolist())
+
+
+def test_lists_of_zeros_and_ones_are_bits():
+    reader = BitColumn("bits", "file")
+    assert reader.read(pa.array([[1, 0, 0, 0, 0, 0, 0, 1], [0] * 8]), ROWS).tolist() == [[129], [0]]
+    assert not reader.is_set
+
+
+MISTAKES = {
+    "a length": (["0110", "011"], r"people.csv row 12: column 'bits': 3 characters where others have 4"),
+    "a character": (["0110", "01x0"], r"people.csv row 12: column 'bits': 'x' at place 3 is no binary digit"),
+    "nothing": (["0110", None], r"people.csv row 12: column 'bits': no value"),
+    "an empty text": (["0110", ""], r"people.csv row 12: column 'bits': 0 characters where others have 4"),
+    "a set": (["[1, 2]", "[1, b]"], r"people.csv row 12: column 'bits': '\[1, b\]' is no set of numbers"),
+    "lists": ([[1, 0], [1]], r"people.csv row 12: column 'bits': 1 values where others have 2"),
+    "bytes": ([b"ab", b"a"], r"people.csv row 12: column 'bits': 1 values where others have 2"),
+    "a type": ([1.5, 2.5], r"column 'bits' of people.csv holds double \(texts of 0 and 1"),
+    "a number too large": (["[1, 99999999999]", "[2]"], r"column 'bits' of people.csv: .*99999999999"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_does_not_fit_is_named_by_row(mistake):
+    values, message = MISTAKES[mistake]
+    with pytest.raises(UserError, match=message):
+        BitColumn("bits", "people.csv").read(pa.array(values), np.array([3, 11]))
+
+
+def test_a_later_block_must_be_as_long_as_the_first():
+    reader = BitColumn("bits", "file")
+    reader.read(pa.array(["01100110"]), ROWS)
+    with pytest.raises(UserError, match="row 1: column 'bits': 16 characters where others have 8"):
+        reader.read(pa.array(["0110011001100110"]), ROWS)

@@ -1,0 +1,237 @@
+"""Records become the same store whatever they are written in; what is wrong is named by file and row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+from flatout import BitsDataConfig, EncodingConfig, PeopleConfig, UserError
+from flatout.bits.columns import Form, write_bits, write_sets
+from flatout.bits.data import FIELD_END, joined_rows, targets_of
+from flatout.bits.grams import LABELS, GramIndex, label_index, plain_texts, raw_texts
+from flatout.bits.people import FIELDS, PeopleTable
+
+SMALL = EncodingConfig(size=64, hashes=3)
+
+
+def people(rows: int = 60) -> pa.Table:
+    table = PeopleTable(PeopleConfig(rows=rows))
+    return pa.Table.from_batches(table.blocks(table.columns))
+
+
+def with_bits(form: Form, rows: int = 60) -> pa.Table:
+    plain = people(rows)
+    raw = raw_texts([plain[name].combine_chunks() for name in FIELDS])
+    return plain.add_column(3, "bloomfilter", write_bits(SMALL.build().encode(raw), form))
+
+
+def content(store) -> dict[str, list]:
+    return {
+        name: [split.fixed("tokens").tolist(), split.ragged("targets").values.tolist(), split.fixed("rows").tolist()]
+        for name, split in store.splits.items()
+    }
+
+
+def write(table: pa.Table, path: Path) -> str:
+    if path.suffix == ".csv":
+        pa_csv.write_csv(table, path)
+    else:
+        pq.write_table(table, path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        (Form.binary, "b.csv"),
+        (Form.hex, "h.csv"),
+        (Form.base64, "s.csv"),
+        (Form.hex, "h.parquet"),
+        (Form.packed, "p.parquet"),
+    ],
+)
+def test_every_way_of_writing_bits_makes_the_same_store(tmp_path, form, name):
+    encoded_here = BitsDataConfig(source=people(), encoding=SMALL).prepare()
+    read = BitsDataConfig(source=write(with_bits(form), tmp_path / name)).prepare()
+    assert content(read.store) == content(encoded_here.store)
+    assert (read.num_inputs, read.is_set) == (64, False)
+
+
+def test_arrays_on_disk_are_read_too(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    table = with_bits(Form.packed)
+    expected = content(BitsDataConfig(source=table).prepare().store)
+    packed = np.array([list(row) for row in table["bloomfilter"].to_pylist()], dtype=np.uint8)
+    columns = {name: np.array(table[name].to_pylist()) for name in (*FIELDS, "uid")}
+    kinds = [(name, columns[name].dtype) for name in FIELDS]
+    array = np.empty(60, dtype=[*kinds, ("bloomfilter", np.uint8, (8,)), ("uid", columns["uid"].dtype)])
+    for name in (*FIELDS, "uid"):
+        array[name] = columns[name]
+    array["bloomfilter"] = packed
+    np.save(tmp_path / "people.npy", array)
+    with h5py.File(tmp_path / "people.h5", "w") as file:
+        for name in (*FIELDS, "uid"):
+            file[name] = columns[name].astype("S")
+        file["bloomfilter"] = np.unpackbits(packed, axis=1)
+    for name in ("people.npy", "people.h5"):
+        data = BitsDataConfig(source=str(tmp_path / name), columns=list(FIELDS), bits="bloomfilter")
+        assert content(data.prepare().store) == expected, name
+
+
+def test_a_plain_npy_table_is_a_column_of_bits(tmp_path):
+    from flatout.data.table import open_table
+
+    np.save(tmp_path / "bits.npy", np.eye(8, dtype=np.uint8))
+    table = open_table(tmp_path / "bits.npy", where="FILE")
+    assert table.columns == ["bits"]
+    assert next(table.blocks(["bits"])).column("bits").to_pylist() == np.eye(8, dtype=int).tolist()
+
+
+def test_a_record_of_1024_bits_takes_128_bytes():
+    split = BitsDataConfig(sample=PeopleConfig(rows=80)).prepare().store.splits["train"]
+    assert split.fixed("tokens").shape[1] == 128
+    assert split.fixed("tokens").nbytes == 128 * split.num_rows
+
+
+def test_targets_are_the_grams_of_the_plain_text_then_those_of_the_raw_text():
+    raw = pa.array(["ann2/5", "bo"], pa.large_string())
+    hashed = GramIndex(["an", "2/", " b", "o "], is_frozen=True)
+    ids, lengths = targets_of(raw, hashed)
+    first, second = ids[: lengths[0]].tolist(), ids[lengths[0] :].tolist()
+    expected = label_index().rows(plain_texts(raw))[0].tolist()
+    assert first == [*expected[:4], len(LABELS), len(LABELS) + 1]
+    assert {LABELS[number] for number in first[:4]} == {"an", "nn", "n2", "25"}
+    assert second == [LABELS.index("bo"), len(LABELS) + 2, len(LABELS) + 3]
+
+
+def test_joining_ragged_rows_keeps_their_order():
+    first = (np.array([1, 2, 3], np.int32), np.array([2, 0, 1], np.int32))
+    second = (np.array([7, 8], np.int32), np.array([0, 2, 0], np.int32))
+    ids, lengths = joined_rows(first, second)
+    assert (ids.tolist(), lengths.tolist()) == ([1, 2, 7, 8, 3], [2, 2, 1])
+
+
+def test_texts_are_kept_with_their_fields_apart():
+    data = BitsDataConfig(source=people(), encoding=SMALL).prepare()
+    rows = data.store.splits["test"].fixed("rows")
+    expected = [FIELD_END.join(row[name] for name in FIELDS).lower() for row in people().to_pylist()]
+    assert data.texts("test").to_pylist() == [expected[row] for row in rows]
+
+
+def test_the_same_text_always_falls_in_the_same_split():
+    once = BitsDataConfig(source=people(), encoding=SMALL).prepare()
+    grown = pa.concat_tables([people().slice(30), people()])
+    twice = BitsDataConfig(source=grown, encoding=SMALL).prepare()
+    for split in ("validation", "test"):
+        assert set(once.texts(split).to_pylist()) == set(twice.texts(split).to_pylist())
+    assert not set(twice.texts("train").to_pylist()) & set(twice.texts("test").to_pylist())
+
+
+def test_sets_of_numbers_know_the_commonest():
+    plain = people(200)
+    raw = raw_texts([plain[name].combine_chunks() for name in FIELDS])
+    config = EncodingConfig(kind="twostep", size=50, hashes=3)
+    table = plain.add_column(3, "twostephash", write_sets(*config.build().encode(raw)))
+    read = BitsDataConfig(source=table, vocabulary=100).prepare()
+    made = BitsDataConfig(source=plain, encoding=config, vocabulary=100).prepare()
+    assert read.is_set and read.num_inputs == 100
+    for split in ("train", "test"):
+        assert np.array_equal(
+            read.store.splits[split].ragged("tokens").values, made.store.splits[split].ragged("tokens").values
+        )
+    assert "100 of" in read.facts["lines"][2]
+
+
+def test_the_text_columns_are_those_before_the_encoding():
+    assert BitsDataConfig(source=with_bits(Form.hex)).prepare().facts["columns"] == list(FIELDS)
+    reordered = with_bits(Form.hex).select(["bloomfilter", "uid", *FIELDS])
+    with pytest.raises(UserError, match=r"data.columns: no column of table in memory stands before the encoding"):
+        BitsDataConfig(source=reordered).prepare()
+    assert BitsDataConfig(source=reordered, columns=["Surname"]).prepare().facts["columns"] == ["Surname"]
+
+
+def test_files_for_validation_and_test_are_used_whole():
+    table = with_bits(Form.hex, 90)
+    data = BitsDataConfig(source=table.slice(0, 50), validation=table.slice(50, 25), test=table.slice(75)).prepare()
+    assert data.summary()["rows"] == {"train": 50, "validation": 25, "test": 15}
+
+
+def test_an_opened_store_says_the_same_as_a_built_one():
+    built, opened = (BitsDataConfig(source=people(), encoding=SMALL).prepare() for _ in range(2))
+    assert (built.report.hit, opened.report.hit) == (False, True)
+    assert built.facts == opened.facts
+
+
+def test_the_secret_is_not_kept():
+    data = BitsDataConfig(source=people(), encoding=EncodingConfig(size=64, secret="swordfish")).prepare()
+    assert "swordfish" not in str(data.facts)
+
+
+def table_with(**columns) -> pa.Table:
+    rows = {"name": ["ann", "bob"] * 20, "bloomfilter": ["0f", "f0"] * 20, "uid": [str(i) for i in range(40)]} | columns
+    return pa.table(rows)
+
+
+MISTAKES = {
+    "a missing uid": (
+        lambda: BitsDataConfig(source=table_with(uid=["1", " ", *"x" * 38])),
+        r"data.uid: table in memory: no uid in row 2\. Fill it in",
+    ),
+    "many missing uids": (
+        lambda: BitsDataConfig(source=table_with(uid=[None] * 40)),
+        r"no uid in row 1, 2, 3, 4, 5, …",
+    ),
+    "a wrong length": (
+        lambda: BitsDataConfig(source=table_with(bloomfilter=["0f"] * 30 + ["0"] + ["0f"] * 9)),
+        r"table in memory row 31: column 'bloomfilter': 1 characters where others have 2",
+    ),
+    "a foreign character": (
+        lambda: BitsDataConfig(source=table_with(bloomfilter=["0f"] * 30 + ["0g"] + ["0f"] * 9)),
+        r"row 31: column 'bloomfilter': 'g' at place 2 is no hex digit",
+    ),
+    "no such column": (
+        lambda: BitsDataConfig(source=table_with(), bits="blomfilter"),
+        r"data.bits: no column 'blomfilter' .* Did you mean 'bloomfilter'\?",
+    ),
+    "two encodings": (
+        lambda: BitsDataConfig(source=table_with(minhash=["00"] * 40)),
+        r"data.bits: table in memory has several encodings \(bloomfilter, minhash\)",
+    ),
+    "a file of another shape": (
+        lambda: BitsDataConfig(source=table_with(), test=pa.table({"name": ["x"]})),
+        r"data.bits: no column 'bloomfilter' in table in memory",
+    ),
+    "a list of lists as text": (
+        lambda: BitsDataConfig(source=table_with(name=[["a"], ["b"]] * 20)),
+        r"data.columns: column 'name' of table in memory holds list",
+    ),
+    "too few records": (
+        lambda: BitsDataConfig(source=table_with().slice(0, 1)),
+        r"data.source: no records are left for",
+    ),
+    "the source as test": (
+        lambda: BitsDataConfig(source="a.csv", test="a.csv"),
+        r"data.test: a.csv is the source itself",
+    ),
+    "a test without a source": (lambda: BitsDataConfig(test="a.csv"), r"data.test: is set without data.source"),
+    "no columns": (lambda: BitsDataConfig(source=table_with(), columns=[]), r"data.columns: an empty list"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_is_wrong_is_told_with_its_place(mistake):
+    make, message = MISTAKES[mistake]
+    with pytest.raises(UserError, match=message):
+        make().prepare()
+
+
+def test_nothing_half_written_is_left_by_a_mistake(tmp_path):
+    source = table_with(bloomfilter=["0f"] * 39 + ["0g"])
+    with pytest.raises(UserError):
+        BitsDataConfig(source=source, cache=str(tmp_path / "stores")).prepare()
+    assert [path.suffix for path in (tmp_path / "stores").iterdir()] == [".lock"]

@@ -1,0 +1,183 @@
+"""Encodings of whole columns are those of a slow and plain reference, and of filters made by others."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import hmac
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flatout.bits.encodings import EncodingConfig, EncodingKind, Hashing
+from flatout.bits.grams import raw_texts
+from flatout.bits.hashing import Tabulation, derived_keys, keyed_positions, mixed, random_stream
+from flatout.errors import UserError
+
+PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "names_fakename" / "persons_2k_bloom1024.csv.gz"
+PUBLISHED_SECRET = "SuperSecretSalt1337"
+"""As it stands in encode_datasets.py of the repository the filters come from."""
+NAMES = st.lists(st.text(alphabet="abcdé1/ ", max_size=9), max_size=12)
+
+
+def grams_of(text: str, padding: bool) -> list[str]:
+    whole = f" {text} " if padding and text else text
+    return [whole[place : place + 2] for place in range(len(whole) - 1)]
+
+
+def slow_bloom(text: str, config: EncodingConfig) -> list[int]:
+    bits = [0] * config.size
+    first, second = derived_keys(config.secret, 2)
+    for gram in grams_of(text, config.padding):
+        if config.hashing is Hashing.keyed:
+            positions = keyed_positions(gram, key=first, hashes=config.hashes, size=config.size)
+        else:
+            start = int(hmac.new(first, gram.encode(), hashlib.sha1).hexdigest(), 16)
+            step = int(hmac.new(second, gram.encode(), hashlib.md5).hexdigest(), 16)
+            positions = [(start + number * step) % config.size for number in range(config.hashes)]
+        for position in positions:
+            bits[position] = 1
+    for _ in range(config.fold):
+        half = len(bits) // 2
+        bits = [left ^ right for left, right in zip(bits[:half], bits[half:], strict=True)]
+    if config.diffusion:
+        order = random_stream(config.secret, "diffusion").random((len(bits), len(bits))).argsort(axis=1)
+        bits = [sum(bits[source] for source in order[place, : config.diffusion]) % 2 for place in range(len(bits))]
+    return bits
+
+
+def slow_minhash(text: str, config: EncodingConfig) -> list[int]:
+    tabulation = Tabulation(config.secret, config.size)
+    hashes = [tabulation.hashes(gram).tolist() for gram in grams_of(text, config.padding)]
+    return [min(column) & 1 for column in zip(*hashes, strict=True)] if hashes else [0] * config.size
+
+
+def slow_two_step(text: str, config: EncodingConfig) -> list[int]:
+    matrix = [[0] * config.size for _ in range(config.hashes)]
+    for gram in grams_of(text, config.padding):
+        for row, key in zip(matrix, derived_keys(config.secret, config.hashes), strict=True):
+            row[keyed_positions(gram, key=key, hashes=1, size=config.size)[0]] = 1
+    codes = []
+    for column in range(config.size):
+        pattern = sum(row[column] << number for number, row in enumerate(matrix))
+        if pattern:
+            codes.append(column << 24 | pattern)
+    return sorted(int(number) >> 33 for number in mixed(np.array(codes, dtype=np.uint64), config.secret))
+
+
+BLOOM = [
+    EncodingConfig(size=64, hashes=3),
+    EncodingConfig(size=64, hashes=3, padding=False),
+    EncodingConfig(size=64, hashes=40),
+    EncodingConfig(size=128, hashes=4, hashing=Hashing.double, secret="other"),
+    EncodingConfig(size=128, hashes=4, fold=2),
+    EncodingConfig(size=64, hashes=4, fold=1, diffusion=5),
+]
+
+
+@settings(max_examples=25)
+@given(NAMES, st.sampled_from(BLOOM))
+def test_bloom_filters_are_those_of_a_plain_loop(texts, config):
+    encoded = config.build().encode(pa.array(texts, pa.large_string()))
+    found = np.unpackbits(encoded, axis=1).tolist()
+    assert found == [slow_bloom(text, config) for text in texts]
+
+
+@settings(max_examples=15)
+@given(NAMES)
+def test_minhash_keeps_the_lowest_bit_of_the_least_hash(texts):
+    config = EncodingConfig(kind=EncodingKind.minhash, size=32)
+    encoded = config.build().encode(pa.array(texts, pa.large_string()))
+    assert np.unpackbits(encoded, axis=1).tolist() == [slow_minhash(text, config) for text in texts]
+
+
+@settings(max_examples=15)
+@given(NAMES)
+def test_two_step_hashes_are_those_of_a_plain_matrix(texts):
+    config = EncodingConfig(kind=EncodingKind.twostep, size=40, hashes=4)
+    values, lengths = config.build().encode(pa.array(texts, pa.large_string()))
+    found = np.split(values, np.cumsum(lengths)[:-1]) if texts else []
+    assert [part.tolist() for part in found] == [slow_two_step(text, config) for text in texts]
+
+
+@pytest.mark.parametrize("kind", list(EncodingKind))
+def test_records_are_encoded_alike_alone_and_among_many(kind):
+    random = np.random.default_rng(0)
+    texts = ["".join(random.choice(list("abcdefgh"), random.integers(0, 12))) for _ in range(9_000)]
+    encoder, config = EncodingConfig(kind=kind, size=64).build(), EncodingConfig(kind=kind, size=64)
+    together = encoder.encode(pa.array(texts, pa.large_string()))
+    for place in (0, 1, 4_095, 4_096, 8_999):
+        alone = config.build().encode(pa.array([texts[place]], pa.large_string()))
+        if isinstance(together, tuple):
+            start = int(together[1][:place].sum())
+            assert together[0][start : start + together[1][place]].tolist() == alone[0].tolist()
+        else:
+            assert together[place].tolist() == alone[0].tolist()
+
+
+def test_the_keyed_bits_are_those_of_published_filters():
+    # Read off two thousand published filters: the bits that are on in every record with this gram.
+    (key,) = derived_keys(PUBLISHED_SECRET, 1)
+    found = keyed_positions("er", key=key, hashes=10, size=1024)
+    assert sorted(found) == [
+        23,
+        74,
+        85,
+        177,
+        393,
+        477,
+        501,
+        710,
+        851,
+        1011,
+    ]
+
+
+@pytest.mark.skipif(not PUBLISHED.is_file(), reason="the published filters are not at hand")
+def test_two_thousand_published_filters_come_out_bit_for_bit():
+    with gzip.open(PUBLISHED, "rt", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    fields = [pa.array([row[name] for row in rows]) for name in ("GivenName", "Surname", "Birthday")]
+    made = EncodingConfig(secret=PUBLISHED_SECRET).build().encode(raw_texts(fields))
+    published = np.array([np.frombuffer(row["bloomfilter"].encode(), np.uint8) - ord("0") for row in rows])
+    assert np.array_equal(np.unpackbits(made, axis=1), published)
+
+
+def test_another_secret_gives_other_bits():
+    texts = pa.array(["annlee"], pa.large_string())
+    first, second = (EncodingConfig(secret=secret).build().encode(texts) for secret in ("a", "b"))
+    assert not np.array_equal(first, second)
+
+
+def test_keys_are_those_of_rfc_5869():
+    # Test case 3 of the RFC has no salt and no info; its 42 bytes are the beginning of ours.
+    expected = "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8"
+    assert derived_keys("\x0b" * 22, 1)[0][:42].hex() == expected
+
+
+@pytest.mark.parametrize(
+    ("settings_of", "message"),
+    [
+        ({"size": 100}, r"encoding.size: 100 \(a multiple of 8 here\)"),
+        ({"size": 24, "fold": 2}, r"a multiple of 32 here"),
+        ({"hashes": 0}, r"encoding.hashes: 0 \(1 or more\)"),
+        ({"kind": "blom"}, r"Did you mean 'bloom'\?"),
+        ({"kind": "minhash", "diffusion": 3}, r"encoding.diffusion: 3 does not apply to minhash"),
+        ({"kind": "twostep", "hashes": 30}, r"encoding.hashes: 30 \(1 to 24 for twostep\)"),
+        ({"size": 64, "diffusion": 65}, r"encoding.diffusion: 65 of 64 bits"),
+        ({"size": 1 << 17}, r"at most 65,536 bits"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings_of, message):
+    with pytest.raises(UserError, match=message):
+        EncodingConfig(**settings_of)
+
+
+def test_an_encoding_says_in_words_what_it_is():
+    assert EncodingConfig(fold=1, diffusion=4).line().endswith("(keyed), folded 1×, diffused over 4 bits")
+    assert "10 rows of 1000 columns" in EncodingConfig(kind="twostep", size=1000).line()

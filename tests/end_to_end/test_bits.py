@@ -1,0 +1,304 @@
+"""Whole runs on bit strings: better than ridge, the same twice, and everything a person does with them afterwards."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from flatout import (
+    BiLSTMConfig,
+    BitMLPConfig,
+    BitsDataConfig,
+    CheckpointConfig,
+    EncodingConfig,
+    GramPredictor,
+    GramsConfig,
+    OptimConfig,
+    PeopleConfig,
+    Predictor,
+    TextDataConfig,
+    UserError,
+    fit,
+    load_predictor,
+)
+from flatout.__main__ import main
+from flatout.bits.columns import Form
+from flatout.bits.grams import LABELS
+from flatout.bits.people import FIELDS, PeopleTable
+from flatout.commands.encode import encoded
+from flatout.report.summary import read_summary
+
+ENCODING = EncodingConfig(size=512, hashes=8)
+
+
+def small_fit(tmp_path, rows=900, model=None, **settings):
+    data = settings.pop("data", {})
+    config = BitsDataConfig(sample=PeopleConfig(rows=rows), **{"encoding": ENCODING, "batch_size": 64, **data})
+    settings = {"epochs": 6, "optim": OptimConfig(lr=5e-3), "output": str(tmp_path / "runs")} | settings
+    return fit(config, model or BitMLPConfig(widths=[64]), **settings)
+
+
+def verb(*arguments) -> int:
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as left:
+        return int(left.code or 0)
+    return 0
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bits")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("FLATOUT_CACHE", str(folder / "cache"))
+    yield small_fit(folder)
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """People that nobody trained on, with their filters."""
+    folder = tmp_path_factory.mktemp("others")
+    path = folder / "others.csv"
+    blocks = encoded(
+        PeopleTable(PeopleConfig(rows=50, seed=99)), list(FIELDS), ENCODING, Form.binary, uid="uid", drops_text=False
+    )
+    rows = [row for block in blocks for row in block.to_pylist()]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_a_run_is_no_worse_than_ridge_and_says_so(finished):
+    baseline = finished.summary["baseline"]
+    assert baseline["name"] == "ridge regression"
+    assert finished.metrics["test/dice"] >= baseline["metrics"]["test/dice"] - 0.005
+    assert finished.metrics["val/dice"] >= baseline["metrics"]["val/dice"]
+    assert finished.metrics["test/dice"] > 0.8
+    assert baseline["metrics"]["test/dice of the 20 commonest"] < 0.4
+    chosen = {choice["name"]: choice for choice in finished.summary["choices"]}
+    assert chosen["ridge penalty"]["evidence"].startswith("Dice 0.")
+    assert {"detectors", "ridge's vote"} <= chosen.keys()
+
+
+def test_a_run_on_bits_leaves_what_every_run_leaves(finished):
+    summary = read_summary(finished.folder)
+    assert summary["status"] == "finished"
+    assert summary["data"]["rows"].keys() == {"train", "val", "test"}
+    assert summary["data"]["classes"] == 1036
+    assert summary["speed"]["rows_per_s"] > 0 and summary["speed"]["tokens_per_s"] is None
+    assert (finished.folder / "report.html").is_file()
+
+
+def test_the_exposure_report_holds_every_part(finished):
+    exposure = json.loads((finished.folder / "exposure.json").read_text(encoding="utf-8"))
+    sizes = [point["records"] for point in exposure["learning"]]
+    assert sizes == sorted(sizes) and sizes[-1] == exposure["records"]["train"]
+    assert exposure["learning"][-1]["model"] == pytest.approx(finished.metrics["test/dice"], abs=0.03)
+    assert exposure["learning"][-1]["ridge"] == pytest.approx(exposure["methods"]["ridge regression"], abs=0.01)
+    assert exposure["scores"]["dice"] == finished.metrics["test/dice"]
+    rates = exposure["reconstruction"]
+    assert 0 < rates["alone"]["at_1"] <= rates["alone"]["at_10"] <= 1
+    page = (finished.folder / "exposure.html").read_text(encoding="utf-8")
+    for words in ("In plain words", "Dice over known records", "2-grams that leak most", "Known by name"):
+        assert words in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path):
+    settings = {"rows": 300, "epochs": 2, "task": GramsConfig(exposure=False)}
+    first, second = (small_fit(tmp_path / name, **settings) for name in "ab")
+    assert first.metrics == second.metrics
+    weights = [result.predictor.model.state_dict() for result in (first, second)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize("kind", ["minhash", "twostep"])
+def test_other_encodings_are_read_too(tmp_path, kind):
+    data = {"encoding": EncodingConfig(kind=kind, size=256, hashes=4), "vocabulary": 300}
+    result = small_fit(tmp_path, rows=600, epochs=3, data=data)
+    assert result.metrics["test/dice"] > result.summary["baseline"]["metrics"]["test/dice of the 20 commonest"]
+    loaded = load_predictor(result.folder)
+    assert isinstance(loaded, GramPredictor) and (loaded.numbers is not None) == (kind == "twostep")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        BitMLPConfig(detectors=False, widths=[32]),
+        BitMLPConfig(start="random", widths=[32], blend=False),
+        BitMLPConfig(train_detectors=True, widths=[], norm="layer"),
+    ],
+    ids=["plain", "random", "trained"],
+)
+def test_every_sort_of_network_trains_and_is_kept(tmp_path, model):
+    result = small_fit(tmp_path, rows=300, model=model, epochs=2)
+    assert result.metrics["val/dice"] > 0
+    again = GramPredictor.load(result.folder)
+    row = "01" * 256
+    assert again.predict([row]) == result.predict([row])
+    assert (result.folder / "exposure.html").exists() == model.detectors
+
+
+def test_a_loaded_run_answers_as_it_did(finished, others):
+    rows = [row["bloomfilter"] for row in csv.DictReader(others.read_text(encoding="utf-8").splitlines())]
+    loaded = GramPredictor.load(finished.folder)
+    assert loaded.predict(rows) == finished.predict(rows)
+    assert loaded.predict(rows[0]) == finished.predict(rows[:1])
+    assert loaded.predict([]) == []
+    first = loaded.predict(rows[:1])[0]
+    assert set(first.grams) <= set(LABELS)
+    assert first.probabilities == sorted(first.probabilities, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl", "out.parquet"])
+def test_predict_answers_grams_and_texts_in_order(finished, others, tmp_path, name):
+    assert verb("predict", finished.folder, others, "--rebuild", "--out", tmp_path / name) == 0
+    if name.endswith(".csv"):
+        found = list(csv.DictReader((tmp_path / name).read_text(encoding="utf-8").splitlines()))
+        grams = [row["prediction"].split("|") for row in found]
+    else:
+        path = tmp_path / name
+        lines = path.read_text(encoding="utf-8").splitlines() if name.endswith(".jsonl") else []
+        found = [json.loads(line) for line in lines] or pq.read_table(path).to_pylist()
+        grams = [row["prediction"] for row in found]
+    given = list(csv.DictReader(others.read_text(encoding="utf-8").splitlines()))
+    assert [row["uid"] for row in found] == [row["uid"] for row in given]
+    expected = finished.predict([row["bloomfilter"] for row in given])
+    assert [sorted(row) for row in grams] == [sorted(prediction.grams) for prediction in expected]
+    texts = ["".join(row[field] for field in FIELDS).lower() for row in given]
+    assert sum(row["rebuilt"] == text for row, text in zip(found, texts, strict=True)) > 2
+
+
+def test_a_list_of_names_helps_to_rebuild(finished, others, tmp_path):
+    given = list(csv.DictReader(others.read_text(encoding="utf-8").splitlines()))
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join({row[field] for row in given for field in FIELDS[:2]}), encoding="utf-8")
+
+    def right(*arguments) -> int:
+        out = tmp_path / "out.jsonl"
+        assert verb("predict", finished.folder, others, "--out", out, *arguments) == 0
+        rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+        return sum(row["rebuilt"] == "".join(row[field] for field in FIELDS).lower() for row in rows)
+
+    assert right("--names", names) > right("--rebuild")
+
+
+def test_evaluate_scores_other_records_at_the_runs_threshold(finished, others, capsys):
+    assert verb("evaluate", finished.folder, others, "--json") == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["rows"] == 50
+    assert values["dice"] == pytest.approx(finished.metrics["test/dice"], abs=0.1)
+    assert verb("evaluate", finished.folder, others) == 0
+    assert "dice" in capsys.readouterr().out
+
+
+def test_compare_sets_runs_side_by_side(finished, tmp_path, capsys):
+    other = small_fit(tmp_path, rows=300, epochs=1, data={"encoding": EncodingConfig(size=256, hashes=6, diffusion=9)})
+    page = tmp_path / "compare.html"
+    assert verb("compare", finished.folder, other.folder, "--html", page) == 0
+    said = capsys.readouterr().out
+    assert "diffused over 9 bits" in said.replace("\n", " ") and "Dice of the 2-grams" in said
+    assert "Encodings side by side" in page.read_text(encoding="utf-8")
+
+
+def test_encode_writes_what_a_run_reads(tmp_path, capsys):
+    out = tmp_path / "encoded.parquet"
+    arguments = ["--size", 512, "--hashes", 8, "--form", "packed", "--out", out]
+    assert verb("encode", "--sample", 300, *arguments) == 0
+    assert "300 records" in capsys.readouterr().err
+    assert pq.read_table(out).column_names == [*FIELDS, "bloomfilter", "uid"]
+    read = BitsDataConfig(source=str(out)).prepare()
+    made = BitsDataConfig(sample=PeopleConfig(rows=300), encoding=ENCODING).prepare()
+    assert np.array_equal(read.store.splits["train"].fixed("tokens"), made.store.splits["train"].fixed("tokens"))
+
+
+def test_encode_can_leave_the_text_out_and_warns_of_the_usual_secret(tmp_path, capsys, monkeypatch):
+    source = tmp_path / "people.csv"
+    source.write_text("name,uid\nann,1\nbob,2\n", encoding="utf-8")
+    out = tmp_path / "out.csv"
+    assert verb("encode", source, "--encoding", "twostep", "--drop-text", "--out", out) == 0
+    assert "which everybody knows" in capsys.readouterr().err
+    assert out.read_text(encoding="utf-8").splitlines()[0] == '"twostephash","uid"'
+    monkeypatch.setenv("FLATOUT_SECRET", "swordfish")
+    other = tmp_path / "other.csv"
+    assert verb("encode", source, "--encoding", "twostep", "--drop-text", "--out", other) == 0
+    assert "everybody" not in capsys.readouterr().err
+    assert other.read_text() != out.read_text()
+
+
+MISTAKES = {
+    ("encode",): "FILE: name a file, or ask for built-in people with --sample N",
+    ("encode", "--sample", "5", "--encoding", "blom"): "Did you mean 'bloom'?",
+    ("encode", "--sample", "5", "--form", "packed"): "--form: packed bits are bytes. Write them to a .parquet file",
+    ("encode", "--sample", "5", "--columns", "Nme"): "--columns[0]: no column 'Nme'",
+    ("encode", "--sample", "5", "--out", "x.txt"): "--out: cannot write .txt",
+    ("compare", "nowhere"): "nowhere: no exposure.json there",
+    ("predict", "RUN", "OTHERS", "--text", "x"): "--text: this run answers encodings. Leave it out.",
+    ("predict", "RUN", "OTHERS", "--names", "nowhere.txt"): "--names: cannot read nowhere.txt",
+    ("predict", "RUN", "OTHERS", "--bits", "uid"): "column 'uid': 6 characters where others have 512",
+    ("evaluate", "RUN", "OTHERS", "--bits", "blomfilter"): "Did you mean 'bloomfilter'?",
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_a_mistake_is_one_message_and_exit_code_2(finished, others, tmp_path, arguments, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places = {"RUN": finished.folder, "OTHERS": others}
+    assert verb(*(places.get(argument, argument) for argument in arguments)) == 2
+    said = capsys.readouterr().err
+    assert MISTAKES[arguments] in said
+    assert "Traceback" not in said
+
+
+def test_texts_and_bit_strings_are_not_mixed_up(finished):
+    with pytest.raises(UserError, match=r"model: bilstm is not made for bit strings\. Set model=bitmlp task=grams"):
+        fit(BitsDataConfig(), BiLSTMConfig())
+    with pytest.raises(UserError, match=r"model: bitmlp is not made for texts\. Set data=bits"):
+        fit(TextDataConfig(), BitMLPConfig())
+    with pytest.raises(UserError, match="task: grams is not made for texts"):
+        fit(TextDataConfig(), task=GramsConfig())
+    with pytest.raises(UserError, match="a run on bit strings"):
+        Predictor.load(finished.folder)
+
+
+def test_records_that_give_nothing_away_are_called_so(tmp_path):
+    random = np.random.default_rng(0)
+    table = pa.Table.from_batches(PeopleTable(PeopleConfig(rows=400)).blocks((*FIELDS, "uid")))
+    noise = ["".join(map(str, row)) for row in random.integers(0, 2, (400, 64))]
+    source = table.append_column("bloomfilter", pa.array(noise))
+    result = small_fit(tmp_path, data={"source": source, "columns": list(FIELDS)}, epochs=2)
+    assert result.metrics["val/dice"] >= result.summary["baseline"]["metrics"]["val/dice"]
+    exposure = json.loads((result.folder / "exposure.json").read_text(encoding="utf-8"))
+    assert exposure["conclusion"][0].startswith("Hardly anything")
+    assert exposure["reconstruction"]["alone"]["at_10"] == 0
+
+
+@pytest.mark.slow
+def test_a_run_on_a_file_from_another_folder_prints_its_verdicts(tmp_path):
+    encoded_file = tmp_path / "people of mine.csv"
+    assert verb("encode", "--sample", 400, "--size", 256, "--out", encoded_file) == 0
+    command = [sys.executable, "-m", "train", "+experiment=bloom_bigrams", f"data.source={encoded_file}"]
+    done = subprocess.run([*command, "trainer.max_epochs=2"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for words in ("ridge penalty:", "column bloomfilter of", "rebuilt letter by letter", "of the ridge regression"):
+        assert words in done.stdout
+    (folder,) = (tmp_path / "outputs" / "bloom_bigrams").iterdir()
+    assert (folder / "exposure.html").is_file()
+
+
+def test_checkpoints_keep_the_best_and_patience_stops(tmp_path):
+    settings = {"checkpoint": CheckpointConfig(patience=2), "task": GramsConfig(exposure=False)}
+    result = small_fit(tmp_path, rows=300, epochs=12, optim=OptimConfig(lr=1e-9), **settings)
+    assert result.summary["training"]["epochs"] < 12
+    assert result.metric == "dice"
