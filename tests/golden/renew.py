@@ -5,13 +5,19 @@ from __future__ import annotations
 import csv
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from flatout import (
     BiLSTMConfig,
+    BitMLPConfig,
+    BitsDataConfig,
     CheckpointConfig,
+    EncodingConfig,
+    GramsConfig,
     HeadlinesConfig,
     MonitorConfig,
     OptimConfig,
+    PeopleConfig,
     TextCNNConfig,
     TextDataConfig,
     fit,
@@ -22,18 +28,27 @@ MODELS = {
     "bilstm": BiLSTMConfig(embedding=16, hidden=16),
     "bilstm_attention_2_layers": BiLSTMConfig(embedding=16, hidden=16, layers=2, pooling="attention"),  # type: ignore[arg-type]
     "textcnn": TextCNNConfig(embedding=16, filters=16),
+    "bitmlp": BitMLPConfig(widths=[16]),
+    "bitmlp_from_scratch_on_sets": BitMLPConfig(widths=[16], start="random", dropout=0.1, norm="layer"),  # type: ignore[arg-type]
+}
+ENCODINGS = {
+    "bitmlp": EncodingConfig(size=256, hashes=6),
+    "bitmlp_from_scratch_on_sets": EncodingConfig(kind="twostep", size=64, hashes=3),  # type: ignore[arg-type]
 }
 
 
 def losses(name: str, folder: Path) -> list[float]:
-    """The loss of each of thirty steps on the built-in headlines, in fp32 on the CPU, dropout and all."""
-    data = TextDataConfig(
-        sample=HeadlinesConfig(rows=960, eval_rows=50, classes=4), batch_size=64, cache=str(folder / "cache")
-    )
+    """The loss of each of some thirty steps on a built-in sample, in fp32 on the CPU, dropout and all."""
+    where: dict[str, Any] = {"batch_size": 64, "cache": str(folder / "cache")}
+    if name in ENCODINGS:
+        data: Any = BitsDataConfig(sample=PeopleConfig(rows=1_200), encoding=ENCODINGS[name], vocabulary=200, **where)
+    else:
+        data = TextDataConfig(sample=HeadlinesConfig(rows=960, eval_rows=50, classes=4), **where)
     result = fit(
         data,
         MODELS[name],
         epochs=2,
+        task=GramsConfig(exposure=False) if name in ENCODINGS else None,
         precision="fp32",
         seed=1,
         optim=OptimConfig(lr=0.01),
@@ -55,7 +70,7 @@ def main() -> None:
     for name in MODELS:
         with tempfile.TemporaryDirectory() as folder:
             found = losses(name, Path(folder))
-        text = "".join(f"{step} {loss:.5f}\n" for step, loss in enumerate(found, 1))
+        text = "".join(f"{step} {loss:.6g}\n" for step, loss in enumerate(found, 1))
         (FOLDER / f"{name}.txt").write_text(text, encoding="utf-8")
 
 
