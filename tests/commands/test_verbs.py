@@ -83,7 +83,7 @@ MISTAKES = [
     (["predict", "RUN", "ROWS", "--text", "txt"], "--text: no column 'txt'"),
     (["predict", "RUN", "ROWS", "--out", "rows.xlsx"], "--out: cannot write .xlsx (.csv, .jsonl, .parquet)"),
     (["evaluate", "RUN", "ROWS", "--label", "id"], "labels that the run does not know: '1', '2', '3'"),
-    (["bench", "spin"], "bench: no bench 'spin' (spine, headlines, quality). Did you mean 'spine'?"),
+    (["bench", "spin"], "bench: no bench 'spin' (spine, headlines, bits, quality). Did you mean 'spine'?"),
     (["bench", "quality"], "bench quality: needs published data sets."),
     (["cache", "clear", "nope"], "cache clear: no store 'nope'"),
 ]
@@ -142,4 +142,4 @@ def test_both_sides_are_measured_in_turn():
 
 def test_benches_are_listed(capsys):
     assert verb("bench", "--list") == 0
-    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"spine", "headlines", "quality"}
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"spine", "headlines", "bits", "quality"}

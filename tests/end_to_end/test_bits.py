@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch import nn
 
 from flatout import (
     BiLSTMConfig,
@@ -295,6 +296,39 @@ def test_a_run_on_a_file_from_another_folder_prints_its_verdicts(tmp_path):
         assert words in done.stdout
     (folder,) = (tmp_path / "outputs" / "bloom_bigrams").iterdir()
     assert (folder / "exposure.html").is_file()
+
+
+class OwnReader(nn.Module):
+    """A network as a person writes one: it knows nothing of detectors or votes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Linear(512, len(LABELS))
+
+    def forward(self, batch):
+        return self.output(batch.bits(torch.float32))
+
+
+def test_a_network_of_ones_own_needs_nothing_but_forward(tmp_path):
+    result = small_fit(tmp_path, rows=300, model=OwnReader(), epochs=2)
+    assert result.metrics["val/dice"] > 0
+    assert result.predict(["01" * 256])[0].probabilities is not None
+    assert not (result.folder / "exposure.html").exists()
+
+
+def test_texts_are_not_rebuilt_without_detectors(tmp_path, others, capsys):
+    result = small_fit(tmp_path, rows=300, model=BitMLPConfig(detectors=False, widths=[8]), epochs=1)
+    assert verb("predict", result.folder, others, "--rebuild") == 2
+    assert "--rebuild: this model has no detectors" in capsys.readouterr().err
+
+
+def test_without_test_records_the_validation_records_are_judged(tmp_path):
+    table = pa.Table.from_batches(PeopleTable(PeopleConfig(rows=400)).blocks((*FIELDS, "uid")))
+    data = {"source": table.slice(0, 300), "validation": table.slice(300)}
+    result = small_fit(tmp_path, data=data, epochs=1)
+    assert not any(name.startswith("test/") for name in result.metrics)
+    exposure = json.loads((result.folder / "exposure.json").read_text(encoding="utf-8"))
+    assert exposure["records"] == {"train": 300, "judged": 100, "rebuilt": 100}
 
 
 def test_checkpoints_keep_the_best_and_patience_stops(tmp_path):

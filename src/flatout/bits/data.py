@@ -382,7 +382,8 @@ class BitsPreparation:
             if not pa.types.is_primitive(kind):
                 raise UserError("data.columns", f"column {name!r} of {source} holds {kind}", allowed="texts")
             column = column.cast(pa.string())
-        return pc.fill_null(column.cast(pa.large_string()), "")
+        # The character that parts fields in the store is no part of anybody's name.
+        return pc.replace_substring(pc.fill_null(column.cast(pa.large_string()), ""), FIELD_END, " ")
 
     def _require_uids(self, uids: pa.Array, rows: NDArray[np.int64], source: str) -> None:
         missing = pc.is_null(uids, nan_is_null=True)

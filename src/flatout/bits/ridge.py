@@ -111,9 +111,7 @@ class RidgeSums:
         products_DD = self.inputs_DD.to(wide) - count * torch.outer(mean_D, mean_D)
         products_DD.diagonal().add_(penalty)
         products_DG = self.grams_DG.to(wide) - count * torch.outer(mean_D, mean_G)
-        if self.num_inputs > _MOST_INPUTS_IN_DOUBLE:
-            products_DD, products_DG = products_DD.float(), products_DG.float()
-        weight_DG = torch.cholesky_solve(products_DG, torch.linalg.cholesky(products_DD)).to(wide)
+        weight_DG = _solved(products_DD, products_DG, narrow=self.num_inputs > _MOST_INPUTS_IN_DOUBLE).to(wide)
         return weight_DG.float(), (mean_G - mean_D @ weight_DG).float()
 
     def best(
@@ -134,3 +132,12 @@ class RidgeSums:
             if all(len(rising) > 2 and rising[-1].dice < rising[-2].dice < rising[-3].dice for rising in found):
                 break  # scores rise to one best penalty and fall from there
         return tuple(max(rising, key=lambda ridge: ridge.dice) for rising in found)
+
+
+def _solved(products_DD: Tensor, products_DG: Tensor, *, narrow: bool) -> Tensor:
+    """The solution, in single precision if asked for and if that holds."""
+    if narrow:
+        factor, failed = torch.linalg.cholesky_ex(products_DD.float())
+        if not failed:
+            return torch.cholesky_solve(products_DG.float(), factor)
+    return torch.cholesky_solve(products_DG, torch.linalg.cholesky(products_DD))

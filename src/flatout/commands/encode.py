@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usual = EncodingConfig()
     parser.add_argument("file", metavar="FILE", nargs="?", help="csv, tsv, json, jsonl or parquet with the records")
     parser.add_argument("--sample", metavar="N", type=int, help="encode N built-in people instead of a file")
+    parser.add_argument("--typos", metavar="SHARE", type=float, default=0.0, help="share of them with a typing error")
     kinds = ", ".join(EncodingKind)
     parser.add_argument("--encoding", metavar="KIND", default=usual.kind.value, help=f"{kinds} (default: {usual.kind})")
     parser.add_argument("--columns", metavar="A,B", help="columns to encode, in order (default: all but the uid)")
@@ -92,7 +93,7 @@ def _table(arguments: argparse.Namespace) -> Table:
     if (arguments.file is None) == (arguments.sample is None):
         raise UserError("FILE", "name a file, or ask for built-in people with --sample N")
     if arguments.sample is not None:
-        return PeopleTable(PeopleConfig(rows=arguments.sample))
+        return PeopleTable(PeopleConfig(rows=arguments.sample, typos=arguments.typos))
     return open_table(arguments.file, where="FILE")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatout.bits.columns import BitColumn, Form
 from flatout.bits.data import known_numbers
@@ -25,7 +25,7 @@ from flatout.errors import UserError
 from flatout.inference.folder import LABELS, ModelFolder
 from flatout.models import MODELS
 from flatout.models.bitmlp import BitMLP
-from flatout.tasks.grams import GramLabels
+from flatout.tasks.grams import GramLabels, finished_answers
 
 HASHED, NUMBERS, ORDER = "hashed.json", "numbers.json", "letters.safetensors"
 
@@ -46,8 +46,11 @@ class GramPredictor:
 
     problem: ClassVar[str] = "grams"
 
-    model: BitMLP
+    model: nn.Module
+    """A BitMLP, or a network of a person's own that answers `[B, C]` logits."""
     labels: GramLabels
+    num_inputs: int
+    """Bits of an encoding, or numbers that are told apart."""
     threshold: float
     """Least probability of a gram that is answered."""
     numbers: NDArray[np.int64] | None
@@ -58,10 +61,6 @@ class GramPredictor:
     """How the bits of the training records were written."""
     order: LetterOrder
     """What the training texts look like; for rebuilding texts."""
-
-    @property
-    def num_inputs(self) -> int:
-        return self.model.num_inputs
 
     @classmethod
     def load(cls, run: str | Path, device: str | torch.device = "cpu") -> GramPredictor:
@@ -84,6 +83,7 @@ class GramPredictor:
         return cls(
             model=model.to(device).eval(),
             labels=labels,
+            num_inputs=data["num_inputs"],
             threshold=settings["threshold"],
             numbers=numbers,
             bits_column=data["bits_column"],
@@ -128,12 +128,15 @@ class GramPredictor:
 
     def outputs(self, encodings: Packed | Sets) -> Tensor:
         """`[N, C]` probabilities of the answers, on the host and in the order of the encodings."""
-        width = self.labels.num_outputs
-        return self._each(encodings, lambda batch: self.model.blended(self.model(batch)[:, :width], batch), width)
+        return self._each(encodings, lambda batch: finished_answers(self.model, self.labels, batch))
 
     def detected(self, encodings: Packed | Sets) -> Tensor:
         """`[N, H]` probabilities of the grams that were hashed."""
-        return self._each(encodings, self.model.detect, len(self.labels.hashed))
+        model = self.model
+        if not isinstance(model, BitMLP) or model.detectors is None:
+            what = "this model has no detectors, which texts are rebuilt from"
+            raise UserError("--rebuild", what, mend="Train with model=bitmlp model.detectors=true.")
+        return self._each(encodings, model.detect)
 
     def reconstructor(self, names: Sequence[str] = ()) -> Reconstructor:
         """What rebuilds texts from detected grams, with a list of known names or without."""
@@ -149,15 +152,17 @@ class GramPredictor:
         return found
 
     @torch.inference_mode()
-    def _each(self, encodings: Packed | Sets, logits: Any, width: int, rows_per_batch: int = 1024) -> Tensor:
+    def _each(self, encodings: Packed | Sets, logits: Callable[[FlatBatch], Tensor]) -> Tensor:
+        """Probabilities of every encoding, in their order."""
         self.model.eval()
         count = len(encodings[1]) if isinstance(encodings, tuple) else len(encodings)
-        found = torch.empty(count, width)
-        for batch in self._batches(encodings, count, rows_per_batch):
-            found[batch.rows] = logits(batch).float().sigmoid().cpu()
-        return found
+        rows, found = [], []
+        for batch in self._batches(encodings, count):
+            rows.append(batch.rows)
+            found.append(logits(batch).float().sigmoid().cpu())
+        return torch.cat(found)[torch.cat(rows).argsort()] if found else torch.empty(0, self.labels.num_outputs)
 
-    def _batches(self, encodings: Packed | Sets, count: int, rows_per_batch: int) -> Iterator[FlatBatch]:
+    def _batches(self, encodings: Packed | Sets, count: int, rows_per_batch: int = 1024) -> Iterator[FlatBatch]:
         if isinstance(encodings, tuple):
             values, lengths = known_numbers(encodings, self.numbers)
             offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))

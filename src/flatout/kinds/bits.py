@@ -18,7 +18,7 @@ from flatout.bits.ridge import PENALTIES, Ridge, RidgeSums
 from flatout.bits.scores import GramMetrics
 from flatout.data.feed import Feed
 from flatout.inference.grams import GramPredictor
-from flatout.kinds.exposure import COMMONEST, EVERYBODY, ExposureStudy
+from flatout.kinds.exposure_study import COMMONEST, EVERYBODY, ExposureStudy
 from flatout.kinds.kind import Feeds, Kind
 from flatout.models.bitmlp import BitMLP
 from flatout.optim import OptimConfig
@@ -152,11 +152,12 @@ class BitsKind(Kind):
         return Recombined(torch.from_numpy(ids).to(device), offsets.to(device), self.labels.num_targets)
 
     def predictor(self, task: StepTask) -> GramPredictor:
-        assert isinstance(task, GramsTask) and isinstance(task.model, BitMLP)
+        assert isinstance(task, GramsTask)
         facts = self.data.facts
         return GramPredictor(
             model=task.model.eval(),
             labels=self.labels,
+            num_inputs=self.data.num_inputs,
             threshold=task.threshold,
             numbers=np.array(facts["numbers"], dtype=np.int64) if self.data.is_set else None,
             bits_column=facts["bits_column"],

@@ -166,10 +166,10 @@ class GramsTask(StepTask):
         self.metrics.update(outputs.sigmoid(), targets)
 
     def answers(self, batch: FlatBatch) -> Tensor:
-        """`[B, C]` logits of the answers, as a finished model gives them."""
-        logits = self.model(batch)[:, : self.labels.num_outputs].float()
-        blended = getattr(self.model, "blended", None)
-        return logits if blended is None or not self.is_finished else blended(logits, batch)
+        """`[B, C]` logits of the answers; when training is over, as a finished model gives them."""
+        if self.is_finished:
+            return finished_answers(self.model, self.labels, batch)
+        return self.model(batch)[:, : self.labels.num_outputs].float()
 
     def test_step(self, batch: FlatBatch, batch_idx: int) -> None:
         self.validation_step(batch, batch_idx)
@@ -200,6 +200,13 @@ class GramsTask(StepTask):
     def _answers_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Sum over records of the mean over answers."""
         return gram_loss(self.config.loss, outputs.float(), targets, self.weights_C) / self.labels.num_outputs
+
+
+def finished_answers(model: nn.Module, labels: GramLabels, batch: FlatBatch) -> Tensor:
+    """`[B, C]` logits of the answers, after whatever votes in the end; a network of a person's own just answers."""
+    logits = model(batch)[:, : labels.num_outputs].float()
+    blended = getattr(model, "blended", None)
+    return logits if blended is None else blended(logits, batch)
 
 
 def gram_loss(kind: GramLoss, logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -18,6 +18,7 @@ from flatout.bits.scores import NAMES
 from flatout.data.feed import Feed
 from flatout.inference.grams import GramPredictor
 from flatout.kinds.kind import Feeds
+from flatout.models.bitmlp import BitMLP
 from flatout.tasks.classification import real_rows
 from flatout.tasks.grams import GramLabels, GramsTask
 
@@ -78,9 +79,11 @@ class ExposureStudy:
         """Row numbers, probabilities, detected grams and targets of some thousand records, on the host."""
         self.task.eval()
         found: list[tuple[Tensor, ...]] = []
+        model = self.task.model
+        assert isinstance(model, BitMLP), "only a BitMLP detects hashed grams"
         for batch in self.held.afresh():
             targets = batch.multi_hot(self.labels.num_outputs)
-            answers, detected = self.task.answers(batch).sigmoid(), self.predictor.model.detect(batch).float().sigmoid()
+            answers, detected = self.task.answers(batch).sigmoid(), model.detect(batch).float().sigmoid()
             found.append(tuple(real_rows(values, batch).cpu() for values in (batch.rows, answers, detected, targets)))
             if sum(len(rows) for rows, *_ in found) >= _JUDGED:
                 break
