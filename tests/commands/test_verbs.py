@@ -142,4 +142,9 @@ def test_both_sides_are_measured_in_turn():
 
 def test_benches_are_listed(capsys):
     assert verb("bench", "--list") == 0
-    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"spine", "headlines", "bits", "quality"}
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {
+        "spine",
+        "headlines",
+        "bits",
+        "quality",
+    }

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +17,17 @@ import pyarrow.csv as pa_csv
 import torch
 from torch import Tensor, nn
 
-from flatout.bench.claim import Claim, Options, at_least, bounded, in_turn, peak_memory_gb, quiet, reaching
+from flatout.bench.claim import (
+    Claim,
+    Options,
+    at_least,
+    bounded,
+    in_turn,
+    measured_apart,
+    peak_memory_gb,
+    quiet,
+    reaching,
+)
 from flatout.bench.spine import bare_step, our_step
 from flatout.bench.usual_bits import BATCH, DROPOUT, HIDDEN, UsualLoop, usual_tensors
 from flatout.bits.columns import Form
@@ -213,12 +221,7 @@ def many_records(options: Options) -> Iterator[Claim]:
     """A run over very many records, in a process of its own: bytes a record and peak memory."""
     rows = 100_000 if options.quick else 1_000_000
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", "from flatout.bench.bits import train_many; train_many()"]
-        settings = json.dumps({"rows": rows, "folder": folder})
-        done = subprocess.run(command, input=settings, capture_output=True, text=True, env=dict(os.environ))
-        if done.returncode:
-            raise RuntimeError(done.stderr)
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = measured_apart("flatout.bench.bits:train_many", {"rows": rows, "folder": folder})
     note = (
         f"{rows:,} records, encoded, trained one pass and judged in {found['seconds']:.0f} s, Dice {found['dice']:.4f}"
     )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import resource
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
@@ -67,6 +70,16 @@ def peak_memory_gb() -> float:
         return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / 1e9
     except (OSError, StopIteration):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def measured_apart(function: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """What `module:function` finds in a process of its own: settings on standard input, figures on its last line."""
+    module, _, name = function.partition(":")
+    command = [sys.executable, "-c", f"from {module} import {name}; {name}()"]
+    done = subprocess.run(command, input=json.dumps(settings), capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @contextmanager

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from flatout.bench.claim import Claim, Options, at_least, bounded, in_turn, peak_memory_gb
+from flatout.bench.claim import Claim, Options, at_least, bounded, in_turn, measured_apart, peak_memory_gb
 from flatout.data.batch import FlatBatch
 from flatout.data.feed import Feed, FeedKind
 from flatout.data.plan import Layout, Plan, PlanSettings
@@ -221,12 +219,7 @@ def _one_epoch(feed: Feed) -> Iterator[FlatBatch]:
 def many_rows(rows: int) -> Iterator[Claim]:
     """A large sample: memory of building its store, time to plan and to open it; in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", "from flatout.bench.spine import build_many; build_many()"]
-        settings = json.dumps({"rows": rows, "folder": folder})
-        done = subprocess.run(command, input=settings, capture_output=True, text=True, env=dict(os.environ))
-        if done.returncode:
-            raise RuntimeError(done.stderr)
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = measured_apart("flatout.bench.spine:build_many", {"rows": rows, "folder": folder})
     note = f"{rows:,} rows, {found['tokens']:,} tokens, built in {found['build_s']:.0f} s"
     yield bounded("peak memory of building the store", found["peak_gb"], "GB", most=1.5, note=note)
     yield bounded("planning an epoch of it", found["plan_s"], "s", most=10.0)

@@ -22,14 +22,13 @@ from flatout.bits.encodings import EncodingConfig, EncodingKind, Packed, Sets, p
 from flatout.bits.grams import LABELS, GramIndex, Rows, label_index, plain_texts, raw_texts
 from flatout.bits.people import PeopleConfig, PeopleTable
 from flatout.data.cache import Cache, CacheReport, Recipe
-from flatout.data.feed import FeedKind
+from flatout.data.feeding import SPLITS, FeedingConfig, require_other_files
 from flatout.data.progress import Progress
 from flatout.data.splits import assign_splits
 from flatout.data.store import SCHEMA, Column, Store, StoreSplit, StoreWriter
 from flatout.data.table import Table, open_table, require_columns, table_of
 from flatout.errors import UserError, as_choice, require
 
-SPLITS = ("train", "validation", "test")
 KNOWN_BITS = ("bloomfilter", "tabminhash", "minhash", "twostephash", "bits")
 """Names that a column of encodings goes by; found where nobody says."""
 FIELD_END = "\x1f"
@@ -39,7 +38,7 @@ _ROWS_NAMED = 5
 
 
 @dataclass(kw_only=True, slots=True)
-class BitsDataConfig:
+class BitsDataConfig(FeedingConfig):
     """A table of people with their encodings, or one that is encoded here."""
 
     source: Any = None
@@ -64,40 +63,14 @@ class BitsDataConfig:
     """The built-in people, used when there is no source."""
     vocabulary: int = 4_096
     """Numbers of a two-step hash that are told apart, the commonest first."""
-    validation_share: float = 0.1
-    """Share of the records taken for validation when no file is given."""
-    test_share: float = 0.1
-    """Share of the records taken for the test when neither file is given."""
-    split_seed: int = 0
-    """Chooses which records are taken; the same text always falls in the same split."""
     batch_size: int = 256
     """Records one device computes at once."""
-    tokens_per_batch: int | None = None
-    """Cap on the bytes (or numbers) one device computes at once; replaces batch_size."""
-    accumulate: int = 1
-    """Batches one device computes before the optimizer steps."""
-    eval_batch_size: int = 1024
-    """Records one device computes at once in validation and test."""
-    feed: FeedKind = FeedKind.auto
-    """Where batches are gathered: on the device, in a thread, in worker processes, or the best that fits."""
-    workers: int = 2
-    """Processes of the `workers` feed."""
-    cache: str | None = None
-    """Folder of the finished stores; null: $FLATOUT_CACHE, else the user's cache folder."""
 
     def __post_init__(self) -> None:
-        self.feed, self.form = as_choice(FeedKind, self.feed, "data.feed"), as_choice(Form, self.form, "data.form")
-        for name in ("batch_size", "eval_batch_size", "accumulate", "workers", "vocabulary"):
-            require(getattr(self, name) >= 1, f"data.{name}", f"{getattr(self, name)}", allowed="1 or more")
-        for name in ("validation_share", "test_share"):
-            value = getattr(self, name)
-            require(0 < value < 0.5, f"data.{name}", f"{value}", allowed="above 0 and below 0.5")
-        for name in ("validation", "test"):
-            given, source = getattr(self, name), self.source
-            mend = "Set data.source=FILE."
-            require(source is not None or given is None, f"data.{name}", "is set without data.source", mend=mend)
-            same = isinstance(given, str) and isinstance(source, str) and Path(given) == Path(source)
-            require(not same, f"data.{name}", f"{given} is the source itself", mend="Leave it out to split one.")
+        FeedingConfig.__post_init__(self)  # a class with slots has no working super()
+        self.form = as_choice(Form, self.form, "data.form")
+        require(self.vocabulary >= 1, "data.vocabulary", f"{self.vocabulary}", allowed="1 or more")
+        require_other_files("source", self.source, {"validation": self.validation, "test": self.test})
 
     def prepare(self) -> PreparedBits:
         """Open the store of these records, building it first when there is none."""
@@ -225,7 +198,7 @@ class BitsPreparation:
 
     def _recipe(self) -> Recipe:
         config = self.config
-        validation_share, test_share = self._taken_shares()
+        validation_share, test_share = self.config.taken_shares(self.tables)
         return {
             "kind": "bits",
             "source": {split: table.fingerprint() for split, table in self.tables.items()},
@@ -236,11 +209,6 @@ class BitsPreparation:
             "split": {"validation_share": validation_share, "test_share": test_share, "seed": config.split_seed},
             "schema": SCHEMA,
         }
-
-    def _taken_shares(self) -> tuple[float, float]:
-        has_validation, has_test = "validation" in self.tables, "test" in self.tables
-        validation = 0.0 if has_validation else self.config.validation_share
-        return validation, 0.0 if has_test or has_validation else self.config.test_share
 
     def _build(self, writer: StoreWriter) -> None:
         with Progress() as progress:
@@ -325,7 +293,7 @@ class BitsPreparation:
             "texts": Column("uint8", ragged=True),
             "rows": Column("int64"),
         }
-        writers = {split: writer.split(split, columns) for split in self._split_names()}
+        writers = {split: writer.split(split, columns) for split in self.config.split_names(self.tables)}
         totals = {split: _Totals() for split in writers}
         encode = self._reader()
         for split, record in self._records(progress.task("writing")):
@@ -396,7 +364,7 @@ class BitsPreparation:
             raise UserError("data.uid", f"{source}: no {self.config.uid} in row {named}{more}", mend=mend)
 
     def _assigned(self, name: str, fields: list[pa.Array]) -> Iterator[tuple[str, NDArray[np.bool_] | None]]:
-        validation_share, test_share = self._taken_shares()
+        validation_share, test_share = self.config.taken_shares(self.tables)
         if name != "train" or not (validation_share or test_share):
             yield name, None
             return
@@ -405,10 +373,6 @@ class BitsPreparation:
         for number, split in enumerate(SPLITS):
             if (mask := splits == number).any():
                 yield split, mask
-
-    def _split_names(self) -> list[str]:
-        taken = dict(zip(SPLITS[1:], self._taken_shares(), strict=True))
-        return [split for split in SPLITS if split in self.tables or taken.get(split, 0) > 0]
 
     def _lines(self, survey: _Survey, totals: dict[str, _Totals]) -> list[str]:
         """What a person should know of the records."""

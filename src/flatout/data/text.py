@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from flatout.data.cache import Cache, CacheReport, Recipe
 from flatout.data.checks import CleanBlock, Findings, LabelCensus, all_lines, clean_block, normalise_labels, read_texts
-from flatout.data.feed import FeedKind
+from flatout.data.feeding import SPLITS, FeedingConfig, require_other_files
 from flatout.data.problem import Problem
 from flatout.data.progress import Progress
 from flatout.data.samples import HeadlinesConfig, HeadlinesTable
@@ -29,12 +29,11 @@ from flatout.data.table import Table, open_table, require_columns, table_of
 from flatout.data.vocabulary import EncodedBlock, Vocabulary, VocabularyConfig
 from flatout.errors import UserError, as_choice, require
 
-SPLITS = ("train", "validation", "test")
 _TOPIC = "topic"
 
 
 @dataclass(kw_only=True, slots=True)
-class TextDataConfig:
+class TextDataConfig(FeedingConfig):
     """A table of texts and labels: where it is, what its columns are, how it becomes batches."""
 
     train: Any = None
@@ -54,48 +53,16 @@ class TextDataConfig:
     """What separates the labels of a row when there are several in one string."""
     sample: HeadlinesConfig = field(default_factory=HeadlinesConfig)
     """The built-in headlines, used when no file is given."""
-    validation_share: float = 0.1
-    """Share of the training rows taken for validation when no file is given."""
-    test_share: float = 0.1
-    """Share of the training rows taken for the test when neither file is given."""
-    split_seed: int = 0
-    """Chooses which rows are taken; the same content always falls in the same split."""
     max_length: int = 128
     """Longest row in tokens; what is longer is cut, and counted."""
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     """How texts become numbers in models trained from scratch."""
-    batch_size: int = 128
-    """Rows one device computes at once."""
-    tokens_per_batch: int | None = None
-    """Cap on the tokens one device computes at once; replaces batch_size."""
-    accumulate: int = 1
-    """Batches one device computes before the optimizer steps."""
-    eval_batch_size: int = 1024
-    """Rows one device computes at once in validation and test."""
-    feed: FeedKind = FeedKind.auto
-    """Where batches are gathered: on the device, in a thread, in worker processes, or the best that fits."""
-    workers: int = 2
-    """Processes of the `workers` feed."""
-    cache: str | None = None
-    """Folder of the finished stores; null: $FLATOUT_CACHE, else the user's cache folder."""
 
     def __post_init__(self) -> None:
+        FeedingConfig.__post_init__(self)  # a class with slots has no working super()
         self.problem = as_choice(Problem, self.problem, "data.problem")
-        self.feed = as_choice(FeedKind, self.feed, "data.feed")
-        for name in ("batch_size", "eval_batch_size", "accumulate", "max_length", "workers"):
-            value = getattr(self, name)
-            require(value >= 1, f"data.{name}", f"{value}", allowed="1 or more")
-        for name in ("validation_share", "test_share"):
-            value = getattr(self, name)
-            require(0 < value < 0.5, f"data.{name}", f"{value}", allowed="above 0 and below 0.5")
-        has_train = self.train is not None
-        for name in ("validation", "test"):
-            given = getattr(self, name)
-            require(
-                has_train or given is None, f"data.{name}", "is set without data.train", mend="Set data.train=FILE."
-            )
-            same = isinstance(given, str) and isinstance(self.train, str) and Path(given) == Path(self.train)
-            require(not same, f"data.{name}", f"{given} is the training file itself", mend="Leave it out to split one.")
+        require(self.max_length >= 1, "data.max_length", f"{self.max_length}", allowed="1 or more")
+        require_other_files("train", self.train, {"validation": self.validation, "test": self.test})
 
     def prepare(self) -> PreparedText:
         """Open the store of this data, building it first when there is none."""
@@ -166,15 +133,9 @@ class TextPreparation:
             require_columns(table, {"data.text": config.text, "data.label": config.label})
         return tables
 
-    def _taken_shares(self) -> tuple[float, float]:
-        """Shares of the training rows that become validation and test."""
-        has_validation, has_test = "validation" in self.tables, "test" in self.tables
-        validation = 0.0 if has_validation else self.config.validation_share
-        return validation, 0.0 if has_test or has_validation else self.config.test_share
-
     def _recipe(self) -> Recipe:
         config = self.config
-        validation_share, test_share = self._taken_shares()
+        validation_share, test_share = self.config.taken_shares(self.tables)
         return {
             "source": {split: table.fingerprint() for split, table in self.tables.items()},
             "column": {"text": config.text, "label": config.label},
@@ -224,7 +185,7 @@ class TextPreparation:
             "targets": _TARGET_COLUMNS[self.config.problem],
             "rows": Column("int64"),
         }
-        writers = {split: writer.split(split, columns) for split in self._split_names()}
+        writers = {split: writer.split(split, columns) for split in self.config.split_names(self.tables)}
         totals = {split: _Totals() for split in writers}
         for split, block in self._clean_blocks(self._new_findings(), progress.task("encoding")):
             encoded = vocabulary.encode(block.texts, max_length=self.config.max_length)
@@ -267,7 +228,7 @@ class TextPreparation:
         self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]
     ) -> Iterator[tuple[str, NDArray[np.bool_] | None]]:
         """The splits that rows of a table go to, with the mask of each; no mask: all rows."""
-        validation_share, test_share = self._taken_shares()
+        validation_share, test_share = self.config.taken_shares(self.tables)
         if name != "train" or self.is_sample or not (validation_share or test_share):
             yield name, None
             return
@@ -289,10 +250,6 @@ class TextPreparation:
 
     def _new_findings(self) -> dict[str, Findings]:
         return {split: Findings(table.name) for split, table in self.tables.items()}
-
-    def _split_names(self) -> list[str]:
-        taken = dict(zip(SPLITS[1:], self._taken_shares(), strict=True))
-        return [split for split in SPLITS if split in self.tables or taken.get(split, 0) > 0]
 
     def _split_lines(self, totals: dict[str, _Totals]) -> list[str]:
         counts = ", ".join(f"{split} {total.rows:,}" for split, total in totals.items())

@@ -65,7 +65,6 @@ class ClassificationTask(StepTask):
     """Trains a classifier or a regression on flat batches."""
 
     weights_C: Tensor | None
-    _loss_sum: Tensor
 
     def __init__(
         self,
@@ -82,8 +81,6 @@ class ClassificationTask(StepTask):
         self.metrics = TaskMetrics.build(labels.problem, labels.classes)
         weights = class_weights(labels) if config.class_weights is ClassWeights.auto else None
         self.register_buffer("weights_C", weights, persistent=False)
-        self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
-        self._rows_seen = 0
 
     @property
     def metric_names(self) -> list[str]:
@@ -99,39 +96,23 @@ class ClassificationTask(StepTask):
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
         return self._loss_sum_of(real_rows(outputs, batch).float(), self._targets(batch)) / batch.step_rows
 
-    def validation_step(self, batch: FlatBatch, batch_idx: int) -> None:
+    def judge(self, batch: FlatBatch) -> Tensor:
         outputs = real_rows(self.model(batch), batch).float()
         targets = self._targets(batch)
-        self._loss_sum += self._loss_sum_of(outputs, targets)
-        self._rows_seen += batch.num_real
         self.metrics.update(self.unscaled(outputs), targets)
+        return self._loss_sum_of(outputs, targets)
 
-    def test_step(self, batch: FlatBatch, batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
+    def start_judging(self, split: str) -> None:
+        self.metrics.reset()
 
-    def on_validation_epoch_end(self) -> None:
-        self._close_evaluation("val")
-
-    def on_test_epoch_end(self) -> None:
-        self._close_evaluation("test")
+    def judged(self) -> dict[str, float]:
+        return self.metrics.compute()
 
     def unscaled(self, outputs: Tensor) -> Tensor:
         """Outputs in the unit of the targets: a regression learns standardised ones."""
         if self.labels.problem is not Problem.regression:
             return outputs
         return outputs.squeeze(-1) * self.labels.spread + self.labels.mean
-
-    def _close_evaluation(self, split: str) -> None:
-        self.results = {"loss": float(self._loss_sum) / max(1, self._rows_seen), **self.metrics.compute()}
-        self.log_dict({f"{split}/{name}": value for name, value in self.results.items()}, batch_size=1)
-        self._loss_sum.zero_()
-        self._rows_seen = 0
-
-    def on_validation_epoch_start(self) -> None:
-        self.metrics.reset()
-
-    def on_test_epoch_start(self) -> None:
-        self.metrics.reset()
 
     def _targets(self, batch: FlatBatch) -> Tensor:
         if self.labels.problem is Problem.multi:

@@ -107,7 +107,6 @@ class GramsTask(StepTask):
     """Trains a model on encodings and their grams."""
 
     weights_C: Tensor | None
-    _loss_sum: Tensor
 
     def __init__(
         self,
@@ -125,8 +124,6 @@ class GramsTask(StepTask):
         self.recombined: list[Recombined] = []  # in a list, so that it is no submodule and no state
         weights = gram_weights(labels) if config.loss is GramLoss.weighted else None
         self.register_buffer("weights_C", weights, persistent=False)
-        self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
-        self._rows_seen = 0
         self.is_finished = False
         """Whether training is over, so that whatever votes in the end is asked."""
         self._compose: Callable[[Tensor], Tensor] | None = getattr(model, "compose", None)
@@ -158,41 +155,24 @@ class GramsTask(StepTask):
             total = total + self._answers_loss(self._compose(known[:, num_labels:]), known[:, :num_labels])
         return total / batch.step_rows
 
-    def validation_step(self, batch: FlatBatch, batch_idx: int) -> None:
-        targets = self._targets(batch)
-        outputs = real_rows(self.answers(batch), batch)
-        self._loss_sum += self._answers_loss(outputs, targets)
-        self._rows_seen += batch.num_real
+    def judge(self, batch: FlatBatch) -> Tensor:
+        targets, outputs = self._targets(batch), real_rows(self.answers(batch), batch)
         self.metrics.update(outputs.sigmoid(), targets)
+        return self._answers_loss(outputs, targets)
+
+    def start_judging(self, split: str) -> None:
+        # The test has no say in the threshold: it is judged at that of the last validation.
+        self.metrics.given = self.threshold if split == "test" else None
+        self.metrics.reset()
+
+    def judged(self) -> dict[str, float]:
+        return self.metrics.compute()
 
     def answers(self, batch: FlatBatch) -> Tensor:
         """`[B, C]` logits of the answers; when training is over, as a finished model gives them."""
         if self.is_finished:
             return finished_answers(self.model, self.labels, batch)
         return self.model(batch)[:, : self.labels.num_outputs].float()
-
-    def test_step(self, batch: FlatBatch, batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
-
-    def on_validation_epoch_start(self) -> None:
-        self.metrics.given = None
-        self.metrics.reset()
-
-    def on_test_epoch_start(self) -> None:
-        self.metrics.given = self.threshold  # of the validation records: the test has no say in it
-        self.metrics.reset()
-
-    def on_validation_epoch_end(self) -> None:
-        self._close_evaluation("val")
-
-    def on_test_epoch_end(self) -> None:
-        self._close_evaluation("test")
-
-    def _close_evaluation(self, split: str) -> None:
-        self.results = {"loss": float(self._loss_sum) / max(1, self._rows_seen), **self.metrics.compute()}
-        self.log_dict({f"{split}/{name}": value for name, value in self.results.items()}, batch_size=1)
-        self._loss_sum.zero_()
-        self._rows_seen = 0
 
     def _targets(self, batch: FlatBatch) -> Tensor:
         return real_rows(batch.multi_hot(self.labels.num_outputs), batch)

@@ -31,6 +31,8 @@ PHASES = ("forward", "backward", "optimizer")
 class StepTask(L.LightningModule):
     """A model, a loss and an optimizer; subclasses say what the loss and the metrics are."""
 
+    _loss_sum: Tensor
+
     def __init__(self, model: nn.Module, optim: OptimConfig, *, total_steps: int, clip: float = 0.0) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -45,11 +47,25 @@ class StepTask(L.LightningModule):
         self._trained: list[nn.Parameter] = []
         self._window: list[Tensor] = []  # losses of the micro-batches of the step that is under way
         self._is_plain = self._steps_directly = False
+        self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
+        self._rows_judged = 0
         self._stepper: list[LightningOptimizer] = []  # in a list, so that it is no submodule and no state
 
     @abstractmethod
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
         """Sum of the losses of the real rows, divided by `batch.step_rows`."""
+
+    @abstractmethod
+    def judge(self, batch: FlatBatch) -> Tensor:
+        """Take a batch of validation or test into the metrics; the sum of its losses."""
+
+    @abstractmethod
+    def start_judging(self, split: str) -> None:
+        """Forget what the metrics have seen; a split (val, test) begins."""
+
+    @abstractmethod
+    def judged(self) -> dict[str, float]:
+        """The metrics of a split that is over."""
 
     @property
     @abstractmethod
@@ -118,6 +134,31 @@ class StepTask(L.LightningModule):
 
     # Lightning inspects this signature every step; one that lies ready is found at once.
     training_step.__dict__["__signature__"] = inspect.signature(training_step)
+
+    def validation_step(self, batch: FlatBatch, batch_idx: int) -> None:
+        self._loss_sum += self.judge(batch)
+        self._rows_judged += batch.num_real
+
+    def test_step(self, batch: FlatBatch, batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def on_validation_epoch_start(self) -> None:
+        self.start_judging("val")
+
+    def on_test_epoch_start(self) -> None:
+        self.start_judging("test")
+
+    def on_validation_epoch_end(self) -> None:
+        self._close_split("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._close_split("test")
+
+    def _close_split(self, split: str) -> None:
+        self.results = {"loss": float(self._loss_sum) / max(1, self._rows_judged), **self.judged()}
+        self.log_dict({f"{split}/{name}": value for name, value in self.results.items()}, batch_size=1)
+        self._loss_sum.zero_()
+        self._rows_judged = 0
 
     def computed_tokens(self, batch: FlatBatch) -> int:
         """Tokens computed for a batch, padding included; a model of a person's own need not count them itself."""
