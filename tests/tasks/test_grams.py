@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from flatout import BitMLPConfig, BitsDataConfig, EncodingConfig, GramsConfig, OptimConfig, PeopleConfig
-from flatout.bits.data import FIELD_END
 from flatout.bits.grams import LABELS
 from flatout.bits.recombine import recombined_texts
+from flatout.bits.records import FIELD_END
 from flatout.data.batch import multi_hot
 from flatout.data.feed import Feed
 from flatout.data.plan import PlanSettings

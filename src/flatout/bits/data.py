@@ -7,9 +7,8 @@ three things: its encoding, its grams, and its plain text, which tells after tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,22 +18,16 @@ from numpy.typing import NDArray
 
 from flatout.bits.columns import BitColumn, Form
 from flatout.bits.encodings import EncodingConfig, EncodingKind, Packed, Sets, padded
-from flatout.bits.grams import LABELS, GramIndex, Rows, label_index, plain_texts, raw_texts
-from flatout.bits.people import PeopleConfig, PeopleTable
+from flatout.bits.grams import LABELS, GramIndex, Rows, label_index, plain_texts
+from flatout.bits.people import PeopleConfig
+from flatout.bits.records import FIELD_END, KNOWN_BITS, Record, RecordSource
 from flatout.data.cache import Cache, CacheReport, Recipe
-from flatout.data.feeding import SPLITS, FeedingConfig, require_other_files
+from flatout.data.feeding import FeedingConfig, require_other_files
 from flatout.data.progress import Progress
-from flatout.data.splits import assign_splits
 from flatout.data.store import SCHEMA, Column, Store, StoreSplit, StoreWriter
-from flatout.data.table import Table, open_table, require_columns, table_of
 from flatout.errors import UserError, as_choice, require
 
-KNOWN_BITS = ("bloomfilter", "tabminhash", "minhash", "twostephash", "bits")
-"""Names that a column of encodings goes by; found where nobody says."""
-FIELD_END = "\x1f"
-"""Stands between the fields of a stored text."""
 _MOST_HASHED = 6_144
-_ROWS_NAMED = 5
 
 
 @dataclass(kw_only=True, slots=True)
@@ -127,32 +120,13 @@ def stored_texts(split: StoreSplit) -> pa.Array:
     return pa.Array.from_buffers(pa.large_string(), split.num_rows, buffers)
 
 
-@dataclass(slots=True)
-class Record:
-    """One block of records of one split."""
-
-    fields: list[pa.Array]
-    bits: pa.Array | None
-    rows: NDArray[np.int64]
-
-    @property
-    def raw(self) -> pa.Array:
-        return raw_texts(self.fields)
-
-
 class BitsPreparation:
     """From a BitsDataConfig to a store, a stage a method."""
 
     def __init__(self, config: BitsDataConfig) -> None:
         self.config = config
-        self.tables = self._open_tables()
-        source = self.tables["train"]
-        self.bits = self._bits_column(source)
-        self.columns = self._text_columns(source)
-        self.has_uid = config.uid in source.columns
-        wanted = {f"data.columns[{number}]": name for number, name in enumerate(self.columns)}
-        for table in self.tables.values():
-            require_columns(table, {**wanted, **({"data.bits": self.bits} if self.bits else {})})
+        self.source = RecordSource(config)
+        self.tables, self.bits, self.columns = self.source.tables, self.source.bits, self.source.columns
 
     def run(self) -> PreparedBits:
         cache = Cache(self.config.cache)
@@ -160,49 +134,13 @@ class BitsPreparation:
         store, report = cache.open_or_build(source, self._recipe(), self._build)
         return PreparedBits(store, report, source)
 
-    def _open_tables(self) -> dict[str, Table]:
-        config = self.config
-        if config.source is None:
-            return {"train": PeopleTable(config.sample)}
-        tables: dict[str, Table] = {}
-        for split, given in zip(SPLITS, (config.source, config.validation, config.test), strict=True):
-            if given is not None:
-                where = f"data.{'source' if split == 'train' else split}"
-                is_path = isinstance(given, str | Path)
-                tables[split] = open_table(given, where=where) if is_path else table_of(given, where=where)
-        return tables
-
-    def _bits_column(self, table: Table) -> str | None:
-        if self.config.bits is not None:
-            require_columns(table, {"data.bits": self.config.bits})
-            return self.config.bits
-        found = [name for name in table.columns if name.lower() in KNOWN_BITS]
-        if len(found) > 1:
-            raise UserError("data.bits", f"{table.name} has several encodings", allowed=", ".join(found))
-        return found[0] if found else None
-
-    def _text_columns(self, table: Table) -> list[str]:
-        """The plain text: what is named, else every column before the encoding and the uid."""
-        if self.config.columns is not None:
-            require(bool(self.config.columns), "data.columns", "an empty list", allowed="one or more columns")
-            return list(self.config.columns)
-        ends = [table.columns.index(name) for name in (self.bits, self.config.uid) if name in table.columns]
-        found = list(table.columns[: min(ends)]) if ends else list(table.columns)
-        if not found:
-            listed = ", ".join(table.columns)
-            mend = "Name the columns of plain text: data.columns=[GivenName,Surname]."
-            raise UserError(
-                "data.columns", f"no column of {table.name} stands before the encoding", allowed=listed, mend=mend
-            )
-        return found
-
     def _recipe(self) -> Recipe:
         config = self.config
         validation_share, test_share = self.config.taken_shares(self.tables)
         return {
             "kind": "bits",
             "source": {split: table.fingerprint() for split, table in self.tables.items()},
-            "column": {"text": self.columns, "bits": self.bits, "uid": config.uid if self.has_uid else None},
+            "column": {"text": self.columns, "bits": self.bits, "uid": config.uid if self.source.has_uid else None},
             "form": config.form.value,
             "encoding": None if self.bits else asdict(config.encoding),
             "vocabulary": config.vocabulary,
@@ -238,7 +176,7 @@ class BitsPreparation:
         labels = label_index()
         counts: dict[int, int] = {}
         encode = self._reader() if self._holds_sets() else None
-        for split, record in self._records(progress.task("reading"), with_bits=encode is not None):
+        for split, record in self.source.records(progress.task("reading"), with_bits=encode is not None):
             if split != "train":
                 continue
             raw = record.raw
@@ -268,7 +206,7 @@ class BitsPreparation:
         """Whether encodings are sets of numbers, read off the first records where nobody said so."""
         if self.bits is None:
             return self.config.encoding.kind is EncodingKind.twostep
-        self._reader()(self._first_records())
+        self._reader()(self.source.first())
         return self._column.is_set
 
     def _num_bits(self) -> int:
@@ -276,12 +214,6 @@ class BitsPreparation:
         if self.bits is None:
             return self.config.encoding.size >> self.config.encoding.fold
         return self._column.num_bits or 0
-
-    def _first_records(self) -> Record:
-        """Some records whose encodings show how all are written."""
-        for block in self.tables["train"].blocks([self.bits] if self.bits else [], rows_per_block=64):
-            return Record([], block.column(self.bits), np.arange(block.num_rows))
-        raise UserError("data.source", f"no records in {self.tables['train'].name}")
 
     def _write(self, writer: StoreWriter, survey: _Survey, progress: Progress) -> dict[str, _Totals]:
         """Second pass: every record of every split."""
@@ -296,7 +228,7 @@ class BitsPreparation:
         writers = {split: writer.split(split, columns) for split in self.config.split_names(self.tables)}
         totals = {split: _Totals() for split in writers}
         encode = self._reader()
-        for split, record in self._records(progress.task("writing")):
+        for split, record in self.source.records(progress.task("writing")):
             raw = record.raw
             encoding = encode(record)
             encoded = known_numbers(encoding, survey.numbers) if isinstance(encoding, tuple) else encoding
@@ -318,61 +250,6 @@ class BitsPreparation:
             return lambda record: encoder.encode(record.raw)
         self._column = column = BitColumn(self.bits, self.tables["train"].name, self.config.form)
         return lambda record: column.read(record.bits, record.rows)
-
-    def _records(self, told: Callable[[int], None], *, with_bits: bool = True) -> Iterator[tuple[str, Record]]:
-        """Every record with the split it belongs to."""
-        bits_column = self.bits if with_bits else None
-        wanted = [*self.columns, *([bits_column] if bits_column else [])]
-        for name, table in self.tables.items():
-            first_row = 0
-            asked = [*wanted, *([self.config.uid] if self.has_uid and self.config.uid in table.columns else [])]
-            for block in table.blocks(asked):
-                rows = np.arange(first_row, first_row + block.num_rows)
-                first_row += block.num_rows
-                if self.config.uid in block.schema.names:
-                    self._require_uids(block.column(self.config.uid), rows, table.name)
-                fields = [self._text(block.column(column), column, table.name) for column in self.columns]
-                bits = block.column(bits_column) if bits_column else None
-                for split, mask in self._assigned(name, fields):
-                    if mask is None:
-                        yield split, Record(fields, bits, rows)
-                    else:
-                        keep = pa.array(mask)
-                        kept = [column.filter(keep) for column in fields]
-                        yield split, Record(kept, None if bits is None else bits.filter(keep), rows[mask])
-                told(block.num_rows)
-
-    def _text(self, column: pa.Array, name: str, source: str) -> pa.Array:
-        kind = column.type
-        if pa.types.is_dictionary(kind):
-            column = column.dictionary_decode()
-        elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
-            if not pa.types.is_primitive(kind):
-                raise UserError("data.columns", f"column {name!r} of {source} holds {kind}", allowed="texts")
-            column = column.cast(pa.string())
-        # The character that parts fields in the store is no part of anybody's name.
-        return pc.replace_substring(pc.fill_null(column.cast(pa.large_string()), ""), FIELD_END, " ")
-
-    def _require_uids(self, uids: pa.Array, rows: NDArray[np.int64], source: str) -> None:
-        missing = pc.is_null(uids, nan_is_null=True)
-        if pa.types.is_string(uids.type) or pa.types.is_large_string(uids.type):
-            missing = pc.or_(missing, pc.equal(pc.utf8_trim_whitespace(pc.fill_null(uids, "")), ""))
-        if (without := np.flatnonzero(missing.to_numpy(zero_copy_only=False))).size:
-            named = ", ".join(str(row + 1) for row in rows[without[:_ROWS_NAMED]])
-            more = ", …" if len(without) > _ROWS_NAMED else ""
-            mend = "Fill it in, or name another column: data.uid=COLUMN."
-            raise UserError("data.uid", f"{source}: no {self.config.uid} in row {named}{more}", mend=mend)
-
-    def _assigned(self, name: str, fields: list[pa.Array]) -> Iterator[tuple[str, NDArray[np.bool_] | None]]:
-        validation_share, test_share = self.config.taken_shares(self.tables)
-        if name != "train" or not (validation_share or test_share):
-            yield name, None
-            return
-        seed = self.config.split_seed
-        splits = assign_splits(raw_texts(fields), validation_share=validation_share, test_share=test_share, seed=seed)
-        for number, split in enumerate(SPLITS):
-            if (mask := splits == number).any():
-                yield split, mask
 
     def _lines(self, survey: _Survey, totals: dict[str, _Totals]) -> list[str]:
         """What a person should know of the records."""

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from flatout.bits.columns import Form
-from flatout.bits.data import FIELD_END, BitsDataConfig, PreparedBits, targets_of
+from flatout.bits.data import BitsDataConfig, PreparedBits, targets_of
 from flatout.bits.grams import LABELS, GramIndex
 from flatout.bits.recombine import recombined_texts
 from flatout.bits.reconstruct import LetterOrder
+from flatout.bits.records import FIELD_END
 from flatout.bits.ridge import PENALTIES, Ridge, RidgeSums
 from flatout.bits.scores import GramMetrics
 from flatout.data.feed import Feed

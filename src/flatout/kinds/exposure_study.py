@@ -11,9 +11,10 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from flatout.bits.data import FIELD_END, PreparedBits
+from flatout.bits.data import PreparedBits
 from flatout.bits.exposure import LearningCurve, by_frequency, conclusion, count_grams, most_and_least
 from flatout.bits.reconstruct import Rates, rates
+from flatout.bits.records import FIELD_END
 from flatout.bits.scores import NAMES
 from flatout.data.feed import Feed
 from flatout.inference.grams import GramPredictor
