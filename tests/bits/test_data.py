@@ -170,7 +170,9 @@ def test_an_opened_store_says_the_same_as_a_built_one():
 
 def test_the_secret_is_not_kept():
     data = BitsDataConfig(source=people(), encoding=EncodingConfig(size=64, secret="swordfish")).prepare()
-    assert "swordfish" not in str(data.facts)
+    assert "swordfish" not in (data.store.folder / "manifest.json").read_text(encoding="utf-8")
+    other = BitsDataConfig(source=people(), encoding=EncodingConfig(size=64, secret="another")).prepare()
+    assert not other.report.hit
 
 
 def table_with(**columns) -> pa.Table:
@@ -194,6 +196,10 @@ MISTAKES = {
     "a foreign character": (
         lambda: BitsDataConfig(source=table_with(bloomfilter=["0f"] * 30 + ["0g"] + ["0f"] * 9)),
         r"row 31: column 'bloomfilter': 'g' at place 2 is no hex digit",
+    ),
+    "a foreign character in another file": (
+        lambda: BitsDataConfig(source=table_with(), test={"name": ["x"], "bloomfilter": ["zz"], "uid": ["1"]}),
+        r"row 1: column 'bloomfilter': 'z' at place 1 is no hex digit",
     ),
     "no such column": (
         lambda: BitsDataConfig(source=table_with(), bits="blomfilter"),

@@ -142,7 +142,7 @@ class BitsPreparation:
             "source": {split: table.fingerprint() for split, table in self.tables.items()},
             "column": {"text": self.columns, "bits": self.bits, "uid": config.uid if self.source.has_uid else None},
             "form": config.form.value,
-            "encoding": None if self.bits else asdict(config.encoding),
+            "encoding": None if self.bits else config.encoding.without_secret(),
             "vocabulary": config.vocabulary,
             "split": {"validation_share": validation_share, "test_share": test_share, "seed": config.split_seed},
             "schema": SCHEMA,
@@ -163,9 +163,6 @@ class BitsPreparation:
             "about": self._encoding_line(),
             "bits_column": self.bits or KNOWN_BITS[0],
             "form": self._column.form.value if self.bits else Form.auto.value,
-            "encoding": None
-            if self.bits
-            else {name: value for name, value in asdict(self.config.encoding).items() if name != "secret"},
             "splits": {split: asdict(total) for split, total in totals.items()},
             "lines": self._lines(survey, totals),
         }
@@ -249,7 +246,12 @@ class BitsPreparation:
             encoder = self.config.encoding.build()
             return lambda record: encoder.encode(record.raw)
         self._column = column = BitColumn(self.bits, self.tables["train"].name, self.config.form)
-        return lambda record: column.read(record.bits, record.rows)
+
+        def read(record: Record) -> Packed | Sets:
+            column.source = record.source
+            return column.read(record.bits, record.rows)
+
+        return read
 
     def _lines(self, survey: _Survey, totals: dict[str, _Totals]) -> list[str]:
         """What a person should know of the records."""
@@ -267,7 +269,8 @@ class BitsPreparation:
             mean = survey.bits_set / max(1, rows)
             lines.append(f"encoding: {self._encoding_line()}, {mean:.1f} of {survey.num_inputs:,} bits set on average")
         labels = f"{survey.num_labels / max(1, rows):.1f} a record, {seen:,} of {len(LABELS):,} seen in training"
-        lines.append(f"2-grams: {labels}; {len(survey.hashed):,} different pairs in the raw texts")
+        kept = "the first " if len(survey.hashed) == _MOST_HASHED else ""
+        lines.append(f"2-grams: {labels}; {kept}{len(survey.hashed):,} different pairs in the raw texts")
         if survey.without_label:
             lines.append(f"{self.tables['train'].name}: {survey.without_label:,} records without a 2-gram kept")
         return lines

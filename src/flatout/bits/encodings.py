@@ -10,10 +10,12 @@ Sources: Bloom filters of 2-grams (Schnell, Bachteler and Reiher 2009), XOR-fold
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -98,6 +100,11 @@ class EncodingConfig:
     def build(self) -> Encoder | TwoStepEncoder:
         kinds = {EncodingKind.bloom: BloomEncoder, EncodingKind.minhash: MinHashEncoder}
         return TwoStepEncoder(self) if self.kind is EncodingKind.twostep else kinds[self.kind](self)
+
+    def without_secret(self) -> dict[str, Any]:
+        """The settings, with a digest in place of the secret: enough to tell two encodings apart."""
+        digest = hashlib.blake2b(self.secret.encode(), digest_size=16, person=b"flatout").hexdigest()
+        return asdict(self) | {"secret": digest}
 
     def line(self) -> str:
         """The encoding in words."""

@@ -40,6 +40,8 @@ class Record:
     fields: list[pa.Array]
     bits: pa.Array | None
     rows: NDArray[np.int64]
+    source: str
+    """Whose rows they are."""
 
     @property
     def raw(self) -> pa.Array:
@@ -78,18 +80,20 @@ class RecordSource:
                 bits = block.column(bits_column) if bits_column else None
                 for split, mask in self._assigned(name, fields):
                     if mask is None:
-                        yield split, Record(fields, bits, rows)
+                        yield split, Record(fields, bits, rows, table.name)
                     else:
                         keep = pa.array(mask)
                         kept = [column.filter(keep) for column in fields]
-                        yield split, Record(kept, None if bits is None else bits.filter(keep), rows[mask])
+                        kept_bits = None if bits is None else bits.filter(keep)
+                        yield split, Record(kept, kept_bits, rows[mask], table.name)
                 told(block.num_rows)
 
     def first(self) -> Record:
         """Some records whose encodings show how all are written."""
-        for block in self.tables["train"].blocks([self.bits] if self.bits else [], rows_per_block=64):
-            return Record([], block.column(self.bits), np.arange(block.num_rows))
-        raise UserError("data.source", f"no records in {self.tables['train'].name}")
+        table = self.tables["train"]
+        for block in table.blocks([self.bits] if self.bits else [], rows_per_block=64):
+            return Record([], block.column(self.bits), np.arange(block.num_rows), table.name)
+        raise UserError("data.source", f"no records in {table.name}")
 
     def _open_tables(self) -> dict[str, Table]:
         config = self.config

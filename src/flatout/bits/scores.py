@@ -39,7 +39,8 @@ class GramMetrics(Metric):
         answered_BT = _at_least(zeros_BT.scatter_add(1, buckets_BG, torch.ones_like(targets)))
         found_BT = _at_least(zeros_BT.scatter_add(1, buckets_BG, targets))
         there_B1 = targets.sum(1, keepdim=True)
-        self.sums += torch.stack([values.sum(0).double() for values in record_scores(found_BT, answered_BT, there_B1)])
+        means = [values.sum(0).double() for values in record_scores(found_BT, answered_BT, there_B1)]
+        self.sums += torch.stack(means).to(self.sums.device)
         self.total += len(scores)
 
     def compute(self) -> dict[str, float]:

@@ -95,6 +95,7 @@ class BitsKind(Kind):
         task.is_finished = True
         if not isinstance(model, BitMLP) or model.ridge is None:
             return
+        task.to(feeds.validation.device)  # Lightning has taken it back to the host
         found = {share: self._dice_with(share, task, feeds.validation) for share in _SHARES}
         best = max(_SHARES, key=lambda share: found[share])  # the smallest of equals
         model.ridge_share.fill_(best)
@@ -125,7 +126,7 @@ class BitsKind(Kind):
             for inputs_ND, grams_NG in sums.blocks(feed):
                 targets = grams_NG[:, : self.labels.num_outputs]
                 by_ridge.update(ridge.scores(inputs_ND), targets)
-                by_all.update(everybody.expand(len(targets), -1), targets)
+                by_all.update(everybody.to(targets.device).expand(len(targets), -1), targets)
             found |= {f"{split}/{name}": value for name, value in by_ridge.compute().items()}
             found[f"{split}/{EVERYBODY}"] = by_all.compute()["dice"]
         return found
@@ -138,6 +139,7 @@ class BitsKind(Kind):
         if not isinstance(task.model, BitMLP) or task.model.detectors is None:
             place.log.say("exposure.html is not written: a model without detectors rebuilds no texts")
             return
+        task.to(feeds.validation.device)
         study = ExposureStudy(self.data, self.labels, task, self.predictor(task), feeds)
         exposure = study.measure(place.summary.values, steepness=_STEEPNESS)
         write_exposure(place.path, exposure)
