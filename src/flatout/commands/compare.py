@@ -64,6 +64,8 @@ def comparison(found: Mapping[str, Exposure]) -> Table:
     """A column for each run."""
     shown = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     shown.add_column(style="bold")
+    for _ in found:
+        shown.add_column(overflow="fold")
     shown.add_row("run", *(Text(name) for name in short_names(list(found))))
     for name, read in ROWS.items():
         shown.add_row(name, *(Text(read(exposure)) for exposure in found.values()))
@@ -83,7 +85,7 @@ def page(found: Mapping[str, Exposure]) -> str:
         f"<h3>{html.escape(name)}</h3><p>{html.escape(exposure['conclusion'][0])}</p>"
         for name, exposure in zip(names, found.values(), strict=True)
     )
-    body = f"<h1>Encodings side by side</h1>{table(['', *names], cells)}<div class='charts'>{chart}</div>"
+    body = f"<h1>Encodings side by side</h1>{table(['', *names], cells)}<div class='one chart'>{chart}</div>"
     body += section("In plain words", plain)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -92,9 +94,9 @@ def page(found: Mapping[str, Exposure]) -> str:
 
 
 def short_names(runs: Sequence[str]) -> list[str]:
-    """The last parts of the runs' folders, as many as it takes to tell them apart."""
+    """Experiment and date of each run's folder, and more of its path where that does not tell runs apart."""
     parts = [Path(run).resolve().parts for run in runs]
-    for count in range(1, max(map(len, parts)) + 1):
+    for count in range(2, max(map(len, parts)) + 1):
         names = ["/".join(part[-count:]) for part in parts]
         if len(set(names)) == len(set(parts)):
             return names

@@ -86,7 +86,10 @@ class BitsKind(Kind):
                 evidence = f"Dice {hashed.dice:.4f} of the hashed grams on the validation records"
                 place.choose("detectors", "ridge", "read off in closed form", evidence)
             if task.config.recombine:
-                task.recombined.append(self._recombined(feeds.train.device))
+                task.recombined.append(self._recombined(device))
+                evidence = f"fields of {min(_TEXTS_READ, self.labels.num_rows):,} training texts, put together anew"
+                value = f"{task.config.recombine:g} a record"
+                place.choose("recombined texts", value, "they teach the composer without an encoding", evidence)
 
     def after_best(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
         """How large a vote ridge regression gets, by the validation records."""

@@ -20,6 +20,7 @@ h1{font-size:1.5rem;margin:0}h2{font-size:1.05rem;margin:2rem 0 .5rem;border-bot
 .grid{stroke:#e6eaee}.figures{display:flex;flex-wrap:wrap;gap:.75rem;margin:1rem 0}
 .figures div{border:1px solid #d8dee4;border-radius:6px;padding:.5rem .9rem}.figures b{display:block;font-size:1.25rem}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(400px,1fr));gap:1rem;margin-top:1.5rem}figure{margin:0}
+.one{max-width:620px;margin-top:1.5rem}
 table{border-collapse:collapse}td,th{padding:.2rem .9rem .2rem 0;text-align:left;vertical-align:top}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}th{font-weight:600;border-bottom:1px solid #d8dee4}
 pre{background:#f6f8fa;padding:.8rem;border-radius:6px;overflow:auto;font-size:12.5px}.bar{width:100%;height:26px}
