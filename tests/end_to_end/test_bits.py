@@ -32,9 +32,9 @@ from flatout import (
 )
 from flatout.__main__ import main
 from flatout.bits.columns import Form
+from flatout.bits.encoded_table import encoded
 from flatout.bits.grams import LABELS
 from flatout.bits.people import FIELDS, PeopleTable
-from flatout.commands.encode import encoded
 from flatout.report.summary import read_summary
 
 ENCODING = EncodingConfig(size=512, hashes=8)

@@ -32,12 +32,12 @@ from flatout.bench.spine import bare_step, our_step
 from flatout.bench.usual_bits import BATCH, DROPOUT, HIDDEN, UsualLoop, usual_tensors
 from flatout.bits.columns import Form
 from flatout.bits.data import BitsDataConfig
+from flatout.bits.encoded_table import encoded
 from flatout.bits.encodings import EncodingConfig, EncodingKind
 from flatout.bits.grams import LABELS, label_index, plain_texts, raw_texts
 from flatout.bits.people import FIELDS, PeopleConfig, PeopleTable
 from flatout.bits.reconstruct import rates
 from flatout.checkpoints import CheckpointConfig
-from flatout.commands.encode import encoded
 from flatout.data.batch import FlatBatch
 from flatout.data.feed import Feed
 from flatout.data.plan import PlanSettings

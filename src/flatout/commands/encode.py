@@ -6,21 +6,16 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from flatout.bits.columns import Form, write_bits, write_sets
+from flatout.bits.columns import Form
+from flatout.bits.encoded_table import COLUMN, encoded
 from flatout.bits.encodings import EncodingConfig, EncodingKind, Hashing
-from flatout.bits.grams import raw_texts
 from flatout.bits.people import PeopleConfig, PeopleTable
 from flatout.data.output import FORMATS, block_writer
 from flatout.data.progress import Progress
 from flatout.data.table import Table, open_table, require_columns
 from flatout.errors import UserError, as_choice
 
-COLUMN = {EncodingKind.bloom: "bloomfilter", EncodingKind.minhash: "minhash", EncodingKind.twostep: "twostephash"}
 _SECRET = "FLATOUT_SECRET"
 _FORMS = (Form.binary, Form.hex, Form.base64, Form.packed)
 
@@ -69,24 +64,6 @@ def run(arguments: argparse.Namespace) -> None:
             rows += block.num_rows
             told(block.num_rows)
     print(f"{config.line()}: {rows:,} records in {time.perf_counter() - started:.1f} s", file=sys.stderr)
-
-
-def encoded(
-    table: Table, columns: list[str], config: EncodingConfig, form: Form, *, uid: str, drops_text: bool
-) -> Iterator[pa.RecordBatch]:
-    """The table's blocks with the encoding before the uid, or at the end where there is none."""
-    encoder, name = config.build(), COLUMN[config.kind]
-    kept = [column for column in table.columns if column != name and (not drops_text or column == uid)]
-    wanted = list(dict.fromkeys([*columns, *kept]))
-    place = kept.index(uid) if uid in kept else len(kept)
-    for block in table.blocks(wanted):
-        fields = [pc.cast(block.column(column), pa.large_string()) for column in columns]
-        made = encoder.encode(raw_texts(fields))
-        column = write_sets(*made) if isinstance(made, tuple) else write_bits(made, form)
-        arrays = [block.column(other) for other in kept]
-        arrays.insert(place, column)
-        names = [*kept[:place], name, *kept[place:]]
-        yield pa.RecordBatch.from_arrays(arrays, names=names)
 
 
 def _table(arguments: argparse.Namespace) -> Table:
