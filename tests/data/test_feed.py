@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from flatout.data.batch import FlatBatch
 from flatout.data.feed import Feed, FeedKind, choose_feed
-from flatout.data.gather import DeviceColumn, HostColumn
+from flatout.data.gather import DeviceColumn, FixedColumn, HostColumn
 from flatout.data.plan import Layout, Plan, PlanSettings
+from flatout.data.store import StoreSplit
 
 KINDS = [FeedKind.resident, FeedKind.threaded, FeedKind.workers]
 IN_PROCESS = [FeedKind.resident, FeedKind.threaded]
@@ -54,6 +55,43 @@ def labels_in_store(split, row: int, several: bool) -> list[int]:
         return [int(split.fixed("targets")[row])]
     targets = split.ragged("targets")
     return targets.values[targets.offsets[row] : targets.offsets[row + 1]].tolist()
+
+
+def fixed_split(rows: int, width: int = 4) -> StoreSplit:
+    """Rows of equally many bytes, as packed bits are."""
+    values = np.random.default_rng(0).integers(0, 256, (rows, width), dtype=np.uint8)
+    return StoreSplit("train", rows, {"tokens": values})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_one_width_come_as_the_store_holds_them(kind):
+    split = fixed_split(50)
+    feed = Feed(split, PlanSettings(rows_per_batch=8, seed=1), kind=kind, workers=1)
+    seen = []
+    for batch in feed:
+        assert batch.padded()[0].tolist() == split.fixed("tokens")[batch.rows.numpy()].tolist()
+        assert batch.offsets.tolist() == list(range(0, 4 * batch.num_rows + 1, 4))
+        seen += batch.rows.tolist()
+    assert sorted(seen) == list(range(50))
+
+
+def test_fixed_rows_are_gathered_alike_by_numpy_and_by_torch():
+    column = FixedColumn(fixed_split(40).fixed("tokens"), torch.device("cpu"))
+    rows = np.array([3, 39, 0, 3])
+    by_numpy = column.gather(rows, np.full(4, 4))
+    column.host = None  # as it is on a device
+    for one, other in zip(by_numpy, column.gather(rows, np.full(4, 4)), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_feed_read_afresh_stays_where_it_was():
+    feed = Feed(fixed_split(30), PlanSettings(rows_per_batch=8, seed=2))
+    whole = contents(feed.afresh())
+    taken = iter(feed)
+    next(taken)
+    assert contents(feed.afresh()) == whole
+    assert feed.state_dict() == {"epoch": 0, "consumed": 1}
+    assert [(b.rows.tolist(), b.tokens.tolist(), b.offsets.tolist()) for b in taken] == whole[1:]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)

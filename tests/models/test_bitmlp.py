@@ -100,6 +100,20 @@ def test_detectors_start_at_a_linear_function_and_stay_there():
     assert build().trains_detectors
 
 
+def test_detectors_that_are_not_trained_are_cast_once_and_anew_when_they_change():
+    model = build(start="ridge")
+    model.start_detectors(torch.randn(BITS, HASHED), torch.randn(HASHED))
+    batch, bits = bit_batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = F.linear(bits, model.detectors.weight, model.detectors.bias)
+        first = model.detect(batch)
+        cast = model._narrow
+        assert torch.equal(first, plain) and torch.equal(model.detect(batch), plain)
+        assert model._narrow is cast
+        model.start_detectors(torch.zeros(BITS, HASHED), torch.ones(HASHED))
+        assert model.detect(batch).tolist() == [[1.0] * HASHED] * 6
+
+
 def test_ridge_votes_with_the_share_it_is_given():
     model = build(start="ridge")
     weight, bias = torch.randn(BITS, 5), torch.randn(5)
