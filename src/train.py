@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    except Exception as error:
+    except Exception as error:  # Hydra's errors share no class; what is no person's mistake is raised again
         mistake = explain(ComposeError.of(error), conf_folder())
         if mistake is None:
             raise

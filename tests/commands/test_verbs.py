@@ -7,9 +7,9 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
+from tests.verbs import verb
 
 from flatout import BiLSTMConfig, HeadlinesConfig, TextDataConfig, fit
-from flatout.__main__ import main
 from flatout.bench.claim import at_least, bounded, in_turn
 from flatout.commands.bench import line
 
@@ -26,14 +26,6 @@ def rows(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text('id,text,label\n1,"a senate, a ballot",politics\n2,,sport\n3,striker playoff goal,sport\n')
     return str(path)
-
-
-def verb(*arguments) -> int:
-    try:
-        main([str(argument) for argument in arguments])
-    except SystemExit as left:
-        return int(left.code or 0)
-    return 0
 
 
 @pytest.mark.parametrize("name", ["out.csv", "out.jsonl", "out.parquet"])

@@ -290,6 +290,7 @@ def test_a_pipe_and_a_name_too_long_are_no_files(tmp_path):
         open_table(tmp_path / ("a" * 300 + ".csv"), where="x")
 
 
+# The super-user is refused nothing, so a file without permission cannot be made for it.
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_without_permission_is_told(tmp_path):
     (tmp_path / "rows.csv").write_text("text\na\n")

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.verbs import verb
 from torch import nn
 
 from flatout import (
@@ -30,7 +31,6 @@ from flatout import (
     fit,
     load_predictor,
 )
-from flatout.__main__ import main
 from flatout.bits.columns import Form
 from flatout.bits.encoded_table import encoded
 from flatout.bits.grams import LABELS
@@ -45,14 +45,6 @@ def small_fit(tmp_path, rows=900, model=None, **settings):
     config = BitsDataConfig(sample=PeopleConfig(rows=rows), **{"encoding": ENCODING, "batch_size": 64, **data})
     settings = {"epochs": 6, "optim": OptimConfig(lr=5e-3), "output": str(tmp_path / "runs")} | settings
     return fit(config, model or BitMLPConfig(widths=[64]), **settings)
-
-
-def verb(*arguments) -> int:
-    try:
-        main([str(argument) for argument in arguments])
-    except SystemExit as left:
-        return int(left.code or 0)
-    return 0
 
 
 @pytest.fixture(scope="module")

@@ -22,18 +22,21 @@ from flatout import (
     TextDataConfig,
     fit,
 )
+from flatout.bits.encodings import EncodingKind
+from flatout.models.bitmlp import Norm, Start
+from flatout.models.pooling import Pooling
 
 FOLDER = Path(__file__).parent
 MODELS = {
     "bilstm": BiLSTMConfig(embedding=16, hidden=16),
-    "bilstm_attention_2_layers": BiLSTMConfig(embedding=16, hidden=16, layers=2, pooling="attention"),  # type: ignore[arg-type]
+    "bilstm_attention_2_layers": BiLSTMConfig(embedding=16, hidden=16, layers=2, pooling=Pooling.attention),
     "textcnn": TextCNNConfig(embedding=16, filters=16),
     "bitmlp": BitMLPConfig(widths=[16]),
-    "bitmlp_from_scratch_on_sets": BitMLPConfig(widths=[16], start="random", dropout=0.1, norm="layer"),  # type: ignore[arg-type]
+    "bitmlp_from_scratch_on_sets": BitMLPConfig(widths=[16], start=Start.random, dropout=0.1, norm=Norm.layer),
 }
 ENCODINGS = {
     "bitmlp": EncodingConfig(size=256, hashes=6),
-    "bitmlp_from_scratch_on_sets": EncodingConfig(kind="twostep", size=64, hashes=3),  # type: ignore[arg-type]
+    "bitmlp_from_scratch_on_sets": EncodingConfig(kind=EncodingKind.twostep, size=64, hashes=3),
 }
 
 

@@ -72,7 +72,7 @@ class BitColumn:
         kind = column.type
         if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
             values = column.flatten()
-            is_bits = pa.types.is_boolean(values.type) or (len(values) > 0 and _is_zero_or_one(values, column))
+            is_bits = pa.types.is_boolean(values.type) or (_is_zero_or_one(values))
             return Form.packed if is_bits or pa.types.is_uint8(values.type) else Form.numbers
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
             return Form.packed
@@ -174,9 +174,9 @@ def written_form(value: str) -> Form:
     return Form.base64 if re.fullmatch(r"[A-Za-z0-9+/]+=*", value) else Form.binary
 
 
-def _is_zero_or_one(values: pa.Array, column: pa.Array) -> bool:
-    """Whether lists hold nothing but zeros and ones, as long as each other: bits rather than a set."""
-    if not pa.types.is_integer(values.type) or len(column) == 0:
+def _is_zero_or_one(values: pa.Array) -> bool:
+    """Whether lists hold nothing but zeros and ones: bits rather than a set."""
+    if not pa.types.is_integer(values.type) or len(values) == 0:
         return False
     low, high = pc.min_max(values).values()
     return low.as_py() >= 0 and high.as_py() <= 1

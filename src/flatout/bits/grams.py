@@ -11,6 +11,7 @@ pairs of the plain text, 1,036 in all. *Hashed* grams are what an encoder took i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from string import ascii_lowercase, digits
 
 import numpy as np
@@ -98,8 +99,9 @@ class GramIndex:
         return number
 
 
+@lru_cache
 def label_index() -> GramIndex:
-    """The labels under their numbers."""
+    """The labels under their numbers; frozen, so one serves all."""
     return GramIndex(LABELS, is_frozen=True)
 
 

@@ -133,51 +133,31 @@ class Reconstructor:
         """The best finished walks of each record, as grams, and their scores."""
         count = min(_EDGES, gains_RH.shape[1])
         edges_RE = np.argpartition(-gains_RH, count - 1, axis=1)[:, :count].astype(np.int32)
-        records = len(edges_RE)
         gain_RE = np.take_along_axis(gains_RH, edges_RE, axis=1)
         first_RE, second_RE = self._first[edges_RE], self._second[edges_RE]
-        follows_REE = second_RE[:, :, None] == first_RE[:, None, :]
-        # What a step from one edge to another is worth for the letters' order alone.
-        rows_RE1 = np.arange(records)[:, None, None]
-        usual_REE = _USUAL * self.order.log_next[edges_RE[:, :, None], second_RE[:, None, :]]
-        step_REE = np.where(follows_REE, usual_REE, _NEVER).astype(np.float32)
-        starts_RE = np.where(first_RE == self._blank, gain_RE, _NEVER) if self._blank >= 0 else gain_RE
-        ends_RE = second_RE == self._blank if self._blank >= 0 else np.ones_like(second_RE, dtype=np.bool_)
-        bit_E = np.uint64(1) << np.arange(count, dtype=np.uint64)
-
-        walks = min(_WALKS, count)
-        last_RW = np.argpartition(-starts_RE, walks - 1, axis=1)[:, :walks]
-        score_RW = np.take_along_axis(starts_RE, last_RW, axis=1).astype(np.float32)
-        used_RW = bit_E[last_RW]
-        path_RWL = np.full((records, walks, self.longest + 2), -1, dtype=np.int8)
-        path_RWL[:, :, 0] = last_RW
-        done_score = np.full((records, _KEPT), _NEVER, dtype=np.float32)
-        done_path = np.full((records, _KEPT, self.longest + 2), -1, dtype=np.int8)
+        has_blank = self._blank >= 0
+        beam = _Beam(
+            gain_RE=gain_RE,
+            step_REE=self._steps(edges_RE, first_RE, second_RE),
+            starts_RE=np.where(first_RE == self._blank, gain_RE, _NEVER) if has_blank else gain_RE,
+            ends_RE=second_RE == self._blank if has_blank else np.ones_like(second_RE, dtype=np.bool_),
+            longest=self.longest + 2,
+            stops_at_ends=has_blank,
+        )
         for length in range(1, self.longest + 2):
-            isnt_used = (used_RW[:, :, None] & bit_E) == 0
-            worth = np.where(isnt_used, gain_RE[:, None, :], _REPEAT)
-            reached = score_RW[:, :, None] + worth + step_REE[rows_RE1[:, :, 0], last_RW]
-            flat = reached.reshape(records, -1)
-            best = np.argpartition(-flat, walks - 1, axis=1)[:, :walks]
-            score_RW = np.take_along_axis(flat, best, axis=1)
-            came, edge = np.divmod(best, count)
-            used_RW = np.take_along_axis(used_RW, came, axis=1) | bit_E[edge]
-            path_RWL = np.take_along_axis(path_RWL, came[:, :, None], axis=1)
-            path_RWL[:, :, length] = edge
-            last_RW = edge
-            is_end = np.take_along_axis(ends_RE, edge, axis=1) & (score_RW > _NEVER / 2)
-            finished = np.where(is_end, score_RW, _NEVER)
-            both_score = np.concatenate([done_score, finished], axis=1)
-            kept = np.argpartition(-both_score, _KEPT - 1, axis=1)[:, :_KEPT]
-            done_score = np.take_along_axis(both_score, kept, axis=1)
-            both_path = np.concatenate([done_path, path_RWL], axis=1)
-            done_path = np.take_along_axis(both_path, kept[:, :, None], axis=1)
-            if self._blank >= 0:
-                score_RW = np.where(is_end, _NEVER, score_RW)  # a walk that ended goes nowhere
-            if not (score_RW > _NEVER / 2).any():
+            beam.step(length)
+            if not beam.is_alive:
                 break
-        for edges_E, paths_KL, scores_K in zip(edges_RE, done_path, done_score, strict=True):
+        for edges_E, paths_KL, scores_K in zip(edges_RE, beam.done_path, beam.done_score, strict=True):
             yield np.where(paths_KL >= 0, edges_E[paths_KL], -1), scores_K
+
+    def _steps(
+        self, edges_RE: NDArray[np.int32], first_RE: NDArray[np.int16], second_RE: NDArray[np.int16]
+    ) -> NDArray[np.float32]:
+        """`[R, E, E]` what a step from one edge to another is worth for the order of letters alone."""
+        follows_REE = second_RE[:, :, None] == first_RE[:, None, :]
+        usual_REE = _USUAL * self.order.log_next[edges_RE[:, :, None], second_RE[:, None, :]]
+        return np.where(follows_REE, usual_REE, _NEVER).astype(np.float32)
 
     def _read(self, walks: NDArray[np.int32], scores: NDArray[np.float32]) -> Candidates:
         """Walks as texts, each once, the best first."""
@@ -226,6 +206,62 @@ class Reconstructor:
             if before >= 0 and after >= 0:
                 total += _USUAL * float(self.order.log_next[before, self._second[after]])
         return total
+
+
+class _Beam:
+    """The best walks of some hundred records at once, and the best of those that have ended."""
+
+    def __init__(
+        self,
+        *,
+        gain_RE: NDArray[np.float32],
+        step_REE: NDArray[np.float32],
+        starts_RE: NDArray[np.float32],
+        ends_RE: NDArray[np.bool_],
+        longest: int,
+        stops_at_ends: bool,
+    ) -> None:
+        self.gain_RE, self.step_REE, self.ends_RE, self.stops_at_ends = gain_RE, step_REE, ends_RE, stops_at_ends
+        records, count = gain_RE.shape
+        self.walks = min(_WALKS, count)
+        self.bit_E = np.uint64(1) << np.arange(count, dtype=np.uint64)
+        """One bit for each edge: a walk's used edges are one number."""
+        self.last_RW = np.argpartition(-starts_RE, self.walks - 1, axis=1)[:, : self.walks]
+        self.score_RW = np.take_along_axis(starts_RE, self.last_RW, axis=1).astype(np.float32)
+        self.used_RW = self.bit_E[self.last_RW]
+        self.path_RWL = np.full((records, self.walks, longest), -1, dtype=np.int8)
+        self.path_RWL[:, :, 0] = self.last_RW
+        self.done_score = np.full((records, _KEPT), _NEVER, dtype=np.float32)
+        self.done_path = np.full((records, _KEPT, longest), -1, dtype=np.int8)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether any walk can go on."""
+        return bool((self.score_RW > _NEVER / 2).any())
+
+    def step(self, length: int) -> None:
+        """Every walk goes on over every edge that follows; the best stay, those that end are remembered."""
+        is_new = (self.used_RW[:, :, None] & self.bit_E) == 0
+        worth = np.where(is_new, self.gain_RE[:, None, :], _REPEAT)
+        rows = np.arange(len(self.gain_RE))[:, None]
+        reached = (self.score_RW[:, :, None] + worth + self.step_REE[rows, self.last_RW]).reshape(len(rows), -1)
+        best = np.argpartition(-reached, self.walks - 1, axis=1)[:, : self.walks]
+        came, self.last_RW = np.divmod(best, len(self.bit_E))
+        self.score_RW = np.take_along_axis(reached, best, axis=1)
+        self.used_RW = np.take_along_axis(self.used_RW, came, axis=1) | self.bit_E[self.last_RW]
+        self.path_RWL = np.take_along_axis(self.path_RWL, came[:, :, None], axis=1)
+        self.path_RWL[:, :, length] = self.last_RW
+        self._remember_ends()
+
+    def _remember_ends(self) -> None:
+        is_end = np.take_along_axis(self.ends_RE, self.last_RW, axis=1) & (self.score_RW > _NEVER / 2)
+        scores = np.concatenate([self.done_score, np.where(is_end, self.score_RW, _NEVER)], axis=1)
+        kept = np.argpartition(-scores, _KEPT - 1, axis=1)[:, :_KEPT]
+        self.done_score = np.take_along_axis(scores, kept, axis=1)
+        paths = np.concatenate([self.done_path, self.path_RWL], axis=1)
+        self.done_path = np.take_along_axis(paths, kept[:, :, None], axis=1)
+        if self.stops_at_ends:
+            self.score_RW = np.where(is_end, _NEVER, self.score_RW)  # a walk that ended goes nowhere
 
 
 class Dictionary:

@@ -123,13 +123,12 @@ class BitMLP(nn.Module):
     ) -> None:
         super().__init__()
         num_labels = len(hashed_of_label)
-        self.num_labels, self.num_hashed = num_labels, num_hashed
         self.starts_at_ridge = config.starts_at_ridge
         self._narrow: tuple[Any, tuple[Tensor, Tensor]] | None = None
         sources = torch.tensor(hashed_of_label, dtype=torch.long)
         self.register_buffer("label_sources", sources.clamp(min=0), persistent=False)
         self.register_buffer("has_source", (sources >= 0).float(), persistent=False)
-        self.is_set, self.num_inputs = is_set, num_inputs
+        self.is_set = is_set
         self.detectors = _first_layer(num_inputs, num_hashed, is_set) if config.detectors else None
         self.composer = _composer(config, num_hashed if config.detectors else num_inputs, num_labels, self.is_plain_set)
         self.straight = _first_layer(num_inputs, num_labels, is_set) if self.is_plain and config.straight else None
