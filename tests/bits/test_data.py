@@ -85,7 +85,7 @@ def test_arrays_on_disk_are_read_too(tmp_path):
 
 
 def test_a_plain_npy_table_is_a_column_of_bits(tmp_path):
-    from flatout.data.table import open_table
+    from flatout.data.sources import open_table
 
     np.save(tmp_path / "bits.npy", np.eye(8, dtype=np.uint8))
     table = open_table(tmp_path / "bits.npy", where="FILE")
@@ -223,9 +223,12 @@ MISTAKES = {
     ),
     "the source as test": (
         lambda: BitsDataConfig(source="a.csv", test="a.csv"),
-        r"data.test: a.csv is the source itself",
+        r"data.test: a.csv is the source file itself",
     ),
-    "a test without a source": (lambda: BitsDataConfig(test="a.csv"), r"data.test: is set without data.source"),
+    "a test without a source": (
+        lambda: BitsDataConfig(test="a.csv"),
+        r"data.test: is set without training rows. Set data.source=FILE",
+    ),
     "no columns": (lambda: BitsDataConfig(source=table_with(), columns=[]), r"data.columns: an empty list"),
 }
 

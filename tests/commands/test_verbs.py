@@ -51,7 +51,7 @@ def test_predict_writes_to_standard_output(finished, rows, capfdbinary):
 def test_evaluate_prints_metrics_and_what_it_found(finished, rows, capsys):
     assert verb("evaluate", finished.folder, rows) == 0
     said = capsys.readouterr().out
-    assert "1 rows with an empty text kept as one unknown word" in said
+    assert "1 row with an empty text kept as one unknown word" in said
     assert "accuracy" in said
     assert verb("evaluate", finished.folder, rows, "--json") == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 3

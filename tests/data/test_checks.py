@@ -8,10 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.checks import Findings, LabelCensus, clean_block, normalise_labels
+from flatout.data.checks import clean_block
+from flatout.data.findings import Findings
+from flatout.data.labels import LabelCensus, normalise_labels
 from flatout.data.problem import Problem
+from flatout.data.roles import Roles
 from flatout.errors import UserError
 
+ROLES = Roles(("text",), "label")
 TEXTS = ["fine", "", "  ", None, "no label", "also fine"]
 LABELS = ["a", "a", "b", "b", None, "c"]
 
@@ -20,9 +24,7 @@ def clean(is_train: bool, texts=TEXTS, labels=LABELS, problem=Problem.single):
     findings = Findings("rows.csv")
     block = pa.RecordBatch.from_pydict({"text": texts, "label": labels})
     rows = np.arange(len(texts)) + 100
-    return clean_block(
-        block, text="text", label="label", rows=rows, problem=problem, is_train=is_train, findings=findings
-    ), findings
+    return clean_block(block, roles=ROLES, rows=rows, problem=problem, is_train=is_train, findings=findings), findings
 
 
 def test_training_drops_rows_that_teach_nothing():
@@ -30,9 +32,9 @@ def test_training_drops_rows_that_teach_nothing():
     assert block.texts.to_pylist() == ["fine", "also fine"]
     assert block.rows.tolist() == [100, 105]
     assert findings.lines() == [
-        "rows.csv: 1 rows without a label dropped (rows 105)",
-        "rows.csv: 1 rows without a text (null) dropped (rows 104)",
-        "rows.csv: 2 rows with an empty text dropped (rows 102, 103)",
+        "rows.csv: 1 row without a label dropped (row 105); data.clean.unlabelled=refuse",
+        "rows.csv: 1 row without a text (null) dropped (row 104); data.clean.empty=keep",
+        "rows.csv: 2 rows with an empty text dropped (rows 102, 103); data.clean.empty=keep",
     ]
 
 
@@ -52,7 +54,9 @@ def test_rows_read_are_rows_kept_and_dropped(is_train):
 
 def test_many_findings_name_only_the_first_rows():
     _, findings = clean(True, texts=[""] * 9 + ["a"], labels=["x"] * 10)
-    assert findings.lines() == ["rows.csv: 9 rows with an empty text dropped (rows 101, 102, 103, 104, 105, …)"]
+    assert findings.lines() == [
+        "rows.csv: 9 rows with an empty text dropped (rows 101, 102, 103, 104, 105, …); data.clean.empty=keep"
+    ]
 
 
 def test_numbers_as_texts_are_read_as_written_and_counted():
@@ -119,7 +123,9 @@ def test_a_class_that_only_validation_has_stays_a_class_and_is_named():
     census = census_of(train=["a", "b"], validation=["z", "z", "a"])
     assert census.classes() == ["a", "b", "z"]
     assert census.train_counts() == [1, 1, 0]
-    assert census.lines() == ["validation: 1 classes that no training row has, scored as misses: 'z' (2 rows)"]
+    assert "validation: 1 class that no training row has, scored as misses: 'z' (2 rows)" in "\n".join(
+        remark.line() for remark in census.remarks("rows.csv")
+    )
 
 
 @pytest.mark.parametrize("labels", [[], ["a", "a"]])
@@ -157,9 +163,7 @@ def test_categories_are_read_as_their_words():
     words = pa.array(["a", "", "b"]).dictionary_encode()
     block = pa.RecordBatch.from_arrays([words, words], names=["text", "label"])
     rows = np.arange(3)
-    found = clean_block(
-        block, text="text", label="label", rows=rows, problem=Problem.single, is_train=True, findings=findings
-    )
+    found = clean_block(block, roles=ROLES, rows=rows, problem=Problem.single, is_train=True, findings=findings)
     assert (found.texts.to_pylist(), normalised(found.labels, Problem.single)) == (["a", "b"], ["a", "b"])
 
 
@@ -178,6 +182,7 @@ def test_the_first_rows_are_named_in_order_whatever_split_came_first():
         "source": "rows.csv",
         "rows_read": 0,
         "rows_kept": 0,
+        "rows_repaired": 0,
         "rows_dropped": 0,
         "found": {"null_label": {"count": 8, "rows": [2, 3, 4, 9, 12]}},
     }
@@ -238,8 +243,7 @@ def test_no_row_is_lost_in_silence(labels, data):
     findings = Findings("rows.csv")
     found = clean_block(
         block,
-        text="text",
-        label="label",
+        roles=ROLES,
         rows=np.arange(len(texts)),
         problem=Problem.single,
         is_train=is_train,

@@ -71,7 +71,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     patch = pytest.MonkeyPatch()
     patch.setenv("FLATOUT_CACHE", str(folder / "cache"))
-    yield small_fit(folder, rows_about_things(400))
+    yield small_fit(folder, rows_about_things(600))
     patch.undo()
 
 
@@ -84,7 +84,7 @@ def test_the_run_folder_is_as_promised(finished):
     names = {path.name.split(".tfevents")[0] for path in finished.folder.iterdir()}
     assert names == {
         "config.yaml", "overrides.txt", "checkpoints", "model", "events.out", "metrics.csv", "summary.json",
-        "report.html", "log.txt",
+        "report.html", "log.txt", "splits.parquet",
     }  # fmt: skip
     assert {path.name for path in (finished.folder / "model").iterdir()} == {
         "tokenizer.json", "model.safetensors", "labels.json", "config.json",
@@ -96,7 +96,7 @@ def test_the_run_folder_is_as_promised(finished):
 def test_the_summary_is_finished_and_filled(finished):
     summary = read_summary(finished.folder)
     assert summary["status"] == "finished"
-    assert sum(summary["data"]["rows"].values()) == 400
+    assert sum(summary["data"]["rows"].values()) == 600
     assert summary["data"]["classes"] == 3
     assert summary["training"]["steps"] > 0
     assert summary["speed"]["step_ms"]["forward"] > 0

@@ -63,7 +63,8 @@ class BitsDataConfig(FeedingConfig):
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()
         self.form = as_choice(Form, self.form, "data.form")
         require(self.vocabulary >= 1, "data.vocabulary", f"{self.vocabulary}", allowed="1 or more")
-        require_other_files("source", self.source, {"validation": self.validation, "test": self.test})
+        given = {"source": self.source, "validation": self.validation, "test": self.test}
+        require_other_files(given, ("source",))
 
     def prepare(self) -> PreparedBits:
         """Open the store of these records, building it first when there is none."""
@@ -140,6 +141,7 @@ class BitsPreparation:
         return {
             "kind": "bits",
             "source": {split: table.fingerprint() for split, table in self.tables.items()},
+            "read": asdict(config.read),
             "column": {"text": self.columns, "bits": self.bits, "uid": config.uid if self.source.has_uid else None},
             "form": config.form.value,
             "encoding": None if self.bits else config.encoding.without_secret(),

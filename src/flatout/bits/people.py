@@ -18,6 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from flatout.data.made_up import Syllables, draw_long_tailed, made_up_words
+from flatout.data.table import Table
 from flatout.errors import require
 
 GENERATOR_VERSION = 1
@@ -63,7 +64,7 @@ class PeopleConfig:
         require(0 <= self.seed <= _LARGEST_SEED, "data.sample.seed", f"{self.seed}", allowed="0 to 2**63 - 1")
 
 
-class PeopleTable:
+class PeopleTable(Table):
     """The people of one seed, read like any other table."""
 
     name = "sample:people"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,9 +17,9 @@ from numpy.typing import NDArray
 
 from flatout.bits.grams import raw_texts
 from flatout.bits.people import PeopleTable
-from flatout.data.feeding import SPLITS
-from flatout.data.splits import assign_splits
-from flatout.data.table import Table, open_table, require_columns, table_of
+from flatout.data.sources import open_source
+from flatout.data.splits import SPLITS, assign_splits
+from flatout.data.table import Table, require_columns
 from flatout.errors import UserError, require
 
 if TYPE_CHECKING:
@@ -103,8 +102,7 @@ class RecordSource:
         for split, given in zip(SPLITS, (config.source, config.validation, config.test), strict=True):
             if given is not None:
                 where = f"data.{'source' if split == 'train' else split}"
-                is_path = isinstance(given, str | Path)
-                tables[split] = open_table(given, where=where) if is_path else table_of(given, where=where)
+                tables[split] = open_source(given, where=where, reading=config.read)
         return tables
 
     def _bits_column(self, table: Table) -> str | None:

@@ -13,7 +13,8 @@ from flatout.bits.encodings import EncodingConfig, EncodingKind, Hashing
 from flatout.bits.people import PeopleConfig, PeopleTable
 from flatout.data.output import FORMATS, block_writer
 from flatout.data.progress import Progress
-from flatout.data.table import Table, open_table, require_columns
+from flatout.data.sources import open_table
+from flatout.data.table import Table, require_columns
 from flatout.errors import UserError, as_choice
 
 _SECRET = "FLATOUT_SECRET"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +15,15 @@ from torch import Tensor
 
 from flatout.bits.grams import label_index, plain_texts, raw_texts
 from flatout.bits.scores import GramMetrics
+from flatout.commands.predict import require_text_columns
 from flatout.data.batch import multi_hot
-from flatout.data.checks import Findings, clean_block, normalise_labels
+from flatout.data.checks import clean_block
+from flatout.data.findings import Findings
+from flatout.data.labels import normalise_labels
 from flatout.data.problem import Problem
-from flatout.data.table import open_table, require_columns
+from flatout.data.roles import Roles
+from flatout.data.sources import open_table
+from flatout.data.table import require_columns
 from flatout.errors import UserError
 from flatout.inference import GramPredictor, Predictor, load_predictor
 from flatout.metrics import TaskMetrics
@@ -40,12 +46,13 @@ def run(arguments: argparse.Namespace) -> None:
         scores, rows = evaluate_grams(predictor, arguments.file, arguments.bits or predictor.bits_column)
         _show({"rows": rows, **scores}, arguments.json)
         return
-    text = arguments.text or predictor.text_column
-    label = arguments.label or predictor.label_column
-    metrics, findings = evaluate(predictor, arguments.file, text, label)
+    roles = predictor.roles
+    texts = roles.texts if arguments.text is None else (arguments.text,)
+    roles = replace(roles, texts=texts, label=arguments.label or roles.label)
+    metrics, findings = evaluate(predictor, arguments.file, roles)
     if not arguments.json:
-        for line in findings.lines():
-            print(line)
+        for remark in findings.remarks():
+            print(f"{remark.source}: {remark.what}")
         if per_class := [row for row in metrics.per_class() if row["support"]]:
             Console(soft_wrap=True, highlight=False).print(class_table(per_class))
     _show({"rows": findings.rows_kept, **metrics.compute()}, arguments.json)
@@ -77,20 +84,18 @@ def evaluate_grams(predictor: GramPredictor, file: str, bits: str) -> tuple[dict
     return metrics.compute(), first_row
 
 
-def evaluate(predictor: Predictor, file: str, text: str, label: str) -> tuple[TaskMetrics, Findings]:
+def evaluate(predictor: Predictor, file: str, roles: Roles) -> tuple[TaskMetrics, Findings]:
     """Metrics over all rows of a file, and what was found in it."""
     table = open_table(file, where="FILE")
-    require_columns(table, {"--text": text, "--label": label})
+    require_text_columns(table, roles, label=roles.label)
     problem = predictor.labels.problem
     metrics = TaskMetrics.build(problem, predictor.labels.classes)
     findings = Findings(table.name)
     first_row = 0
-    for block in table.blocks([text, label]):
+    for block in table.blocks(roles.columns):
         rows = np.arange(first_row, first_row + block.num_rows)
         first_row += block.num_rows
-        clean = clean_block(
-            block, text=text, label=label, rows=rows, problem=problem, is_train=False, findings=findings
-        )
+        clean = clean_block(block, roles=roles, rows=rows, problem=problem, is_train=False, findings=findings)
         labels = normalise_labels(
             clean.labels, clean.rows, problem=problem, delimiter=predictor.label_delimiter, source=table.name
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from torch import Tensor
 
-from flatout.data.checks import Findings, read_texts
+from flatout.data.checks import read_texts
+from flatout.data.findings import Findings
 from flatout.data.output import FORMATS, block_writer
 from flatout.data.problem import Problem
 from flatout.data.progress import Progress
-from flatout.data.table import Table, open_table, require_columns
+from flatout.data.roles import Roles
+from flatout.data.sources import open_table
+from flatout.data.table import Table, require_columns
 from flatout.errors import UserError
 from flatout.inference import GramPredictor, Predictor, load_predictor
 
@@ -41,7 +45,8 @@ def run(arguments: argparse.Namespace) -> None:
     table = open_table(arguments.file, where="FILE")
     if isinstance(predictor, Predictor):
         _refuse(arguments, ("bits", "rebuild", "names"), "this run answers texts")
-        blocks = answers(predictor, table, arguments.text or predictor.text_column, _kept_columns(table))
+        roles = predictor.roles if arguments.text is None else replace(predictor.roles, texts=(arguments.text,))
+        blocks = answers(predictor, table, roles, _kept_columns(table))
     else:
         _refuse(arguments, ("text",), "this run answers encodings")
         names = [] if arguments.names is None else read_names(arguments.names)
@@ -65,12 +70,18 @@ def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> 
             raise UserError(f"--{name}", why, mend="Leave it out.")
 
 
-def answers(predictor: Predictor, table: Table, text: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def answers(predictor: Predictor, table: Table, roles: Roles, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """The table's blocks with the columns `prediction` and `probability` added."""
-    require_columns(table, {"--text": text})
+    require_text_columns(table, roles)
     for block in table.blocks(columns):
-        texts = read_texts(block.column(text), text, np.arange(block.num_rows), Findings(table.name))
+        texts, _ = read_texts(block, roles, np.arange(block.num_rows), Findings(table.name))
         yield _with_columns(block, answer_columns(predictor, predictor.outputs(pc.fill_null(texts, ""))))
+
+
+def require_text_columns(table: Table, roles: Roles, **others: str) -> None:
+    """Check that the columns of the texts are there, and `others` by the options that name them."""
+    texts = {"--text" if number == 0 else f"--text[{number}]": name for number, name in enumerate(roles.texts)}
+    require_columns(table, {**texts, **{f"--{option}": name for option, name in others.items()}})
 
 
 def gram_answers(

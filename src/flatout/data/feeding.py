@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flatout.data.feed import FeedKind
-from flatout.errors import as_choice, require
-
-SPLITS = ("train", "validation", "test")
+from flatout.data.reading import ReadingConfig
+from flatout.data.splits import SPLITS
+from flatout.errors import UserError, as_choice, require
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,6 +36,8 @@ class FeedingConfig:
     """Processes of the `workers` feed."""
     cache: str | None = None
     """Folder of the finished stores; null: $FLATOUT_CACHE, else the user's cache folder."""
+    read: ReadingConfig = field(default_factory=ReadingConfig)
+    """How files are written, where they do not say so themselves."""
 
     def __post_init__(self) -> None:
         self.feed = as_choice(FeedKind, self.feed, "data.feed")
@@ -57,11 +59,30 @@ class FeedingConfig:
         return [split for split in SPLITS if split in given or taken.get(split, 0) > 0]
 
 
-def require_other_files(source_key: str, source: object, others: dict[str, object]) -> None:
-    """Files for validation and test need one for training, and must not be it."""
-    for name, given in others.items():
-        mend = f"Set data.{source_key}=FILE."
-        require(source is not None or given is None, f"data.{name}", f"is set without data.{source_key}", mend=mend)
-        same = isinstance(given, str) and isinstance(source, str) and Path(given) == Path(source)
-        what = "training file" if source_key == "train" else "source"
-        require(not same, f"data.{name}", f"{given} is the {what} itself", mend="Leave it out to split one.")
+def require_other_files(given: dict[str, object], source_keys: Sequence[str]) -> None:
+    """Files for validation and test need one for training, and no file may stand for two splits."""
+    keys = " or ".join(f"data.{key}=FILE" for key in source_keys)
+    has_source = any(given.get(key) is not None for key in source_keys)
+    paths: dict[Path, str] = {}
+    for name, value in given.items():
+        require(value is None or has_source, f"data.{name}", "is set without training rows", mend=f"Set {keys}.")
+        if not isinstance(value, str | Path):
+            continue
+        path = Path(value).expanduser().resolve()
+        if (other := paths.get(path)) is not None:
+            what = f"{value} is the {_SPOKEN.get(other, other)} file itself"
+            raise UserError(f"data.{name}", what, mend="Leave it out to take rows from the training rows.")
+        paths[path] = name
+
+
+_SPOKEN = {"train": "training"}
+
+
+def require_other_content(fingerprints: Mapping[str, str], names: Mapping[str, str]) -> None:
+    """No two splits may have the same content, under whatever names."""
+    seen: dict[str, str] = {}
+    for split, fingerprint in fingerprints.items():
+        if (other := seen.get(fingerprint)) is not None:
+            what = f"{names[split]} holds exactly the {_SPOKEN.get(other, other)} rows, {names[other]}"
+            raise UserError(f"data.{split}", what, mend="Leave it out to take rows from the training rows.")
+        seen[fingerprint] = split

@@ -6,8 +6,9 @@ from enum import StrEnum
 
 
 class Problem(StrEnum):
-    """Kind of label: one class a row, any number of classes a row, or a number."""
+    """Kind of label: one class a row, any number of classes a row, a number, or a tag for each word."""
 
     single = "single"
     multi = "multi"
     regression = "regression"
+    tags = "tags"

@@ -23,6 +23,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from flatout.data.made_up import Syllables, draw_long_tailed, long_tail, made_up_words
+from flatout.data.table import Table
 from flatout.errors import require
 
 GENERATOR_VERSION = 1
@@ -85,7 +86,7 @@ class HeadlinesConfig:
         require(0 <= self.seed <= _LARGEST_SEED, "data.sample.seed", f"{self.seed}", allowed="0 to 2**63 - 1")
 
 
-class HeadlinesTable:
+class HeadlinesTable(Table):
     """One split of the built-in headlines, read like any other table."""
 
     columns: Sequence[str] = ("text", "label", "topic")

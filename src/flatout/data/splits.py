@@ -1,11 +1,17 @@
-"""Which split a row belongs to, from a hash of its text.
+"""Which split a row belongs to, from a hash of its content.
 
-The same text always falls in the same split, so no row leaks from training into the test, and a file that has grown
-keeps its old split. The hash is plain arithmetic on the text's bytes, the same on every machine; the bytes pass through
-a window of fixed size, so that memory stays flat however long the texts are.
+Equal texts always fall in the same split, so no row leaks from training into the test, and a file that has grown keeps
+its old split. The hash is plain arithmetic on the bytes, the same on every machine; the bytes pass through a window of
+fixed size, so that memory stays flat however long the texts are.
+
+Where each class must keep its share, the distinct texts of a class are dealt out in the order of their hashes, every
+tenth one say, which meets the share to one row. Where rows belong together (a patient, a thread), whole groups are
+dealt out in the order of theirs, until the share is met.
 """
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +20,17 @@ from numpy.typing import NDArray
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _ALL_BITS = (1 << 64) - 1
 _WINDOW = 1 << 16
+
+
+SPLITS = ("train", "validation", "test")
+
+
+class SplitBy(StrEnum):
+    """What decides the split of a row: its text, its text and its class, or the group it belongs to."""
+
+    content = "content"
+    stratified = "stratified"
+    group = "group"
 
 
 def _powers(factor: int) -> NDArray[np.uint64]:
@@ -26,22 +43,31 @@ _POWERS = _powers(_MULTIPLIER)
 _INVERSES = np.append(np.uint64(1), _powers(pow(_MULTIPLIER, -1, 1 << 64))[:-1])
 
 
-def assign_splits(texts: pa.Array, *, validation_share: float, test_share: float, seed: int = 0) -> NDArray[np.int8]:
-    """0 (train), 1 (validation) or 2 (test) for each text; shares are met on average."""
-    hashes = hash_texts(texts, seed)
-    place = (hashes >> np.uint64(11)).astype(np.float64) / float(1 << 53)
-    is_taken, is_test = place < validation_share + test_share, place < test_share
-    return is_taken.astype(np.int8) + is_test.astype(np.int8)
-
-
 def hash_texts(texts: pa.Array, seed: int = 0) -> NDArray[np.uint64]:
     """A 64-bit hash of each text's UTF-8 bytes; a null counts as an empty text."""
+    return hash_bytes(*bytes_of(texts), seed)
+
+
+def bytes_of(texts: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The UTF-8 bytes of a column, and where each text begins and ends in them, without a copy."""
     texts = texts.cast(pa.large_binary())
     offsets = np.frombuffer(texts.buffers()[1], dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    if offsets[-1] == offsets[0]:
+        return np.empty(0, np.uint8), offsets - offsets[0]
+    return np.frombuffer(texts.buffers()[2], dtype=np.uint8), offsets
+
+
+def hash_bytes(data: NDArray[np.uint8], offsets: NDArray[np.int64], seed: int = 0) -> NDArray[np.uint64]:
+    """A 64-bit hash of each run of bytes."""
     sums = np.diff(offsets).astype(np.uint64)
     if sums.any():
-        _add_bytes(sums, offsets, np.frombuffer(texts.buffers()[2], dtype=np.uint8))
-    return _mixed(sums ^ _mixed(np.array([seed & _ALL_BITS], dtype=np.uint64)))
+        _add_bytes(sums, offsets, data)
+    return reseeded(sums, seed)
+
+
+def reseeded(hashes: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
+    """Other hashes from the same ones, for each seed."""
+    return _mixed(hashes ^ _mixed(np.array([seed & _ALL_BITS], dtype=np.uint64)))
 
 
 def _add_bytes(sums: NDArray[np.uint64], offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
@@ -67,3 +93,61 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
+
+
+def assign_splits(texts: pa.Array, *, validation_share: float, test_share: float, seed: int = 0) -> NDArray[np.int8]:
+    """0 (train), 1 (validation) or 2 (test) for each text; shares are met on average."""
+    return split_by_hash(hash_texts(texts, seed), validation_share=validation_share, test_share=test_share)
+
+
+def split_by_hash(hashes: NDArray[np.uint64], *, validation_share: float, test_share: float) -> NDArray[np.int8]:
+    """0, 1 or 2 for each hash, by its place between the least and the largest."""
+    place = (hashes >> np.uint64(11)).astype(np.float64) / float(1 << 53)
+    is_taken, is_test = place < validation_share + test_share, place < test_share
+    return is_taken.astype(np.int8) + is_test.astype(np.int8)
+
+
+class Dealer:
+    """Deals the distinct texts of each class out, in turn, so that every split gets its share of every class.
+
+    Texts come in the order of their hashes, in as many calls as it takes. The n-th of a class goes to the test when
+    n times the share passes a whole number; so a share of 0.1 takes every tenth, and a class of two stays in training.
+    """
+
+    def __init__(self, num_classes: int, *, validation_share: float, test_share: float) -> None:
+        self._seen = np.zeros(num_classes, np.int64)
+        self._test_share, self._taken_share = test_share, validation_share + test_share
+
+    def deal(self, classes: NDArray[np.integer]) -> NDArray[np.int8]:
+        """The split of each text, given its class."""
+        order = np.argsort(classes, kind="stable")
+        sorted_classes = classes[order]
+        counts = np.bincount(sorted_classes, minlength=len(self._seen))
+        starts = np.cumsum(counts) - counts
+        turn = np.arange(len(order)) - starts[sorted_classes] + self._seen[sorted_classes]
+        self._seen += counts
+        taken = np.floor((turn + 1) * self._taken_share) > np.floor(turn * self._taken_share)
+        nth_taken = np.floor(turn * self._taken_share)
+        among_taken = self._test_share / self._taken_share
+        is_test = taken & (np.floor((nth_taken + 1) * among_taken + 0.5) > np.floor(nth_taken * among_taken + 0.5))
+        splits = np.empty(len(order), np.int8)
+        splits[order] = taken.astype(np.int8) + is_test.astype(np.int8)
+        return splits
+
+
+def split_groups(
+    hashes: NDArray[np.uint64], rows: NDArray[np.int64], *, validation_share: float, test_share: float, seed: int = 0
+) -> NDArray[np.int8]:
+    """The split of each group of rows: whole groups, in the order of their hashes, until the shares are met."""
+    order = np.argsort(reseeded(hashes, seed), kind="stable")
+    middle = np.cumsum(rows[order]) - rows[order] / 2
+    total = max(1, int(rows.sum()))
+    in_order = (middle < (validation_share + test_share) * total).astype(np.int8)
+    in_order += middle < test_share * total
+    wanted = [split for split, share in ((2, test_share), (1, validation_share)) if share]
+    for number, split in enumerate(wanted[: len(order) - 1]):  # few large groups: one for each split at least
+        if not (in_order == split).any():
+            in_order[number] = split
+    splits = np.empty(len(order), np.int8)
+    splits[order] = in_order
+    return splits

@@ -1,15 +1,14 @@
-"""A table of texts, made ready: read, cleaned, split, labelled and encoded once, into a store.
+"""A table of texts, made ready: read, checked, split, labelled and encoded once, into a store.
 
-Two passes over the source, both by the block: the first counts labels and trains the vocabulary, the second encodes.
-Memory stays flat however many rows there are. Everything that was found on the way is kept in the store's facts, so an
-opened store says the same as a built one.
+Three passes over the source, each by the block: the first looks at every row and decides its fate, the second trains
+the vocabulary, the third encodes. Memory stays flat however many rows there are. Everything that was found on the way
+is kept in the store's facts, so an opened store says the same as a built one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,42 +16,65 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from flatout.data.assignment import Splitting
 from flatout.data.cache import Cache, CacheReport, Recipe
-from flatout.data.checks import CleanBlock, Findings, LabelCensus, all_lines, clean_block, normalise_labels, read_texts
-from flatout.data.feeding import SPLITS, FeedingConfig, require_other_files
+from flatout.data.checks import CleaningConfig, read_texts
+from flatout.data.feeding import FeedingConfig, require_other_content, require_other_files
+from flatout.data.findings import Findings, Level, Remark, all_remarks
+from flatout.data.labels import normalise_labels
+from flatout.data.lengths import Lengths
 from flatout.data.problem import Problem
 from flatout.data.progress import Progress
+from flatout.data.roles import Roles, find_label, find_text
 from flatout.data.samples import HeadlinesConfig, HeadlinesTable
-from flatout.data.splits import assign_splits
+from flatout.data.sources import open_splits
+from flatout.data.splits import SPLITS, SplitBy
 from flatout.data.store import SCHEMA, Column, Store, StoreWriter, smallest_token_type
-from flatout.data.table import Table, open_table, require_columns, table_of
+from flatout.data.survey import Survey, Surveyed
+from flatout.data.table import Table, require_columns
 from flatout.data.vocabulary import EncodedBlock, Vocabulary, VocabularyConfig
 from flatout.errors import UserError, as_choice, require
 
 _TOPIC = "topic"
+_MANY_UNKNOWN = 0.1
 
 
 @dataclass(kw_only=True, slots=True)
 class TextDataConfig(FeedingConfig):
-    """A table of texts and labels: where it is, what its columns are, how it becomes batches."""
+    """Texts and labels: where they are, what their columns are, how they become batches."""
 
+    source: Any = None
+    """Everything at once: a file whose rows are split here, a folder with a file for each split or a folder of texts
+    for each class, or a data set of the Hub by its name (`name` or `owner/name`, with `:configuration` if it has any).
+    From Python also a mapping of columns, or a pandas, pyarrow or datasets table or dictionary of tables."""
     train: Any = None
-    """File with the training rows (csv, tsv, json, jsonl, parquet, gzipped or not); null: the built-in headlines.
-    From Python also a mapping of columns, or a pandas, pyarrow or datasets table."""
+    """The training rows: a file (csv, tsv, json, jsonl, parquet, arrow; gzipped or not), a pattern such as
+    'part-*.csv', a list of files, a folder, or a table from Python; null: the built-in headlines."""
     validation: Any = None
-    """File with the validation rows; null: taken from the training rows."""
+    """The validation rows; null: taken from the training rows."""
     test: Any = None
-    """File with the test rows; null: taken from the training rows when no validation file is given either."""
-    text: str = "text"
-    """Column that holds the text."""
-    label: str = "label"
-    """Column that holds the label."""
+    """The test rows; null: taken from the training rows when no validation rows are given either."""
+    text: Any = None
+    """Column of the texts, or a list of columns to be joined; null: found by its name."""
+    join: str = " "
+    """What stands between the texts of several columns."""
+    label: str | None = None
+    """Column of the labels; null: found by its name."""
     problem: Problem = Problem.single
-    """One class a row, several, or a number."""
+    """One class a row, several, or a number; tags are checked only."""
     label_delimiter: str | None = None
     """What separates the labels of a row when there are several in one string."""
+    max_classes: int | None = None
+    """Most classes; null: half the training rows and at most 20,000, because a column of ids is no label."""
+    split_by: SplitBy = SplitBy.content
+    """How rows are taken for validation and test: by a hash of the text, so that a grown file keeps its old split;
+    stratified: with the same share of each class; group: whole groups of `data.group`."""
+    group: str | None = None
+    """Column whose equal values stay in one split, for split_by=group."""
+    clean: CleaningConfig = field(default_factory=CleaningConfig)
+    """What is done with rows that are not as they should be."""
     sample: HeadlinesConfig = field(default_factory=HeadlinesConfig)
-    """The built-in headlines, used when no file is given."""
+    """The built-in headlines, used when nothing is given."""
     max_length: int = 128
     """Longest row in tokens; what is longer is cut, and counted."""
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
@@ -61,8 +83,33 @@ class TextDataConfig(FeedingConfig):
     def __post_init__(self) -> None:
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()
         self.problem = as_choice(Problem, self.problem, "data.problem")
+        self.split_by = as_choice(SplitBy, self.split_by, "data.split_by")
         require(self.max_length >= 1, "data.max_length", f"{self.max_length}", allowed="1 or more")
-        require_other_files("train", self.train, {"validation": self.validation, "test": self.test})
+        if self.text is not None:
+            names = [self.text] if isinstance(self.text, str) else self.text
+            is_named = isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names)
+            require(bool(is_named), "data.text", f"{self.text!r}", allowed="a column, or a list of columns")
+            require(len(set(names)) == len(names), "data.text", f"{', '.join(names)}", allowed="each column once")
+        require(
+            self.max_classes is None or self.max_classes >= 2,
+            "data.max_classes",
+            f"{self.max_classes}",
+            allowed="2 or more",
+        )
+        is_grouped = self.split_by is SplitBy.group
+        mend = "Name the column: data.group=COLUMN." if is_grouped else "Set data.split_by=group."
+        require(
+            is_grouped == (self.group is not None),
+            "data.group",
+            f"{self.group} with data.split_by={self.split_by}",
+            mend=mend,
+        )
+        is_dealt = self.split_by is SplitBy.stratified and self.problem is Problem.regression
+        require(not is_dealt, "data.split_by", "stratified needs classes, not numbers", allowed="content, group")
+        both = self.source is not None and self.train is not None
+        require(not both, "data.train", "is set beside data.source", mend="Set one of the two.")
+        given = {name: getattr(self, name) for name in ("source", *SPLITS)}
+        require_other_files(given, ("train", "source"))
 
     def prepare(self) -> PreparedText:
         """Open the store of this data, building it first when there is none."""
@@ -78,6 +125,7 @@ class PreparedText:
     report: CacheReport
     source: str
     problem: Problem
+    roles: Roles
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -96,6 +144,9 @@ class PreparedText:
             "tokens": splits["train"]["tokens"],
             "mean_length": splits["train"]["mean_length"],
             "truncated_rows": sum(counts["truncated_rows"] for counts in splits.values()),
+            "columns": self.facts["columns"],
+            "lengths": self.facts["lengths"],
+            "checks": self.facts["remarks"],
         }
 
     def known_ceilings(self) -> dict[str, float]:
@@ -104,158 +155,256 @@ class PreparedText:
         return {split: counts["ceiling"] for split, counts in splits.items() if "ceiling" in counts}
 
 
+class TextSource:
+    """The tables of a TextDataConfig, and which of their columns hold what."""
+
+    def __init__(self, config: TextDataConfig) -> None:
+        self.config = config
+        self.is_sample = config.train is None and config.source is None
+        """The built-in sample knows the clean topic of each row."""
+        self.tables = self._open_tables()
+        self.roles = self._find_roles()
+        validation_share, test_share = config.taken_shares(self.tables)
+        self.splitting = Splitting(config.split_by, config.group, validation_share, test_share, config.split_seed)
+        for table in self.tables.values():
+            wanted = {
+                f"data.text[{number}]" if number else "data.text": name for number, name in enumerate(self.roles.texts)
+            }
+            require_columns(table, {**wanted, "data.label": self.roles.label})
+        if config.group is not None and self.splitting.is_made:
+            require_columns(self.tables["train"], {"data.group": config.group})
+        self.fingerprints = {split: table.fingerprint() for split, table in self.tables.items()}
+        require_other_content(self.fingerprints, {split: table.name for split, table in self.tables.items()})
+
+    @property
+    def name(self) -> str:
+        return self.tables["train"].name
+
+    def survey(self, told: Callable[[int], None]) -> Surveyed:
+        """Look at every row, and decide its fate."""
+        config = self.config
+        return Survey(
+            tables=self.tables,
+            roles=self.roles,
+            problem=config.problem,
+            splitting=self.splitting,
+            cleaning=config.clean,
+            label_delimiter=config.label_delimiter,
+            max_classes=config.max_classes,
+        ).run(told)
+
+    def texts_and_labels(
+        self, surveyed: Surveyed, told: Callable[[int], None], *, splits: tuple[str, ...] = SPLITS
+    ) -> Iterator[tuple[str, TextBlock]]:
+        """The rows of some splits, read again."""
+        for name, table in self.tables.items():
+            fates, first_row = surveyed.fates[name], 0
+            for block in table.blocks([*self.roles.columns, *([_TOPIC] if self.is_sample else [])]):
+                fate = fates[first_row : first_row + block.num_rows]
+                self._require_same(len(fate) == block.num_rows, table)
+                rows = np.arange(first_row, first_row + block.num_rows)
+                first_row += block.num_rows
+                for split in splits:
+                    mask = fate == SPLITS.index(split)
+                    if mask.any():
+                        yield split, self._text_block(name, block.filter(pa.array(mask)), rows[mask])
+                told(block.num_rows)
+            self._require_same(first_row == len(fates), table)
+
+    def require_unchanged(self) -> None:
+        """What was read three times must have been the same each time."""
+        for split, table in self.tables.items():
+            self._require_same(table.fingerprint() == self.fingerprints[split], table)
+
+    def _require_same(self, is_same: bool, table: Table) -> None:
+        if not is_same:
+            mend = "Wait until it is written, then run the same command again."
+            raise UserError("data", f"{table.name} changed while it was read", mend=mend)
+
+    def _text_block(self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]) -> TextBlock:
+        config, source = self.config, self.tables[name].name
+        texts, _ = read_texts(block, self.roles, rows, Findings(source), escapes=config.clean.escapes)
+        labels = normalise_labels(
+            block.column(self.roles.label),
+            rows,
+            problem=config.problem,
+            delimiter=config.label_delimiter,
+            source=source,
+        )
+        return TextBlock(pc.fill_null(texts, ""), labels, rows, block)
+
+    def _open_tables(self) -> dict[str, Table]:
+        config = self.config
+        if self.is_sample:
+            return {split: HeadlinesTable(config.sample, split) for split in SPLITS}
+        given = {split: getattr(config, split) for split in SPLITS}
+        return open_splits(config.source, given, config.read)
+
+    def _find_roles(self) -> Roles:
+        config, table = self.config, self.tables["train"]
+        label = config.label if config.label is not None else find_label(table)
+        if config.text is None:
+            texts: tuple[str, ...] = (find_text(table),)
+        else:
+            texts = (config.text,) if isinstance(config.text, str) else tuple(config.text)
+        return Roles(texts, label, config.join)
+
+    def remarks(self) -> list[Remark]:
+        """How the tables are written, and which columns are used."""
+        by_how: dict[str, list[str]] = {}
+        for table in self.tables.values():
+            by_how.setdefault(table.how(), []).append(table.name)
+        told = [Remark(Level.note, ", ".join(names), how) for how, names in by_how.items() if how]
+        if self.config.text is None or self.config.label is None:
+            others = [name for name in self.tables["train"].columns if name not in self.roles.columns]
+            more = f" (left alone: {', '.join(others[:8])}{', …' if len(others) > 8 else ''})" if others else ""
+            what = f"texts from {' and '.join(self.roles.texts)}, labels from {self.roles.label}{more}"
+            told.append(Remark(Level.note, "columns", what))
+        return [] if self.is_sample else told
+
+
+@dataclass(frozen=True, slots=True)
+class TextBlock:
+    """Rows that are used: their texts, labels and numbers in the source, and the block they came from."""
+
+    texts: pa.Array
+    labels: pa.Array
+    rows: NDArray[np.int64]
+    block: pa.RecordBatch
+
+
 class TextPreparation:
     """From a TextDataConfig to a store, a stage a method."""
 
     def __init__(self, config: TextDataConfig) -> None:
+        require(config.problem is not Problem.tags, "data.problem", "no task trains on tags yet", mend=_TAGS_MEND)
         self.config = config
-        self.tables = self._open_tables()
-        self.is_sample = config.train is None
-        """The built-in sample knows the clean topic of each row."""
+        self.source = TextSource(config)
 
     def run(self) -> PreparedText:
         cache = Cache(self.config.cache)
-        source = self.tables["train"].name
-        store, report = cache.open_or_build(source, self._recipe(), self._build)
+        store, report = cache.open_or_build(self.source.name, self._recipe(), self._build)
         vocabulary = Vocabulary.from_json(store.read_text("tokenizer.json"))
-        return PreparedText(store, vocabulary, report, source, self.config.problem)
-
-    def _open_tables(self) -> dict[str, Table]:
-        config = self.config
-        if config.train is None:
-            return {split: HeadlinesTable(config.sample, split) for split in SPLITS}
-        tables: dict[str, Table] = {}
-        for split in SPLITS:
-            if (given := getattr(config, split)) is not None:
-                is_path = isinstance(given, str | Path)
-                tables[split] = open_table(given, where=f"data.{split}") if is_path else table_of(given)
-        for table in tables.values():
-            require_columns(table, {"data.text": config.text, "data.label": config.label})
-        return tables
+        return PreparedText(store, vocabulary, report, self.source.name, self.config.problem, self.source.roles)
 
     def _recipe(self) -> Recipe:
-        config = self.config
-        validation_share, test_share = self.config.taken_shares(self.tables)
+        config, splitting, roles = self.config, self.source.splitting, self.source.roles
         return {
-            "source": {split: table.fingerprint() for split, table in self.tables.items()},
-            "column": {"text": config.text, "label": config.label},
+            "source": self.source.fingerprints,
+            "read": asdict(config.read),
+            "column": asdict(roles),
             "problem": config.problem.value,
             "label_delimiter": config.label_delimiter,
-            "split": {"validation_share": validation_share, "test_share": test_share, "seed": config.split_seed},
+            "max_classes": config.max_classes,
+            "split": asdict(splitting),
+            "clean": asdict(config.clean),
             "vocabulary": asdict(config.vocabulary),
             "max_length": config.max_length,
             "schema": SCHEMA,
         }
 
     def _build(self, writer: StoreWriter) -> None:
-        census = LabelCensus(self.config.problem)
-        findings = self._new_findings()
         with Progress() as progress:
-            vocabulary = self._survey(census, findings, progress)
+            surveyed = self.source.survey(progress.task("checking"))
+            census = surveyed.census
             census.require_classes(where="data.label")
-            totals = self._encode(writer, census, vocabulary, progress)
+            vocabulary = self._train_vocabulary(surveyed, progress.task("reading"))
+            totals = self._encode(writer, surveyed, vocabulary, progress.task("encoding"))
+        self.source.require_unchanged()
         writer.write_text("tokenizer.json", vocabulary.to_json())
         mean, spread = census.scale()
+        remarks = self._remarks(surveyed, totals)
         writer.facts |= {
             "classes": census.classes(),
             "class_counts": census.train_counts(),
             "target_mean": mean,
             "target_spread": spread,
+            "columns": {"text": list(self.source.roles.texts), "label": self.source.roles.label},
             "splits": {split: total.facts() for split, total in totals.items()},
-            "lines": [*self._split_lines(totals), *all_lines(findings.values()), *census.lines(), *_losses(totals)],
+            "lengths": {split: total.lengths.as_dict() for split, total in totals.items()},
+            "remarks": [remark.as_dict() for remark in remarks],
+            "lines": [*self._lines(totals), *(remark.line() for remark in remarks)],
         }
 
-    def _survey(self, census: LabelCensus, findings: dict[str, Findings], progress: Progress) -> Vocabulary:
-        """First pass: labels of all splits, and the vocabulary of the training rows."""
+    def _train_vocabulary(self, surveyed: Surveyed, told: Callable[[int], None]) -> Vocabulary:
+        """Second pass: the words of the training rows, and their numbers if these are the labels."""
 
         def training_texts() -> Iterator[pa.Array]:
-            for split, block in self._clean_blocks(findings, progress.task("reading")):
-                census.add(split, self._labels(block))
-                if split == "train":
-                    yield block.texts
+            for _, block in self.source.texts_and_labels(surveyed, told, splits=("train",)):
+                if self.config.problem is Problem.regression:
+                    surveyed.census.add_numbers(block.labels.to_numpy(zero_copy_only=False))
+                yield block.texts
 
         return Vocabulary.train(training_texts(), self.config.vocabulary)
 
     def _encode(
-        self, writer: StoreWriter, census: LabelCensus, vocabulary: Vocabulary, progress: Progress
+        self, writer: StoreWriter, surveyed: Surveyed, vocabulary: Vocabulary, told: Callable[[int], None]
     ) -> dict[str, _Totals]:
-        """Second pass: tokens and targets of every split."""
+        """Third pass: tokens and targets of every split."""
         columns = {
             "tokens": Column(smallest_token_type(vocabulary.size), ragged=True),
             "targets": _TARGET_COLUMNS[self.config.problem],
             "rows": Column("int64"),
         }
-        writers = {split: writer.split(split, columns) for split in self.config.split_names(self.tables)}
+        tables = self.source.tables
+        writers = {split: writer.split(split, columns) for split in self.config.split_names(tables)}
         totals = {split: _Totals() for split in writers}
-        for split, block in self._clean_blocks(self._new_findings(), progress.task("encoding")):
+        for split, block in self.source.texts_and_labels(surveyed, told):
             encoded = vocabulary.encode(block.texts, max_length=self.config.max_length)
-            targets = census.targets(self._labels(block))
+            targets = surveyed.census.targets(block.labels)
             writers[split].append(tokens=(encoded.tokens, encoded.lengths), targets=targets, rows=block.rows)
-            totals[split].add(encoded, is_clean=_is_clean(block) if self.is_sample else None)
+            totals[split].add(encoded, is_clean=_is_clean(block) if self.source.is_sample else None)
         for split, total in totals.items():
             if total.rows == 0:
-                where = f"data.{split if split in self.tables else 'train'}"
-                raise UserError(where, f"no rows are left for the {split} split of {self.tables['train'].name}")
+                where = f"data.{split if split in tables else 'train'}"
+                raise UserError(where, f"no rows are left for the {split} split of {self.source.name}")
         return totals
 
-    def _clean_blocks(
-        self, findings: dict[str, Findings], told: Callable[[int], None]
-    ) -> Iterator[tuple[str, CleanBlock]]:
-        """Every row of every split, cleaned, with the split it belongs to."""
-        config = self.config
-        wanted = [config.text, config.label, *([_TOPIC] if self.is_sample else [])]
-        for name, table in self.tables.items():
-            first_row = 0
-            for block in table.blocks(wanted):
-                rows = np.arange(first_row, first_row + block.num_rows)
-                first_row += block.num_rows
-                for split, mask in self._assigned(name, block, rows):
-                    yield (
-                        split,
-                        clean_block(
-                            block if mask is None else block.filter(pa.array(mask)),
-                            text=config.text,
-                            label=config.label,
-                            rows=rows if mask is None else rows[mask],
-                            problem=config.problem,
-                            is_train=split == "train",
-                            findings=findings[name],
-                        ),
-                    )
-                told(block.num_rows)
-
-    def _assigned(
-        self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]
-    ) -> Iterator[tuple[str, NDArray[np.bool_] | None]]:
-        """The splits that rows of a table go to, with the mask of each; no mask: all rows."""
-        validation_share, test_share = self.config.taken_shares(self.tables)
-        if name != "train" or self.is_sample or not (validation_share or test_share):
-            yield name, None
-            return
-        texts = read_texts(block.column(self.config.text), self.config.text, rows, Findings(name))
-        seed = self.config.split_seed
-        splits = assign_splits(
-            pc.fill_null(texts, ""), validation_share=validation_share, test_share=test_share, seed=seed
-        )
-        for number, split in enumerate(SPLITS):
-            if (mask := splits == number).any():
-                yield split, mask
-
-    def _labels(self, block: CleanBlock) -> pa.Array:
-        config = self.config
-        source = self.tables["train"].name
-        return normalise_labels(
-            block.labels, block.rows, problem=config.problem, delimiter=config.label_delimiter, source=source
-        )
-
-    def _new_findings(self) -> dict[str, Findings]:
-        return {split: Findings(table.name) for split, table in self.tables.items()}
-
-    def _split_lines(self, totals: dict[str, _Totals]) -> list[str]:
+    def _lines(self, totals: dict[str, _Totals]) -> list[str]:
         counts = ", ".join(f"{split} {total.rows:,}" for split, total in totals.items())
-        made = [split for split in totals if split not in self.tables]
-        how = f" ({' and '.join(made)} taken from the training rows by a hash of the text)" if made else ""
+        made = [split for split in totals if split not in self.source.tables]
+        how = f" ({' and '.join(made)} taken from the training rows {_TAKEN[self.config.split_by]})" if made else ""
         return [f"rows: {counts}{how}"]
+
+    def _remarks(self, surveyed: Surveyed, totals: dict[str, _Totals]) -> list[Remark]:
+        return [
+            *self.source.remarks(),
+            *([] if self.source.is_sample else surveyed.account()),
+            *all_remarks(surveyed.findings.values()),
+            *surveyed.census.remarks("training rows"),
+            *loss_remarks(
+                {split: (total.unknown, total.lengths) for split, total in totals.items()}, self.config.max_length
+            ),
+        ]
+
+
+_TAGS_MEND = "python -m flatout check reads and checks them."
+_TAKEN = {
+    SplitBy.content: "by a hash of the text",
+    SplitBy.stratified: "with the same share of each class",
+    SplitBy.group: "by whole groups",
+}
+
+
+def loss_remarks(splits: dict[str, tuple[int, Lengths]], max_length: int) -> list[Remark]:
+    """What encoding loses: words that are not in the vocabulary, and rows that are cut."""
+    shares = {split: unknown / max(1, lengths.tokens) for split, (unknown, lengths) in splits.items()}
+    told = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
+    is_much = any(share > _MANY_UNKNOWN for share in shares.values())
+    remarks = [
+        Remark(
+            Level.warning if is_much else Level.note,
+            "unknown words",
+            told,
+            "data.vocabulary.kind=bpe" if is_much else "",
+        )
+    ]
+    for split, (_, lengths) in splits.items():
+        if cut := lengths.truncation(max_length):
+            is_much = lengths.is_cut_much(max_length)
+            mend = f"data.max_length={lengths.fine_length()}" if is_much else ""
+            remarks.append(Remark(Level.warning if is_much else Level.note, split, cut, mend))
+    return remarks
 
 
 _TARGET_COLUMNS = {
@@ -274,6 +423,8 @@ class _Totals:
     unknown: int = 0
     truncated_rows: int = 0
     truncated_tokens: int = 0
+    lengths: Lengths = field(default_factory=Lengths)
+    """Lengths before anything is cut."""
     clean: int | None = None
     """Rows whose label is the sample's clean topic."""
 
@@ -283,6 +434,7 @@ class _Totals:
         self.unknown += block.unknown
         self.truncated_rows += block.truncated_rows
         self.truncated_tokens += block.truncated_tokens
+        self.lengths.add(block.whole_lengths)
         if is_clean is not None:
             self.clean = (self.clean or 0) + is_clean
 
@@ -299,16 +451,6 @@ class _Totals:
         }
 
 
-def _losses(totals: dict[str, _Totals]) -> list[str]:
-    """What encoding lost: words that are not in the vocabulary, and rows that were cut."""
-    shares = ", ".join(f"{split} {total.unknown / max(1, total.tokens):.1%}" for split, total in totals.items())
-    lines = [f"unknown words: {shares}"]
-    if rows := sum(total.truncated_rows for total in totals.values()):
-        tokens = sum(total.truncated_tokens for total in totals.values())
-        lines.append(f"cut at data.max_length: {rows:,} rows, {tokens:,} tokens lost")
-    return lines
-
-
-def _is_clean(block: CleanBlock) -> int:
+def _is_clean(block: TextBlock) -> int:
     same = pc.equal(block.block.column("label"), block.block.column(_TOPIC))
     return int(pc.sum(same).as_py() or 0)

@@ -69,6 +69,8 @@ class EncodedBlock:
     """Tokens that are not in the vocabulary."""
     truncated_rows: int
     truncated_tokens: int
+    whole_lengths: NDArray[np.int64]
+    """Tokens of each row before it was cut."""
 
 
 class Vocabulary:
@@ -123,6 +125,7 @@ class Vocabulary:
             unknown=int((tokens == UNKNOWN_ID).sum()),
             truncated_rows=int((lengths > max_length).sum()),
             truncated_tokens=lost,
+            whole_lengths=lengths,
         )
 
     def _encode_whole(self, texts: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

@@ -7,7 +7,7 @@ Rows are sorted by length inside a block, so prediction pads as little as traini
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from flatout.data.batch import FlatBatch
+from flatout.data.characters import decode_escapes
+from flatout.data.checks import Escapes
 from flatout.data.feed import Feed
 from flatout.data.plan import Layout, PlanSettings
 from flatout.data.problem import Problem
+from flatout.data.roles import Roles
 from flatout.data.store import Ragged, StoreSplit
 from flatout.data.vocabulary import Vocabulary
 from flatout.errors import UserError
@@ -48,8 +51,9 @@ class Predictor:
     vocabulary: Vocabulary
     labels: Labels
     max_length: int
-    text_column: str
-    label_column: str
+    roles: Roles
+    """Columns of the texts and the labels in the tables it was trained on."""
+    escapes: Escapes = Escapes.keep
     label_delimiter: str | None = None
     threshold: float = 0.5
     """Least probability of a label where there are several a row."""
@@ -68,7 +72,17 @@ class Predictor:
         config = MODELS[described["kind"]](**{**described["config"], **_without_files(described["config"])})
         model = config.build(num_outputs=len(classes), vocabulary_size=vocabulary.size)
         model.load_state_dict(folder.weights())
-        return cls(model.to(device).eval(), vocabulary, labels, **settings["data"])
+        data = settings["data"]
+        columns = data["columns"]
+        return cls(
+            model=model.to(device).eval(),
+            vocabulary=vocabulary,
+            labels=labels,
+            max_length=data["max_length"],
+            roles=Roles(tuple(columns["texts"]), columns["label"], columns["join"]),
+            escapes=Escapes(data["escapes"]),
+            label_delimiter=data["label_delimiter"],
+        )
 
     def save(self, folder: Path, model_config: Any) -> None:
         """Write the `model` folder; `model_config` must be of a class in MODELS."""
@@ -77,8 +91,8 @@ class Predictor:
             "scale": {"mean": self.labels.mean, "spread": self.labels.spread},
             "data": {
                 "max_length": self.max_length,
-                "text_column": self.text_column,
-                "label_column": self.label_column,
+                "columns": asdict(self.roles),
+                "escapes": self.escapes.value,
                 "label_delimiter": self.label_delimiter,
             },
         }
@@ -96,6 +110,8 @@ class Predictor:
     def outputs(self, texts: pa.Array, rows_per_batch: int = 512) -> Tensor:
         """`[N, C]` logits, or values of a regression, on the host and in the order of the texts."""
         self.model.eval()
+        if self.escapes is Escapes.decode:
+            texts = decode_escapes(texts)[0]
         found = torch.empty(len(texts), self.labels.num_outputs)
         for batch in self._batches(texts, rows_per_batch):
             found[batch.rows] = self.model(batch).float().cpu()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from torch import nn
 
+from flatout.data.store import Store
 from flatout.data.text import PreparedText, TextDataConfig
 from flatout.inference import Predictor
 from flatout.kinds.kind import Feeds, Kind
@@ -13,6 +18,8 @@ from flatout.optim import OptimConfig
 from flatout.run_folder import RunFolder
 from flatout.tasks.classification import ClassificationTask, Labels
 from flatout.tasks.step import StepTask
+
+SPLIT_ROWS = "splits.parquet"
 
 
 class TextKind(Kind):
@@ -33,6 +40,7 @@ class TextKind(Kind):
         )
 
     def before_training(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
+        save_split_rows(self.data.store, place.path / SPLIT_ROWS)
         if ceilings := self.data.known_ceilings():
             metrics = {
                 f"{'val' if split == 'validation' else split}/accuracy": value for split, value in ceilings.items()
@@ -58,7 +66,19 @@ class TextKind(Kind):
             vocabulary=self.data.vocabulary,
             labels=self.labels,
             max_length=self.config.max_length,
-            text_column=self.config.text,
-            label_column=self.config.label,
+            roles=self.data.roles,
+            escapes=self.config.clean.escapes,
             label_delimiter=self.config.label_delimiter,
         )
+
+
+def save_split_rows(store: Store, path: Path) -> None:
+    """Write which row of its table, counted from 1, each row of each split is."""
+    schema = pa.schema([("split", pa.dictionary(pa.int8(), pa.string())), ("row", pa.int64())])
+    with pq.ParquetWriter(
+        path, schema, column_encoding={"row": "DELTA_BINARY_PACKED"}, use_dictionary=["split"]
+    ) as file:
+        for name, split in store.splits.items():
+            rows = pa.array(split.fixed("rows") + 1)
+            words = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(rows), np.int8)), pa.array([name]))
+            file.write_table(pa.Table.from_arrays([words, rows], schema=schema))

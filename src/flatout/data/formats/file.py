@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import pyarrow as pa
 import xxhash
 
+from flatout.data.reading import ReadingConfig
+from flatout.data.table import Table
 from flatout.errors import UserError, did_you_mean
 
 _PIECE = 1 << 24
@@ -20,13 +23,16 @@ HEAD_BYTES = 1 << 20
 LONGEST_ROW = 1 << 24
 ONE_WAY = "Write all values of a column in one way."
 """How a column of mixed types is mended."""
+_RATIO_CAP, _RATIO_FROM, _SIZE_CAP = 200, 1 << 28, 1 << 38
+"""Honest text unpacks to ten times its size, now and then to fifty; bombs to a thousand."""
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-class FileTable(ABC):
+class FileTable(Table):
     """A table in a file."""
 
-    def __init__(self, path: Path, where: str) -> None:
-        self.path, self.where = path, where
+    def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None) -> None:
+        self.path, self.where, self.reading = path, where, reading or ReadingConfig()
         self.name = str(path)
         self.columns: Sequence[str] = self._read_columns()
 
@@ -54,9 +60,14 @@ class FileTable(ABC):
         """Names of the columns, from the file's head."""
 
     def _open(self) -> BinaryIO:
+        """The file's content: unpacked, and as UTF-8."""
+        file: BinaryIO = self.path.open("rb")
         if self.path.suffix.lower() == ".gz":
-            return cast(BinaryIO, _Gunzipped(self.path, self.where))  # it has what readers call: read, readline, lines
-        return self.path.open("rb")
+            file.close()
+            file = cast(BinaryIO, _Gunzipped(self.path, self.where))  # it has what readers call: read, readline, lines
+        if self.reading.encoding is None:
+            return file
+        return cast(BinaryIO, _Recoded(file, self.reading.encoding, self.path, self.where))
 
     def _require_utf8(self) -> None:
         """Read the whole file for the line that is not UTF-8; only done when something has failed."""
@@ -68,38 +79,104 @@ class FileTable(ABC):
         return UserError(self.where, f"{self.path}: {what}", mend=mend)
 
 
-class _Gunzipped(io.RawIOBase):
-    """A gzipped file's content; a file that is cut short or broken is a clear error."""
+class _Stream(io.RawIOBase):
+    """Bytes that are made while they are read; it has what readers call: read, readline, lines."""
 
-    def __init__(self, path: Path, where: str) -> None:
-        self.path, self.where = path, where
-        self._file = gzip.open(path, "rb")  # noqa: SIM115 (closed by close)
+    def __init__(self) -> None:
+        self._waiting = b""
 
     def readable(self) -> bool:
         return True
 
+    def _more(self) -> bytes:
+        """The next bytes, of any number; none at the end."""
+        raise NotImplementedError
+
     def read(self, size: int = -1) -> bytes:
-        return self._guarded(lambda: self._file.read(size))
+        while (size < 0 or len(self._waiting) < size) and (more := self._more()):
+            self._waiting += more
+        size = len(self._waiting) if size < 0 else size
+        data, self._waiting = self._waiting[:size], self._waiting[size:]
+        return data
 
     def readline(self, size: int | None = -1) -> bytes:
-        return self._guarded(lambda: self._file.readline(size if size is not None else -1))
+        pieces = []
+        while b"\n" not in self._waiting:
+            pieces.append(self._waiting)
+            if not (more := self._more()):
+                self._waiting = b""
+                return b"".join(pieces)
+            self._waiting = more
+        line, end, self._waiting = self._waiting.partition(b"\n")
+        return b"".join((*pieces, line, end))
 
     def __next__(self) -> bytes:
         if line := self.readline():
             return line
         raise StopIteration
 
+
+class _Gunzipped(_Stream):
+    """A gzipped file's content; one that is cut short, broken or a bomb is a clear error."""
+
+    def __init__(self, path: Path, where: str) -> None:
+        super().__init__()
+        self.path, self.where = path, where
+        self._packed = path.stat().st_size
+        self._unpacked = 0
+        self._file = gzip.open(path, "rb")  # noqa: SIM115 (closed by close)
+
+    def _more(self) -> bytes:
+        try:
+            data = self._file.read(HEAD_BYTES)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            what = f"{self.path}: not a whole gzip file ({error})"
+            raise UserError(self.where, what, mend="Was it cut short?") from None
+        self._unpacked += len(data)
+        is_bomb = self._unpacked > _RATIO_FROM and self._unpacked > _RATIO_CAP * self._packed
+        if is_bomb or self._unpacked > _SIZE_CAP:
+            what = f"{self.path}: {self._packed:,} bytes unpack to more than {self._unpacked:,}"
+            allowed = f"at most {_RATIO_CAP} times as much, {_SIZE_CAP >> 30} GB"
+            mend = "If that is meant, unpack it with gunzip and name the plain file."
+            raise UserError(self.where, what, allowed=allowed, mend=mend)
+        return data
+
     def close(self) -> None:
         self._file.close()
         super().close()
 
-    def _guarded(self, read: Callable[[], bytes]) -> bytes:
-        try:
-            return read()
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise UserError(
-                self.where, f"{self.path}: not a whole gzip file ({error})", mend="Was it cut short?"
-            ) from None
+
+class _Recoded(_Stream):
+    """A file of another encoding, as UTF-8."""
+
+    def __init__(self, file: BinaryIO, encoding: str, path: Path, where: str) -> None:
+        super().__init__()
+        self._file, self._encoding, self.path, self.where = file, encoding, path, where
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._line, self._is_done = 1, False
+
+    def _more(self) -> bytes:
+        while not self._is_done:
+            data = self._file.read(HEAD_BYTES)
+            self._is_done = not data
+            try:
+                text = self._decoder.decode(data, final=self._is_done)
+                recoded = text.encode()
+            except UnicodeError as error:
+                what = f"{self.path}: not {self._encoding} from about line {self._line} on ({_reason(error)})"
+                raise UserError(self.where, what, mend="Set data.read.encoding to its own.") from None
+            self._line += text.count("\n")
+            if recoded:
+                return recoded
+        return b""
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _reason(error: UnicodeError) -> str:
+    return str(getattr(error, "reason", error))
 
 
 def require_utf8(path: Path, data: bytes, where: str, first_line: int) -> None:
@@ -109,8 +186,22 @@ def require_utf8(path: Path, data: bytes, where: str, first_line: int) -> None:
     except UnicodeDecodeError as error:
         line = first_line + data.count(b"\n", 0, error.start)
         what = f"{path} line {line}: byte 0x{data[error.start]:02x} is not UTF-8"
-        mend = f"Convert it, for example: iconv -f latin1 -t utf-8 {path.name} > utf8{path.suffix}"
-        raise UserError(where, what, mend=mend) from None
+        raise UserError(where, what, mend=_encoding_mend(path, data, where)) from None
+
+
+def require_no_utf16(path: Path, head: bytes, where: str) -> None:
+    """A file in UTF-16 is full of zeros, which some readers take for text."""
+    if head.startswith(_UTF16_MARKS):
+        raise UserError(where, f"{path}: written in UTF-16", mend=_encoding_mend(path, head, where))
+
+
+def _encoding_mend(path: Path, data: bytes, where: str) -> str:
+    """What the file may be written in: a guess, called one, that the person has to confirm."""
+    guess = "utf-16" if data.startswith(_UTF16_MARKS) else "cp1252"
+    if where.startswith("data."):
+        doubt = "" if guess == "utf-16" else " if it is Western European, else name its encoding"
+        return f"Set data.read.encoding={guess}{doubt}."
+    return f"Convert it, for example: iconv -f {guess} -t utf-8 {path.name} > utf8{path.suffix}"
 
 
 def require_file(file: Path, where: str) -> None:
@@ -125,6 +216,8 @@ def require_file(file: Path, where: str) -> None:
             is_empty = not opened.read(1)
     except OSError as error:
         raise UserError(where, f"cannot read {file}: {error.strerror}") from None
+    except ValueError as error:  # a NUL in the name
+        raise UserError(where, f"{str(file)!r} can be no file's name: {error}") from None
     if is_empty:
         raise UserError(where, f"{file} is empty")
 

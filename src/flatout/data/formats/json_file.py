@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from flatout.data.formats.file import HEAD_BYTES, LONGEST_ROW, ONE_WAY, FileTable, require_utf8
+from flatout.data.formats.file import HEAD_BYTES, LONGEST_ROW, ONE_WAY, FileTable, require_no_utf16, require_utf8
 
 _BLOCK_BYTES = 1 << 23
 _ROWS_LOOKED_AT = 1_000
@@ -90,7 +90,9 @@ class JsonTable(FileTable):
 
     def _is_array(self) -> bool:
         with self._open() as file:
-            return file.read(64).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+            head = file.read(64)
+        require_no_utf16(self.path, head, self.where)
+        return head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
     def _objects(self, piece: bytes, first_line: int) -> Iterator[dict[str, Any]]:
         """The objects of some lines."""

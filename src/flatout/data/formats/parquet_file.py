@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flatout.data.formats.file import HEAD_BYTES, FileTable
+from flatout.data.formats.typed import first_line, named_classes, require_whole
 from flatout.errors import UserError
 
 
@@ -18,21 +19,14 @@ class ParquetTable(FileTable):
         row = 0
         try:
             with self._parquet() as file:
-                for block in file.iter_batches(rows_per_block, columns=columns):
-                    self._require_whole(block, row)
+                schema = file.schema_arrow
+                for batch in file.iter_batches(rows_per_block, columns=columns):
+                    block = named_classes(batch.select(columns), schema)
+                    require_whole(block, row, self._fail)
                     row += block.num_rows
-                    yield block.select(columns)
+                    yield block
         except (pa.ArrowException, OSError) as error:
             raise self._damaged(error) from None
-
-    def _require_whole(self, block: pa.RecordBatch, first_row: int) -> None:
-        """Texts in a parquet file may be anything; what is not UTF-8 would stop a later step."""
-        for name, column in zip(block.schema.names, block.columns, strict=True):
-            try:
-                column.validate(full=True)
-            except pa.ArrowInvalid as error:
-                rows = f"rows {first_row + 1:,} to {first_row + block.num_rows:,}"
-                raise self._fail(f"{rows}: column {name!r} is damaged or not UTF-8 ({_first_line(error)})") from None
 
     def _read_columns(self) -> list[str]:
         try:
@@ -48,8 +42,4 @@ class ParquetTable(FileTable):
         return pq.ParquetFile(self.path, buffer_size=HEAD_BYTES, pre_buffer=False)
 
     def _damaged(self, error: Exception) -> UserError:
-        return self._fail(f"not a whole parquet file ({_first_line(error)})", "Was it cut short?")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        return self._fail(f"not a whole parquet file ({first_line(error)})", "Was it cut short?")

@@ -1,0 +1,202 @@
+"""What was found in a table: each thing counted, with its first rows, what was done, and the setting that changes it.
+
+Rows are never lost in silence: read = kept as written + kept after a repair + dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ROWS_NAMED = 5
+
+
+class Level(StrEnum):
+    """How much a finding matters: good to know, worth mending, or a reason not to train."""
+
+    note = "note"
+    warning = "warning"
+    error = "error"
+
+
+class Fate(StrEnum):
+    """What became of the rows of a finding."""
+
+    kept = "kept"
+    repaired = "repaired"
+    dropped = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One sort of finding about rows."""
+
+    level: Level
+    sentence: str
+    """What is so of the rows, after their number, and what was done."""
+    mend: str = ""
+    """The setting that changes what is done."""
+    fate: Fate = Fate.kept
+
+
+_NOTE, _WARNING = Level.note, Level.warning
+KINDS = {
+    "null_label": Kind(_WARNING, "without a label dropped", "data.clean.unlabelled=refuse", Fate.dropped),
+    "null_text_dropped": Kind(_WARNING, "without a text (null) dropped", "data.clean.empty=keep", Fate.dropped),
+    "empty_text_dropped": Kind(_WARNING, "with an empty text dropped", "data.clean.empty=keep", Fate.dropped),
+    "null_text_kept": Kind(
+        _WARNING, "without a text (null) kept as one unknown word", "data.clean.empty=drop", Fate.repaired
+    ),
+    "empty_text_kept": Kind(
+        _WARNING, "with an empty text kept as one unknown word", "data.clean.empty=drop", Fate.repaired
+    ),
+    "text_cast": Kind(_NOTE, "whose text is no text read as one", "", Fate.repaired),
+    "decoded": Kind(_NOTE, r"with \uXXXX or &amp; in the text decoded", "data.clean.escapes=keep", Fate.repaired),
+    "control": Kind(_WARNING, "with control characters in the text kept as they are", "data.clean.odd=drop"),
+    "invisible": Kind(_NOTE, "with invisible characters in the text kept as they are", "data.clean.odd=drop"),
+    "replaced": Kind(_WARNING, "with the sign of a broken character (�) kept as they are", "data.clean.odd=drop"),
+    "mojibake": Kind(_WARNING, "with signs of a wrong encoding (Ã©) kept as they are", "data.read.encoding=NAME"),
+    "private": Kind(
+        _NOTE, "with characters of no alphabet (private use) in the text kept as they are", "data.clean.odd=drop"
+    ),
+    "escapes": Kind(_WARNING, r"with \uXXXX in the text kept as they are", "data.clean.escapes=decode"),
+    "entities": Kind(_NOTE, "with &amp; and the like in the text kept as they are", "data.clean.escapes=decode"),
+    "odd_dropped": Kind(_WARNING, "with odd characters in the text dropped", "data.clean.odd=keep", Fate.dropped),
+    "repeated": Kind(_NOTE, "equal to an earlier training row kept", "data.clean.duplicates=drop"),
+    "repeated_dropped": Kind(
+        _NOTE, "equal to an earlier training row dropped", "data.clean.duplicates=keep", Fate.dropped
+    ),
+    "alike": Kind(_NOTE, "like an earlier training row but for case, blanks and marks kept", ""),
+    "conflict": Kind(_WARNING, "whose text has another label elsewhere kept", "data.clean.conflicts=drop"),
+    "conflict_dropped": Kind(
+        _WARNING, "whose text has another label elsewhere dropped", "data.clean.conflicts=keep", Fate.dropped
+    ),
+    "leak": Kind(_WARNING, "whose text is a {other} text too kept", "data.clean.leaks=drop"),
+    "leak_alike": Kind(
+        _WARNING,
+        "whose text is a {other} text too, but for case, blanks and marks, kept",
+        "data.clean.leaks=drop",
+    ),
+    "leak_dropped": Kind(
+        _WARNING, "dropped because their text is judged elsewhere", "data.clean.leaks=keep", Fate.dropped
+    ),
+    "no_labels": Kind(_NOTE, "with an empty list of labels kept", ""),
+    "merged_label": Kind(
+        _NOTE, "whose label was written in another way merged", "data.clean.labels=keep", Fate.repaired
+    ),
+    "repaired_tag": Kind(_WARNING, "with tags that their scheme does not allow repaired", "", Fate.repaired),
+    "blank_token": Kind(_NOTE, "with empty words kept", ""),
+}
+"""Everything that can be said of rows."""
+
+
+@dataclass(slots=True)
+class Finding:
+    """How often something was found, and the first rows that have it, counted from 1."""
+
+    count: int = 0
+    rows: list[int] = field(default_factory=list)
+    other: str = ""
+    """The split that the rows share something with."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found in the rows of one source."""
+
+    source: str
+    rows_read: int = 0
+    rows_kept: int = 0
+    rows_repaired: int = 0
+    """Of the rows kept, those that were changed."""
+    found: dict[str, Finding] = field(default_factory=dict)
+    locate: Callable[[int], str] = str
+
+    @property
+    def rows_dropped(self) -> int:
+        return self.rows_read - self.rows_kept
+
+    def add(self, name: str, rows: NDArray[np.int64], other: str = "") -> None:
+        """Count rows, given by their numbers from 0 in any order; the first few are remembered."""
+        if len(rows):
+            finding = self.found.setdefault(f"{name} {other}".strip(), Finding(other=other))
+            finding.count += len(rows)
+            few = np.partition(rows, _ROWS_NAMED)[:_ROWS_NAMED] if len(rows) > _ROWS_NAMED else rows
+            finding.rows = sorted([*finding.rows, *(few + 1).tolist()])[:_ROWS_NAMED]
+
+    def remarks(self) -> list[Remark]:
+        """Each finding as something to be told."""
+        return [self._remark(kind_of(name), finding) for name, finding in self.found.items()]
+
+    def lines(self) -> list[str]:
+        """A sentence for each finding."""
+        return [remark.line() for remark in self.remarks()]
+
+    def account(self) -> str:
+        """What became of all rows."""
+        as_written = self.rows_kept - self.rows_repaired
+        parts = f"{as_written:,} kept as written + {self.rows_repaired:,} repaired + {self.rows_dropped:,} dropped"
+        return f"{self.rows_read:,} read = {parts}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as they go into a run's summary."""
+        return {
+            "source": self.source,
+            "rows_read": self.rows_read,
+            "rows_kept": self.rows_kept,
+            "rows_repaired": self.rows_repaired,
+            "rows_dropped": self.rows_dropped,
+            "found": {name: {"count": one.count, "rows": one.rows} for name, one in self.found.items()},
+        }
+
+    def _remark(self, kind: Kind, finding: Finding) -> Remark:
+        more = ", …" if finding.count > len(finding.rows) else ""
+        rows = ", ".join(map(self.locate, finding.rows)) + more
+        sentence = kind.sentence.format(other=finding.other)
+        what = f"{counted(finding.count, 'row')} {sentence} (row{'' if finding.count == 1 else 's'} {rows})"
+        return Remark(kind.level, self.source, what, kind.mend, count=finding.count, rows=finding.rows)
+
+
+def counted(number: int, thing: str) -> str:
+    """A number of things, in words."""
+    return f"{number:,} {thing}{'' if number == 1 else 'es' if thing.endswith('s') else 's'}"
+
+
+def kind_of(name: str) -> Kind:
+    """The kind behind the name of a finding, which may carry the name of a split after a blank."""
+    return KINDS[name.partition(" ")[0]]
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """One thing to be told of some data."""
+
+    level: Level
+    source: str
+    what: str
+    mend: str = ""
+    """The setting that changes it."""
+    count: int | None = None
+    rows: list[int] = field(default_factory=list)
+
+    def line(self) -> str:
+        return f"{self.source}: {self.what}" + (f"; {self.mend}" if self.mend else "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        plain = {"level": self.level.value, "source": self.source, "what": self.what, "mend": self.mend}
+        return {**plain, "count": self.count, "rows": self.rows}
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> Remark:
+        """What `as_dict` wrote."""
+        return cls(**{**plain, "level": Level(plain["level"])})
+
+
+def all_remarks(findings: Iterable[Findings]) -> list[Remark]:
+    return [remark for one in findings for remark in one.remarks()]

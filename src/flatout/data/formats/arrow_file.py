@@ -1,0 +1,46 @@
+"""Arrow files, of either kind (.arrow and .feather; what `datasets` saves is one), read a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from flatout.data.formats.file import FileTable
+from flatout.data.formats.typed import first_line, named_classes, require_whole
+
+_MAGIC = b"ARROW1"
+
+
+class ArrowTable(FileTable):
+    """An Arrow file; columns keep their types."""
+
+    def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
+        row = 0
+        for batch in self._batches():
+            block = named_classes(batch.select(columns), batch.schema)
+            require_whole(block, row, self._fail)
+            row += block.num_rows
+            yield block
+
+    def _read_columns(self) -> list[str]:
+        names: list[str] = []
+        for batch in self._batches():
+            names = list(batch.schema.names)
+            if batch.num_rows:
+                return names
+        raise self._fail("no rows")
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        """Every batch of the file. Bytes are read, not mapped: a damaged file is then an error and no crash."""
+        try:
+            with self.path.open("rb") as file:
+                is_file = file.read(len(_MAGIC)) == _MAGIC
+            with pa.OSFile(str(self.path), "rb") as source:
+                if is_file:
+                    reader = pa.ipc.open_file(source)
+                    yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
+                else:
+                    yield from pa.ipc.open_stream(source)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._fail(f"not a whole Arrow file ({first_line(error)})", "Was it cut short?") from None

@@ -1,0 +1,47 @@
+"""Data sets of the Hub and of its cache, and those that `datasets` has saved; never code that comes with them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from flatout.errors import UserError, did_you_mean
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
+
+
+def may_be_hub_name(name: str) -> bool:
+    """Whether this may be the name of a data set: plain words, with an owner or a configuration or without."""
+    return bool(_HUB_NAME.fullmatch(name))
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Whether `datasets` has saved a folder."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def from_hub(name: str, where: str) -> Any:
+    """A data set of the Hub, or of the cache that `datasets` keeps."""
+    import datasets
+
+    path, _, configuration = name.partition(":")
+    ways = "Name a file or a folder; or fetch it once where there is a network, and set HF_HOME to that cache."
+    try:
+        return datasets.load_dataset(path, configuration or None)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        near = did_you_mean(path, [each.name for each in Path().iterdir()])
+        what = f"no file or folder {name}, and no data set of that name that could be fetched ({reason})"
+        raise UserError(where, what, mend=f"{near} {ways}".strip()) from None
+
+
+def from_disk(folder: Path, where: str) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_from_disk(str(folder))
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise UserError(where, f"{folder}: not a whole data set ({str(error).splitlines()[0]})") from None

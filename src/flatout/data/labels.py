@@ -1,0 +1,317 @@
+"""Labels in one form and one order: texts, lists of texts, or numbers.
+
+A label is the text that is written: `007` is not `7`, `NA` is a label. Labels that differ in nothing but case, blanks
+around them or a zero after the point are told, and made one only when asked. A class that only validation or test has
+stays a class: its rows are misses.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flatout.data.findings import Level, Remark, counted
+from flatout.data.problem import Problem
+from flatout.data.splits import hash_bytes
+from flatout.data.values import decoded, is_list, is_missing, is_plain, is_text, mask_of, written
+from flatout.errors import UserError
+
+_CLASSES_NAMED = 12
+_SEEN_NAMED = 5
+_LONGEST_WHOLE = 18
+_NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
+_FEW_ROWS, _UNEVEN = 5, 50
+_IDS_FROM, _MOST_CLASSES = 50, 20_000
+
+
+def normalise_labels(
+    labels: pa.Array, rows: NDArray[np.int64], *, problem: Problem, delimiter: str | None, source: str
+) -> pa.Array:
+    """Labels in one form: texts, lists of texts, or floats."""
+    labels = decoded(labels)
+    if problem is Problem.regression:
+        return _numbers(labels, rows, source)
+    if problem is Problem.multi:
+        return _lists(labels, delimiter, source)
+    if is_list(labels.type):
+        mend = "Set data.problem=multi."
+        raise UserError("data.label", f"{source} has a list of labels in each row", mend=mend)
+    return _names(labels, source)
+
+
+def _names(labels: pa.Array, source: str) -> pa.Array:
+    if not (is_text(labels.type) or is_plain(labels.type) or pa.types.is_null(labels.type)):
+        allowed = "texts, whole numbers, true and false"
+        raise UserError("data.label", f"the labels of {source} are of type {labels.type}", allowed=allowed)
+    return written(labels)
+
+
+def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
+    """Every label once a row; nulls and empty texts in a list are no labels."""
+    has_lists = is_list(labels.type)
+    if not has_lists:
+        if not delimiter:
+            mend = "Set data.label_delimiter, for example data.label_delimiter='|'."
+            raise UserError("data.label", f"{source} has one text a row where several labels are asked for", mend=mend)
+        labels = pc.split_pattern(_names(labels, source), delimiter)
+    values, row = decoded(pc.list_flatten(labels)), pc.list_parent_indices(labels).to_numpy(zero_copy_only=False)
+    values = values if has_lists else pc.utf8_trim_whitespace(values)
+    kept = ~mask_of(is_missing(values, Problem.single))
+    names, row = _names(values.filter(pa.array(kept)), source), row[kept]
+    codes = pc.dictionary_encode(names).indices.to_numpy(zero_copy_only=False)
+    _, first = np.unique(row * (len(names) + 1) + codes, return_index=True)
+    first.sort()
+    offsets = np.append(0, np.cumsum(np.bincount(row[first], minlength=len(labels)))).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(first)))
+
+
+def _numbers(labels: pa.Array, rows: NDArray[np.int64], source: str) -> pa.Array:
+    """Labels as finite floats; the first row that is none is named."""
+    is_wrong = np.zeros(len(labels), dtype=np.bool_)
+    values = labels
+    if is_text(labels.type):
+        values = pc.utf8_trim_whitespace(labels)
+        is_wrong = ~mask_of(pc.match_substring_regex(values, _NUMBER))
+    elif not (is_plain(labels.type) or pa.types.is_null(labels.type)) or pa.types.is_temporal(labels.type):
+        raise UserError("data.label", f"the labels of {source} are of type {labels.type}", allowed="numbers")
+    if not is_wrong.any():
+        numbers = pc.cast(values, pa.float64())
+        is_wrong = ~mask_of(pc.is_finite(numbers))
+    if not is_wrong.any():
+        return numbers
+    wrong = int(np.flatnonzero(is_wrong)[0])
+    what = f"{source} row {rows[wrong] + 1}: {str(labels[wrong].as_py())[:60]!r} is no number"
+    raise UserError("data.label", what, mend="Leave data.problem=single for classes.")
+
+
+class LabelCensus:
+    """Numbers the labels of all splits as they are met, counts them, and then turns them into targets."""
+
+    def __init__(self, problem: Problem, *, merge: bool = False, max_classes: int | None = None) -> None:
+        self.problem, self._merge, self._max_classes = problem, merge, max_classes
+        self.counts: dict[str, dict[str, int]] = {}
+        """Rows of each class, by split."""
+        self._codes: dict[str, int] = {}
+        self._sets: dict[tuple[int, ...], int] = {}
+        self._others: dict[str, str] = {}
+        """Other ways of writing a class, and the one that is kept."""
+        self._number, self._mean, self._squares = 0, 0.0, 0.0
+        self._classes: list[str] | None = None
+
+    def code(self, labels: pa.Array) -> NDArray[np.int32]:
+        """A number for each row's label, or set of labels: the same wherever it occurs. Zeros for numbers."""
+        if self.problem is Problem.regression:
+            return np.zeros(len(labels), np.int32)
+        if self.problem is Problem.multi:
+            return self._code_sets(labels)
+        found = pc.dictionary_encode(labels)
+        codes = np.array([self._code(name) for name in found.dictionary.to_pylist()], np.int32)
+        return codes[found.indices.to_numpy(zero_copy_only=False)]
+
+    def settle(self, split: str, rows_by_code: NDArray[np.integer]) -> None:
+        """Take in how many rows of a split have each number that `code` gave."""
+        counts = self.counts.setdefault(split, {})
+        names = list(self._codes)
+        sets = list(self._sets) if self.problem is Problem.multi else [(code,) for code in range(len(names))]
+        for code in np.flatnonzero(rows_by_code):
+            for label in sets[code]:
+                name = self._kept(names[label])
+                counts[name] = counts.get(name, 0) + int(rows_by_code[code])
+        self._classes = None
+
+    def add(self, split: str, labels: pa.Array) -> None:
+        """Count the labels of some rows."""
+        if self.problem is Problem.regression:
+            if split == "train":
+                self.add_numbers(labels.to_numpy(zero_copy_only=False))
+            return
+        self.settle(split, np.bincount(self.code(labels)))
+
+    def add_numbers(self, values: NDArray[np.float64]) -> None:
+        """Merge means and squared distances from them (Chan, Golub and LeVeque 1979): exact for large numbers too."""
+        if len(values):
+            total = self._number + len(values)
+            mean = float(values.mean())
+            apart = mean - self._mean
+            self._squares += float(((values - mean) ** 2).sum()) + apart**2 * self._number * len(values) / total
+            self._mean += apart * len(values) / total
+            self._number = total
+
+    def unify(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
+        """For each number of `code` the one that stands for it: another where classes written alike are made one."""
+        if self._merge:
+            total = self._by_label(rows_by_code)
+            for group in self._alike():
+                kept = max(group, key=lambda name: (total[self._codes[name]], -self._codes[name]))
+                self._others |= {name: kept for name in group if name != kept}
+        kept_codes = np.array([self._codes[self._kept(name)] for name in self._codes], np.int64)
+        if self.problem is not Problem.multi:
+            return kept_codes if len(kept_codes) else np.zeros(1, np.int64)
+        kept_sets = [tuple(sorted({int(kept_codes[label]) for label in labels})) for labels in list(self._sets)]
+        return np.array([self._sets.setdefault(each, len(self._sets)) for each in kept_sets], np.int64)
+
+    def strata(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
+        """For each number of `code`, the class by which its rows are dealt out.
+
+        Rows of several labels go by their rarest one, which is the hardest to share out.
+        """
+        if self.problem is not Problem.multi:
+            return np.arange(max(1, len(self._codes)))
+        total = self._by_label(rows_by_code)
+        rarest = [min(labels, key=lambda label: (total[label], label), default=-1) for labels in self._sets]
+        return np.array(rarest, np.int64) + 1
+
+    def classes(self) -> list[str]:
+        """Every class of any split: by number where all are whole numbers, else by spelling."""
+        if self.problem is Problem.regression:
+            return ["value"]
+        if self._classes is None:
+            names = {name for counts in self.counts.values() for name in counts}
+            all_whole = all(name.removeprefix("-").isdecimal() and len(name) <= _LONGEST_WHOLE for name in names)
+            self._classes = sorted(names, key=(lambda name: (int(name), name)) if all_whole else None)
+        return self._classes
+
+    def train_counts(self) -> list[int]:
+        counts = self.counts.get("train", {})
+        return [self._number if self.problem is Problem.regression else counts.get(name, 0) for name in self.classes()]
+
+    def scale(self) -> tuple[float, float]:
+        """Mean and standard deviation of the training numbers; 0 and 1 for classes."""
+        if self.problem is not Problem.regression or not self._number:
+            return 0.0, 1.0
+        spread = (self._squares / self._number) ** 0.5
+        return self._mean, spread or 1.0
+
+    def require_classes(self, where: str) -> None:
+        """One class cannot be learnt, and neither can none, nor one for each row, nor others than those in training."""
+        if self.problem is Problem.regression:
+            return
+        train = self.counts.get("train", {})
+        if len(train) < 2:
+            names = ", ".join(map(repr, train)) or "none"
+            raise UserError(where, f"the training rows have only one class: {names}", allowed="two or more")
+        for split, counts in self.counts.items():
+            if counts and not counts.keys() & train.keys():
+                what = (
+                    f"no label of the {split} rows is one of the training rows: {_few(counts)}, but there {_few(train)}"
+                )
+                raise UserError(where, what, mend="Write the labels of all splits in one way.")
+        self._require_no_ids(where, train)
+
+    def _require_no_ids(self, where: str, train: dict[str, int]) -> None:
+        most = self._max_classes or min(_MOST_CLASSES, max(_IDS_FROM, sum(train.values()) // 2))
+        if len(train) > most:
+            what = f"{len(train):,} classes in {sum(train.values()):,} training rows, such as {_few(train)}"
+            mend = f"Is that a column of names or numbers? If not, set data.max_classes={len(train)}."
+            raise UserError(where, what, allowed=f"{most:,} or fewer", mend=mend)
+
+    def targets(self, labels: pa.Array) -> NDArray[np.generic] | tuple[NDArray[np.generic], NDArray[np.generic]]:
+        """Labels as the arrays that the store keeps."""
+        if self.problem is Problem.regression:
+            return labels.to_numpy(zero_copy_only=False)
+        values = pc.list_flatten(labels) if self.problem is Problem.multi else labels
+        ids = pc.index_in(values, pa.array(self._codes, pa.large_string()))
+        assert ids.null_count == 0, "a label that was never counted"
+        place = {name: number for number, name in enumerate(self.classes())}
+        numbers = np.array([place.get(self._kept(name), -1) for name in self._codes], np.int32)
+        found = numbers[ids.to_numpy(zero_copy_only=False)]
+        if self.problem is Problem.single:
+            return found
+        return found, pc.list_value_length(labels).to_numpy(zero_copy_only=False)
+
+    def remarks(self, source: str) -> list[Remark]:
+        """What a person should know of the classes."""
+        if self.problem is Problem.regression:
+            return []
+        train = self.counts.get("train", {})
+        remarks = [Remark(Level.note, source, self._told(train))]
+        commonest, rarest = max(train.values(), default=0), min(train.values(), default=0)
+        if few := {name: count for name, count in train.items() if count < _FEW_ROWS}:
+            what = (
+                f"{counted(len(few), 'class')} with fewer than {_FEW_ROWS} training rows: {_few(few, with_rows=True)}"
+            )
+            remarks.append(Remark(Level.warning, source, what, "task.class_weights=auto"))
+        elif commonest >= _UNEVEN * rarest:
+            what = f"the commonest class has {commonest / rarest:,.0f} times the rows of the rarest"
+            remarks.append(Remark(Level.warning, source, what, "task.class_weights=auto"))
+        if not self._merge:
+            remarks += [self._alike_remark(source, group) for group in self._alike()[:_SEEN_NAMED]]
+        for split, counts in self.counts.items():
+            if unseen := {name: count for name, count in counts.items() if name not in train}:
+                named = _few(unseen, with_rows=True)
+                what = f"{counted(len(unseen), 'class')} that no training row has, scored as misses: {named}"
+                remarks.append(Remark(Level.warning, split, what, "data.split_by=stratified where splits are made"))
+        return remarks
+
+    def _told(self, train: dict[str, int]) -> str:
+        """The classes and their rows, the commonest first."""
+        ordered = sorted(train.items(), key=lambda item: -item[1])
+        total = max(1, sum(train.values()))
+        named = [f"{name!r} {count:,} ({count / total:.1%})" for name, count in ordered]
+        if len(named) > _CLASSES_NAMED:
+            named = [*named[:4], "…", *named[-2:]]
+        return f"{len(train):,} classes: {', '.join(named)}"
+
+    def _alike(self) -> list[list[str]]:
+        """Groups of labels that differ in nothing but how they are written."""
+        groups: dict[str, list[str]] = {}
+        for name in self._codes:
+            groups.setdefault(_plainly(name), []).append(name)
+        return [group for group in groups.values() if len(group) > 1]
+
+    def _alike_remark(self, source: str, group: list[str]) -> Remark:
+        total = self._totals()
+        named = ", ".join(f"{name!r} ({total.get(name, 0):,} rows)" for name in group)
+        what = f"labels that differ in case, blanks or a zero after the point, each a class: {named}"
+        return Remark(Level.warning, source, what, "data.clean.labels=merge")
+
+    def _totals(self) -> dict[str, int]:
+        total: dict[str, int] = {}
+        for counts in self.counts.values():
+            for name, count in counts.items():
+                total[name] = total.get(name, 0) + count
+        return total
+
+    def _by_label(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Rows of each label, from the rows of each set of labels."""
+        if self.problem is not Problem.multi:
+            return np.asarray(rows_by_code, np.int64)
+        total = np.zeros(len(self._codes), np.int64)
+        for labels, rows in zip(self._sets, rows_by_code, strict=False):
+            total[list(labels)] += rows
+        return total
+
+    def _kept(self, name: str) -> str:
+        return self._others.get(name, name)
+
+    def _code(self, name: str) -> int:
+        return self._codes.setdefault(name, len(self._codes))
+
+    def _code_sets(self, labels: pa.Array) -> NDArray[np.int32]:
+        values, counts = pc.list_flatten(labels), pc.list_value_length(labels).to_numpy(zero_copy_only=False)
+        found = pc.dictionary_encode(values)
+        codes = np.array([self._code(name) for name in found.dictionary.to_pylist()] or [0], np.int32)
+        flat = codes[found.indices.to_numpy(zero_copy_only=False)]
+        row = np.repeat(np.arange(len(labels)), counts)
+        flat = flat[np.lexsort((flat, row))]  # one order of labels, so that one set has one number
+        offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+        hashes = hash_bytes(flat.view(np.uint8), offsets.astype(np.int64) * flat.itemsize)
+        _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+        sets = [tuple(flat[offsets[i] : offsets[i + 1]].tolist()) for i in first]
+        numbers = np.array([self._sets.setdefault(each, len(self._sets)) for each in sets], np.int32)
+        return numbers[inverse]
+
+
+def _plainly(name: str) -> str:
+    plain = name.strip().casefold()
+    whole, point, zeros = plain.partition(".")
+    return whole if point and whole.removeprefix("-").isdecimal() and not zeros.strip("0") else plain
+
+
+def _few(classes: dict[str, int], *, with_rows: bool = False) -> str:
+    """The first few names, with their rows if asked for."""
+    first = list(classes.items())[:_SEEN_NAMED]
+    named = [f"{name[:40]!r} ({counted(count, 'row')})" if with_rows else f"{name[:40]!r}" for name, count in first]
+    return ", ".join(named) + (", …" if len(classes) > len(first) else "")

@@ -1,0 +1,82 @@
+"""How long the texts are, and what a longest length would cut off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.data.findings import counted
+
+_LONGEST_TOLD = 1 << 16
+_FINE_SHARE = 0.01
+
+
+@dataclass(slots=True)
+class Lengths:
+    """How many rows have each length; lengths beyond 65,536 count as that."""
+
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
+    tokens: int = 0
+
+    def add(self, lengths: NDArray[np.integer]) -> None:
+        found = np.bincount(np.minimum(lengths, _LONGEST_TOLD), minlength=len(self.counts))
+        found[: len(self.counts)] += self.counts
+        self.counts = found.astype(np.int64)
+        self.tokens += int(lengths.sum())
+
+    @property
+    def rows(self) -> int:
+        return int(self.counts.sum())
+
+    def at(self, share: float) -> int:
+        """The least length that so many rows do not exceed."""
+        return int(np.searchsorted(np.cumsum(self.counts), share * self.rows)) if self.rows else 0
+
+    def longest(self) -> int:
+        return int(np.flatnonzero(self.counts)[-1]) if self.rows else 0
+
+    def cut_rows(self, longest: int) -> int:
+        return int(self.counts[longest + 1 :].sum())
+
+    def cut_tokens(self, longest: int) -> int:
+        over = np.arange(len(self.counts)) - longest
+        return int((self.counts * over)[longest + 1 :].sum())
+
+    def fine_length(self) -> int:
+        """The least length that cuts under one row in a hundred."""
+        return self.at(1 - _FINE_SHARE)
+
+    def line(self) -> str:
+        """Where the lengths lie."""
+        mean = self.tokens / max(1, self.rows)
+        told = ", ".join(f"{share:.0%} up to {self.at(share):,}" for share in (0.5, 0.9, 0.99))
+        return f"tokens a row: mean {mean:,.1f}, {told}, longest {self.longest():,}"
+
+    def truncation(self, longest: int) -> str:
+        """What cutting at a length loses, and what would not; empty where nothing is cut."""
+        if not (rows := self.cut_rows(longest)):
+            return ""
+        tokens = self.cut_tokens(longest)
+        shares = (
+            f"{counted(rows, 'row')} ({rows / self.rows:.2%}),"
+            f" {counted(tokens, 'token')} ({tokens / self.tokens:.2%}) lost"
+        )
+        is_fine = rows < _FINE_SHARE * self.rows
+        return f"cut at {longest}: {shares}" + ("" if is_fine else f"; {self.fine_length()} would cut under 1%")
+
+    def is_cut_much(self, longest: int) -> bool:
+        return self.cut_rows(longest) >= _FINE_SHARE * max(1, self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as they go into a run's summary."""
+        edges = [0, *(1 << power for power in range(17)), _LONGEST_TOLD + 1]
+        bars = [
+            {"from": low, "to": high - 1, "rows": int(self.counts[low:high].sum())} for low, high in pairwise(edges)
+        ]
+        quantiles = {f"p{share * 100:g}": self.at(share) for share in (0.5, 0.9, 0.95, 0.99, 0.999)}
+        filled = [bar for bar in bars if bar["rows"]]
+        return {"rows": self.rows, "tokens": self.tokens, "longest": self.longest(), **quantiles, "histogram": filled}

@@ -1,0 +1,68 @@
+"""How files are written, where they do not say so themselves."""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass
+from enum import StrEnum
+
+from flatout.errors import as_choice, require
+
+
+class Format(StrEnum):
+    """Kinds of files."""
+
+    csv = "csv"
+    tsv = "tsv"
+    json = "json"
+    jsonl = "jsonl"
+    parquet = "parquet"
+    arrow = "arrow"
+    conll = "conll"
+    npy = "npy"
+    hdf5 = "hdf5"
+
+
+@dataclass(kw_only=True, slots=True)
+class ReadingConfig:
+    """How files are written; what is null is found out and said."""
+
+    format: Format | None = None
+    """Kind of file; null: by the name's ending."""
+    encoding: str | None = None
+    """Encoding of csv, json and text files; null: UTF-8, with a byte order mark or without."""
+    delimiter: str | None = None
+    """What stands between two values of a csv; null: found out from the first rows."""
+    quote: str = '"'
+    """What values of a csv may be wrapped in; an empty text: quotes are a part of the value."""
+    columns: list[str] | None = None
+    """Names of the columns of a csv whose first line is a row already; null: the first line names them."""
+
+    def __post_init__(self) -> None:
+        where = "data.read"
+        if self.format is not None:
+            self.format = as_choice(Format, self.format, f"{where}.format")
+        if self.encoding is not None:
+            require(_is_encoding(self.encoding), f"{where}.encoding", f"no encoding {self.encoding!r}", mend=_ENCODINGS)
+        if self.delimiter is not None:
+            self.delimiter = self.delimiter.replace("\\t", "\t")
+            self._require_one_byte("delimiter", self.delimiter)
+        if self.quote:
+            self._require_one_byte("quote", self.quote)
+        require(self.quote != self.delimiter, f"{where}.quote", f"{self.quote!r} is the delimiter too")
+        is_named = self.columns is None or (len(self.columns) > 0 and len(set(self.columns)) == len(self.columns))
+        require(is_named, f"{where}.columns", f"{self.columns}", allowed="names that differ")
+
+    def _require_one_byte(self, name: str, value: str) -> None:
+        is_fine = len(value) == 1 and value.isascii() and value not in "\r\n\0"
+        require(is_fine, f"data.read.{name}", repr(value), allowed="one ASCII character")
+
+
+_ENCODINGS = "Name one that Python knows, for example cp1252, latin-1, utf-16, shift_jis."
+
+
+def _is_encoding(name: str) -> bool:
+    try:
+        return codecs.lookup(name)._is_text_encoding
+    except LookupError:
+        return False

@@ -1,0 +1,228 @@
+"""The first pass over a table: every row looked at once, and its fate decided.
+
+What a block's bytes tell is worked out in threads while the next block is read. A row's fate is the split it belongs
+to, or that it is dropped: one byte a row. All else that grows with the rows lies on disk (`twins`), so memory stays
+flat.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from flatout.data.assignment import Splitting, assigner
+from flatout.data.characters import Characters, odd_rows, read_characters
+from flatout.data.checks import Alike, CleanBlock, CleaningConfig, Rows, clean_block
+from flatout.data.findings import KINDS, Findings, Level, Remark
+from flatout.data.labels import LabelCensus, normalise_labels
+from flatout.data.lengths import Lengths
+from flatout.data.problem import Problem
+from flatout.data.roles import Roles
+from flatout.data.splits import SPLITS, hash_texts, reseeded
+from flatout.data.table import Table
+from flatout.data.twin_rules import TwinJudge
+from flatout.data.twins import RECORD, RecordFiles, Records
+from flatout.data.values import decoded, written
+from flatout.errors import UserError
+
+_DROPPED = -1
+_COUNTS = ("rows_read", "rows_kept", "rows_repaired")
+_THREADS, _WAITING = 2, 4
+_ODD = ("control", "invisible", "replaced", "private", "mojibake")
+
+
+@dataclass(slots=True)
+class Surveyed:
+    """What the first pass found out."""
+
+    fates: dict[str, NDArray[np.int8]]
+    """For each table, each row's split (0, 1, 2), or -1 for a row that is dropped."""
+    findings: dict[str, Findings]
+    census: LabelCensus
+    words: dict[str, Lengths]
+    """Words a row, by table."""
+    remarks: list[Remark] = field(default_factory=list)
+
+    def account(self) -> list[Remark]:
+        """What became of all rows; a table of its own where anything did."""
+        tables = list(self.findings.values())
+        total = Findings("all", *(sum(getattr(one, name) for one in tables) for name in _COUNTS))
+        changed = [one for one in tables if one.rows_repaired or one.rows_dropped]
+        parts = [Remark(Level.note, one.source, one.account()) for one in changed if len(tables) > 1]
+        return [Remark(Level.note, "rows", total.account()), *parts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """A block, what is used of it, and what its bytes tell."""
+
+    block: pa.RecordBatch
+    clean: CleanBlock
+    first_row: int
+    waiting: Future[Characters]
+
+    @property
+    def characters(self) -> Characters:
+        return self.waiting.result()
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """Where in the block the rows lie that are used."""
+        return self.clean.rows - self.first_row
+
+
+@dataclass(slots=True)
+class Survey:
+    """One pass over all tables, and what follows from it."""
+
+    tables: Mapping[str, Table]
+    roles: Roles
+    problem: Problem
+    splitting: Splitting = field(default_factory=Splitting)
+    cleaning: CleaningConfig = field(default_factory=CleaningConfig)
+    label_delimiter: str | None = None
+    max_classes: int | None = None
+    _is_changed: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    _rows_by_code: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def run(self, told: Callable[[int], None]) -> Surveyed:
+        """Read every row, assign the splits, compare the texts."""
+        is_merging = self.cleaning.labels is Alike.merge
+        found = Surveyed(
+            fates={},
+            findings={name: Findings(table.name, locate=table.locate) for name, table in self.tables.items()},
+            census=LabelCensus(self.problem, merge=is_merging, max_classes=self.max_classes),
+            words={name: Lengths() for name in self.tables},
+        )
+        with RecordFiles() as files:
+            for name in self.tables:
+                self._read(name, files, found, told)
+            self._decide(files, found)
+        for name, findings in found.findings.items():
+            is_kept = found.fates[name] >= 0
+            findings.rows_kept = int(is_kept.sum())
+            findings.rows_repaired = int((is_kept & self._is_changed[name]).sum())
+        return found
+
+    def _read(self, name: str, files: RecordFiles, found: Surveyed, told: Callable[[int], None]) -> None:
+        """All rows of a table: cleaned, hashed, their labels numbered."""
+        fates, changed = [], []
+        for looked in self._looked_at(name, found):
+            clean, characters = looked.clean, looked.characters
+            fate = np.full(looked.block.num_rows, _DROPPED, np.int8)
+            is_changed = np.zeros(looked.block.num_rows, np.bool_)
+            kept = self._odd(name, clean, characters, found)
+            fate[looked.places[kept]] = SPLITS.index(name)
+            is_changed[looked.places] = clean.is_changed
+            labels = normalise_labels(
+                clean.labels,
+                clean.rows,
+                problem=self.problem,
+                delimiter=self.label_delimiter,
+                source=self.tables[name].name,
+            )
+            codes = found.census.code(labels)
+            self._count(codes[kept])
+            if self.problem is Problem.multi:
+                counts = np.diff(labels.offsets.to_numpy())
+                found.findings[name].add("no_labels", clean.rows[counts == 0])
+            found.words[name].add(characters.words[kept])
+            files.add(self._records(name, looked, codes)[kept])
+            fates.append(fate)
+            changed.append(is_changed)
+            told(looked.block.num_rows)
+        found.fates[name] = np.concatenate(fates) if fates else np.zeros(0, np.int8)
+        self._is_changed[name] = np.concatenate(changed) if changed else np.zeros(0, np.bool_)
+
+    def _looked_at(self, name: str, found: Surveyed) -> Iterator[_Looked]:
+        """Blocks in order; threads work out what their bytes tell while the next ones are read."""
+        waiting: deque[_Looked] = deque()
+        group = [self.splitting.group] if name == "train" and self.splitting.group else []
+        wanted = list(dict.fromkeys([*self.roles.columns, *group]))
+        first_row = 0
+        with ThreadPoolExecutor(_THREADS) as threads:
+            for block in self.tables[name].blocks(wanted):
+                clean = clean_block(
+                    block,
+                    roles=self.roles,
+                    rows=np.arange(first_row, first_row + block.num_rows),
+                    problem=self.problem,
+                    is_train=name == "train",
+                    findings=found.findings[name],
+                    cleaning=self.cleaning,
+                )
+                waiting.append(_Looked(block, clean, first_row, threads.submit(read_characters, clean.texts)))
+                first_row += block.num_rows
+                if len(waiting) >= _WAITING:
+                    yield waiting.popleft()
+            while waiting:
+                yield waiting.popleft()
+
+    def _odd(self, name: str, clean: CleanBlock, characters: Characters, found: Surveyed) -> NDArray[np.bool_]:
+        """Which rows stay, as far as odd characters go."""
+        kept = np.ones(len(clean.rows), np.bool_)
+        findings, table = found.findings[name], self.tables[name]
+        for oddity, places in odd_rows(clean.texts, characters.flags).items():
+            if oddity in _ODD and self.cleaning.odd is Rows.refuse:
+                place = table.locate(int(clean.rows[places[0]]) + 1)
+                what = f"{table.name} row {place}: {KINDS[oddity].sentence.removesuffix(' kept as they are')}"
+                raise UserError("data.clean.odd", what, mend="Mend the text, or set data.clean.odd=keep or drop.")
+            if oddity in _ODD and self.cleaning.odd is Rows.drop:
+                kept[places] = False
+            else:
+                findings.add(oddity, clean.rows[places])
+        findings.add("odd_dropped", clean.rows[~kept])
+        return kept
+
+    def _records(self, name: str, looked: _Looked, codes: NDArray[np.int32]) -> Records:
+        records = np.empty(len(looked.clean.rows), RECORD)
+        records["alike"], records["exact"] = looked.characters.alike, looked.characters.exact
+        records["row"], records["code"], records["table"] = looked.clean.rows, codes, SPLITS.index(name)
+        records["group"] = self._groups(looked) if self.splitting.group and name == "train" else 0
+        return records
+
+    def _groups(self, looked: _Looked) -> NDArray[np.uint64]:
+        """A hash of each row's group; a row without one is a group of its own."""
+        group = decoded(looked.block.column(self.splitting.group)).take(pa.array(looked.places))
+        if pa.types.is_nested(group.type):
+            what = f"column {self.splitting.group!r} holds {group.type}"
+            raise UserError("data.group", what, allowed="texts or numbers")
+        is_null = group.is_null().to_numpy(zero_copy_only=False)
+        return np.where(is_null, reseeded(looked.clean.rows.astype(np.uint64), 1), hash_texts(written(group)))
+
+    def _count(self, codes: NDArray[np.int32]) -> None:
+        counts = np.bincount(codes, minlength=len(self._rows_by_code)).astype(np.int64)
+        counts[: len(self._rows_by_code)] += self._rows_by_code
+        self._rows_by_code = counts
+
+    def _decide(self, files: RecordFiles, found: Surveyed) -> None:
+        """The split of every row, and what becomes of rows that have a twin."""
+        stands_for = found.census.unify(self._rows_by_code)
+        strata = found.census.strata(self._rows_by_code)[stands_for]
+        assign = assigner(self.splitting, files, strata)
+        judge = TwinJudge(
+            self.tables, found.findings, self.cleaning, has_classes=self.problem is not Problem.regression
+        )
+        rows_by_split = np.zeros((len(SPLITS), len(stands_for)), np.int64)
+        for records in files.parts():
+            splits = assign(records)
+            codes = stands_for[records["code"]]
+            is_merged = codes != records["code"]
+            is_dropped = judge.dropped(records, codes, splits)
+            judge.tell(records, is_merged & ~is_dropped, "merged_label")
+            for name in self.tables:
+                own = records["table"] == SPLITS.index(name)
+                rows = records["row"][own]
+                found.fates[name][rows] = np.where(is_dropped, _DROPPED, splits)[own]
+                self._is_changed[name][rows] |= is_merged[own]
+            np.add.at(rows_by_split, (splits[~is_dropped], codes[~is_dropped]), 1)
+        if self.problem is not Problem.regression:
+            for split, rows_by_code in zip(SPLITS, rows_by_split, strict=True):
+                if rows_by_code.any():
+                    found.census.settle(split, rows_by_code)

@@ -1,0 +1,114 @@
+"""Texts that occur more than once: repeated, labelled in two ways, or on both sides of a split.
+
+Every row leaves a record of fixed size with the hashes of its text. Records are kept in sixteen files by their hash, so
+equal texts meet in the same file and only one file at a time lies in memory, however many rows there are.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+RECORD = np.dtype([("alike", "u8"), ("exact", "u8"), ("group", "u8"), ("row", "i8"), ("code", "i4"), ("table", "i1")])
+"""A row: hashes of its letters, its text and its group; its number, its label's number, its table."""
+_PARTS, _PART_BITS = 16, 4
+_HELD_BYTES = 1 << 22
+Records = NDArray[np.void]
+Mask = NDArray[np.bool_]
+
+
+class RecordFiles:
+    """Records by the first bits of their hash, on disk beyond some megabytes."""
+
+    def __init__(self) -> None:
+        self._files = [tempfile.SpooledTemporaryFile(_HELD_BYTES) for _ in range(_PARTS)]  # noqa: SIM115 (closed by exit)
+
+    def __enter__(self) -> RecordFiles:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self._files:
+            file.close()
+
+    def add(self, records: Records) -> None:
+        parts = (records["alike"] >> np.uint64(64 - _PART_BITS)).astype(np.uint8)
+        records = records[np.argsort(parts, kind="stable")]
+        ends = np.cumsum(np.bincount(parts, minlength=_PARTS))
+        for file, piece in zip(self._files, np.split(records, ends[:-1]), strict=True):
+            file.write(piece.tobytes())
+
+    def parts(self) -> Iterator[Records]:
+        """The records of each file."""
+        for file in self._files:
+            file.seek(0)
+            yield np.frombuffer(file.read(), RECORD)
+
+
+@dataclass(frozen=True, slots=True)
+class Twins:
+    """Which of some records have a twin, and of what kind."""
+
+    repeated: Mask
+    """Training rows with the text and the label of an earlier training row."""
+    alike: Mask
+    """Training rows like an earlier one in letters and digits, but not equal."""
+    conflict: Mask
+    """Rows whose text has another label elsewhere."""
+    exact_splits: NDArray[np.uint8]
+    """The splits in which the same text stands, a bit for each."""
+    alike_splits: NDArray[np.uint8]
+    """The splits in which a text of the same letters and digits stands."""
+
+
+def find_twins(records: Records, codes: NDArray[np.integer], splits: NDArray[np.int8]) -> Twins:
+    """Compare the records of one file; `splits` are 0, 1 and 2."""
+    number = len(records)
+    own = (np.uint8(1) << splits.astype(np.uint8)).astype(np.uint8)
+    repeated, alike, conflict = (np.zeros(number, np.bool_) for _ in range(3))
+    exact_splits, alike_splits = own.copy(), own.copy()
+    rows = _with_company(records["alike"])
+    if len(rows):
+        few, few_codes, few_own = records[rows], codes[rows], own[rows]
+        order = np.lexsort((few["row"], few["table"], few_codes, few["exact"], few["alike"]))
+        rows, few, few_codes, few_own = rows[order], few[order], few_codes[order], few_own[order]
+        same_alike = _starts(few["alike"])
+        same_exact = _starts(few["alike"], few["exact"])
+        alike_splits[rows] = _over_groups(np.bitwise_or, few_own, same_alike)
+        exact_splits[rows] = _over_groups(np.bitwise_or, few_own, same_exact)
+        least = _over_groups(np.minimum, few_codes, same_exact)
+        conflict[rows] = _over_groups(np.maximum, few_codes, same_exact) != least
+        train = np.flatnonzero(few_own == 1)
+        is_first = _starts(few["alike"][train], few["exact"][train], few_codes[train])
+        repeated[rows[train]] = ~is_first
+        by_row = train[np.lexsort((few["row"][train], few["alike"][train]))]
+        begins = _starts(few["alike"][by_row])
+        first_exact = few["exact"][by_row][begins][np.cumsum(begins) - 1] if len(by_row) else few["exact"][by_row]
+        alike[rows[by_row]] = few["exact"][by_row] != first_exact
+    return Twins(repeated, alike, conflict, exact_splits, alike_splits)
+
+
+def _with_company(values: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Places of the values that occur more than once."""
+    order = np.argsort(values, kind="stable")
+    is_same = values[order][1:] == values[order][:-1]
+    return order[np.append(is_same, False) | np.append(False, is_same)] if len(values) else order
+
+
+def _starts(*columns: NDArray[np.generic]) -> Mask:
+    """Where a run of equal values begins."""
+    starts = np.ones(len(columns[0]), np.bool_)
+    if len(starts):
+        starts[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return starts
+
+
+def _over_groups(reduce: np.ufunc, values: NDArray[np.generic], starts: Mask) -> NDArray[np.generic]:
+    """A reduction of each run, for every member of the run."""
+    return reduce.reduceat(values, np.flatnonzero(starts))[np.cumsum(starts) - 1]
