@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from flatout.errors import EXIT_CODE, UserError
 
 VERBS = {
+    "check": "what a run would find in its data: gaps, repeats, leaks, lengths, odd characters",
     "predict": "classes and probabilities for the rows of a file",
     "evaluate": "metrics of a finished run on another labelled file",
     "encode": "records with their encoding: Bloom filter, MinHash or two-step hash",

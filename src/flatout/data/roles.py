@@ -59,6 +59,12 @@ def find_tags(table: Table) -> str:
     return _find(table, "data.label", _TAGS, "tags")
 
 
+def has_tags(table: Table) -> bool:
+    """Whether there are columns of words and of tags by their names."""
+    names = {name.lower() for name in table.columns}
+    return bool(names & set(_TOKENS)) and bool(names & set(_TAGS))
+
+
 def _find(table: Table, key: str, known: Sequence[str], what: str) -> str:
     plain = {name: name.strip().lower().replace(" ", "_") for name in table.columns}
     for exact in known[:1]:

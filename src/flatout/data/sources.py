@@ -147,7 +147,13 @@ def _many(given: list[Any], where: str, reading: ReadingConfig) -> Table:
 def _splits_of(source: Any, where: str, reading: ReadingConfig) -> dict[str, Table]:
     """The tables of everything a source holds."""
     if isinstance(source, Mapping) and source and all(map(_is_rows, source.values())):
-        named = {_split_of(str(name)): rows for name, rows in source.items()}
+        named: dict[str | None, Any] = {}
+        for name, rows in source.items():
+            if (split := _split_of(str(name))) in named and split is not None:
+                raise UserError(
+                    where, f"several parts hold {split} rows", allowed=f"parts: {', '.join(map(str, source))}"
+                )
+            named[split] = rows
         return _by_split(named, where, lambda rows: table_of(rows, where=where))
     if not isinstance(source, str | Path):
         return {"train": open_source(source, where=where, reading=reading)}

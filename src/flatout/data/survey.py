@@ -206,9 +206,8 @@ class Survey:
         stands_for = found.census.unify(self._rows_by_code)
         strata = found.census.strata(self._rows_by_code)[stands_for]
         assign = assigner(self.splitting, files, strata)
-        judge = TwinJudge(
-            self.tables, found.findings, self.cleaning, has_classes=self.problem is not Problem.regression
-        )
+        has_classes = self.problem is not Problem.regression
+        judge = TwinJudge(self.tables, found.findings, self.cleaning, has_classes=has_classes)
         rows_by_split = np.zeros((len(SPLITS), len(stands_for)), np.int64)
         for records in files.parts():
             splits = assign(records)
@@ -222,7 +221,7 @@ class Survey:
                 found.fates[name][rows] = np.where(is_dropped, _DROPPED, splits)[own]
                 self._is_changed[name][rows] |= is_merged[own]
             np.add.at(rows_by_split, (splits[~is_dropped], codes[~is_dropped]), 1)
-        if self.problem is not Problem.regression:
+        if has_classes:
             for split, rows_by_code in zip(SPLITS, rows_by_split, strict=True):
                 if rows_by_code.any():
                     found.census.settle(split, rows_by_code)

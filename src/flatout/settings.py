@@ -1,0 +1,84 @@
+"""Settings from words on a command line, as `python -m train` takes them: `data.clean.leaks=drop`. Without Hydra."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import yaml
+
+from flatout.errors import UserError, did_you_mean
+
+Settings = TypeVar("Settings")
+_SPOKEN = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list"}
+
+
+def with_overrides(kind: type[Settings], overrides: Sequence[str], prefix: str, **given: Any) -> Settings:
+    """Settings of a class with its defaults, what is given, and what is written in words that begin with `prefix`."""
+    values: dict[str, Any] = dict(given)
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.startswith(f"{prefix}."):
+            raise UserError("command line", f"cannot read {override!r}", mend=f"Write {prefix}.KEY=VALUE.")
+        _set(values, kind, key.split(".")[1:], key, _value(text, key))
+    return _built(kind, values)
+
+
+def _set(values: dict[str, Any], kind: type, path: list[str], key: str, value: Any) -> None:
+    hints = typing.get_type_hints(kind)
+    name, *rest = path
+    if name not in hints:
+        known = [field.name for field in fields(kind)]
+        mend = did_you_mean(name, known)
+        raise UserError(key, "no such key", allowed=", ".join(known), mend=mend)
+    if is_dataclass(hints[name]):
+        if not rest:
+            raise UserError(key, "is a group of settings", mend=f"Name one of them: {key}.NAME=VALUE.")
+        _set(values.setdefault(name, {}), hints[name], rest, key, value)
+        return
+    if rest:
+        raise UserError(key, f"{name} is no group of settings")
+    if not _fits(value, hints[name]):
+        raise UserError(key, f"{value!r} does not fit", allowed=_spoken(hints[name]))
+    values[name] = value
+
+
+def _built(kind: type[Settings], values: dict[str, Any]) -> Settings:
+    hints = typing.get_type_hints(kind)
+    nested = {name: value for name, value in values.items() if isinstance(value, dict) and is_dataclass(hints[name])}
+    return kind(**{**values, **{name: _built(hints[name], value) for name, value in nested.items()}})
+
+
+def _value(text: str, key: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(key, f"cannot read {text!r}", mend="Quote a value with brackets or colons.") from None
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    choices = _choices(hint)
+    if Any in choices or (isinstance(value, float | int) and not isinstance(value, bool) and float in choices):
+        return True
+    has_words = any(isinstance(each, type) and issubclass(each, StrEnum) for each in choices)
+    return (has_words and isinstance(value, str)) or any(type(value) is each for each in choices)
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """The plain types that a value may have."""
+    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return tuple(typing.get_origin(part) or part for part in parts)
+
+
+def _spoken(hint: Any) -> str:
+    words = []
+    for choice in _choices(hint):
+        if isinstance(choice, type) and issubclass(choice, StrEnum):
+            words += [str(member.value) for member in choice]
+        else:
+            words.append("null" if choice is type(None) else _SPOKEN.get(choice, str(choice)))
+    return ", ".join(words)
