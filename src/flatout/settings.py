@@ -25,7 +25,7 @@ def with_overrides(kind: type[Settings], overrides: Sequence[str], prefix: str, 
         if not equals or not key.startswith(f"{prefix}."):
             raise UserError("command line", f"cannot read {override!r}", mend=f"Write {prefix}.KEY=VALUE.")
         _set(values, kind, key.split(".")[1:], key, _value(text, key))
-    return _built(kind, values)
+    return built(kind, values)
 
 
 def _set(values: dict[str, Any], kind: type, path: list[str], key: str, value: Any) -> None:
@@ -47,10 +47,11 @@ def _set(values: dict[str, Any], kind: type, path: list[str], key: str, value: A
     values[name] = value
 
 
-def _built(kind: type[Settings], values: dict[str, Any]) -> Settings:
+def built(kind: type[Settings], values: dict[str, Any]) -> Settings:
+    """Settings of a class from plain values; groups of settings may be mappings."""
     hints = typing.get_type_hints(kind)
     nested = {name: value for name, value in values.items() if isinstance(value, dict) and is_dataclass(hints[name])}
-    return kind(**{**values, **{name: _built(hints[name], value) for name, value in nested.items()}})
+    return kind(**{**values, **{name: built(hints[name], value) for name, value in nested.items()}})
 
 
 def _value(text: str, key: str) -> Any:

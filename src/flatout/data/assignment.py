@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.data.findings import counted
 from flatout.data.splits import Dealer, SplitBy, reseeded, split_by_hash, split_groups
 from flatout.data.twins import RecordFiles, Records
 from flatout.errors import UserError
@@ -75,7 +76,7 @@ def _by_group(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64
         rows = np.bincount(inverse, weights=np.append(rows, counts)).astype(np.int64)
     needed = 1 + sum(share > 0 for share in splitting.shares.values())
     if len(groups) < needed:
-        what = f"{len(groups)} groups in {splitting.group!r} cannot be parted into {needed} splits"
+        what = f"{counted(len(groups), 'group')} in {splitting.group!r} cannot be parted into {needed} splits"
         raise UserError("data.group", what, mend="Name another column, or give a file for each split.")
     splits = split_groups(groups, rows, **splitting.shares, seed=splitting.seed)
     return lambda records: splits[np.searchsorted(groups, records["group"])]

@@ -16,7 +16,7 @@ from flatout.data.findings import Level, Remark, all_remarks, counted
 from flatout.data.lengths import Lengths
 from flatout.data.problem import Problem
 from flatout.data.progress import Progress
-from flatout.data.roles import Roles, find_tags, find_tokens, has_tags
+from flatout.data.roles import Roles, find_roles, has_tags
 from flatout.data.sources import open_splits
 from flatout.data.splits import SPLITS
 from flatout.data.survey import Survey, Surveyed
@@ -160,10 +160,9 @@ def _tables(config: TextDataConfig) -> dict[str, Table]:
 def _check_tags(config: TextDataConfig) -> Checkup:
     tables = _tables(config)
     first = tables["train"]
-    text = config.text if isinstance(config.text, str) else find_tokens(first)
-    roles = Roles((text,), config.label or find_tags(first))
+    roles = find_roles(first, text=config.text, label=config.label, tags=True)
     for table in tables.values():
-        require_columns(table, {"data.text": text, "data.label": roles.label})
+        require_columns(table, {"data.text": roles.texts[0], "data.label": roles.label})
     census = TagCensus(first.name)
     tagged = {split: TaggedTable(table, roles, split, census) for split, table in tables.items()}
     validation_share, test_share = config.taken_shares(tables)
@@ -185,7 +184,7 @@ def _check_tags(config: TextDataConfig) -> Checkup:
         *all_remarks(surveyed.findings.values()),
         *_unseen_types(census),
     ]
-    columns = {"text": text, "label": roles.label}
+    columns = {"text": roles.texts[0], "label": roles.label}
     return Checkup(first.name, Problem.tags, columns, _rows(surveyed), census.entities, surveyed.words, remarks)
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 
@@ -30,12 +34,30 @@ def from_hub(name: str, where: str) -> Any:
     path, _, configuration = name.partition(":")
     ways = "Name a file or a folder; or fetch it once where there is a network, and set HF_HOME to that cache."
     try:
-        return datasets.load_dataset(path, configuration or None)
+        with _offline_where_nobody_answers():
+            return datasets.load_dataset(path, configuration or None)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         near = did_you_mean(path, [each.name for each in Path().iterdir()])
         what = f"no file or folder {name}, and no data set of that name that could be fetched ({reason})"
         raise UserError(where, what, mend=f"{near} {ways}".strip()) from None
+
+
+@contextmanager
+def _offline_where_nobody_answers() -> Iterator[None]:
+    """Without a network only the cache is looked into, at once, instead of after half a minute of tries."""
+    import datasets
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = before
 
 
 def from_disk(folder: Path, where: str) -> Any:

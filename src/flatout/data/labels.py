@@ -192,13 +192,13 @@ class LabelCensus:
         if len(train) < 2:
             names = ", ".join(map(repr, train)) or "none"
             raise UserError(where, f"the training rows have only one class: {names}", allowed="two or more")
+        self._require_no_ids(where, train)
         for split, counts in self.counts.items():
             if counts and not counts.keys() & train.keys():
                 what = (
                     f"no label of the {split} rows is one of the training rows: {_few(counts)}, but there {_few(train)}"
                 )
                 raise UserError(where, what, mend="Write the labels of all splits in one way.")
-        self._require_no_ids(where, train)
 
     def _require_no_ids(self, where: str, train: dict[str, int]) -> None:
         most = self._max_classes or min(_MOST_CLASSES, max(_IDS_FROM, sum(train.values()) // 2))
@@ -233,7 +233,7 @@ class LabelCensus:
                 f"{counted(len(few), 'class')} with fewer than {_FEW_ROWS} training rows: {_few(few, with_rows=True)}"
             )
             remarks.append(Remark(Level.warning, source, what, "task.class_weights=auto"))
-        elif commonest >= _UNEVEN * rarest:
+        elif rarest and commonest >= _UNEVEN * rarest:
             what = f"the commonest class has {commonest / rarest:,.0f} times the rows of the rarest"
             remarks.append(Remark(Level.warning, source, what, "task.class_weights=auto"))
         if not self._merge:

@@ -24,6 +24,9 @@ _TOKENS = ["tokens", "words"]
 _TAGS = ["tags", "ner_tags", "pos_tags", "labels"]
 
 
+_KNOWN, _KNOWN_TAGGED = (_TEXTS, _LABELS), (_TOKENS, _TAGS)
+
+
 @dataclass(frozen=True, slots=True)
 class Roles:
     """The columns that hold the texts and the labels."""
@@ -39,44 +42,46 @@ class Roles:
         return list(dict.fromkeys((*self.texts, self.label)))
 
 
-def find_text(table: Table) -> str:
-    """The column of the texts."""
-    return _find(table, "data.text", _TEXTS, "texts")
+def find_roles(
+    table: Table,
+    *,
+    text: str | Sequence[str] | None = None,
+    label: str | None = None,
+    join: str = " ",
+    tags: bool = False,
+) -> Roles:
+    """The columns that are named, and those that are found by their names."""
+    known, spoken = (_KNOWN_TAGGED, ("words", "tags")) if tags else (_KNOWN, ("texts", "labels"))
+    given = (text,) if isinstance(text, str) else tuple(text or ())
+    found = {
+        "text": given[:1] or _found(table, known[0]),
+        "label": (label,) if label is not None else _found(table, known[1]),
+    }
+    unclear = [key for key, names in found.items() if len(names) != 1]
+    if not unclear:
+        return Roles(given or found["text"], found["label"][0], join)
+    what = " and ".join(word for key, word in zip(found, spoken, strict=True) if key in unclear)
+    several = [repr(name) for key in unclear for name in found[key]]
+    choice = f": {' or '.join(several)}" if several else ""
+    raise UserError(
+        " and ".join(f"data.{key}" for key in unclear),
+        f"which column of {table.name} holds the {what}{choice}?",
+        allowed=f"columns: {', '.join(table.columns[:20])}{', …' if len(table.columns) > 20 else ''}",
+        mend=f"Say {' '.join(f'data.{key}=COLUMN' for key in unclear)}.{_headless(table)}",
+    )
 
 
-def find_label(table: Table) -> str:
-    """The column of the labels."""
-    return _find(table, "data.label", _LABELS, "labels")
-
-
-def find_tokens(table: Table) -> str:
-    """The column of lists of words."""
-    return _find(table, "data.text", _TOKENS, "words")
-
-
-def find_tags(table: Table) -> str:
-    """The column of lists of tags."""
-    return _find(table, "data.label", _TAGS, "tags")
+def _found(table: Table, known: Sequence[str]) -> tuple[str, ...]:
+    """The columns whose names say so; the first of the known names wins over all others."""
+    plain = {name: name.strip().lower().replace(" ", "_") for name in table.columns}
+    exact = [name for name, written in plain.items() if written == known[0]]
+    return tuple(exact[:1] or [name for name, written in plain.items() if written in known])
 
 
 def has_tags(table: Table) -> bool:
     """Whether there are columns of words and of tags by their names."""
     names = {name.lower() for name in table.columns}
     return bool(names & set(_TOKENS)) and bool(names & set(_TAGS))
-
-
-def _find(table: Table, key: str, known: Sequence[str], what: str) -> str:
-    plain = {name: name.strip().lower().replace(" ", "_") for name in table.columns}
-    for exact in known[:1]:
-        if found := [name for name, written in plain.items() if written == exact]:
-            return found[0]
-    found = [name for name, written in plain.items() if written in known]
-    if len(found) == 1:
-        return found[0]
-    listed = ", ".join(table.columns[:20]) + (", …" if len(table.columns) > 20 else "")
-    several = f"{' and '.join(map(repr, found))} may all hold the {what}"
-    problem = f"{several} of {table.name}" if found else f"which column of {table.name} holds the {what}?"
-    raise UserError(key, problem, allowed=f"columns: {listed}", mend=f"Name it: {key}=COLUMN.{_headless(table)}")
 
 
 def _headless(table: Table) -> str:

@@ -25,7 +25,7 @@ from flatout.data.labels import normalise_labels
 from flatout.data.lengths import Lengths
 from flatout.data.problem import Problem
 from flatout.data.progress import Progress
-from flatout.data.roles import Roles, find_label, find_text
+from flatout.data.roles import Roles, find_roles
 from flatout.data.samples import HeadlinesConfig, HeadlinesTable
 from flatout.data.sources import open_splits
 from flatout.data.splits import SPLITS, SplitBy
@@ -163,7 +163,7 @@ class TextSource:
         self.is_sample = config.train is None and config.source is None
         """The built-in sample knows the clean topic of each row."""
         self.tables = self._open_tables()
-        self.roles = self._find_roles()
+        self.roles = find_roles(self.tables["train"], text=config.text, label=config.label, join=config.join)
         validation_share, test_share = config.taken_shares(self.tables)
         self.splitting = Splitting(config.split_by, config.group, validation_share, test_share, config.split_seed)
         for table in self.tables.values():
@@ -239,15 +239,6 @@ class TextSource:
             return {split: HeadlinesTable(config.sample, split) for split in SPLITS}
         given = {split: getattr(config, split) for split in SPLITS}
         return open_splits(config.source, given, config.read)
-
-    def _find_roles(self) -> Roles:
-        config, table = self.config, self.tables["train"]
-        label = config.label if config.label is not None else find_label(table)
-        if config.text is None:
-            texts: tuple[str, ...] = (find_text(table),)
-        else:
-            texts = (config.text,) if isinstance(config.text, str) else tuple(config.text)
-        return Roles(texts, label, config.join)
 
     def remarks(self) -> list[Remark]:
         """How the tables are written, and which columns are used."""

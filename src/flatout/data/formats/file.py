@@ -205,6 +205,8 @@ def _encoding_mend(path: Path, data: bytes, where: str) -> str:
 
 
 def require_file(file: Path, where: str) -> None:
+    if "\0" in str(file):
+        raise UserError(where, f"{str(file)!r} can be no file's name")
     try:
         if file.is_dir():
             raise UserError(where, f"{file} is a folder", allowed="one file", mend="Name a file in it.")
@@ -216,8 +218,6 @@ def require_file(file: Path, where: str) -> None:
             is_empty = not opened.read(1)
     except OSError as error:
         raise UserError(where, f"cannot read {file}: {error.strerror}") from None
-    except ValueError as error:  # a NUL in the name
-        raise UserError(where, f"{str(file)!r} can be no file's name: {error}") from None
     if is_empty:
         raise UserError(where, f"{file} is empty")
 

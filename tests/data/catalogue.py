@@ -1,0 +1,462 @@
+"""What goes wrong with people's data, each case with what must be said of it.
+
+`python -m tests.data.catalogue` prints the table of cases and of what is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+
+from flatout.data.checkup import check
+from flatout.data.findings import Level
+from flatout.data.text import TextDataConfig
+from flatout.errors import UserError
+from flatout.settings import built
+
+WORDS = "amber birch cedar delta ember fjord grove heath islet jetty knoll lagoon".split()
+
+
+def lines(number: int = 60, first: int = 0) -> list[tuple[str, str]]:
+    """Rows that nothing is wrong with."""
+    return [
+        (f"{WORDS[i % 12]} {WORDS[i * 5 % 11]} number {i}", ("land", "water", "wood")[i % 3])
+        for i in range(first, first + number)
+    ]
+
+
+def csv_of(rows: list[tuple[str, str]], header: str = "text,label") -> str:
+    return "\n".join([header, *(f"{text},{label}" for text, label in rows)]) + "\n"
+
+
+def jsonl_of(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A case: what lies in the folder, how it is read, and what must be said."""
+
+    name: str
+    says: str
+    """Part of the error, or of a remark where the data is accepted."""
+    files: Callable[[Path], dict[str, Any]]
+    """Writes files into a folder; the settings that read them."""
+    is_error: bool = True
+
+    def config(self, folder: Path) -> TextDataConfig:
+        return built(TextDataConfig, {**self.files(folder), "cache": str(folder / "cache")})
+
+
+CASES: list[Case] = []
+
+
+def case(name: str, says: str, *, is_error: bool = True) -> Callable[..., Any]:
+    def add(files: Callable[[Path], dict[str, Any]]) -> Callable[[Path], dict[str, Any]]:
+        CASES.append(Case(name, says, files, is_error))
+        return files
+
+    return add
+
+
+def plain(
+    name: str, says: str, content: str | bytes, *, file: str = "rows.csv", is_error: bool = True, **settings: Any
+):
+    """A case of one file."""
+
+    def files(folder: Path) -> dict[str, Any]:
+        data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+        (folder / file).write_bytes(data)
+        return {"train": str(folder / file), **settings}
+
+    CASES.append(Case(name, says, files, is_error))
+
+
+GOOD = csv_of(lines())
+TEXTS = [text for text, _ in lines()]
+
+CASES.append(Case("missing file", "no such file", lambda folder: {"train": str(folder / "nowhere.csv")}))
+plain("empty file", "is empty", "")
+CASES.append(
+    Case("a folder with nothing to read", "nothing to read in the folder", lambda folder: {"train": str(folder)})
+)
+plain("only a header", "no rows below the line that names the columns", "text,label\n")
+plain("zero rows after cleaning", "the training rows have only one class: none", "text,label\n,a\n,b\n ,c\n")
+plain("missing column", "no column 'headline'", GOOD, text="headline", label="label")
+plain("misspelt column", "Did you mean 'text'?", GOOD, text="txt", label="label")
+plain("duplicated column", "has column text more than once", "text,text,label\na,b,c\n", text="text", label="label")
+plain("no column by a known name", "which column of", csv_of(lines(), "a,b"))
+plain("two columns that may be the text", "holds the texts: 'sentence' or 'tweet'?", "sentence,tweet,label\na,b,c\n")
+plain(
+    "null texts",
+    "2 rows without a text (null) dropped (rows 61, 62)",
+    jsonl_of([{"text": text, "label": label} for text, label in lines()] + [{"text": None, "label": "land"}] * 2),
+    file="rows.jsonl",
+    is_error=False,
+)
+plain("null label", "1 row without a label dropped (row 61)", GOOD + "some text,\n", is_error=False)
+plain(
+    "empty and blank texts",
+    "3 rows with an empty text dropped (rows 61, 62, 63)",
+    GOOD + ",land\n  ,wood\n\u3000,wood\n",
+    is_error=False,
+)
+plain("not UTF-8", "line 62: byte 0xe9 is not UTF-8", GOOD.encode() + b"caf\xe9,land\n")
+plain("UTF-16", "written in UTF-16. Set data.read.encoding=utf-16", GOOD.encode("utf-16"))
+plain(
+    "another encoding, named",
+    "60 read = 60 kept as written",
+    GOOD.replace("amber", "caf\u00e9").encode("cp1252"),
+    is_error=False,
+    read={"encoding": "cp1252"},
+)
+plain(
+    "the wrong encoding, named",
+    "not ascii from about line",
+    GOOD.replace("amber", "caf\u00e9"),
+    read={"encoding": "ascii"},
+)
+plain("byte order mark", "UTF-8 with a byte order mark", GOOD.encode("utf-8-sig"), is_error=False)
+plain("CRLF", "CRLF at line ends", GOOD.replace("\n", "\r\n"), is_error=False)
+plain(
+    "NUL bytes",
+    "1 row with control characters in the text kept as they are (row 61)",
+    GOOD + "a\x00b,land\n",
+    is_error=False,
+)
+plain(
+    "NUL bytes refused", "row 61: with control characters in the text", GOOD + "a\x00b,land\n", clean={"odd": "refuse"}
+)
+plain("lone surrogate in json", "row 1: text is '\\ud800'", '{"text": "\\ud800", "label": "a"}\n', file="rows.jsonl")
+plain("lone surrogate in csv", "byte 0xed is not UTF-8", GOOD + "a\ud800b,land\n")
+plain("a text of 10 MB", "61 read = 61 kept as written", GOOD + "long " * 2_000_000 + ",land\n", is_error=False)
+plain("a row of 40 MB", "row 61: longer than 16 MB", GOOD + '"' + "long " * 8_000_000 + '",land\n')
+plain(
+    "an id column as label",
+    "Is that a column of names or numbers?",
+    csv_of([(f"text {i}", f"id{i}") for i in range(3_000)]),
+)
+plain(
+    "100,000 classes",
+    "training rows, such as 'id0'",
+    csv_of([(f"text {i}", f"id{i % 100_000}") for i in range(220_000)]),
+)
+plain("one class", "only one class: 'land'", csv_of([(text, "land") for text in TEXTS]))
+plain(
+    "a class with one row, stratified",
+    "1 class with fewer than 5 training rows: 'rare' (1 row)",
+    GOOD + "rare text,rare\n",
+    is_error=False,
+    split_by="stratified",
+)
+plain("ragged row", "row 61: expected 2 columns, got 3 (line 62)", GOOD + "a,b,land\n")
+plain(
+    "unclosed quote",
+    "a quote is opened in line 62 and not closed",
+    GOOD + '"open,land\nmore,wood\nstill,land\n"odd,"land\n',
+)
+plain("wrong delimiter named", "which column of", GOOD, read={"delimiter": ";"})
+plain("another delimiter, found out", "semicolon between values, found out", GOOD.replace(",", ";"), is_error=False)
+plain("a delimiter inside texts", "row 61: expected 2 columns, got 3", GOOD + "one, two,land\n")
+plain("broken jsonl line", "line 2: not valid JSON", '{"text": "a", "label": "b"}\n{"text": \n', file="rows.jsonl")
+plain(
+    "json with mixed types",
+    "row 2: text is 7",
+    '{"text": "a", "label": "b"}\n{"text": 7, "label": "b"}\n',
+    file="rows.jsonl",
+)
+plain("json of another form", "a str where an object is needed", '["a", "b"]', file="rows.json")
+plain("gzip cut short", "not a whole gzip file", gzip.compress(GOOD.encode() * 50)[:-30], file="rows.csv.gz")
+plain("no gzip at all", "not a whole gzip file", GOOD, file="rows.csv.gz")
+plain("gzip that is a bomb", "bytes unpack to more than", gzip.compress(b"a" * (300 << 20), 9), file="rows.csv.gz")
+plain("an unknown ending", "is no format we read", GOOD, file="rows.xlsx")
+plain("an unknown ending, named", "60 read = 60 kept", GOOD, file="rows.dat", is_error=False, read={"format": "csv"})
+plain(
+    "no header",
+    "Is its first line a row already?",
+    csv_of(lines()).split("\n", 1)[1].replace("number", "number one two three four"),
+)
+plain(
+    "no header, names given",
+    "60 read = 60 kept",
+    csv_of(lines()).split("\n", 1)[1],
+    is_error=False,
+    read={"columns": ["text", "label"]},
+)
+plain("names given, but too few", "its first row has 2 values, 1 names are given", GOOD, read={"columns": ["text"]})
+plain(
+    "labels of two types",
+    "row 2: label is 'b'",
+    '{"text": "a", "label": 1}\n{"text": "b", "label": "b"}\n',
+    file="rows.jsonl",
+)
+plain(
+    "labels written in two ways",
+    "labels that differ in case, blanks or a zero after the point, each a class: 'land' (20 rows), 'Land' (10 rows)",
+    GOOD + csv_of([(f"more {i}", "Land") for i in range(10)]).split("\n", 1)[1],
+    is_error=False,
+    validation_share=0.01,
+    test_share=0.01,
+)
+plain(
+    "labels written in two ways, merged",
+    "10 rows whose label was written in another way merged",
+    GOOD + csv_of([(f"more {i}", "Land") for i in range(10)]).split("\n", 1)[1],
+    is_error=False,
+    clean={"labels": "merge"},
+)
+plain(
+    "several labels, an empty list",
+    "2 rows with an empty list of labels kept",
+    csv_of(
+        [*((text, "land|water" if i % 2 else "wood") for i, text in enumerate(TEXTS)), ("none", ""), ("none too", "")]
+    ),
+    is_error=False,
+    problem="multi",
+    label_delimiter="|",
+)
+plain("several labels without a delimiter", "Set data.label_delimiter", GOOD, problem="multi")
+plain(
+    "lists of labels, one asked for",
+    "Set data.problem=multi",
+    jsonl_of([{"text": "a", "label": ["x", "y"]}]),
+    file="rows.jsonl",
+)
+plain("regression on words", "row 1: 'land' is no number", GOOD, problem="regression")
+plain(
+    "regression, stratified", "stratified needs classes, not numbers", GOOD, problem="regression", split_by="stratified"
+)
+plain(
+    "words and tags of unequal number",
+    "row 2: 2 words and 1 tags",
+    jsonl_of([{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a", "b"], "tags": ["O"]}]),
+    file="rows.jsonl",
+    problem="tags",
+)
+plain(
+    "an unknown scheme of tags",
+    "no tag of a scheme we know: 'PERSON'",
+    jsonl_of([{"tokens": ["a"], "tags": ["PERSON"]}]),
+    file="rows.jsonl",
+    problem="tags",
+)
+plain(
+    "tags against their scheme",
+    "2 rows with tags that their scheme does not allow repaired (rows 31, 32)",
+    jsonl_of(
+        [{"tokens": [f"w{i}", "b"], "tags": ["B-x", "I-x"]} for i in range(30)]
+        + [{"tokens": [f"v{i}", "b"], "tags": ["O", "I-x"]} for i in range(2)]
+    ),
+    file="rows.jsonl",
+    problem="tags",
+    is_error=False,
+)
+plain(
+    "tags by their numbers",
+    "Write tags by their names",
+    jsonl_of([{"tokens": ["a"], "tags": [1]}]),
+    file="rows.jsonl",
+    problem="tags",
+)
+plain(
+    "a list where a text is asked",
+    "holds list<",
+    jsonl_of([{"text": ["a"], "label": "x"}, {"text": ["b"], "label": "y"}]),
+    file="rows.jsonl",
+)
+plain(
+    "a path with spaces and other letters", "60 read = 60 kept", GOOD, file="meine größten Zeilen ☃.csv", is_error=False
+)
+plain(
+    "NA, null and None",
+    "'007' 14 (31.8%)",
+    csv_of([(("NA", "null", "None")[i % 3] + f" {i}", ("NA", "null", "007")[i % 3]) for i in range(60)]),
+    is_error=False,
+)
+plain(
+    "equal texts with other labels",
+    "2 rows whose text has another label elsewhere kept (rows 1, 61)",
+    GOOD + f"{TEXTS[0]},wood\n",
+    is_error=False,
+)
+plain(
+    "equal texts with other labels, refused",
+    "one of the rows whose text has another label elsewhere",
+    GOOD + f"{TEXTS[0]},wood\n",
+    clean={"conflicts": "refuse"},
+)
+plain(
+    "repeated rows, dropped",
+    "1 row equal to an earlier training row dropped (row 61)",
+    GOOD + f"{TEXTS[0]},land\n",
+    is_error=False,
+    clean={"duplicates": "drop"},
+)
+plain("a NUL in the name", "can be no file's name", GOOD, is_error=True, test="a\0b.csv")
+plain(
+    "groups too few",
+    "cannot be parted into 3 splits",
+    csv_of([(text, "a,one" if i % 2 else "b,one") for i, text in enumerate(TEXTS)], "text,label,who"),
+    split_by="group",
+    group="who",
+)
+
+
+@case("json that is one long line", "the array ends here, but the file goes on")
+def _(folder: Path) -> dict[str, Any]:
+    (folder / "rows.json").write_text(json.dumps([{"text": "a", "label": "b"}]) + "x", encoding="utf-8")
+    return {"train": str(folder / "rows.json")}
+
+
+@case("truncated parquet", "not a whole parquet file")
+def _(folder: Path) -> dict[str, Any]:
+    path = folder / "rows.parquet"
+    pq.write_table(pa.table({"text": TEXTS, "label": ["a", "b"] * 30}), path)
+    path.write_bytes(path.read_bytes()[:-100])
+    return {"train": str(path)}
+
+
+@case("truncated arrow", "not a whole Arrow file")
+def _(folder: Path) -> dict[str, Any]:
+    path = folder / "rows.arrow"
+    pyarrow.feather.write_feather(pa.table({"text": TEXTS, "label": ["a", "b"] * 30}), path, compression="uncompressed")
+    path.write_bytes(path.read_bytes()[:-100])
+    return {"train": str(path)}
+
+
+@case("parquet with nested texts", "column 'text' of")
+def _(folder: Path) -> dict[str, Any]:
+    pq.write_table(pa.table({"text": [{"a": 1}] * 3, "label": ["a", "b", "c"]}), folder / "rows.parquet")
+    return {"train": str(folder / "rows.parquet")}
+
+
+@case("nested columns that nobody needs", "60 read = 60 kept", is_error=False)
+def _(folder: Path) -> dict[str, Any]:
+    rows = pa.table({"text": TEXTS, "label": ["a", "b"] * 30, "more": [{"deep": [1]}] * 60})
+    pq.write_table(rows, folder / "rows.parquet")
+    return {"train": str(folder / "rows.parquet")}
+
+
+@case("NaN as text and as label", "1 row without a label dropped (row 61)", is_error=False)
+def _(folder: Path) -> dict[str, Any]:
+    rows = pa.table({"text": [*TEXTS, "more"], "label": [1.0, 2.0] * 30 + [float("nan")]})
+    pq.write_table(rows, folder / "rows.parquet")
+    return {"train": str(folder / "rows.parquet")}
+
+
+@case("validation without rows", "no rows are left for the validation split")
+def _(folder: Path) -> dict[str, Any]:
+    (folder / "rows.csv").write_text(GOOD, encoding="utf-8")
+    (folder / "dev.csv").write_text("text,label\nno label,\n", encoding="utf-8")
+    return {"train": str(folder / "rows.csv"), "validation": str(folder / "dev.csv")}
+
+
+@case("test equal to train", "is the training file itself")
+def _(folder: Path) -> dict[str, Any]:
+    (folder / "rows.csv").write_text(GOOD, encoding="utf-8")
+    return {"train": str(folder / "rows.csv"), "test": str(folder / ".." / folder.name / "rows.csv")}
+
+
+@case("test a copy of validation", "holds exactly the validation rows")
+def _(folder: Path) -> dict[str, Any]:
+    (folder / "rows.csv").write_text(GOOD, encoding="utf-8")
+    for name in ("dev.csv", "test.csv"):
+        (folder / name).write_text(csv_of(lines(20, 100)), encoding="utf-8")
+    return {"source": str(folder / "rows.csv"), "validation": str(folder / "dev.csv"), "test": str(folder / "test.csv")}
+
+
+@case("labels of validation that training never has", "no label of the validation rows is one of the training rows")
+def _(folder: Path) -> dict[str, Any]:
+    (folder / "rows.csv").write_text(GOOD, encoding="utf-8")
+    (folder / "dev.csv").write_text(csv_of([(text, "7") for text, _ in lines(20, 100)]), encoding="utf-8")
+    return {"train": str(folder / "rows.csv"), "validation": str(folder / "dev.csv")}
+
+
+@case(
+    "a label that only validation has",
+    "1 class that no training row has, scored as misses: 'sky' (1 row)",
+    is_error=False,
+)
+def _(folder: Path) -> dict[str, Any]:
+    (folder / "rows.csv").write_text(GOOD, encoding="utf-8")
+    (folder / "dev.csv").write_text(csv_of([*lines(20, 100), ("a cloud", "sky")]), encoding="utf-8")
+    return {"train": str(folder / "rows.csv"), "validation": str(folder / "dev.csv")}
+
+
+@case("training texts in the test", "2 rows whose text is a training text too kept (rows 1, 2)", is_error=False)
+def _(folder: Path) -> dict[str, Any]:
+    (folder / "rows.csv").write_text(GOOD, encoding="utf-8")
+    (folder / "test.csv").write_text(csv_of([*lines(2), *lines(20, 100)]), encoding="utf-8")
+    return {"train": str(folder / "rows.csv"), "test": str(folder / "test.csv")}
+
+
+@case(
+    "training texts in the test, dropped",
+    "2 rows dropped because their text is judged elsewhere (rows 1, 2)",
+    is_error=False,
+)
+def _(folder: Path) -> dict[str, Any]:
+    (folder / "rows.csv").write_text(GOOD, encoding="utf-8")
+    (folder / "test.csv").write_text(csv_of([*lines(2), *lines(20, 100)]), encoding="utf-8")
+    return {"train": str(folder / "rows.csv"), "test": str(folder / "test.csv"), "clean": {"leaks": "drop"}}
+
+
+@case("two files with different columns", "no column 'label' in")
+def _(folder: Path) -> dict[str, Any]:
+    (folder / "a.csv").write_text(GOOD, encoding="utf-8")
+    (folder / "b.csv").write_text(csv_of(lines(5, 200), "text,lable"), encoding="utf-8")
+    return {"train": [str(folder / "a.csv"), str(folder / "b.csv")], "text": "text", "label": "label"}
+
+
+@case("a pattern that nothing fits", "no file fits")
+def _(folder: Path) -> dict[str, Any]:
+    return {"train": str(folder / "part-*.csv")}
+
+
+@case("a class folder with a text that is not UTF-8", "byte 0xe9 is not UTF-8")
+def _(folder: Path) -> dict[str, Any]:
+    for name in ("land", "water"):
+        (folder / "texts" / name).mkdir(parents=True)
+        (folder / "texts" / name / "1.txt").write_bytes(b"caf\xe9" if name == "land" else b"tea")
+    return {"train": str(folder / "texts")}
+
+
+@case("a name that is no file and no data set", "no file or folder nosuchset")
+def _(folder: Path) -> dict[str, Any]:
+    return {"source": "nosuchset"}
+
+
+def outcome(case: Case, folder: Path) -> str:
+    """What is said of a case: the error, or all remarks."""
+    try:
+        found = check(case.config(folder))
+    except UserError as mistake:
+        return str(mistake).replace(f"{folder}/", "")
+    remarks = [each for each in found.remarks if each.level is Level.error or not case.is_error]
+    return "\n".join(remark.line() for remark in remarks).replace(f"{folder}/", "")
+
+
+def main() -> None:
+    print("| case | what is printed |\n|---|---|")
+    for each in CASES:
+        with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
+            said = outcome(each, Path(name))
+        if not each.is_error:
+            said = next((line for line in said.splitlines() if each.says in line), said)
+        shown = (said if len(said) < 300 else said[:297] + "…").replace("|", "\\|").replace("\n", " ")
+        print(f"| {each.name} | {'' if each.is_error else '*accepted:* '}{shown} |")
+
+
+if __name__ == "__main__":
+    main()

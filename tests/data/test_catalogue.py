@@ -1,0 +1,41 @@
+"""Each case of the catalogue ends in a clear error or a counted repair: no traceback, no half-written store."""
+
+from __future__ import annotations
+
+import pytest
+from tests.data.catalogue import CASES, Case
+
+from flatout.data.checkup import check
+from flatout.data.problem import Problem
+from flatout.errors import UserError
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
+def test_a_case_is_told_or_repaired(case: Case, tmp_path):
+    if case.is_error:
+        said = error_of(case, tmp_path)
+    else:
+        said = "\n".join(remark.line() for remark in check(case.config(tmp_path)).remarks)
+    assert case.says in said
+    assert not list(tmp_path.glob("cache/**/manifest.json"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
+def test_a_run_says_the_same_and_leaves_no_half_store(case: Case, tmp_path):
+    if case.is_error:
+        with pytest.raises(UserError) as mistake:
+            case.config(tmp_path).prepare()
+        assert case.says in str(mistake.value) or case.config(tmp_path).problem is Problem.tags
+    elif case.config(tmp_path).problem is not Problem.tags:
+        assert case.says in "\n".join(case.config(tmp_path).prepare().facts["lines"])
+    stores = [path for path in tmp_path.glob("cache/*") if path.is_dir()]
+    assert all((store / "manifest.json").is_file() for store in stores)
+    assert not [store for store in stores if store.name.startswith(".building")]
+
+
+def error_of(case: Case, folder) -> str:
+    """The error, or the remarks that stand for one where the rest could still be told."""
+    try:
+        return "\n".join(remark.line() for remark in check(case.config(folder)).remarks if remark.level == "error")
+    except UserError as mistake:
+        return str(mistake)
