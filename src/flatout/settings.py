@@ -24,11 +24,11 @@ def with_overrides(kind: type[Settings], overrides: Sequence[str], prefix: str, 
         key, equals, text = override.partition("=")
         if not equals or not key.startswith(f"{prefix}."):
             raise UserError("command line", f"cannot read {override!r}", mend=f"Write {prefix}.KEY=VALUE.")
-        _set(values, kind, key.split(".")[1:], key, _value(text, key))
+        _set(values, kind, key.split(".")[1:], key, text)
     return built(kind, values)
 
 
-def _set(values: dict[str, Any], kind: type, path: list[str], key: str, value: Any) -> None:
+def _set(values: dict[str, Any], kind: type, path: list[str], key: str, text: str) -> None:
     hints = typing.get_type_hints(kind)
     name, *rest = path
     if name not in hints:
@@ -38,10 +38,13 @@ def _set(values: dict[str, Any], kind: type, path: list[str], key: str, value: A
     if is_dataclass(hints[name]):
         if not rest:
             raise UserError(key, "is a group of settings", mend=f"Name one of them: {key}.NAME=VALUE.")
-        _set(values.setdefault(name, {}), hints[name], rest, key, value)
+        _set(values.setdefault(name, {}), hints[name], rest, key, text)
         return
     if rest:
         raise UserError(key, f"{name} is no group of settings")
+    value = _value(text, key)
+    if str in _choices(hints[name]) and text != "null":  # 007 is a name that somebody wrote, no number
+        value = value if isinstance(value, str) else text
     if not _fits(value, hints[name]):
         raise UserError(key, f"{value!r} does not fit", allowed=_spoken(hints[name]))
     values[name] = value

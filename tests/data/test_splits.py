@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.splits import _mixed, assign_splits, hash_texts
+from flatout.data.splits import Dealer, _mixed, assign_splits, hash_texts, split_groups
 
 any_texts = st.lists(st.text(max_size=12), min_size=1, max_size=40)
 
@@ -83,3 +83,48 @@ def test_a_missing_text_counts_as_an_empty_one():
     null, empty = hash_texts(pa.array([None, ""], pa.string()))
     assert null == empty
     assert len(hash_texts(pa.array([], pa.string()))) == 0
+
+
+def classes_of(sizes: list[int]) -> np.ndarray:
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(1, 5), st.integers(0, 9))
+def test_every_class_gives_each_split_its_share_to_one_row(sizes, pieces, seed):
+    classes = np.random.default_rng(seed).permutation(classes_of(sizes))
+    dealer = Dealer(len(sizes), validation_share=0.1, test_share=0.2)
+    splits = np.concatenate([dealer.deal(piece) for piece in np.array_split(classes, pieces)])
+    for number, size in enumerate(sizes):
+        taken = np.bincount(splits[classes == number], minlength=3)
+        assert abs(taken[1] - 0.1 * size) < 1.5
+        assert abs(taken[2] - 0.2 * size) < 1.5
+        assert abs(taken[1] + taken[2] - 0.3 * size) < 1
+
+
+def test_dealing_does_not_depend_on_how_the_rows_are_cut_into_blocks():
+    classes = np.random.default_rng(0).integers(0, 4, 500)
+    shares = {"validation_share": 0.15, "test_share": 0.1}
+    whole = Dealer(4, **shares).deal(classes)
+    dealer = Dealer(4, **shares)
+    np.testing.assert_array_equal(np.concatenate([dealer.deal(p) for p in np.array_split(classes, 7)]), whole)
+
+
+@given(st.lists(st.integers(1, 40), min_size=3, max_size=40), st.integers(0, 5))
+def test_groups_stay_whole_and_every_split_gets_one(rows, seed):
+    hashes = hash_texts(pa.array([f"group {i}" for i in range(len(rows))]))
+    splits = split_groups(hashes, np.array(rows), validation_share=0.2, test_share=0.1, seed=seed)
+    assert set(splits.tolist()) == {0, 1, 2}
+    if len(rows) > 30:
+        share = np.bincount(splits, weights=rows) / sum(rows)
+        assert abs(share[1] - 0.2) < 2 * max(rows) / sum(rows)
+        assert abs(share[2] - 0.1) < 2 * max(rows) / sum(rows)
+
+
+def test_groups_do_not_depend_on_their_order():
+    hashes = hash_texts(pa.array([f"group {i}" for i in range(50)]))
+    order = np.random.default_rng(0).permutation(50)
+    shares = {"validation_share": 0.2, "test_share": 0.1}
+    rows = np.arange(1, 51)
+    np.testing.assert_array_equal(
+        split_groups(hashes, rows, **shares)[order], split_groups(hashes[order], rows[order], **shares)
+    )

@@ -1,0 +1,128 @@
+"""`flatout check`: what it prints, its exit codes, and its settings."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+
+import pytest
+from tests.verbs import verb
+
+from flatout.data.checks import CleaningConfig, Rows
+from flatout.data.text import TextDataConfig
+from flatout.errors import UserError
+from flatout.settings import with_overrides
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.csv"
+    lines = [f"some words of row {i},{'abc'[i % 3]}" for i in range(90)]
+    path.write_text("\n".join(["headline,category", *lines, ",a"]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def test_a_check_ends_with_the_command_that_trains(rows, capsys):
+    assert verb("check", rows, "data.max_length=4") == 0
+    said = capsys.readouterr().out
+    assert "columns: texts from headline, labels from category" in said
+    assert "warning" in said and "1 row with an empty text dropped (row 91); data.clean.empty=keep" in said
+    assert "; data.max_length=5" in said
+    assert said.rstrip().endswith(f"to train: python -m train data.source={rows} data.max_length=4")
+
+
+def test_the_command_at_the_end_is_one_that_works(rows, capsys, tmp_path):
+    verb("check", rows)
+    command = capsys.readouterr().out.rsplit("python -m train ", 1)[1].split()
+    assert with_overrides(TextDataConfig, command, "data").prepare().store.splits.keys() == {
+        "train",
+        "validation",
+        "test",
+    }
+
+
+def test_strict_turns_warnings_into_exit_code_1(rows, tmp_path, capsys):
+    assert verb("check", rows, "--strict") == 1
+    fine = tmp_path / "fine.csv"
+    words = "red blue green gold grey pink teal".split()
+    lines = [f"{a} {b} {c},{'ab'[number % 2]}" for number, (a, b, c) in enumerate(product(words, repeat=3))]
+    fine.write_text("\n".join(["text,label", *lines]) + "\n", encoding="utf-8")
+    assert verb("check", fine, "--strict") == 0
+
+
+def test_what_would_end_a_run_is_exit_code_2(rows, tmp_path, capsys):
+    one = tmp_path / "one.csv"
+    one.write_text("text,label\n" + "".join(f"row {i},a\n" for i in range(50)), encoding="utf-8")
+    assert verb("check", one) == 2
+    assert "labels: the training rows have only one class: 'a'" in capsys.readouterr().out
+
+
+def test_json_holds_everything_that_is_printed(rows, capsys):
+    assert verb("check", rows, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(found["rows"].values()) == 90
+    assert found["columns"] == {"text": ["headline"], "label": "category"}
+    empty = next(remark for remark in found["remarks"] if "empty text" in remark["what"])
+    assert (empty["level"], empty["count"], empty["rows"], empty["mend"]) == (
+        "warning",
+        1,
+        [91],
+        "data.clean.empty=keep",
+    )
+    assert found["lengths"]["train"]["histogram"] == [{"from": 4, "to": 7, "rows": found["rows"]["train"]}]
+
+
+def test_other_splits_make_the_source_the_training_rows(rows, tmp_path, capsys):
+    dev = tmp_path / "dev.csv"
+    dev.write_text("headline,category\nother words,a\n", encoding="utf-8")
+    assert verb("check", rows, f"data.validation={dev}") == 0
+    said = capsys.readouterr().out
+    assert "rows for train 90, validation 1" in said
+    assert f"python -m train data.train={rows} data.validation={dev}" in said
+
+
+def test_escape_codes_and_markup_in_the_data_are_printed_harmlessly(tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    lines = [f"word {i},{('[red]evil[/red]', chr(27) + '[31mred')[i % 2]}" for i in range(60)]
+    path.write_text("\n".join(["text,label", *lines]) + "\n", encoding="utf-8")
+    assert verb("check", path) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "[red]evil[/red]" in said
+
+
+MISTAKES = {
+    "data.labl=x": "data.labl: no such key .* Did you mean 'label'?",
+    "data.max_length=abc": r"data.max_length: 'abc' does not fit \(a whole number\)",
+    "data.max_length=true": r"data.max_length: True does not fit",
+    "data.clean.leaks=dorp": "data.clean.leaks: 'dorp'.*Did you mean 'drop'",
+    "data.clean=3": "data.clean: is a group of settings",
+    "data.label.more=3": "data.label.more: label is no group of settings",
+    "clean.leaks=drop": "command line: cannot read 'clean.leaks=drop'. Write data.KEY=VALUE",
+    "data.text": "command line: cannot read 'data.text'",
+    "data.text=[a": r"data.text: cannot read '\[a'",
+    "data.validation_share=0.9": "data.validation_share: 0.9",
+}
+
+
+@pytest.mark.parametrize("override", MISTAKES)
+def test_a_mistake_in_a_setting_is_told_with_its_key(override):
+    with pytest.raises(UserError, match=MISTAKES[override]):
+        with_overrides(TextDataConfig, [override], "data")
+
+
+def test_settings_are_what_they_are_for_training():
+    config = with_overrides(
+        TextDataConfig,
+        [
+            "data.clean.leaks=drop",
+            "data.text=[title, body]",
+            "data.max_length=64",
+            "data.label=007",
+            "data.read.quote=",
+        ],
+        "data",
+        train={"title": ["a"], "body": ["b"], "007": ["c"]},
+    )
+    assert config.clean == CleaningConfig(leaks=Rows.drop)
+    assert (config.text, config.max_length, config.label) == (["title", "body"], 64, "007")

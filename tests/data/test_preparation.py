@@ -1,0 +1,155 @@
+"""From a table to a store: splits of every kind, cleaning by rule, and nothing that changes in between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flatout.data.checks import CleaningConfig
+from flatout.data.problem import Problem
+from flatout.data.text import TextDataConfig, TextSource
+from flatout.errors import UserError
+
+
+def table_of(number: int, classes: str = "aab", **columns) -> dict[str, list]:
+    return {
+        "text": [f"row {i} of many words {i * 7 % 13}" for i in range(number)],
+        "label": [classes[i % len(classes)] for i in range(number)],
+        **columns,
+    }
+
+
+def split_rows(config: TextDataConfig) -> dict[str, list[int]]:
+    return {name: split.fixed("rows").tolist() for name, split in config.prepare().store.splits.items()}
+
+
+def test_a_file_that_has_grown_keeps_its_old_splits():
+    before = split_rows(TextDataConfig(train=table_of(500)))
+    after = split_rows(TextDataConfig(train=table_of(900)))
+    assert {name: [row for row in rows if row < 500] for name, rows in after.items()} == before
+
+
+def test_splits_by_content_are_the_same_on_every_machine():
+    rows = split_rows(TextDataConfig(train=table_of(200)))
+    assert (rows["validation"], rows["test"]) == KNOWN
+
+
+def test_another_seed_draws_other_rows():
+    drawn = [split_rows(TextDataConfig(train=table_of(300), split_seed=seed))["test"] for seed in (0, 1)]
+    assert drawn[0] != drawn[1]
+
+
+def test_stratified_splits_keep_the_share_of_every_class():
+    data = table_of(1_000, "aaaaaaaaaaaaaaaaaaab")
+    rows = split_rows(TextDataConfig(train=data, split_by="stratified"))
+    for split, share in (("validation", 0.1), ("test", 0.1)):
+        counts = Counter(data["label"][row] for row in rows[split])
+        assert abs(counts["a"] - share * 950) <= 1.5
+        assert abs(counts["b"] - share * 50) <= 1.5
+
+
+def test_stratified_splits_share_out_rare_labels_where_there_are_several_a_row():
+    labels = [["common"] + (["rare"] if i % 20 == 0 else []) for i in range(1_000)]
+    config = TextDataConfig(train=table_of(1_000) | {"label": labels}, problem=Problem.multi, split_by="stratified")
+    rows = split_rows(config)
+    for split in ("validation", "test"):
+        assert abs(sum("rare" in labels[row] for row in rows[split]) - 5) <= 1.5
+
+
+@pytest.mark.parametrize("split_by", ["content", "stratified"])
+def test_texts_that_are_alike_never_stand_on_both_sides(split_by):
+    data = table_of(400)
+    data["text"] += [text.upper() + "!" for text in data["text"]]
+    data["label"] += data["label"]
+    rows = split_rows(TextDataConfig(train=data, split_by=split_by))
+    sides = {name: {row % 400 for row in numbers} for name, numbers in rows.items()}
+    assert not (sides["train"] & sides["test"] or sides["train"] & sides["validation"])
+
+
+def test_groups_stay_in_one_split():
+    who = [f"patient {i % 40}" if i % 50 else None for i in range(1_000)]
+    rows = split_rows(TextDataConfig(train=table_of(1_000, who=who), split_by="group", group="who"))
+    groups = {name: {who[row] for row in numbers} - {None} for name, numbers in rows.items()}
+    assert sum(map(len, groups.values())) == 40
+    assert {name: round(len(numbers) / 1_000, 1) for name, numbers in rows.items()} == {
+        "train": 0.8,
+        "validation": 0.1,
+        "test": 0.1,
+    }
+
+
+def test_dropping_leaks_repeats_and_conflicts_leaves_the_rest():
+    train = {"text": ["a a", "b b", "A A!", "c c", "c c", "d d", "d d", "e e"], "label": list("xyxxxxyy")}
+    test = {"text": ["a a", "z z"], "label": ["x", "y"]}
+    kept = {"leaks": [1, 3, 4, 5, 6, 7], "duplicates": [0, 1, 2, 3, 5, 6, 7], "conflicts": [0, 1, 2, 3, 4, 7]}
+    for setting, expected in kept.items():
+        clean = CleaningConfig(**{setting: "drop"})
+        config = TextDataConfig(train=train, test=test, validation={"text": ["v v"], "label": ["x"]}, clean=clean)
+        assert split_rows(config)["train"] == expected, setting
+        assert split_rows(config)["test"] == [0, 1]
+
+
+def test_rows_read_are_rows_kept_repaired_and_dropped():
+    data = {"text": ["a", "", "b", None, "c &amp; d"] * 30, "label": ["x", "y", None, "x", "y"] * 30}
+    source = TextSource(TextDataConfig(train=data, clean=CleaningConfig(escapes="decode")))
+    findings = source.survey(lambda rows: None).findings["train"]
+    assert findings.account() == "150 read = 30 kept as written + 30 repaired + 90 dropped"
+
+
+def test_merged_labels_are_one_class_in_the_targets():
+    data = table_of(90, "abA")
+    kept = TextDataConfig(train=data).prepare()
+    merged = TextDataConfig(train=data, clean=CleaningConfig(labels="merge")).prepare()
+    assert (kept.classes, merged.classes) == (["A", "a", "b"], ["a", "b"])
+    split = merged.store.splits["train"]
+    assert [merged.classes[target] for target in split.fixed("targets")] == [
+        data["label"][row].lower() for row in split.fixed("rows")
+    ]
+
+
+def test_several_columns_are_joined_and_gaps_left_out():
+    data = table_of(60, title=["T" if i % 2 else None for i in range(60)])
+    prepared = TextDataConfig(train=data, text=["title", "text"], join=" : ").prepare()
+    split = prepared.store.splits["train"]
+    with_title = split.ragged("tokens").lengths[split.fixed("rows") % 2 == 1]
+    without = split.ragged("tokens").lengths[split.fixed("rows") % 2 == 0]
+    assert set(with_title - without.max()) == {2}
+
+
+def test_a_file_that_changes_while_it_is_read_ends_the_build(tmp_path: Path, monkeypatch):
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\n" + "".join(f"row {i},{'ab'[i % 2]}\n" for i in range(100)), encoding="utf-8")
+    survey = TextSource.survey
+
+    def then_changed(self, told):
+        found = survey(self, told)
+        path.write_text(path.read_text(encoding="utf-8").replace("row 7,", "row X,"), encoding="utf-8")
+        return found
+
+    monkeypatch.setattr(TextSource, "survey", then_changed)
+    with pytest.raises(UserError, match=r"rows.csv changed while it was read"):
+        TextDataConfig(train=str(path)).prepare()
+    assert not list((tmp_path / "cache").glob("*/manifest.json"))
+
+
+def test_an_opened_store_says_the_same_as_a_built_one():
+    built, opened = (TextDataConfig(train=table_of(100)).prepare() for _ in range(2))
+    assert (built.report.hit, opened.report.hit) == (False, True)
+    assert opened.facts["lines"] == built.facts["lines"]
+
+
+def test_numbers_are_scaled_by_the_rows_that_are_kept():
+    values = [float(i % 10) for i in range(200)]
+    prepared = TextDataConfig(train=table_of(200) | {"label": values}, problem=Problem.regression).prepare()
+    kept = [values[row] for row in prepared.store.splits["train"].fixed("rows")]
+    np.testing.assert_allclose(prepared.facts["target_mean"], np.mean(kept))
+    np.testing.assert_allclose(prepared.facts["target_spread"], np.std(kept))
+
+
+KNOWN = (
+    [0, 6, 19, 20, 25, 37, 50, 62, 75, 85, 90, 120, 140, 142, 157, 165, 174],
+    [9, 14, 15, 27, 31, 41, 51, 58, 66, 72, 73, 74, 77, 101, 114, 122, 127, 136, 148, 167, 172, 182, 186, 196],
+)

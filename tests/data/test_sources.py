@@ -1,0 +1,203 @@
+"""From what a person names to tables: files, patterns, folders, saved data sets, rows in memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flatout.data.reading import ReadingConfig
+from flatout.data.sources import open_source, open_splits
+from flatout.errors import UserError
+
+ROWS = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(12)]
+
+
+def csv_of(rows, delimiter=",") -> str:
+    return "\n".join([delimiter.join(rows[0]), *(delimiter.join(row.values()) for row in rows)]) + "\n"
+
+
+def jsonl_of(rows) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def put(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def rows_of(table) -> list[dict]:
+    return [row for block in table.blocks(["text", "label"]) for row in block.to_pylist()]
+
+
+def splits_of(source, **given) -> dict[str, list[dict]]:
+    return {split: rows_of(table) for split, table in open_splits(source, given, ReadingConfig()).items()}
+
+
+def test_a_pattern_reads_its_files_in_the_order_a_person_counts(tmp_path):
+    for number in (10, 9, 1):
+        put(tmp_path / f"part-{number}.csv", csv_of([{"text": f"file {number}", "label": "a"}]))
+    table = open_source(str(tmp_path / "part-*.csv"), where="data.train")
+    assert [row["text"] for row in rows_of(table)] == ["file 1", "file 9", "file 10"]
+    assert table.how() == "3 files: comma between values, UTF-8"
+
+
+def test_files_of_several_formats_and_orders_of_columns_are_one_table(tmp_path):
+    files = [
+        put(tmp_path / "a.csv", csv_of(ROWS[:4])),
+        put(tmp_path / "b.jsonl.gz", jsonl_of([dict(reversed(row.items()), more=1) for row in ROWS[4:8]])),
+    ]
+    pq.write_table(pa.Table.from_pylist(ROWS[8:]), tmp_path / "c.parquet")
+    table = open_source([*map(str, files), str(tmp_path / "c.parquet")], where="data.train")
+    assert rows_of(table) == ROWS
+    assert table.columns == ["text", "label"]
+    assert table.locate(6) == f"{files[1]}:2"
+
+
+def test_the_same_content_in_another_order_of_files_is_another_fingerprint(tmp_path):
+    a, b = (str(put(tmp_path / f"{name}.csv", csv_of(ROWS[:3] + ROWS[i:]))) for i, name in ((5, "a"), (6, "b")))
+    assert open_source([a, b], where="x").fingerprint() != open_source([b, a], where="x").fingerprint()
+
+
+@pytest.mark.parametrize("name", ["valid.csv", "validation-00000-of-00001.csv", "dev.csv", "Val.csv", "eval_set.csv"])
+def test_a_folder_with_files_named_after_splits(tmp_path, name):
+    put(tmp_path / "train.csv", csv_of(ROWS[:8]))
+    put(tmp_path / name, csv_of(ROWS[8:10]))
+    put(tmp_path / "test.jsonl", jsonl_of(ROWS[10:]))
+    put(tmp_path / "README.md", "# about")
+    assert splits_of(str(tmp_path)) == {"train": ROWS[:8], "validation": ROWS[8:10], "test": ROWS[10:]}
+
+
+def test_a_split_in_pieces_below_data_as_the_hub_keeps_it(tmp_path):
+    (tmp_path / "data").mkdir()
+    for number, rows in enumerate((ROWS[:5], ROWS[5:8])):
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data" / f"train-0000{number}-of-00002.parquet")
+    pq.write_table(pa.Table.from_pylist(ROWS[8:]), tmp_path / "data" / "test-00000-of-00001.parquet")
+    assert splits_of(str(tmp_path)) == {"train": ROWS[:8], "test": ROWS[8:]}
+
+
+def test_a_folder_of_texts_a_class(tmp_path):
+    for number, (label, split) in enumerate((each, part) for part in ("train", "test") for each in "ab"):
+        put(tmp_path / split / label / f"{number}.txt", f"text\n{number}")
+        put(tmp_path / split / label / "picture.png", "no text")
+    splits = open_splits(str(tmp_path), {}, ReadingConfig())
+    assert rows_of(splits["train"]) == [{"text": "text\n0", "label": "a"}, {"text": "text\n1", "label": "b"}]
+    assert splits["test"].how() == "2 files in 2 folders, 2 files of other endings left alone"
+    assert splits["test"].locate(2) == "b/3.txt"
+
+
+def test_a_text_that_changes_changes_the_folder_s_fingerprint(tmp_path):
+    put(tmp_path / "a" / "1.txt", "one")
+    put(tmp_path / "b" / "1.txt", "two")
+    before = open_source(str(tmp_path), where="x").fingerprint()
+    put(tmp_path / "b" / "1.txt", "owt")
+    assert open_source(str(tmp_path), where="x").fingerprint() != before
+
+
+def named_dataset(number: int = 6) -> datasets.Dataset:
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    rows = {"text": [f"text {i}" for i in range(number)], "label": [i % 2 for i in range(number - 1)] + [-1]}
+    return datasets.Dataset.from_dict(rows, features=features)
+
+
+NAMED = ["cat", "dog", "cat", "dog", "cat", None]
+
+
+def test_a_saved_data_set_gives_its_splits_and_the_names_of_its_classes(tmp_path):
+    datasets.DatasetDict(train=named_dataset(), test=named_dataset()).save_to_disk(str(tmp_path / "saved"))
+    splits = splits_of(str(tmp_path / "saved"))
+    assert splits.keys() == {"train", "test"}
+    assert [row["label"] for row in splits["train"]] == NAMED
+
+
+def test_class_names_of_a_parquet_file_and_of_an_arrow_file_are_used(tmp_path):
+    named_dataset().to_parquet(str(tmp_path / "rows.parquet"))
+    named_dataset().save_to_disk(str(tmp_path / "saved"))
+    arrow = next((tmp_path / "saved").glob("*.arrow"))
+    for path in (tmp_path / "rows.parquet", arrow):
+        assert [row["label"] for row in rows_of(open_source(str(path), where="x"))] == NAMED
+
+
+def test_tables_of_python_are_read_whatever_they_are():
+    frame = pd.DataFrame(ROWS)
+    for rows in (frame, pa.Table.from_pandas(frame), datasets.Dataset.from_pandas(frame), frame.to_dict("list")):
+        assert rows_of(open_source(rows, where="data.train")) == ROWS
+
+
+def test_a_dictionary_of_tables_gives_the_splits():
+    parts = datasets.DatasetDict(train=named_dataset(), validation=named_dataset(4))
+    assert {split: len(rows) for split, rows in splits_of(parts).items()} == {"train": 6, "validation": 4}
+    frames = {"train": pd.DataFrame(ROWS[:8]), "test": pd.DataFrame(ROWS[8:])}
+    assert splits_of(frames) == {"train": ROWS[:8], "test": ROWS[8:]}
+
+
+def test_datasets_with_other_blocks_have_one_fingerprint():
+    whole = named_dataset(6)
+    parts = datasets.concatenate_datasets([whole.select(range(2)), whole.select(range(2, 6))])
+    assert open_source(whole, where="x").fingerprint() == open_source(parts, where="x").fingerprint()
+    assert open_source(whole, where="x").fingerprint() != open_source(named_dataset(4), where="x").fingerprint()
+
+
+def test_a_split_may_not_be_given_twice(tmp_path):
+    put(tmp_path / "train.csv", csv_of(ROWS[:8]))
+    put(tmp_path / "test.csv", csv_of(ROWS[8:]))
+    with pytest.raises(UserError, match=r"data.test: data.source has test rows already"):
+        splits_of(str(tmp_path), test=str(tmp_path / "train.csv"))
+
+
+@pytest.mark.parametrize(
+    ("content", "delimiter"),
+    [
+        ("text;label\nHello, world;a\nmore, and; more;b\n".replace("; more", " more"), ";"),
+        ("text\tlabel\nHello, world\ta\n", "\t"),
+        ('text|label\n"a|b"|x\n', "|"),
+        ("text,label\na;b,x\nc;d,y\n", ","),
+        ("text\nonly one column\n", ","),
+        ('text;label\n"with, commas; and more";x\n', ";"),
+    ],
+)
+def test_the_delimiter_is_found_out(tmp_path, content, delimiter):
+    table = open_source(str(put(tmp_path / "rows.csv", content)), where="data.train")
+    assert table.dialect.delimiter == delimiter
+    assert len(table.columns) == len(content.splitlines()[0].split(delimiter))
+
+
+def test_quotes_can_be_a_part_of_values(tmp_path):
+    path = str(put(tmp_path / "rows.tsv", 'text\tlabel\n"open\ta\nsaid "hi"\tb\n'))
+    table = open_source(path, where="data.train", reading=ReadingConfig(quote=""))
+    assert [row["text"] for row in rows_of(table)] == ['"open', 'said "hi"']
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-16-le", "latin-1", "shift_jis"])
+def test_other_encodings_are_read_as_named(tmp_path, encoding):
+    word = "テスト" if encoding == "shift_jis" else "café"
+    rows = [{"text": f"{word} {i}" * 400, "label": "a"} for i in range(900)]
+    path = tmp_path / "rows.csv"
+    path.write_bytes(csv_of(rows).encode(encoding))
+    assert rows_of(open_source(str(path), where="x", reading=ReadingConfig(encoding=encoding))) == rows
+
+
+def test_a_file_edited_in_place_with_the_same_size_and_time_is_noticed(tmp_path):
+    import os
+
+    path = put(tmp_path / "rows.csv", csv_of(ROWS))
+    before, stat = open_source(str(path), where="x").fingerprint(), path.stat()
+    put(path, csv_of(ROWS).replace("text 3", "text X"))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert path.stat().st_size == stat.st_size
+    assert open_source(str(path), where="x").fingerprint() != before
+
+
+def test_a_block_never_holds_more_rows_than_asked_for(tmp_path):
+    table = open_source(str(put(tmp_path / "rows.csv", csv_of(ROWS * 50))), where="x")
+    counts = [block.num_rows for block in table.blocks(["text"], rows_per_block=100)]
+    assert max(counts) <= 100
+    assert np.sum(counts) == 600

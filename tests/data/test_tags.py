@@ -1,0 +1,117 @@
+"""Tags of any scheme as BIO, against writing the same entities in each scheme."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.data.checkup import check
+from flatout.data.tags import Scheme, TagCensus, as_bio, misplaced
+from flatout.data.text import TextDataConfig
+from flatout.errors import UserError
+
+Entity = tuple[str | None, int]
+sentences = st.lists(
+    st.lists(st.tuples(st.sampled_from([None, "per", "loc"]), st.integers(1, 3)), max_size=5), min_size=1, max_size=8
+)
+
+
+def write(sentence: list[Entity], scheme: Scheme) -> list[str]:
+    """The tags of runs of words, each an entity or outside of any."""
+    tags: list[str] = []
+    end, single = ("L", "U") if scheme is Scheme.bilou else ("E", "S")
+    before = None
+    for kind, length in sentence:
+        if kind is None:
+            tags += ["O"] * length
+        elif scheme is Scheme.bio:
+            tags += [f"B-{kind}"] + [f"I-{kind}"] * (length - 1)
+        elif scheme is Scheme.iob1:
+            tags += [f"{'B' if before == kind else 'I'}-{kind}"] + [f"I-{kind}"] * (length - 1)
+        else:
+            letters = [single] if length == 1 else ["B", *["I"] * (length - 2), end]
+            tags += [f"{letter}-{kind}" for letter in letters]
+        before = kind
+    return tags
+
+
+def read(rows: list[list[str]]):
+    census = TagCensus("rows")
+    return census, census.read(pa.array(rows, pa.list_(pa.string())), np.arange(len(rows)))
+
+
+@pytest.mark.parametrize("scheme", Scheme)
+@given(given_sentences=sentences)
+def test_every_scheme_says_the_same_in_bio(scheme, given_sentences):
+    census, block = read([write(sentence, scheme) for sentence in given_sentences])
+    assert as_bio(block, census.types).to_pylist() == [write(sentence, Scheme.bio) for sentence in given_sentences]
+    assert not misplaced(block, scheme).any()
+
+
+def test_schemes_are_told_apart():
+    rows = [[("per", 2), (None, 1), ("loc", 1), ("loc", 2)], [("per", 3)]]
+    for scheme in Scheme:
+        assert read([write(row, scheme) for row in rows])[0].scheme() is scheme
+
+
+@pytest.mark.parametrize(
+    ("tags", "scheme", "wrong", "repaired"),
+    [
+        (["B-a", "I-b", "O", "I-a"], Scheme.bio, [1, 3], ["B-a", "B-b", "O", "B-a"]),
+        (["B-a", "O", "E-a", "S-b"], Scheme.iobes, [0, 2], ["B-a", "O", "B-a", "B-b"]),
+        (["U-a", "I-a", "L-a", "B-b"], Scheme.bilou, [1, 3], ["B-a", "B-a", "I-a", "B-b"]),
+        (["I-a", "O", "B-a", "I-a"], Scheme.iob1, [2], ["B-a", "O", "B-a", "I-a"]),
+    ],
+)
+def test_what_is_against_a_scheme_is_counted_and_keeps_its_words(tags, scheme, wrong, repaired):
+    census, block = read([tags])
+    assert np.flatnonzero(misplaced(block, scheme)).tolist() == wrong
+    assert as_bio(block, census.types).to_pylist() == [repaired]
+
+
+def test_an_entity_never_goes_on_in_the_next_row():
+    census, block = read([["B-a"], [], ["I-a"]])
+    assert as_bio(block, census.types).to_pylist() == [["B-a"], [], ["B-a"]]
+
+
+def test_an_empty_tag_is_told_with_its_row():
+    with pytest.raises(UserError, match=r"rows row 2: no tag of a scheme we know: ''"):
+        read([["O"], ["O", None]])
+
+
+CONLL = """-DOCSTART- X O
+
+# a remark of more words
+EU NNP B-ORG
+rejects VBZ O
+
+# sent = 2
+Peter NNP B-PER
+Blackburn NNP I-PER
+"""
+
+
+def test_conll_files_are_read_and_checked(tmp_path):
+    (tmp_path / "train.conll").write_text(CONLL, encoding="utf-8")
+    (tmp_path / "dev.conll").write_text("Paris NNP B-LOC\n\nis VBZ O\n", encoding="utf-8")
+    found = check(TextDataConfig(source=str(tmp_path)))
+    assert found.rows == {"train": 2, "validation": 2}
+    assert found.classes == {"train": {"ORG": 1, "PER": 1}, "validation": {"LOC": 1}}
+    said = "\n".join(remark.line() for remark in found.remarks)
+    assert "tags: BIO, 3 types, 6 words" in said
+    assert "validation: entities that no training row has: LOC" in said
+
+
+def test_words_and_tags_in_one_text_a_row_are_parted_at_blanks(tmp_path):
+    (tmp_path / "rows.csv").write_text("tokens,tags\na b,B-x O\nc,O\n", encoding="utf-8")
+    found = check(TextDataConfig(train=str(tmp_path / "rows.csv"), test=None, validation_share=0.01, test_share=0.01))
+    assert found.classes == {"train": {"x": 1}}
+
+
+def test_a_line_with_too_few_columns_is_told(tmp_path):
+    (tmp_path / "rows.conll").write_text("a B-x\nb\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"rows.conll: line 2: expected 2 columns, got 1: 'b'"):
+        check(TextDataConfig(train=str(tmp_path / "rows.conll")))
