@@ -27,7 +27,12 @@ class UserError(ValueError):
         text = f"{self.where}: {self.what}" if self.where else self.what
         if self.allowed:
             text += f" ({self.allowed})"
-        return f"{text.rstrip('.')}. {self.mend}".rstrip() if self.mend else text
+        return printable(f"{text.rstrip('.')}. {self.mend}".rstrip() if self.mend else text)
+
+
+def printable(text: str) -> str:
+    """A text on one line: what a terminal would act on (line ends, escape codes, half characters) is written out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

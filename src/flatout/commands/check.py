@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from flatout.data.checkup import Checkup, check
-from flatout.data.findings import Level, Remark, counted
+from flatout.data.findings import Level, counted
 from flatout.data.lengths import Lengths
 from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
@@ -67,7 +67,7 @@ def show(found: Checkup, command: str) -> None:
     """Print what matters most last, where the eye is."""
     console = Console(soft_wrap=True, highlight=False)
     for remark in sorted(found.remarks, key=lambda remark: list(_MARKS).index(remark.level), reverse=True):
-        console.print(f"{_MARKS[remark.level]} {escape(_line(remark))}")
+        console.print(f"{_MARKS[remark.level]} {escape(remark.line())}")
     for split, lengths in found.lengths.items():
         console.print(f"\n{split}: {lengths.line()}")
         for line in bars(lengths):
@@ -78,10 +78,6 @@ def show(found: Checkup, command: str) -> None:
     told = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
     is_ready = not errors and found.problem is not Problem.tags
     console.print(f"{told}{'; to train: ' + escape(command) if is_ready else ''}")
-
-
-def _line(remark: Remark) -> str:
-    return remark.line().replace("\x1b", "�")
 
 
 def bars(lengths: Lengths) -> list[str]:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.errors import printable
+
 _ROWS_NAMED = 5
 
 
@@ -185,7 +187,7 @@ class Remark:
     rows: list[int] = field(default_factory=list)
 
     def line(self) -> str:
-        return f"{self.source}: {self.what}" + (f"; {self.mend}" if self.mend else "")
+        return printable(f"{self.source}: {self.what}" + (f"; {self.mend}" if self.mend else ""))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
