@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from flatout.data.characters import ODDITIES, decode_escapes, odd_rows, read_characters
+from flatout.data.characters import ODDITIES, decode_escapes, read_characters
 
 texts = st.lists(st.text(max_size=15), min_size=1, max_size=20)
 ascii_texts = st.lists(
@@ -64,7 +64,7 @@ def test_each_oddity_is_found_where_it_is_and_nowhere_else():
     assert ODD_TEXTS.keys() == ODDITIES.keys()
     fine = ["plain", "naïve café", "a & b", "tab\there", "c:\\new", "👩‍👩‍👧 family", "line\nend"]
     block = array([*fine, *ODD_TEXTS.values()])
-    found = {name: rows.tolist() for name, rows in odd_rows(block, read_characters(block).flags).items()}
+    found = {name: rows.tolist() for name, rows in read_characters(block).odd.items()}
     assert found == {name: [len(fine) + number] for number, name in enumerate(ODD_TEXTS)}
 
 

@@ -52,6 +52,12 @@ def at_least(claim: str, ours: float, theirs: float, unit: str, goal: float, not
     return Claim(claim, ours, theirs, unit, ratio, f"≥ {goal:g}×", ratio >= goal, note)
 
 
+def at_most(claim: str, ours: float, theirs: float, unit: str, goal: float, note: str = "") -> Claim:
+    """Ours is to be at most `goal` times theirs."""
+    ratio = ours / theirs
+    return Claim(claim, ours, theirs, unit, ratio, f"≤ {goal:g}×", ratio <= goal, note)
+
+
 def bounded(claim: str, ours: float, unit: str, *, most: float, note: str = "") -> Claim:
     """Ours is to be at most `most`."""
     return Claim(claim, ours, None, unit, None, f"≤ {most:g} {unit}".rstrip(), ours <= most, note)

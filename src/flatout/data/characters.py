@@ -23,16 +23,32 @@ _KIND = 3
 _BEYOND_ASCII, _CONTROL, _ESCAPE, _ENTITY, _INVISIBLE, _BROKEN = (1 << bit for bit in range(2, 8))
 _ESCAPED = r"\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}"
 _ENTITIES = r"&(amp|lt|gt|quot|nbsp|apos|#[0-9]{2,6}|#x[0-9a-fA-F]{2,5});"
+
+
+@dataclass(frozen=True, slots=True)
+class Oddity:
+    """Something odd in a text: the flag that may hide it, bytes that it cannot do without, and its pattern."""
+
+    flag: int
+    bytes: tuple[bytes, ...]
+    pattern: str
+
+
+def _encoded(*characters: str) -> tuple[bytes, ...]:
+    return tuple(character.encode() for character in characters)
+
+
 ODDITIES = {
-    "control": (_CONTROL, "[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f]"),
-    "escapes": (_ESCAPE, _ESCAPED),
-    "entities": (_ENTITY, _ENTITIES),
-    "invisible": (_INVISIBLE, "[\u200b\u200e\u200f\u2060\ufeff\u202a-\u202e]"),
-    "replaced": (_INVISIBLE, "\ufffd"),
-    "private": (_INVISIBLE, "[\ue000-\uf8ff]"),
-    "mojibake": (_BROKEN, "Ã[\u0080-\u00bf]|â€|Â[\u00a0-\u00bf]"),
+    "control": Oddity(_CONTROL, (b"",), "[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f]"),
+    "escapes": Oddity(_ESCAPE, (b"\\u", b"\\x"), _ESCAPED),
+    "entities": Oddity(_ENTITY, (b"&",), _ENTITIES),
+    "invisible": Oddity(
+        _INVISIBLE, (b"\xe2\x80", *_encoded("\u2060", "\ufeff")), "[\u200b\u200e\u200f\u2060\ufeff\u202a-\u202e]"
+    ),
+    "replaced": Oddity(_INVISIBLE, _encoded("\ufffd"), "\ufffd"),
+    "private": Oddity(_INVISIBLE, (b"\xee", b"\xef\xa0", b"\xef\xa1", b"\xef\xa2", b"\xef\xa3"), "[\ue000-\uf8ff]"),
+    "mojibake": Oddity(_BROKEN, _encoded("Ã", "Â", "â€"), "Ã[\u0080-\u00bf]|â€|Â[\u00a0-\u00bf]"),
 }
-"""What is odd about a text: the flag that may hide it, and the pattern that finds it."""
 
 
 def _table() -> NDArray[np.uint8]:
@@ -65,8 +81,8 @@ class Characters:
     """A hash of each text's letters and digits, small ones for capitals."""
     words: NDArray[np.int64]
     """Words and marks of each text, each run of marks one."""
-    flags: int
-    """Flags of all bytes together."""
+    odd: dict[str, NDArray[np.int64]]
+    """Rows that have something odd, by what it is."""
 
 
 def read_characters(texts: pa.Array) -> Characters:
@@ -79,12 +95,13 @@ def read_characters(texts: pa.Array) -> Characters:
     flags = int(np.bitwise_or.reduce(found)) if len(found) else 0
     kinds = np.bitwise_and(found, np.uint8(_KIND))
     words = _words(kinds, offsets)
+    odd = _odd_rows(texts, data, flags)
     if flags & _BEYOND_ASCII:
         data, offsets = bytes_of(pc.utf8_lower(texts))
         begin = int(offsets[0])
         data, offsets = data[begin : int(offsets[-1])], offsets - begin
         kinds = np.bitwise_and(_KINDS[data], np.uint8(_KIND))
-    return Characters(exact, _alike(data, offsets, kinds, exact), words, flags)
+    return Characters(exact, _alike(data, offsets, kinds, exact), words, odd)
 
 
 def _words(kinds: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -109,12 +126,13 @@ def _alike(
     return np.where(np.diff(ends) > 0, hashes, exact)  # nothing but marks: only the same marks are alike
 
 
-def odd_rows(texts: pa.Array, flags: int) -> dict[str, NDArray[np.int64]]:
-    """Rows of the block that have something odd, by what it is."""
+def _odd_rows(texts: pa.Array, data: NDArray[np.uint8], flags: int) -> dict[str, NDArray[np.int64]]:
+    """Rows with something odd; a pattern is only tried where its bytes are found."""
     found = {}
-    for name, (flag, pattern) in ODDITIES.items():
-        if flags & flag:
-            rows = np.flatnonzero(pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False))
+    written = data.tobytes() if flags >= _CONTROL else b""
+    for name, oddity in ODDITIES.items():
+        if flags & oddity.flag and any(needed in written for needed in oddity.bytes):
+            rows = np.flatnonzero(pc.match_substring_regex(texts, oddity.pattern).to_numpy(zero_copy_only=False))
             if len(rows):
                 found[name] = rows
     return found

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from flatout.data.assignment import Splitting, assigner
-from flatout.data.characters import Characters, odd_rows, read_characters
+from flatout.data.characters import Characters, read_characters
 from flatout.data.checks import Alike, CleanBlock, CleaningConfig, Rows, clean_block
 from flatout.data.findings import KINDS, Findings, Level, Remark
 from flatout.data.labels import LabelCensus, normalise_labels
@@ -168,7 +168,7 @@ class Survey:
         """Which rows stay, as far as odd characters go."""
         kept = np.ones(len(clean.rows), np.bool_)
         findings, table = found.findings[name], self.tables[name]
-        for oddity, places in odd_rows(clean.texts, characters.flags).items():
+        for oddity, places in characters.odd.items():
             if oddity in _ODD and self.cleaning.odd is Rows.refuse:
                 place = table.locate(int(clean.rows[places[0]]) + 1)
                 what = f"{table.name} row {place}: {KINDS[oddity].sentence.removesuffix(' kept as they are')}"

@@ -37,10 +37,9 @@ class ArrowTable(FileTable):
             with self.path.open("rb") as file:
                 is_file = file.read(len(_MAGIC)) == _MAGIC
             with pa.OSFile(str(self.path), "rb") as source:
-                if is_file:
-                    reader = pa.ipc.open_file(source)
-                    yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
-                else:
-                    yield from pa.ipc.open_stream(source)
-        except (pa.ArrowException, OSError, ValueError) as error:
+                reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+                names = reader.schema.names  # fails where a name is not UTF-8
+                batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+                yield from (batch.rename_columns(names) for batch in batches)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._fail(f"not a whole Arrow file ({first_line(error)})", "Was it cut short?") from None

@@ -19,20 +19,22 @@ class ParquetTable(FileTable):
         row = 0
         try:
             with self._parquet() as file:
-                schema = file.schema_arrow
+                schema, promised = file.schema_arrow, file.metadata.num_rows
                 for batch in file.iter_batches(rows_per_block, columns=columns):
                     block = named_classes(batch.select(columns), schema)
                     require_whole(block, row, self._fail)
                     row += block.num_rows
                     yield block
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._damaged(error) from None
+        if row != promised:
+            raise self._fail(f"holds {row:,} rows where its end promises {promised:,}", "Was it damaged?")
 
     def _read_columns(self) -> list[str]:
         try:
             with self._parquet() as file:
                 num_rows, names = file.metadata.num_rows, list(file.schema_arrow.names)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._damaged(error) from None
         if num_rows == 0:
             raise self._fail("no rows")
