@@ -18,12 +18,14 @@ from flatout.bench.claim import Claim, Options, at_most, bounded, in_turn, measu
 from flatout.data.checkup import check
 from flatout.data.samples import HeadlinesConfig, HeadlinesTable
 from flatout.data.text import TextDataConfig, TextSource
+from flatout.memory import keep_freed_memory
 
 _COLUMNS = ["text", "label"]
 
 
 def claims(options: Options) -> Iterator[Claim]:
     """Time against reading alone, rows a second, memory, and splits that are the same everywhere."""
+    keep_freed_memory()  # as the command does; the other side has it too
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows = 100_000 if options.quick else 1_000_000
@@ -93,6 +95,7 @@ def memory(path: Path, rows: int, folder: Path, *, times: int) -> Iterator[Claim
 
 def check_apart() -> None:
     """The child's side of `memory`."""
+    keep_freed_memory()
     check(TextDataConfig(source=json.loads(sys.stdin.read())["path"]))
     print(json.dumps({"peak_gb": peak_memory_gb()}))
 

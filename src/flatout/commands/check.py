@@ -20,6 +20,7 @@ from flatout.data.lengths import Lengths
 from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
 from flatout.errors import EXIT_CODE, UserError
+from flatout.memory import keep_freed_memory
 from flatout.settings import with_overrides
 
 _BAR = 40
@@ -42,6 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     for name in ("source", "train"):
         if any(setting.startswith(f"data.{name}=") for setting in arguments.settings):
             raise UserError(f"data.{name}", "SOURCE is what is checked", mend="Leave it out.")
+    keep_freed_memory()
     given = {"train" if _names_parts(arguments.settings) else "source": arguments.source}
     found = check(with_overrides(TextDataConfig, arguments.settings, "data", **given))
     if arguments.json:

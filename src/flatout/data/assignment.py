@@ -45,8 +45,10 @@ def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]
 
     def assigned(records: Records) -> NDArray[np.int8]:
         splits = records["table"].astype(np.int8)
-        own = np.flatnonzero(splits == 0)
-        splits[own] = assign(records[own])
+        is_own = splits == 0
+        if is_own.all():
+            return assign(records)
+        splits[is_own] = assign(records[is_own])
         return splits
 
     return assigned

@@ -1,7 +1,7 @@
 """What the bytes of many texts tell at once: how many words, which odd characters, and which texts are alike.
 
-One look-up table sorts every byte into blank, letter or mark and raises a flag where something odd may begin; only
-blocks with a flag are then searched for what it is. Two texts are alike when their letters and digits are the same,
+Everything is arithmetic over whole runs of bytes, which numpy does sixteen and more at a time; a pattern is only tried
+where the bytes are found that it cannot do without. Two texts are alike when their letters and digits are the same,
 whatever their case, blanks and marks.
 """
 
@@ -18,57 +18,48 @@ from numpy.typing import NDArray
 
 from flatout.data.splits import bytes_of, hash_bytes
 
-_BLANK, _LETTER, _MARK = 0, 1, 2
-_KIND = 3
-_BEYOND_ASCII, _CONTROL, _ESCAPE, _ENTITY, _INVISIBLE, _BROKEN = (1 << bit for bit in range(2, 8))
 _ESCAPED = r"\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}"
 _ENTITIES = r"&(amp|lt|gt|quot|nbsp|apos|#[0-9]{2,6}|#x[0-9a-fA-F]{2,5});"
+_CAPITAL_TO_SMALL = 32
+Bytes = NDArray[np.uint8]
+Mask = NDArray[np.bool_]
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Oddity:
-    """Something odd in a text: the flag that may hide it, bytes that it cannot do without, and its pattern."""
+    """Something odd in a text: its pattern, and runs of bytes, each within a span, of which it needs one."""
 
-    flag: int
-    bytes: tuple[bytes, ...]
     pattern: str
+    needs: tuple[tuple[Span, ...], ...]
+
+    def may_be_in(self, data: Bytes) -> bool:
+        return any(_has_run(data, run) for run in self.needs)
 
 
-def _encoded(*characters: str) -> tuple[bytes, ...]:
-    return tuple(character.encode() for character in characters)
+def _one(byte: int) -> Span:
+    return byte, byte
 
 
 ODDITIES = {
-    "control": Oddity(_CONTROL, (b"",), "[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f]"),
-    "escapes": Oddity(_ESCAPE, (b"\\u", b"\\x"), _ESCAPED),
-    "entities": Oddity(_ENTITY, (b"&",), _ENTITIES),
+    "control": Oddity("[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f]", (((0, 8),), ((11, 12),), ((14, 31),), (_one(127),))),
+    "escapes": Oddity(_ESCAPED, ((_one(ord("\\")), (ord("u"), ord("x"))),)),
+    "entities": Oddity(_ENTITIES, ((_one(ord("&")), (ord("#"), ord("q"))),)),
     "invisible": Oddity(
-        _INVISIBLE, (b"\xe2\x80", *_encoded("\u2060", "\ufeff")), "[\u200b\u200e\u200f\u2060\ufeff\u202a-\u202e]"
+        "[\u200b\u200e\u200f\u2060\ufeff\u202a-\u202e]",
+        (
+            (_one(0xE2), _one(0x80), (0x8B, 0x8F)),
+            (_one(0xE2), _one(0x80), (0xAA, 0xAE)),
+            (_one(0xE2), _one(0x81), _one(0xA0)),
+            (_one(0xEF), _one(0xBB), _one(0xBF)),
+        ),
     ),
-    "replaced": Oddity(_INVISIBLE, _encoded("\ufffd"), "\ufffd"),
-    "private": Oddity(_INVISIBLE, (b"\xee", b"\xef\xa0", b"\xef\xa1", b"\xef\xa2", b"\xef\xa3"), "[\ue000-\uf8ff]"),
-    "mojibake": Oddity(_BROKEN, _encoded("Ã", "Â", "â€"), "Ã[\u0080-\u00bf]|â€|Â[\u00a0-\u00bf]"),
+    "replaced": Oddity("\ufffd", ((_one(0xEF), _one(0xBF), _one(0xBD)),)),
+    "private": Oddity("[\ue000-\uf8ff]", ((_one(0xEE),), (_one(0xEF), (0x80, 0xA3)))),
+    "mojibake": Oddity(
+        "Ã[\u0080-\u00bf]|â€|Â[\u00a0-\u00bf]", ((_one(0xC3), (0x82, 0x83)), (_one(0xC3), _one(0xA2), _one(0xE2)))
+    ),
 }
-
-
-def _table() -> NDArray[np.uint8]:
-    """Kind and flags of each byte."""
-    kinds = np.full(256, _LETTER, np.uint8)
-    for byte in range(128):
-        character = chr(byte)
-        kinds[byte] = _BLANK if character.isspace() else _LETTER if character.isalnum() or byte == 95 else _MARK
-    kinds[:9] = kinds[14:28] = kinds[127] = _MARK
-    flags = {_ESCAPE: b"\\", _ENTITY: b"&", _INVISIBLE: b"\xe2\xee\xef", _BROKEN: b"\xc2\xc3"}
-    for flag, letters in flags.items():
-        kinds[list(letters)] |= flag
-    kinds[[*range(9), 11, 12, *range(14, 32), 127]] |= _CONTROL
-    kinds[128:] |= _BEYOND_ASCII
-    return kinds
-
-
-_KINDS = _table()
-_LOWER = np.arange(256, dtype=np.uint8)
-_LOWER[65:91] += 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,55 +78,114 @@ class Characters:
 
 def read_characters(texts: pa.Array) -> Characters:
     """All of it, for a block of texts without nulls."""
-    data, offsets = bytes_of(texts)
-    begin = int(offsets[0])
-    data, offsets = data[begin : int(offsets[-1])], offsets - begin
+    data, offsets = _own_bytes(texts)
     exact = hash_bytes(data, offsets)
-    found = _KINDS[data]
-    flags = int(np.bitwise_or.reduce(found)) if len(found) else 0
-    kinds = np.bitwise_and(found, np.uint8(_KIND))
-    words = _words(kinds, offsets)
-    odd = _odd_rows(texts, data, flags)
-    if flags & _BEYOND_ASCII:
-        data, offsets = bytes_of(pc.utf8_lower(texts))
-        begin = int(offsets[0])
-        data, offsets = data[begin : int(offsets[-1])], offsets - begin
-        kinds = np.bitwise_and(_KINDS[data], np.uint8(_KIND))
-    return Characters(exact, _alike(data, offsets, kinds, exact), words, odd)
+    is_letter = _letters(data)
+    words = _count(_word_starts(data, is_letter, offsets), offsets)
+    odd = _odd_rows(texts, data)
+    alike = _alike(data, offsets, is_letter, exact)
+    if len(rows := _rows_with_other_capitals(data, offsets)):
+        few = pa.array(rows)
+        small, small_offsets = _own_bytes(pc.utf8_lower(texts.take(few)))
+        alike[rows] = _alike(small, small_offsets, _letters(small), exact[rows])
+    return Characters(exact, alike, words, odd)
 
 
-def _words(kinds: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    is_start = kinds != _BLANK
-    is_start[1:] &= (kinds[1:] != kinds[:-1]) | _begins(offsets, len(kinds))[1:]
-    return np.diff(np.searchsorted(np.flatnonzero(is_start), offsets))
+def word_hashes(texts: pa.Array) -> NDArray[np.uint64]:
+    """A hash of every word and mark of some texts."""
+    data, offsets = _own_bytes(texts)
+    starts = _word_starts(data, _letters(data), offsets)
+    is_ink = _ink(data)
+    begins = np.flatnonzero(np.compress(is_ink, starts))
+    kept = np.compress(is_ink, data)
+    return hash_bytes(kept, np.append(begins, len(kept)))
 
 
-def _begins(offsets: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
-    begins = np.zeros(length + 1, np.bool_)
-    begins[offsets] = True
-    return begins[:-1]
+def _own_bytes(texts: pa.Array) -> tuple[Bytes, NDArray[np.int64]]:
+    """The bytes of these texts alone, and where each begins and ends in them."""
+    data, offsets = bytes_of(texts)
+    return data[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
 
 
-def _alike(
-    data: NDArray[np.uint8], offsets: NDArray[np.int64], kinds: NDArray[np.uint8], exact: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
-    is_kept = kinds == _LETTER
-    kept = _LOWER[data[is_kept]]
-    ends = np.searchsorted(np.flatnonzero(is_kept), offsets)
-    hashes = hash_bytes(kept, ends)
-    return np.where(np.diff(ends) > 0, hashes, exact)  # nothing but marks: only the same marks are alike
+def _within(data: Bytes, span: Span) -> Mask:
+    low, high = span
+    return data == np.uint8(low) if low == high else (data - np.uint8(low)) <= np.uint8(high - low)
 
 
-def _odd_rows(texts: pa.Array, data: NDArray[np.uint8], flags: int) -> dict[str, NDArray[np.int64]]:
-    """Rows with something odd; a pattern is only tried where its bytes are found."""
+def _letters(data: Bytes) -> Mask:
+    """Letters, digits, the underscore, and whatever is beyond ASCII."""
+    moved = data | np.uint8(_CAPITAL_TO_SMALL)
+    moved -= np.uint8(ord("a"))
+    is_letter = moved < np.uint8(26)
+    np.subtract(data, np.uint8(ord("0")), out=moved)
+    is_letter |= moved < np.uint8(10)
+    is_letter |= data >= np.uint8(128)
+    is_letter |= data == np.uint8(ord("_"))
+    return is_letter
+
+
+def _rows_with_other_capitals(data: Bytes, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows with letters beyond ASCII that may be capitals: À to Þ, and other alphabets."""
+    if not len(data) or data.max() < 0xC3:
+        return np.empty(0, np.int64)
+    may_be = _within(data, (0xC4, 0xDF)) | _within(data, (0xE1, 0xEF)) & (data != 0xE2) | (data >= 0xF0)
+    may_be[:-1] |= (data[:-1] == 0xC3) & _within(data[1:], (0x80, 0x9E))
+    return np.unique(np.searchsorted(offsets, np.flatnonzero(may_be), "right") - 1)
+
+
+def _ink(data: Bytes) -> Mask:
+    """Whatever is no white space."""
+    return ~(_within(data, _one(ord(" "))) | _within(data, (9, 13)) | _within(data, (28, 31)))
+
+
+def _word_starts(data: Bytes, is_letter: Mask, offsets: NDArray[np.int64]) -> Mask:
+    """Where a run of letters or of marks begins, as tokenizers part words."""
+    is_ink = _ink(data)
+    is_start = is_ink.copy()
+    is_start[1:] &= (is_letter[1:] != is_letter[:-1]) | ~is_ink[:-1]
+    starts = offsets[:-1][np.diff(offsets) > 0]
+    is_start[starts] = is_ink[starts]
+    return is_start
+
+
+def _count(mask: Mask, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How often a mask is set in each row."""
+    counts = np.zeros(len(offsets) - 1, np.int64)
+    filled = np.diff(offsets) > 0
+    if filled.any():
+        counts[filled] = np.add.reduceat(mask.view(np.uint8), offsets[:-1][filled], dtype=np.int32)
+    return counts
+
+
+def _alike(data: Bytes, offsets: NDArray[np.int64], is_letter: Mask, exact: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    kept = np.compress(is_letter, data)
+    kept += _within(kept, (ord("A"), ord("Z"))).view(np.uint8) * np.uint8(_CAPITAL_TO_SMALL)
+    counts = _count(is_letter, offsets)
+    hashes = hash_bytes(kept, np.append(0, np.cumsum(counts)))
+    return np.where(counts > 0, hashes, exact)  # nothing but marks: only the same marks are alike
+
+
+def _odd_rows(texts: pa.Array, data: Bytes) -> dict[str, NDArray[np.int64]]:
     found = {}
-    written = data.tobytes() if flags >= _CONTROL else b""
     for name, oddity in ODDITIES.items():
-        if flags & oddity.flag and any(needed in written for needed in oddity.bytes):
+        if oddity.may_be_in(data):
             rows = np.flatnonzero(pc.match_substring_regex(texts, oddity.pattern).to_numpy(zero_copy_only=False))
             if len(rows):
                 found[name] = rows
     return found
+
+
+def _has_run(data: Bytes, run: tuple[Span, ...]) -> bool:
+    """Whether bytes within these spans follow one another somewhere."""
+    end = len(data) - len(run) + 1
+    if end <= 0:
+        return False
+    mask = _within(data[:end], run[0])
+    for place, span in enumerate(run[1:], 1):
+        if not mask.any():
+            return False
+        mask &= _within(data[place : place + end], span)
+    return bool(mask.any())
 
 
 def decode_escapes(texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:

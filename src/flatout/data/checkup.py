@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
 from flatout.data.assignment import Splitting
 from flatout.data.findings import Level, Remark, all_remarks, counted
 from flatout.data.lengths import Lengths
@@ -23,11 +21,9 @@ from flatout.data.survey import Survey, Surveyed
 from flatout.data.table import Table, require_columns
 from flatout.data.tagged_table import COLUMNS, TaggedTable
 from flatout.data.tags import TagCensus
-from flatout.data.text import TextDataConfig, TextSource, loss_remarks
-from flatout.data.vocabulary import Vocabulary, VocabularyKind
+from flatout.data.text import TextDataConfig, TextSource, loss_remarks, unknown_remarks
+from flatout.data.vocabulary import Coverage, Vocabulary, VocabularyKind
 from flatout.errors import UserError
-
-_ROWS_TOKENISED = 50_000
 
 
 @dataclass(slots=True)
@@ -105,44 +101,27 @@ def _errors(surveyed: Surveyed, found: Checkup, wanted: list[str]) -> Iterator[R
         yield Remark(Level.error, "labels", what, mistake.mend.rstrip("."))
 
 
-def _tokenised(source: TextSource, surveyed: Surveyed, found: Checkup) -> Iterator[Remark]:
+def _tokenised(source: TextSource, surveyed: Surveyed, found: Checkup) -> list[Remark]:
     """Lengths, what would be cut, and how many words of the other splits training does not know."""
-    config, samples = source.config, _first_texts(source, surveyed)
-    vocabulary = Vocabulary.train(samples["train"], config.vocabulary)
-    unknown: dict[str, int] = {}
-    for split, blocks in samples.items():
-        unknown[split], lengths = 0, found.lengths.setdefault(split, Lengths())
-        for texts in blocks:
-            encoded = vocabulary.encode(texts, max_length=config.max_length)
-            unknown[split] += encoded.unknown
-            lengths.add(encoded.whole_lengths)
-    is_part = sum(found.rows.values()) > sum(lengths.rows for lengths in found.lengths.values())
-    told = {split: (unknown[split], lengths) for split, lengths in found.lengths.items()}
-    remarks = loss_remarks(told, config.max_length)
-    if is_part:
-        first = f"the first {_ROWS_TOKENISED:,} rows of each split"
-        yield Remark(Level.note, "tokens", f"unknown words are counted in {first}")
-        yield remarks[0]
-        # Words are counted in all rows; pieces of words only a tokenizer can count.
-        if config.vocabulary.kind is VocabularyKind.word:
-            found.lengths = {name: words for name, words in surveyed.words.items() if words.rows}
-        yield from loss_remarks({split: (0, each) for split, each in found.lengths.items()}, config.max_length)[1:]
-    else:
-        yield from remarks
-
-
-def _first_texts(source: TextSource, surveyed: Surveyed) -> dict[str, list[pa.Array]]:
-    """The first rows of each split."""
-    samples: dict[str, list[pa.Array]] = {}
-    wanted = {split: min(_ROWS_TOKENISED, count) for split, count in _rows(surveyed).items()}
-    for split, block in source.texts_and_labels(surveyed, lambda rows: None):
-        taken = samples.setdefault(split, [])
-        missing = wanted[split] - sum(map(len, taken))
-        if missing > 0:
-            taken.append(block.texts.slice(0, missing))
-        elif all(sum(map(len, samples.get(each, []))) >= number for each, number in wanted.items()):
-            break
-    return {split: samples[split] for split in SPLITS if split in samples}
+    config, samples = source.config, surveyed.first_texts()
+    rows_sampled = sum(len(texts) for blocks in samples.values() for texts in blocks)
+    is_part = rows_sampled < sum(found.rows.values()) and "train" in samples
+    if is_part and config.vocabulary.kind is VocabularyKind.word:
+        known = Coverage(samples["train"], config.vocabulary)
+        unknown = {split: known.unknown(blocks) for split, blocks in samples.items()}
+        found.lengths = {name: words for name, words in surveyed.words.items() if words.rows}
+        cut = loss_remarks({split: (0, each) for split, each in found.lengths.items()}, config.max_length)[1:]
+        return [*unknown_remarks(unknown, f" in the first {rows_sampled:,} rows"), *cut]
+    few = {split: blocks[:1] if is_part else blocks for split, blocks in samples.items()}
+    vocabulary = Vocabulary.train(few.get("train", []), config.vocabulary)
+    losses: dict[str, tuple[int, Lengths]] = {}
+    for split, blocks in few.items():
+        encoded = [vocabulary.encode(texts, max_length=config.max_length) for texts in blocks]
+        losses[split] = (sum(each.unknown for each in encoded), Lengths())
+        for each in encoded:
+            losses[split][1].add(each.whole_lengths)
+    found.lengths = {split: lengths for split, (_, lengths) in losses.items()}
+    return loss_remarks(losses, config.max_length)
 
 
 def _is_tagged(config: TextDataConfig) -> bool:

@@ -11,6 +11,7 @@ dealt out in the order of theirs, until the share is met.
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 import numpy as np
@@ -41,6 +42,8 @@ def _powers(factor: int) -> NDArray[np.uint64]:
 # the multiplier to the b, which has an inverse because it is odd. So one table of powers serves texts of any length.
 _POWERS = _powers(_MULTIPLIER)
 _INVERSES = np.append(np.uint64(1), _powers(pow(_MULTIPLIER, -1, 1 << 64))[:-1])
+_OF_ONES = np.append(np.uint64(0), np.cumsum(_POWERS, dtype=np.uint64))
+"""What a text of so many bytes, each one, adds up to."""
 
 
 def hash_texts(texts: pa.Array, seed: int = 0) -> NDArray[np.uint64]:
@@ -59,8 +62,9 @@ def bytes_of(texts: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 def hash_bytes(data: NDArray[np.uint8], offsets: NDArray[np.int64], seed: int = 0) -> NDArray[np.uint64]:
     """A 64-bit hash of each run of bytes."""
-    sums = np.diff(offsets).astype(np.uint64)
-    if sums.any():
+    lengths = np.diff(offsets)
+    sums = lengths.astype(np.uint64) + _sums_of_ones(lengths)
+    if lengths.any():
         _add_bytes(sums, offsets, data)
     return reseeded(sums, seed)
 
@@ -70,16 +74,27 @@ def reseeded(hashes: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
     return _mixed(hashes ^ _mixed(np.array([seed & _ALL_BITS], dtype=np.uint64)))
 
 
+def _sums_of_ones(lengths: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """What texts would add up to if every byte were one: so that a byte counts as itself and one, and zeros count."""
+    sums, scale, left = np.zeros(len(lengths), np.uint64), 1, lengths
+    while len(left):
+        sums += np.uint64(scale) * _OF_ONES[np.minimum(left, _WINDOW)]
+        scale = scale * pow(_MULTIPLIER, _WINDOW, 1 << 64) & _ALL_BITS
+        left = np.maximum(left - _WINDOW, 0)
+        if not left.any():
+            break
+    return sums
+
+
 def _add_bytes(sums: NDArray[np.uint64], offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
-    """Add to each text's sum its (byte + 1) times a power of the multiplier that counts from the text's beginning."""
+    """Add to each text's sum its bytes, each times a power of the multiplier that counts from the text's beginning."""
     filled = np.flatnonzero(np.diff(offsets))
     starts = offsets[filled]
     for begin in range(int(offsets[0]), int(offsets[-1]), _WINDOW):
         end = min(begin + _WINDOW, int(offsets[-1]))
         first, last = np.searchsorted(starts, begin, "right") - 1, np.searchsorted(starts, end)
         places = np.maximum(starts[first:last] - begin, 0)
-        terms = np.add(data[begin:end], 1, dtype=np.uint64)
-        terms *= _POWERS[: end - begin]
+        terms = np.multiply(data[begin:end], _POWERS[: end - begin], dtype=np.uint64)
         found = np.add.reduceat(terms, places) * _INVERSES[places]
         already = begin - int(starts[first])  # bytes of the first text that were in windows before
         if already > 0:
@@ -102,8 +117,9 @@ def assign_splits(texts: pa.Array, *, validation_share: float, test_share: float
 
 def split_by_hash(hashes: NDArray[np.uint64], *, validation_share: float, test_share: float) -> NDArray[np.int8]:
     """0, 1 or 2 for each hash, by its place between the least and the largest."""
-    place = (hashes >> np.uint64(11)).astype(np.float64) / float(1 << 53)
-    is_taken, is_test = place < validation_share + test_share, place < test_share
+    place = hashes >> np.uint64(11)
+    taken, test = (np.uint64(math.ceil(share * (1 << 53))) for share in (validation_share + test_share, test_share))
+    is_taken, is_test = place < taken, place < test
     return is_taken.astype(np.int8) + is_test.astype(np.int8)
 
 

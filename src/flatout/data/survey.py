@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from flatout.data.assignment import Splitting, assigner
+from flatout.data.assignment import Assigner, Splitting, assigner
 from flatout.data.characters import Characters, read_characters
 from flatout.data.checks import Alike, CleanBlock, CleaningConfig, Rows, clean_block
 from flatout.data.findings import KINDS, Findings, Level, Remark
@@ -27,13 +27,14 @@ from flatout.data.roles import Roles
 from flatout.data.splits import SPLITS, hash_texts, reseeded
 from flatout.data.table import Table
 from flatout.data.twin_rules import TwinJudge
-from flatout.data.twins import RECORD, RecordFiles, Records
+from flatout.data.twins import RECORD, RecordFiles, Records, Twins, find_twins
 from flatout.data.values import decoded, written
 from flatout.errors import UserError
 
 _DROPPED = -1
 _COUNTS = ("rows_read", "rows_kept", "rows_repaired")
-_THREADS, _WAITING = 2, 4
+_THREADS, _WAITING, _ROWS_PER_BLOCK = 2, 4, 32_768
+_ROWS_SAMPLED = 20_000
 _ODD = ("control", "invisible", "replaced", "private", "mojibake")
 
 
@@ -47,7 +48,20 @@ class Surveyed:
     census: LabelCensus
     words: dict[str, Lengths]
     """Words a row, by table."""
+    samples: dict[str, list[CleanBlock]]
+    """The first rows of each table."""
     remarks: list[Remark] = field(default_factory=list)
+
+    def first_texts(self) -> dict[str, list[pa.Array]]:
+        """Texts of the first rows, by the split they belong to; every split has some."""
+        texts: dict[str, list[pa.Array]] = {}
+        for name, blocks in self.samples.items():
+            for block in blocks:
+                fates = self.fates[name][block.rows]
+                for number, split in enumerate(SPLITS):
+                    if (mask := fates == number).any():
+                        texts.setdefault(split, []).append(block.texts.filter(pa.array(mask)))
+        return {split: texts[split] for split in SPLITS if split in texts}
 
     def account(self) -> list[Remark]:
         """What became of all rows; a table of its own where anything did."""
@@ -99,6 +113,7 @@ class Survey:
             findings={name: Findings(table.name, locate=table.locate) for name, table in self.tables.items()},
             census=LabelCensus(self.problem, merge=is_merging, max_classes=self.max_classes),
             words={name: Lengths() for name in self.tables},
+            samples={name: [] for name in self.tables},
         )
         with RecordFiles() as files:
             for name in self.tables:
@@ -111,34 +126,42 @@ class Survey:
         return found
 
     def _read(self, name: str, files: RecordFiles, found: Surveyed, told: Callable[[int], None]) -> None:
-        """All rows of a table: cleaned, hashed, their labels numbered."""
-        fates, changed = [], []
+        """All rows of a table."""
+        fates, changed = [np.empty(0, np.int8)], [np.empty(0, np.bool_)]
         for looked in self._looked_at(name, found):
-            clean, characters = looked.clean, looked.characters
             fate = np.full(looked.block.num_rows, _DROPPED, np.int8)
             is_changed = np.zeros(looked.block.num_rows, np.bool_)
-            kept = self._odd(name, clean, characters, found)
+            kept = self._take(name, looked, files, found)
             fate[looked.places[kept]] = SPLITS.index(name)
-            is_changed[looked.places] = clean.is_changed
-            labels = normalise_labels(
-                clean.labels,
-                clean.rows,
-                problem=self.problem,
-                delimiter=self.label_delimiter,
-                source=self.tables[name].name,
-            )
-            codes = found.census.code(labels)
-            self._count(codes[kept])
-            if self.problem is Problem.multi:
-                counts = np.diff(labels.offsets.to_numpy())
-                found.findings[name].add("no_labels", clean.rows[counts == 0])
-            found.words[name].add(characters.words[kept])
-            files.add(self._records(name, looked, codes)[kept])
+            is_changed[looked.places] = looked.clean.is_changed
             fates.append(fate)
             changed.append(is_changed)
             told(looked.block.num_rows)
-        found.fates[name] = np.concatenate(fates) if fates else np.zeros(0, np.int8)
-        self._is_changed[name] = np.concatenate(changed) if changed else np.zeros(0, np.bool_)
+        found.fates[name], self._is_changed[name] = np.concatenate(fates), np.concatenate(changed)
+
+    def _take(self, name: str, looked: _Looked, files: RecordFiles, found: Surveyed) -> NDArray[np.bool_]:
+        """Number the labels of a block and leave a record of each row; which rows stay."""
+        clean, characters = looked.clean, looked.characters
+        kept = self._odd(name, clean, characters, found)
+        labels = normalise_labels(
+            clean.labels,
+            clean.rows,
+            problem=self.problem,
+            delimiter=self.label_delimiter,
+            source=self.tables[name].name,
+        )
+        codes, words = found.census.code(labels), characters.words
+        records = self._records(name, looked, codes)
+        if not kept.all():
+            codes, words, records = codes[kept], words[kept], records[kept]
+        self._count(codes)
+        found.words[name].add(words)
+        files.add(records)
+        if self.problem is Problem.multi:
+            found.findings[name].add("no_labels", clean.rows[np.diff(labels.offsets.to_numpy()) == 0])
+        if sum(len(block.rows) for block in found.samples[name]) < _ROWS_SAMPLED:
+            found.samples[name].append(clean.first(_ROWS_SAMPLED))
+        return kept
 
     def _looked_at(self, name: str, found: Surveyed) -> Iterator[_Looked]:
         """Blocks in order; threads work out what their bytes tell while the next ones are read."""
@@ -147,7 +170,7 @@ class Survey:
         wanted = list(dict.fromkeys([*self.roles.columns, *group]))
         first_row = 0
         with ThreadPoolExecutor(_THREADS) as threads:
-            for block in self.tables[name].blocks(wanted):
+            for block in self.tables[name].blocks(wanted, _ROWS_PER_BLOCK):
                 clean = clean_block(
                     block,
                     roles=self.roles,
@@ -209,19 +232,33 @@ class Survey:
         has_classes = self.problem is not Problem.regression
         judge = TwinJudge(self.tables, found.findings, self.cleaning, has_classes=has_classes)
         rows_by_split = np.zeros((len(SPLITS), len(stands_for)), np.int64)
-        for records in files.parts():
-            splits = assign(records)
-            codes = stands_for[records["code"]]
+        for records, codes, splits, twins in _compared(files, assign, stands_for):
             is_merged = codes != records["code"]
-            is_dropped = judge.dropped(records, codes, splits)
+            is_dropped = judge.dropped(records, splits, twins)
             judge.tell(records, is_merged & ~is_dropped, "merged_label")
             for name in self.tables:
                 own = records["table"] == SPLITS.index(name)
                 rows = records["row"][own]
                 found.fates[name][rows] = np.where(is_dropped, _DROPPED, splits)[own]
                 self._is_changed[name][rows] |= is_merged[own]
-            np.add.at(rows_by_split, (splits[~is_dropped], codes[~is_dropped]), 1)
+            for number, rows_by_code in enumerate(rows_by_split):
+                rows_by_code += np.bincount(codes[~is_dropped & (splits == number)], minlength=len(rows_by_code))
         if has_classes:
             for split, rows_by_code in zip(SPLITS, rows_by_split, strict=True):
                 if rows_by_code.any():
                     found.census.settle(split, rows_by_code)
+
+
+def _compared(
+    files: RecordFiles, assign: Assigner, stands_for: NDArray[np.int64]
+) -> Iterator[tuple[Records, NDArray[np.int64], NDArray[np.int8], Twins]]:
+    """The records of each file with their labels' numbers, splits and twins; threads look for twins."""
+    with ThreadPoolExecutor(_THREADS) as threads:
+        waiting: deque[tuple[Records, NDArray[np.int64], NDArray[np.int8], Future[Twins]]] = deque()
+        for records in files.parts():
+            codes, splits = stands_for[records["code"]], assign(records)
+            waiting.append((records, codes, splits, threads.submit(find_twins, records, codes, splits)))
+            if len(waiting) >= _WAITING:
+                yield (*waiting[0][:3], waiting.popleft()[3].result())
+        while waiting:
+            yield (*waiting[0][:3], waiting.popleft()[3].result())

@@ -377,19 +377,18 @@ _TAKEN = {
 }
 
 
+def unknown_remarks(words: dict[str, tuple[int, int]], where: str = "") -> list[Remark]:
+    """Shares of words that are not in the vocabulary, from their number and that of all words."""
+    shares = {split: unknown / max(1, total) for split, (unknown, total) in words.items()}
+    told = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
+    if any(share > _MANY_UNKNOWN for share in shares.values()):
+        return [Remark(Level.warning, f"unknown words{where}", told, "data.vocabulary.kind=bpe")]
+    return [Remark(Level.note, f"unknown words{where}", told)]
+
+
 def loss_remarks(splits: dict[str, tuple[int, Lengths]], max_length: int) -> list[Remark]:
     """What encoding loses: words that are not in the vocabulary, and rows that are cut."""
-    shares = {split: unknown / max(1, lengths.tokens) for split, (unknown, lengths) in splits.items()}
-    told = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
-    is_much = any(share > _MANY_UNKNOWN for share in shares.values())
-    remarks = [
-        Remark(
-            Level.warning if is_much else Level.note,
-            "unknown words",
-            told,
-            "data.vocabulary.kind=bpe" if is_much else "",
-        )
-    ]
+    remarks = unknown_remarks({split: (unknown, lengths.tokens) for split, (unknown, lengths) in splits.items()})
     for split, (_, lengths) in splits.items():
         if cut := lengths.truncation(max_length):
             is_much = lengths.is_cut_much(max_length)

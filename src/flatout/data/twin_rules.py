@@ -12,7 +12,7 @@ from flatout.data.checks import CleaningConfig, Rows
 from flatout.data.findings import KINDS, Findings
 from flatout.data.splits import SPLITS
 from flatout.data.table import Table
-from flatout.data.twins import Mask, Records, find_twins
+from flatout.data.twins import Mask, Records, Twins
 from flatout.errors import UserError
 
 _SPOKEN = ("training", "validation", "test")
@@ -32,9 +32,8 @@ class TwinJudge:
     has_classes: bool = True
     """Whether labels are classes, of which a text should have one."""
 
-    def dropped(self, records: Records, codes: NDArray[np.integer], splits: NDArray[np.int8]) -> Mask:
+    def dropped(self, records: Records, splits: NDArray[np.int8], twins: Twins) -> Mask:
         """Tell what stands twice; which rows are dropped for it. Only rows of earlier splits ever are."""
-        twins = find_twins(records, codes, splits)
         is_train, dropped = splits == 0, np.zeros(len(records), np.bool_)
         if self.has_classes:
             dropped |= self._ruled(records, twins.conflict, "conflict", is_train)

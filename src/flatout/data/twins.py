@@ -1,6 +1,6 @@
 """Texts that occur more than once: repeated, labelled in two ways, or on both sides of a split.
 
-Every row leaves a record of fixed size with the hashes of its text. Records are kept in sixteen files by their hash, so
+Every row leaves a record of fixed size with the hashes of its text. Records are kept in 64 files by their hash, so
 equal texts meet in the same file and only one file at a time lies in memory, however many rows there are.
 """
 
@@ -8,25 +8,30 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
-RECORD = np.dtype([("alike", "u8"), ("exact", "u8"), ("group", "u8"), ("row", "i8"), ("code", "i4"), ("table", "i1")])
+RECORD = np.dtype(
+    [("alike", "u8"), ("exact", "u8"), ("group", "u8"), ("row", "i8"), ("code", "i4"), ("table", "i1")], align=True
+)
 """A row: hashes of its letters, its text and its group; its number, its label's number, its table."""
-_PARTS, _PART_BITS = 16, 4
-_HELD_BYTES = 1 << 22
+_PARTS, _PART_BITS = 64, 6
+_HELD_BYTES, _WAITING = 1 << 20, 4
 Records = NDArray[np.void]
 Mask = NDArray[np.bool_]
 
 
 class RecordFiles:
-    """Records by the first bits of their hash, on disk beyond some megabytes."""
+    """Records by the first bits of their hash, on disk beyond some megabytes; written by a thread of their own."""
 
     def __init__(self) -> None:
         self._files = [tempfile.SpooledTemporaryFile(_HELD_BYTES) for _ in range(_PARTS)]  # noqa: SIM115 (closed by exit)
+        self._thread = ThreadPoolExecutor(1)
+        self._waiting: list[Future[None]] = []
 
     def __enter__(self) -> RecordFiles:
         return self
@@ -34,21 +39,30 @@ class RecordFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._thread.shutdown()
         for file in self._files:
             file.close()
 
     def add(self, records: Records) -> None:
-        parts = (records["alike"] >> np.uint64(64 - _PART_BITS)).astype(np.uint8)
-        records = records[np.argsort(parts, kind="stable")]
-        ends = np.cumsum(np.bincount(parts, minlength=_PARTS))
-        for file, piece in zip(self._files, np.split(records, ends[:-1]), strict=True):
-            file.write(piece.tobytes())
+        """Have some records written, in the order of the calls."""
+        while len(self._waiting) >= _WAITING:
+            self._waiting.pop(0).result()
+        self._waiting.append(self._thread.submit(self._write, records))
 
     def parts(self) -> Iterator[Records]:
         """The records of each file."""
+        while self._waiting:
+            self._waiting.pop().result()
         for file in self._files:
             file.seek(0)
             yield np.frombuffer(file.read(), RECORD)
+
+    def _write(self, records: Records) -> None:
+        parts = (records["alike"] >> np.uint64(64 - _PART_BITS)).astype(np.uint8)
+        records = records.take(np.argsort(parts, kind="stable"))
+        ends = np.cumsum(np.bincount(parts, minlength=_PARTS))
+        for file, piece in zip(self._files, np.split(records, ends[:-1]), strict=True):
+            file.write(piece.tobytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +109,13 @@ def find_twins(records: Records, codes: NDArray[np.integer], splits: NDArray[np.
 
 
 def _with_company(values: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Places of the values that occur more than once."""
-    order = np.argsort(values, kind="stable")
-    is_same = values[order][1:] == values[order][:-1]
-    return order[np.append(is_same, False) | np.append(False, is_same)] if len(values) else order
+    """Places of the values that occur more than once: a sort finds which they are, far sooner than an argsort."""
+    in_order = np.sort(values)
+    several = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
+    if not len(several):
+        return np.empty(0, np.int64)
+    places = np.minimum(np.searchsorted(several, values), len(several) - 1)
+    return np.flatnonzero(several[places] == values)
 
 
 def _starts(*columns: NDArray[np.generic]) -> Mask:

@@ -38,8 +38,7 @@ class ArrowTable(FileTable):
                 is_file = file.read(len(_MAGIC)) == _MAGIC
             with pa.OSFile(str(self.path), "rb") as source:
                 reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-                names = reader.schema.names  # fails where a name is not UTF-8
-                batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
-                yield from (batch.rename_columns(names) for batch in batches)
+                str(reader.schema.names)  # fails where a name is not UTF-8
+                yield from map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._fail(f"not a whole Arrow file ({first_line(error)})", "Was it cut short?") from None

@@ -84,7 +84,7 @@ class CsvTable(FileTable):
                 newlines_in_values=bool(self.dialect.quote),
             ),
             convert_options=pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(columns, pa.string()),
+                column_types=dict.fromkeys(columns, pa.large_string()),
                 include_columns=columns,
                 strings_can_be_null=False,
                 quoted_strings_can_be_null=False,
