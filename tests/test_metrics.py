@@ -106,7 +106,7 @@ def test_numbers_equal_scikit_learn():
     assert values["pearson"] == pytest.approx(np.corrcoef(true, answer)[0, 1], abs=1e-5)
 
 
-@pytest.mark.parametrize("problem", list(Problem))
+@pytest.mark.parametrize("problem", [Problem.single, Problem.multi, Problem.regression])
 def test_names_are_exactly_what_is_computed(problem):
     targets = {
         Problem.single: torch.arange(12) % 3,

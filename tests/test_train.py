@@ -95,7 +95,7 @@ MISTAKES = {
     "+trainer.precision=32": "trainer.precision: is decided elsewhere. Set precision instead.",
     "trainer.max_epochs=0": "trainer.max_epochs: 0 (1 or more)",
     "data.train=nowhere.csv": "data.train: no such file: nowhere.csv",
-    "data.test=some.csv": "data.test: is set without data.train. Set data.train=FILE.",
+    "data.test=some.csv": "data.test: is set without training rows. Set data.train=FILE or data.source=FILE.",
     "+callbacks.x._target_=torch.load": "is no class of a kind a run is made of",
     "+callbacks.x._target_=os.system": "os.system is from a package not trusted",
     "+callbacks.x._target_=lightning.pytorch.callbacks.Nothing": "there is no such class",

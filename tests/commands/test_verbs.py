@@ -75,7 +75,7 @@ MISTAKES = [
     (["predict", "RUN", "ROWS", "--text", "txt"], "--text: no column 'txt'"),
     (["predict", "RUN", "ROWS", "--out", "rows.xlsx"], "--out: cannot write .xlsx (.csv, .jsonl, .parquet)"),
     (["evaluate", "RUN", "ROWS", "--label", "id"], "labels that the run does not know: '1', '2', '3'"),
-    (["bench", "spin"], "bench: no bench 'spin' (spine, headlines, bits, quality). Did you mean 'spine'?"),
+    (["bench", "spin"], "bench: no bench 'spin' (spine, sources, headlines, bits, quality). Did you mean 'spine'?"),
     (["bench", "quality"], "bench quality: needs published data sets."),
     (["cache", "clear", "nope"], "cache clear: no store 'nope'"),
 ]
@@ -136,6 +136,7 @@ def test_benches_are_listed(capsys):
     assert verb("bench", "--list") == 0
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {
         "spine",
+        "sources",
         "headlines",
         "bits",
         "quality",

@@ -18,7 +18,7 @@ from flatout.data.splits import hash_bytes
 from flatout.data.values import decoded, is_list, is_missing, is_plain, is_text, mask_of, written
 from flatout.errors import UserError
 
-_CLASSES_NAMED = 12
+_CLASSES_NAMED = 6
 _SEEN_NAMED = 5
 _LONGEST_WHOLE = 18
 _NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"

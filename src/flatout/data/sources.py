@@ -141,7 +141,11 @@ def _many(given: list[Any], where: str, reading: ReadingConfig) -> Table:
     tables = [open_source(each, where=where, reading=reading) for each in given]
     if len(tables) == 1:
         return tables[0]
-    return ManyFiles(tables, f"{tables[0].name} and {len(tables) - 1} more")
+    found = ManyFiles(tables, f"{tables[0].name} and {len(tables) - 1} more")
+    if not found.columns:
+        what = f"{tables[0].name} and {tables[-1].name} have no column in common"
+        raise UserError(where, what, mend="Name files of one kind.")
+    return found
 
 
 def _splits_of(source: Any, where: str, reading: ReadingConfig) -> dict[str, Table]:
