@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 from tests.verbs import verb
 
-from flatout.data.checks import CleaningConfig, Rows
+from flatout.data.checks.cleaning import CleaningConfig, Rows
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 from flatout.settings import with_overrides

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flatout.data.checks import CleaningConfig
+from flatout.data.checks.cleaning import CleaningConfig
 from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig, TextSource
 from flatout.errors import UserError

@@ -14,9 +14,9 @@ import sys
 from rich.console import Console
 from rich.markup import escape
 
+from flatout.data.checks.findings import Level, counted
+from flatout.data.checks.lengths import Lengths
 from flatout.data.checkup import Checkup, check
-from flatout.data.findings import Level, counted
-from flatout.data.lengths import Lengths
 from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
 from flatout.errors import EXIT_CODE, UserError

@@ -17,9 +17,9 @@ from flatout.bits.grams import label_index, plain_texts, raw_texts
 from flatout.bits.scores import GramMetrics
 from flatout.commands.predict import require_text_columns
 from flatout.data.batch import multi_hot
-from flatout.data.checks import clean_block
-from flatout.data.findings import Findings
-from flatout.data.labels import normalise_labels
+from flatout.data.checks.cleaning import clean_block
+from flatout.data.checks.findings import Findings
+from flatout.data.checks.labels import normalise_labels
 from flatout.data.problem import Problem
 from flatout.data.roles import Roles
 from flatout.data.sources import open_table

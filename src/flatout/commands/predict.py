@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from torch import Tensor
 
-from flatout.data.checks import read_texts
-from flatout.data.findings import Findings
+from flatout.data.checks.cleaning import read_texts
+from flatout.data.checks.findings import Findings
 from flatout.data.output import FORMATS, block_writer
 from flatout.data.problem import Problem
 from flatout.data.progress import Progress

@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from flatout.data.assignment import Splitting
-from flatout.data.findings import Level, Remark, all_remarks, counted
-from flatout.data.lengths import Lengths
+from flatout.data.checks.assignment import Splitting
+from flatout.data.checks.findings import Level, Remark, all_remarks, counted
+from flatout.data.checks.lengths import Lengths
+from flatout.data.checks.survey import Survey, Surveyed
+from flatout.data.checks.tagged_table import COLUMNS, TaggedTable
+from flatout.data.checks.tags import TagCensus
 from flatout.data.problem import Problem
 from flatout.data.progress import Progress
 from flatout.data.roles import Roles, find_roles, has_tags
 from flatout.data.sources import open_splits
 from flatout.data.splits import SPLITS
-from flatout.data.survey import Survey, Surveyed
 from flatout.data.table import Table, require_columns
-from flatout.data.tagged_table import COLUMNS, TaggedTable
-from flatout.data.tags import TagCensus
 from flatout.data.text import TextDataConfig, TextSource, loss_remarks, unknown_remarks
 from flatout.data.vocabulary import Coverage, Vocabulary, VocabularyKind
 from flatout.errors import UserError

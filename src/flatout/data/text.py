@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.assignment import Splitting
 from flatout.data.cache import Cache, CacheReport, Recipe
-from flatout.data.checks import CleaningConfig, read_texts
+from flatout.data.checks.assignment import Splitting
+from flatout.data.checks.cleaning import CleaningConfig, read_texts
+from flatout.data.checks.findings import Findings, Level, Remark, all_remarks
+from flatout.data.checks.labels import normalise_labels
+from flatout.data.checks.lengths import Lengths
+from flatout.data.checks.survey import Survey, Surveyed
 from flatout.data.feeding import FeedingConfig, require_other_content, require_other_files
-from flatout.data.findings import Findings, Level, Remark, all_remarks
-from flatout.data.labels import normalise_labels
-from flatout.data.lengths import Lengths
 from flatout.data.problem import Problem
 from flatout.data.progress import Progress
 from flatout.data.roles import Roles, find_roles
@@ -30,7 +31,6 @@ from flatout.data.samples import HeadlinesConfig, HeadlinesTable
 from flatout.data.sources import open_splits
 from flatout.data.splits import SPLITS, SplitBy
 from flatout.data.store import SCHEMA, Column, Store, StoreWriter, smallest_token_type
-from flatout.data.survey import Survey, Surveyed
 from flatout.data.table import Table, require_columns
 from flatout.data.vocabulary import EncodedBlock, Vocabulary, VocabularyConfig
 from flatout.errors import UserError, as_choice, require

@@ -21,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from flatout.data.characters import word_hashes
+from flatout.data.checks.characters import word_hashes
 from flatout.errors import UserError, as_choice, require
 
 # Characters of Unicode's private range, so that no word of a text can be taken for one of them.

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from flatout.data.batch import FlatBatch
-from flatout.data.characters import decode_escapes
-from flatout.data.checks import Escapes
+from flatout.data.checks.characters import decode_escapes
+from flatout.data.checks.cleaning import Escapes
 from flatout.data.feed import Feed
 from flatout.data.plan import Layout, PlanSettings
 from flatout.data.problem import Problem

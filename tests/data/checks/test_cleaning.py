@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.checks import clean_block
-from flatout.data.findings import Findings
-from flatout.data.labels import LabelCensus, normalise_labels
+from flatout.data.checks.cleaning import clean_block
+from flatout.data.checks.findings import Findings
+from flatout.data.checks.labels import LabelCensus, normalise_labels
 from flatout.data.problem import Problem
 from flatout.data.roles import Roles
 from flatout.errors import UserError

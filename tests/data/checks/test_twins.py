@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.twins import RECORD, RecordFiles, find_twins
+from flatout.data.checks.twins import RECORD, RecordFiles, find_twins
 
 TEXTS = ["one", "One", "two", "Two!", "three"]
 rows = st.lists(st.tuples(st.sampled_from(TEXTS), st.integers(0, 1), st.integers(0, 2)), max_size=25)

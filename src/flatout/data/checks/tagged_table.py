@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.findings import Findings
+from flatout.data.checks.findings import Findings
+from flatout.data.checks.tags import Scheme, TagBlock, TagCensus, misplaced
 from flatout.data.roles import Roles
 from flatout.data.table import Table
-from flatout.data.tags import Scheme, TagBlock, TagCensus, misplaced
 from flatout.data.values import decoded, is_list, is_text
 from flatout.errors import UserError
 

@@ -16,18 +16,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from flatout.data.assignment import Assigner, Splitting, assigner
-from flatout.data.characters import Characters, read_characters
-from flatout.data.checks import Alike, CleanBlock, CleaningConfig, Rows, clean_block
-from flatout.data.findings import KINDS, Findings, Level, Remark
-from flatout.data.labels import LabelCensus, normalise_labels
-from flatout.data.lengths import Lengths
+from flatout.data.checks.assignment import Assigner, Splitting, assigner
+from flatout.data.checks.characters import Characters, read_characters
+from flatout.data.checks.cleaning import Alike, CleanBlock, CleaningConfig, Rows, clean_block
+from flatout.data.checks.findings import KINDS, Findings, Level, Remark
+from flatout.data.checks.labels import LabelCensus, normalise_labels
+from flatout.data.checks.lengths import Lengths
+from flatout.data.checks.twin_rules import TwinJudge
+from flatout.data.checks.twins import RECORD, RecordFiles, Records, Twins, find_twins
 from flatout.data.problem import Problem
 from flatout.data.roles import Roles
 from flatout.data.splits import SPLITS, hash_texts, reseeded
 from flatout.data.table import Table
-from flatout.data.twin_rules import TwinJudge
-from flatout.data.twins import RECORD, RecordFiles, Records, Twins, find_twins
 from flatout.data.values import decoded, written
 from flatout.errors import UserError
 

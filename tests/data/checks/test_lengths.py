@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.lengths import Lengths
+from flatout.data.checks.lengths import Lengths
 
 lengths = st.lists(st.integers(0, 300), min_size=1, max_size=80)
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.characters import decode_escapes
-from flatout.data.findings import Findings
+from flatout.data.checks.characters import decode_escapes
+from flatout.data.checks.findings import Findings
 from flatout.data.problem import Problem
 from flatout.data.roles import Roles
 from flatout.data.values import decoded, is_blank, is_missing, is_plain, is_text, mask_of, written

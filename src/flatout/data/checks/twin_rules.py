@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.checks import CleaningConfig, Rows
-from flatout.data.findings import KINDS, Findings
+from flatout.data.checks.cleaning import CleaningConfig, Rows
+from flatout.data.checks.findings import KINDS, Findings
+from flatout.data.checks.twins import Mask, Records, Twins
 from flatout.data.splits import SPLITS
 from flatout.data.table import Table
-from flatout.data.twins import Mask, Records, Twins
 from flatout.errors import UserError
 
 _SPOKEN = ("training", "validation", "test")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from flatout.data.characters import ODDITIES, decode_escapes, read_characters
+from flatout.data.checks.characters import ODDITIES, decode_escapes, read_characters
 
 texts = st.lists(st.text(max_size=15), min_size=1, max_size=20)
 ascii_texts = st.lists(

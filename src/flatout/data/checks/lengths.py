@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.findings import counted
+from flatout.data.checks.findings import counted
 
 _LONGEST_TOLD = 1 << 16
 _FINE_SHARE = 0.01

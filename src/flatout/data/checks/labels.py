@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.findings import Level, Remark, counted
+from flatout.data.checks.findings import Level, Remark, counted
 from flatout.data.problem import Problem
 from flatout.data.splits import hash_bytes
 from flatout.data.values import decoded, is_list, is_missing, is_plain, is_text, mask_of, written

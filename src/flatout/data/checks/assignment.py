@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.findings import counted
+from flatout.data.checks.findings import counted
+from flatout.data.checks.twins import RecordFiles, Records
 from flatout.data.splits import Dealer, SplitBy, reseeded, split_by_hash, split_groups
-from flatout.data.twins import RecordFiles, Records
 from flatout.errors import UserError
 
 Assigner = Callable[[Records], NDArray[np.int8]]
