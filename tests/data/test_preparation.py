@@ -10,7 +10,8 @@ import pytest
 
 from flatout.data.checks.cleaning import CleaningConfig
 from flatout.data.problem import Problem
-from flatout.data.text import TextDataConfig, TextSource
+from flatout.data.text import TextDataConfig
+from flatout.data.text_source import TextSource
 from flatout.errors import UserError
 
 

@@ -17,7 +17,8 @@ import xxhash
 from flatout.bench.claim import Claim, Options, at_most, bounded, in_turn, measured_apart, peak_memory_gb, reaching
 from flatout.data.checkup import check
 from flatout.data.samples import HeadlinesConfig, HeadlinesTable
-from flatout.data.text import TextDataConfig, TextSource
+from flatout.data.text import TextDataConfig
+from flatout.data.text_source import TextSource
 from flatout.memory import keep_freed_memory
 
 _COLUMNS = ["text", "label"]

@@ -21,7 +21,8 @@ from flatout.data.roles import Roles, find_roles, has_tags
 from flatout.data.sources import open_splits
 from flatout.data.splits import SPLITS
 from flatout.data.table import Table, require_columns
-from flatout.data.text import TextDataConfig, TextSource, loss_remarks, unknown_remarks
+from flatout.data.text import TextDataConfig, loss_remarks, unknown_remarks
+from flatout.data.text_source import TextSource
 from flatout.data.vocabulary import Coverage, Vocabulary, VocabularyKind
 from flatout.errors import UserError
 

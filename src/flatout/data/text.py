@@ -11,31 +11,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from flatout.data.cache import Cache, CacheReport, Recipe
-from flatout.data.checks.assignment import Splitting
-from flatout.data.checks.cleaning import CleaningConfig, read_texts
-from flatout.data.checks.findings import Findings, Level, Remark, all_remarks
-from flatout.data.checks.labels import normalise_labels
+from flatout.data.checks.cleaning import CleaningConfig
+from flatout.data.checks.findings import Level, Remark, all_remarks
 from flatout.data.checks.lengths import Lengths
-from flatout.data.checks.survey import Survey, Surveyed
-from flatout.data.feeding import FeedingConfig, require_other_content, require_other_files
+from flatout.data.checks.survey import Surveyed
+from flatout.data.feeding import FeedingConfig, require_other_files
 from flatout.data.problem import Problem
 from flatout.data.progress import Progress
-from flatout.data.roles import Roles, find_roles
-from flatout.data.samples import HeadlinesConfig, HeadlinesTable
-from flatout.data.sources import open_splits
+from flatout.data.roles import Roles
+from flatout.data.samples import HeadlinesConfig
 from flatout.data.splits import SPLITS, SplitBy
 from flatout.data.store import SCHEMA, Column, Store, StoreWriter, smallest_token_type
-from flatout.data.table import Table, require_columns
+from flatout.data.text_source import TOPIC, TextBlock, TextSource
 from flatout.data.vocabulary import EncodedBlock, Vocabulary, VocabularyConfig
 from flatout.errors import UserError, as_choice, require
 
-_TOPIC = "topic"
 _MANY_UNKNOWN = 0.1
 
 
@@ -153,115 +147,6 @@ class PreparedText:
         """The best accuracy there can be, of each split of the built-in sample; empty for other data."""
         splits = self.facts["splits"]
         return {split: counts["ceiling"] for split, counts in splits.items() if "ceiling" in counts}
-
-
-class TextSource:
-    """The tables of a TextDataConfig, and which of their columns hold what."""
-
-    def __init__(self, config: TextDataConfig) -> None:
-        self.config = config
-        self.is_sample = config.train is None and config.source is None
-        """The built-in sample knows the clean topic of each row."""
-        self.tables = self._open_tables()
-        self.roles = find_roles(self.tables["train"], text=config.text, label=config.label, join=config.join)
-        validation_share, test_share = config.taken_shares(self.tables)
-        self.splitting = Splitting(config.split_by, config.group, validation_share, test_share, config.split_seed)
-        for table in self.tables.values():
-            wanted = {
-                f"data.text[{number}]" if number else "data.text": name for number, name in enumerate(self.roles.texts)
-            }
-            require_columns(table, {**wanted, "data.label": self.roles.label})
-        if config.group is not None and self.splitting.is_made:
-            require_columns(self.tables["train"], {"data.group": config.group})
-        self.fingerprints = {split: table.fingerprint() for split, table in self.tables.items()}
-        require_other_content(self.fingerprints, {split: table.name for split, table in self.tables.items()})
-
-    @property
-    def name(self) -> str:
-        return self.tables["train"].name
-
-    def survey(self, told: Callable[[int], None]) -> Surveyed:
-        """Look at every row, and decide its fate."""
-        config = self.config
-        return Survey(
-            tables=self.tables,
-            roles=self.roles,
-            problem=config.problem,
-            splitting=self.splitting,
-            cleaning=config.clean,
-            label_delimiter=config.label_delimiter,
-            max_classes=config.max_classes,
-        ).run(told)
-
-    def texts_and_labels(
-        self, surveyed: Surveyed, told: Callable[[int], None], *, splits: tuple[str, ...] = SPLITS
-    ) -> Iterator[tuple[str, TextBlock]]:
-        """The rows of some splits, read again."""
-        for name, table in self.tables.items():
-            fates, first_row = surveyed.fates[name], 0
-            for block in table.blocks([*self.roles.columns, *([_TOPIC] if self.is_sample else [])]):
-                fate = fates[first_row : first_row + block.num_rows]
-                self._require_same(len(fate) == block.num_rows, table)
-                rows = np.arange(first_row, first_row + block.num_rows)
-                first_row += block.num_rows
-                for split in splits:
-                    mask = fate == SPLITS.index(split)
-                    if mask.any():
-                        yield split, self._text_block(name, block.filter(pa.array(mask)), rows[mask])
-                told(block.num_rows)
-            self._require_same(first_row == len(fates), table)
-
-    def require_unchanged(self) -> None:
-        """What was read three times must have been the same each time."""
-        for split, table in self.tables.items():
-            self._require_same(table.fingerprint() == self.fingerprints[split], table)
-
-    def _require_same(self, is_same: bool, table: Table) -> None:
-        if not is_same:
-            mend = "Wait until it is written, then run the same command again."
-            raise UserError("data", f"{table.name} changed while it was read", mend=mend)
-
-    def _text_block(self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]) -> TextBlock:
-        config, source = self.config, self.tables[name].name
-        texts, _ = read_texts(block, self.roles, rows, Findings(source), escapes=config.clean.escapes)
-        labels = normalise_labels(
-            block.column(self.roles.label),
-            rows,
-            problem=config.problem,
-            delimiter=config.label_delimiter,
-            source=source,
-        )
-        return TextBlock(pc.fill_null(texts, ""), labels, rows, block)
-
-    def _open_tables(self) -> dict[str, Table]:
-        config = self.config
-        if self.is_sample:
-            return {split: HeadlinesTable(config.sample, split) for split in SPLITS}
-        given = {split: getattr(config, split) for split in SPLITS}
-        return open_splits(config.source, given, config.read)
-
-    def remarks(self) -> list[Remark]:
-        """How the tables are written, and which columns are used."""
-        by_how: dict[str, list[str]] = {}
-        for table in self.tables.values():
-            by_how.setdefault(table.how(), []).append(table.name)
-        told = [Remark(Level.note, ", ".join(names), how) for how, names in by_how.items() if how]
-        if self.config.text is None or self.config.label is None:
-            others = [name for name in self.tables["train"].columns if name not in self.roles.columns]
-            more = f" (left alone: {', '.join(others[:8])}{', …' if len(others) > 8 else ''})" if others else ""
-            what = f"texts from {' and '.join(self.roles.texts)}, labels from {self.roles.label}{more}"
-            told.append(Remark(Level.note, "columns", what))
-        return [] if self.is_sample else told
-
-
-@dataclass(frozen=True, slots=True)
-class TextBlock:
-    """Rows that are used: their texts, labels and numbers in the source, and the block they came from."""
-
-    texts: pa.Array
-    labels: pa.Array
-    rows: NDArray[np.int64]
-    block: pa.RecordBatch
 
 
 class TextPreparation:
@@ -442,5 +327,5 @@ class _Totals:
 
 
 def _is_clean(block: TextBlock) -> int:
-    same = pc.equal(block.block.column("label"), block.block.column(_TOPIC))
+    same = pc.equal(block.block.column("label"), block.block.column(TOPIC))
     return int(pc.sum(same).as_py() or 0)
