@@ -22,7 +22,7 @@ from flatout.data.formats.file import HEAD_BYTES, LONGEST_ROW, FileTable, requir
 from flatout.data.reading import ReadingConfig
 from flatout.errors import UserError
 
-_CSV_BLOCK_BYTES = 1 << 20  # pyarrow 26 reads up to 36 blocks ahead: 8 MB each cost 300 MB and gained nothing
+_CSV_BLOCK_BYTES = 1 << 21  # pyarrow 26 reads up to 36 blocks ahead: 8 MB each cost 300 MB and gained nothing
 _OPEN_QUOTE = "an open quote at the end"
 _END = "\x1eend of file"
 """A row of ours after the last row of a csv: where it does not come out again, an open quote has swallowed it."""
