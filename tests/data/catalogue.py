@@ -419,6 +419,21 @@ def _(folder: Path) -> dict[str, Any]:
     return {"train": [str(folder / "a.csv"), str(folder / "b.csv")], "text": "text", "label": "label"}
 
 
+@case("a wrong number in the second of two files", "b.csv:2: 'x' is no number")
+def _(folder: Path) -> dict[str, Any]:
+    (folder / "a.csv").write_text("text,label\na,1\nb,2\nc,3\n", encoding="utf-8")
+    (folder / "b.csv").write_text("text,label\nd,4\ne,x\n", encoding="utf-8")
+    return {"train": [str(folder / "a.csv"), str(folder / "b.csv")], "problem": "regression"}
+
+
+@case("labels as numbers here and as texts there", "3 classes: '0' 20", is_error=False)
+def _(folder: Path) -> dict[str, Any]:
+    rows = [{"text": text, "label": i % 3} for i, text in enumerate(TEXTS)]
+    (folder / "rows.jsonl").write_text(jsonl_of(rows), encoding="utf-8")
+    (folder / "dev.csv").write_text(csv_of([(text, "2") for text, _ in lines(20, 100)]), encoding="utf-8")
+    return {"train": str(folder / "rows.jsonl"), "validation": str(folder / "dev.csv")}
+
+
 @case("a pattern that nothing fits", "no file fits")
 def _(folder: Path) -> dict[str, Any]:
     return {"train": str(folder / "part-*.csv")}

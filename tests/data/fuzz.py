@@ -78,6 +78,8 @@ def as_conll(rows: Rows) -> bytes:
     ).encode()
 
 
+TEXTS = "texts"
+"""A folder with a folder a class; the bytes are those of one of its files."""
 FORMATS: dict[str, Callable[[Rows], bytes]] = {
     "rows.csv": as_csv,
     "rows.tsv": lambda rows: as_csv(rows, "\t"),
@@ -88,7 +90,9 @@ FORMATS: dict[str, Callable[[Rows], bytes]] = {
     "rows.parquet": as_parquet,
     "rows.arrow": as_arrow,
     "rows.feather": as_arrow_stream,
+    "rows.parquet.gz": lambda rows: gzip.compress(as_parquet(rows)),
     "rows.conll": as_conll,
+    TEXTS: lambda rows: "\n".join(row["text"] for row in rows).encode(),
 }
 
 
@@ -132,7 +136,13 @@ def run_case(folder: Path, case: tuple[str, Rows, bytes, dict[str, Any]]) -> str
     """Check a file and read it back; what came of it."""
     name, rows, data, given_settings = case
     path = folder / name
-    path.write_bytes(data)
+    if name == TEXTS:
+        for label in ("a", "b"):
+            (path / label).mkdir(parents=True)
+            (path / label / "1.txt").write_bytes(b"fine")
+        (path / "a" / "2.txt").write_bytes(data)
+    else:
+        path.write_bytes(data)
     try:
         check(TextDataConfig(train=str(path), text="text", label="label", **given_settings))
     except UserError as mistake:
@@ -145,7 +155,7 @@ def run_case(folder: Path, case: tuple[str, Rows, bytes, dict[str, Any]]) -> str
         read = [row for block in table.blocks(table.columns) for row in block.to_pylist()]
     except UserError:
         return outcome if outcome == "refused" else "refused"
-    if data == FORMATS[name](rows) and rows and "conll" not in name:
+    if data == FORMATS[name](rows) and rows and name not in ("rows.conll", TEXTS):
         assert read == rows, (read, rows)
     again = folder / "again.parquet"
     pq.write_table(pa.Table.from_batches(list(table.blocks(table.columns))), again)

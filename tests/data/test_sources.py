@@ -94,6 +94,18 @@ def test_a_folder_of_texts_a_class(tmp_path):
     assert splits["test"].locate(2) == "b/3.txt"
 
 
+def test_any_format_may_be_gzipped(tmp_path):
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
+    named_dataset().to_parquet(str(tmp_path / "named.parquet"))
+    for name in ("rows.parquet", "named.parquet"):
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+    assert rows_of(open_source(str(tmp_path / "rows.parquet.gz"), where="x")) == ROWS
+    assert [row["label"] for row in rows_of(open_source(str(tmp_path / "named.parquet.gz"), where="x"))] == NAMED
+    for label in "ab":
+        put(tmp_path / "texts" / label / "1.txt.gz", f"text {label}")
+    assert [row["text"] for row in rows_of(open_source(str(tmp_path / "texts"), where="x"))] == ["text a", "text b"]
+
+
 def test_a_text_that_changes_changes_the_folder_s_fingerprint(tmp_path):
     put(tmp_path / "a" / "1.txt", "one")
     put(tmp_path / "b" / "1.txt", "two")

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import lightning as L
 import numpy as np
+import pyarrow as pa
 import pytest
+from tests.verbs import verb
 from torch import nn
 
 from flatout import (
@@ -25,6 +27,7 @@ from flatout import (
     UserError,
     fit,
 )
+from flatout.data.checks.cleaning import CleaningConfig, Escapes
 from flatout.data.problem import Problem
 from flatout.data.vocabulary import VocabularyConfig
 from flatout.report.summary import read_summary
@@ -156,6 +159,27 @@ def test_a_table_in_memory(tmp_path):
     data = TextDataConfig(train=table, text="headline", label="category", batch_size=32)
     result = fit(data, SMALL, epochs=1, output=str(tmp_path / "runs"))
     assert result.summary["data"]["source"] == "table in memory"
+
+
+def test_a_model_answers_rows_as_they_were_made_ready_for_training(tmp_path):
+    things = {"cat": "animals", "dog": "animals", "slate": "stones", "marble": "stones"}
+    rows = [
+        {"title": list(things)[i % 4], "body": f"w{i} &amp;", "label": list(things.values())[i % 4]} for i in range(200)
+    ]
+    table = {name: [row[name] for row in rows] for name in rows[0]}
+    data = TextDataConfig(
+        train=table, text=["title", "body"], clean=CleaningConfig(escapes=Escapes.decode), batch_size=32
+    )
+    result = fit(data, SMALL, epochs=6, optim=OptimConfig(lr=0.01), output=str(tmp_path / "runs"))
+    saved = Predictor.load(result.folder)
+    assert saved.roles.texts == ("title", "body")
+    assert saved.outputs(pa.array(["cat w1 &amp;"])).tolist() == saved.outputs(pa.array(["cat w1 &"])).tolist()
+    file = tmp_path / "more.jsonl"
+    file.write_text('{"title": "dog", "body": "w &amp;"}\n{"title": "marble", "body": null}\n', encoding="utf-8")
+    out = tmp_path / "out.jsonl"
+    assert verb("predict", result.folder, file, "--out", out) == 0
+    answers = [json.loads(line)["prediction"] for line in out.read_text(encoding="utf-8").splitlines()]
+    assert answers == ["animals", "stones"]
 
 
 def test_files_of_different_formats_for_the_splits(tmp_path):

@@ -33,7 +33,9 @@ from flatout.report.summary import json_safe
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a finished run's folder")
-    parser.add_argument("file", metavar="FILE", help="csv, tsv, json, jsonl, parquet, npy or hdf5 with rows and labels")
+    parser.add_argument(
+        "file", metavar="FILE", help="csv, tsv, json, jsonl, parquet, arrow, npy or hdf5 with rows and labels"
+    )
     parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
     parser.add_argument("--label", metavar="COLUMN", help="column of the labels (default: the run's)")
     parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")

@@ -32,7 +32,7 @@ _ADDED = ("prediction", "probability", "rebuilt", "candidates")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a finished run's folder")
-    parser.add_argument("file", metavar="FILE", help="csv, tsv, json, jsonl, parquet, npy or hdf5 with the rows")
+    parser.add_argument("file", metavar="FILE", help="csv, tsv, json, jsonl, parquet, arrow, npy or hdf5 with the rows")
     parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
     parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
     parser.add_argument("--rebuild", action="store_true", help="also rebuild texts from the 2-grams of encodings")

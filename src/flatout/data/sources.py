@@ -48,8 +48,6 @@ ENDINGS = {
     ".hdf5": Format.hdf5,
 }
 """The format that a name's ending promises."""
-_IN_TEXT = {Format.csv, Format.tsv, Format.json, Format.jsonl, Format.conll}
-"""Formats that may be gzipped; the others must be whole to be read, and have a compression of their own."""
 _TABLES: dict[Format, Callable[[Path, str, ReadingConfig], FileTable]] = {
     Format.csv: CsvTable,
     Format.tsv: partial(CsvTable, promised="\t"),
@@ -115,13 +113,10 @@ def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = 
     file = Path(path).expanduser()
     require_file(file, where)
     form = reading.format or format_of(file)
-    is_gzipped = file.suffix.lower() == ".gz"
-    if form is None or (is_gzipped and form not in _IN_TEXT):
-        in_text = ", ".join(ending for ending, known in ENDINGS.items() if known in _IN_TEXT)
-        others = ", ".join(ending for ending, known in ENDINGS.items() if known not in _IN_TEXT)
+    if form is None:
         mend = "Say what it is: data.read.format=csv." if where.startswith("data.") else ""
         what = f"{file} is no format we read"
-        raise UserError(where, what, allowed=f"{in_text}, these also as .gz, and {others}", mend=mend)
+        raise UserError(where, what, allowed=f"{', '.join(ENDINGS)}; any of them also .gz", mend=mend)
     return _TABLES[form](file, where, reading)
 
 

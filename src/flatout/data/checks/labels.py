@@ -7,6 +7,8 @@ stays a class: its rows are misses.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,12 +29,18 @@ _IDS_FROM, _MOST_CLASSES = 50, 20_000
 
 
 def normalise_labels(
-    labels: pa.Array, rows: NDArray[np.int64], *, problem: Problem, delimiter: str | None, source: str
+    labels: pa.Array,
+    rows: NDArray[np.int64],
+    *,
+    problem: Problem,
+    delimiter: str | None,
+    source: str,
+    locate: Callable[[int], str] = str,
 ) -> pa.Array:
     """Labels in one form: texts, lists of texts, or floats."""
     labels = decoded(labels)
     if problem is Problem.regression:
-        return _numbers(labels, rows, source)
+        return _numbers(labels, rows, source, locate)
     if problem is Problem.multi:
         return _lists(labels, delimiter, source)
     if is_list(labels.type):
@@ -67,7 +75,7 @@ def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(first)))
 
 
-def _numbers(labels: pa.Array, rows: NDArray[np.int64], source: str) -> pa.Array:
+def _numbers(labels: pa.Array, rows: NDArray[np.int64], source: str, locate: Callable[[int], str]) -> pa.Array:
     """Labels as finite floats; the first row that is none is named."""
     is_wrong = np.zeros(len(labels), dtype=np.bool_)
     values = labels
@@ -82,7 +90,7 @@ def _numbers(labels: pa.Array, rows: NDArray[np.int64], source: str) -> pa.Array
     if not is_wrong.any():
         return numbers
     wrong = int(np.flatnonzero(is_wrong)[0])
-    what = f"{source} row {rows[wrong] + 1}: {str(labels[wrong].as_py())[:60]!r} is no number"
+    what = f"{source} row {locate(int(rows[wrong]) + 1)}: {str(labels[wrong].as_py())[:60]!r} is no number"
     raise UserError("data.label", what, mend="Leave data.problem=single for classes.")
 
 

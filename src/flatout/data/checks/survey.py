@@ -149,6 +149,7 @@ class Survey:
             problem=self.problem,
             delimiter=self.label_delimiter,
             source=self.tables[name].name,
+            locate=self.tables[name].locate,
         )
         codes, words = found.census.code(labels), characters.words
         records = self._records(name, looked, codes)

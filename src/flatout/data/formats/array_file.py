@@ -41,7 +41,7 @@ class NpyTable(FileTable):
 
     def _mapped(self) -> np.ndarray:
         try:
-            return np.load(self.path, mmap_mode="r", allow_pickle=False)
+            return np.load(self.whole, mmap_mode="r", allow_pickle=False)
         except ValueError as error:
             raise self._fail(f"not a whole .npy file of plain values ({error})", "Was it cut short?") from None
 
@@ -75,7 +75,7 @@ class Hdf5Table(FileTable):
             mend = "Install it with: pip install 'flatout[hdf5]'"
             raise UserError(self.where, f"{self.path}: reading HDF5 needs h5py", mend=mend) from None
         try:
-            with h5py.File(self.path, "r") as file:
+            with h5py.File(self.whole, "r") as file:
                 sets = {name: values for name, values in file.items() if getattr(values, "ndim", 0) in (1, 2)}
                 yield sets
         except OSError as error:

@@ -34,9 +34,9 @@ class ArrowTable(FileTable):
     def _batches(self) -> Iterator[pa.RecordBatch]:
         """Every batch of the file. Bytes are read, not mapped: a damaged file is then an error and no crash."""
         try:
-            with self.path.open("rb") as file:
+            with self.whole.open("rb") as file:
                 is_file = file.read(len(_MAGIC)) == _MAGIC
-            with pa.OSFile(str(self.path), "rb") as source:
+            with pa.OSFile(str(self.whole), "rb") as source:
                 reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
                 str(reader.schema.names)  # fails where a name is not UTF-8
                 yield from map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader

@@ -5,11 +5,13 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import shutil
+import tempfile
 import zlib
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import xxhash
@@ -34,6 +36,7 @@ class FileTable(Table):
     def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None) -> None:
         self.path, self.where, self.reading = path, where, reading or ReadingConfig()
         self.name = str(path)
+        self._copy: Any = None
         self.columns: Sequence[str] = self._read_columns()
 
     def fingerprint(self) -> str:
@@ -59,12 +62,24 @@ class FileTable(Table):
     def _read_columns(self) -> list[str]:
         """Names of the columns, from the file's head."""
 
+    @property
+    def whole(self) -> Path:
+        """The file, for readers that need all of it at hand: of a gzipped one, a copy that goes with the table."""
+        if self.path.suffix.lower() != ".gz":
+            return self.path
+        if self._copy is None:
+            self._copy = tempfile.NamedTemporaryFile()  # noqa: SIM115 (removed with the table)
+            with Gunzipped(self.path, self.where) as packed:
+                shutil.copyfileobj(packed, self._copy, HEAD_BYTES)
+            self._copy.flush()
+        return Path(self._copy.name)
+
     def _open(self) -> BinaryIO:
         """The file's content: unpacked, and as UTF-8."""
         file: BinaryIO = self.path.open("rb")
         if self.path.suffix.lower() == ".gz":
             file.close()
-            file = cast(BinaryIO, _Gunzipped(self.path, self.where))  # it has what readers call: read, readline, lines
+            file = cast(BinaryIO, Gunzipped(self.path, self.where))  # it has what readers call: read, readline, lines
         if self.reading.encoding is None:
             return file
         return cast(BinaryIO, _Recoded(file, self.reading.encoding, self.path, self.where))
@@ -116,7 +131,7 @@ class _Stream(io.RawIOBase):
         raise StopIteration
 
 
-class _Gunzipped(_Stream):
+class Gunzipped(_Stream):
     """A gzipped file's content; one that is cut short, broken or a bomb is a clear error."""
 
     def __init__(self, path: Path, where: str) -> None:

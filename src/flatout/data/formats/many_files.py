@@ -18,7 +18,8 @@ class ManyFiles(Table):
         self.tables, self.name = list(tables), name
         shared = set.intersection(*(set(table.columns) for table in tables))
         self.columns: Sequence[str] = [column for column in tables[0].columns if column in shared]
-        self._ends: list[int] = []
+        self._starts = [0] * len(self.tables)
+        """Rows before each file, as far as it has been read."""
 
     def how(self) -> str:
         told = Counter(filter(None, (table.how() for table in self.tables)))
@@ -29,12 +30,9 @@ class ManyFiles(Table):
         return xxhash.xxh3_128_hexdigest("\n".join(table.fingerprint() for table in self.tables).encode())
 
     def locate(self, row: int) -> str:
-        first = 0
-        for table, end in zip(self.tables, self._ends, strict=False):
-            if row <= end:
-                return f"{table.name}:{table.locate(row - first)}"
-            first = end
-        return f"{row}"
+        begun = [number for number, start in enumerate(self._starts) if number == 0 or 0 < start < row]
+        table, start = self.tables[begun[-1]], self._starts[begun[-1]]
+        return f"{table.name}:{table.locate(row - start)}"
 
     def lacking(self, column: str) -> str:
         others = [table.name for table in self.tables if column not in table.columns]
@@ -42,9 +40,9 @@ class ManyFiles(Table):
         return f"{', '.join(others[:3])}{', …' if len(others) > 3 else ''}" if has_some else self.name
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
-        self._ends, read = [], 0
-        for table in self.tables:
+        read = 0
+        for number, table in enumerate(self.tables):
+            self._starts[number] = read
             for block in table.blocks(columns, rows_per_block):
                 read += block.num_rows
                 yield block
-            self._ends.append(read)

@@ -41,7 +41,7 @@ class ParquetTable(FileTable):
         return names
 
     def _parquet(self) -> pq.ParquetFile:
-        return pq.ParquetFile(self.path, buffer_size=HEAD_BYTES, pre_buffer=False)
+        return pq.ParquetFile(self.whole, buffer_size=HEAD_BYTES, pre_buffer=False)
 
     def _damaged(self, error: Exception) -> UserError:
         return self._fail(f"not a whole parquet file ({first_line(error)})", "Was it cut short?")

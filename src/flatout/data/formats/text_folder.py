@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from flatout.data.formats.file import require_utf8
+from flatout.data.formats.file import Gunzipped, require_utf8
 from flatout.data.reading import ReadingConfig
 from flatout.data.table import Table
 from flatout.errors import UserError
@@ -75,6 +75,9 @@ class TextFolder(Table):
             if file.stat().st_size > _LONGEST_TEXT:
                 what = f"{file}: longer than {_LONGEST_TEXT >> 20} MB"
                 raise UserError(self.where, what, mend="One file is one text.")
+            if file.suffix.lower() == ".gz":
+                with Gunzipped(file, self.where) as packed:
+                    return packed.read()
             return file.read_bytes()
         except OSError as error:
             raise UserError(self.where, f"cannot read {file}: {error.strerror}") from None
@@ -93,7 +96,8 @@ def _text_files(path: Path) -> tuple[list[Path], int]:
 
 
 def _is_text(file: Path) -> bool:
-    return file.is_file() and (file.suffix.lower() in _ENDINGS or file.suffix[1:].isdecimal())
+    ending = Path(file.stem if file.suffix.lower() == ".gz" else file.name).suffix.lower()
+    return file.is_file() and (ending in _ENDINGS or ending[1:].isdecimal())
 
 
 def _visible(folder: Path) -> list[Path]:
