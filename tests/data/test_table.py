@@ -204,6 +204,7 @@ TOLD = {
     ),
     "a json line that is not UTF-8": ("rows.jsonl", b'{"t": "a"}\n{"t": "\xe9"}\n', "line 2: byte 0xe9 is not UTF-8"),
     "half a letter in json": ("rows.jsonl", b'{"t": "a"}\n{"t": "\\ud800"}\n', r"row 2: t is '\\ud800' \(no value"),
+    "zeros that look like UTF-32": ("rows.jsonl", b"\x00\x00[[]", "line 1: not valid JSON"),
     "a number too large": (
         "rows.jsonl",
         b'{"t": 1}\n{"t": 99999999999999999999999}\n',

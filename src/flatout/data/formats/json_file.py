@@ -101,7 +101,7 @@ class JsonTable(FileTable):
             if not line.strip():
                 continue
             try:
-                found = json.loads(line)
+                found = json.loads(line.decode())  # given bytes, it would guess UTF-16 and UTF-32 too
             except (json.JSONDecodeError, RecursionError) as error:
                 raise self._fail(f"line {number}: not valid JSON ({_reason(error)})", _JSON_FORMS) from None
             if not isinstance(found, dict):
