@@ -92,7 +92,7 @@ CASES.append(
     Case("a folder with nothing to read", "nothing to read in the folder", lambda folder: {"train": str(folder)})
 )
 plain("only a header", "no rows below the line that names the columns", "text,label\n")
-plain("zero rows after cleaning", "the training rows have only one class: none", "text,label\n,a\n,b\n ,c\n")
+plain("zero rows after cleaning", "no rows are left for the train split", "text,label\n,a\n,b\n ,c\n")
 plain("missing column", "no column 'headline'", GOOD, text="headline", label="label")
 plain("misspelt column", "Did you mean 'text'?", GOOD, text="txt", label="label")
 plain("duplicated column", "has column text more than once", "text,text,label\na,b,c\n", text="text", label="label")

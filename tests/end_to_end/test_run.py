@@ -244,8 +244,8 @@ MISTAKES = {
     "missing file": ({"train": "nowhere.csv"}, {}, r"data.train: no such file: nowhere.csv"),
     "missing column": ({"text": "headlin"}, {}, r"no column 'headlin'.*Did you mean 'headline'\?"),
     "one class": ({}, {"category": "same"}, r"data.label: the training rows have only one class: 'same'"),
-    "no text at all": ({}, {"headline": ""}, r"data.label: the training rows have only one class: none"),
-    "no label at all": ({}, {"category": ""}, r"data.label: the training rows have only one class: none"),
+    "no text at all": ({}, {"headline": ""}, r"data.train: no rows are left for the train split"),
+    "no label at all": ({}, {"category": ""}, r"data.train: no rows are left for the train split"),
 }
 
 

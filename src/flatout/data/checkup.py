@@ -15,6 +15,7 @@ from flatout.data.checks.lengths import Lengths
 from flatout.data.checks.survey import Survey, Surveyed
 from flatout.data.checks.tagged_table import COLUMNS, TaggedTable
 from flatout.data.checks.tags import TagCensus
+from flatout.data.feeding import require_other_content
 from flatout.data.problem import Problem
 from flatout.data.progress import Progress
 from flatout.data.roles import Roles, find_roles, has_tags
@@ -83,11 +84,7 @@ def check(config: TextDataConfig) -> Checkup:
 
 
 def _rows(surveyed: Surveyed) -> dict[str, int]:
-    counts = {
-        split: sum(int((fates == number).sum()) for fates in surveyed.fates.values())
-        for number, split in enumerate(SPLITS)
-    }
-    return {split: count for split, count in counts.items() if count}
+    return {split: count for split in SPLITS if (count := surveyed.rows(split))}
 
 
 def _errors(surveyed: Surveyed, found: Checkup, wanted: list[str]) -> Iterator[Remark]:
@@ -137,12 +134,17 @@ def _tables(config: TextDataConfig) -> dict[str, Table]:
     return open_splits(config.source, {split: getattr(config, split) for split in SPLITS}, config.read)
 
 
+def _names(tables: dict[str, Table]) -> dict[str, str]:
+    return {split: table.name for split, table in tables.items()}
+
+
 def _check_tags(config: TextDataConfig) -> Checkup:
     tables = _tables(config)
     first = tables["train"]
     roles = find_roles(first, text=config.text, label=config.label, tags=True)
     for table in tables.values():
         require_columns(table, {"data.text": roles.texts[0], "data.label": roles.label})
+    require_other_content({split: table.fingerprint() for split, table in tables.items()}, _names(tables))
     census = TagCensus(first.name)
     tagged = {split: TaggedTable(table, roles, split, census) for split, table in tables.items()}
     validation_share, test_share = config.taken_shares(tables)

@@ -90,6 +90,13 @@ class TextDataConfig(FeedingConfig):
             f"{self.max_classes}",
             allowed="2 or more",
         )
+        self._require_fitting_split()
+        both = self.source is not None and self.train is not None
+        require(not both, "data.train", "is set beside data.source", mend="Set one of the two.")
+        given = {name: getattr(self, name) for name in ("source", *SPLITS)}
+        require_other_files(given, ("train", "source"))
+
+    def _require_fitting_split(self) -> None:
         is_grouped = self.split_by is SplitBy.group
         mend = "Name the column: data.group=COLUMN." if is_grouped else "Set data.split_by=group."
         require(
@@ -100,10 +107,6 @@ class TextDataConfig(FeedingConfig):
         )
         is_dealt = self.split_by is SplitBy.stratified and self.problem is Problem.regression
         require(not is_dealt, "data.split_by", "stratified needs classes, not numbers", allowed="content, group")
-        both = self.source is not None and self.train is not None
-        require(not both, "data.train", "is set beside data.source", mend="Set one of the two.")
-        given = {name: getattr(self, name) for name in ("source", *SPLITS)}
-        require_other_files(given, ("train", "source"))
 
     def prepare(self) -> PreparedText:
         """Open the store of this data, building it first when there is none."""
@@ -183,6 +186,7 @@ class TextPreparation:
         with Progress() as progress:
             surveyed = self.source.survey(progress.task("checking"))
             census = surveyed.census
+            self._require_rows(surveyed)
             census.require_classes(where="data.label")
             vocabulary = self._train_vocabulary(surveyed, progress.task("reading"))
             totals = self._encode(writer, surveyed, vocabulary, progress.task("encoding"))
@@ -201,6 +205,14 @@ class TextPreparation:
             "remarks": [remark.as_dict() for remark in remarks],
             "lines": [*self._lines(totals), *(remark.line() for remark in remarks)],
         }
+
+    def _require_rows(self, surveyed: Surveyed) -> None:
+        tables = self.source.tables
+        for split in self.config.split_names(tables):
+            if not surveyed.rows(split):
+                key = "source" if self.config.source is not None else split if split in tables else "train"
+                what = f"no rows are left for the {split} split of {self.source.name}"
+                raise UserError(f"data.{key}", what, mend="python -m flatout check tells what became of them.")
 
     def _train_vocabulary(self, surveyed: Surveyed, told: Callable[[int], None]) -> Vocabulary:
         """Second pass: the words of the training rows, and their numbers if these are the labels."""
@@ -230,10 +242,6 @@ class TextPreparation:
             targets = surveyed.census.targets(block.labels)
             writers[split].append(tokens=(encoded.tokens, encoded.lengths), targets=targets, rows=block.rows)
             totals[split].add(encoded, is_clean=_is_clean(block) if self.source.is_sample else None)
-        for split, total in totals.items():
-            if total.rows == 0:
-                where = f"data.{split if split in tables else 'train'}"
-                raise UserError(where, f"no rows are left for the {split} split of {self.source.name}")
         return totals
 
     def _lines(self, totals: dict[str, _Totals]) -> list[str]:

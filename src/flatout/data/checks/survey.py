@@ -52,6 +52,10 @@ class Surveyed:
     """The first rows of each table."""
     remarks: list[Remark] = field(default_factory=list)
 
+    def rows(self, split: str) -> int:
+        """How many rows a split has."""
+        return sum(int((fates == SPLITS.index(split)).sum()) for fates in self.fates.values())
+
     def first_texts(self) -> dict[str, list[pa.Array]]:
         """Texts of the first rows, by the split they belong to; every split has some."""
         texts: dict[str, list[pa.Array]] = {}
