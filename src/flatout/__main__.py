@@ -29,12 +29,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, about in VERBS.items():
-        verb_parser = verbs.add_parser(verb, help=about, description=about)
-        if verb in given[:1]:  # only the verb that is used is imported: --help stays quick
-            importlib.import_module(f"flatout.commands.{verb}").add_arguments(verb_parser)
-    parsed = parser.parse_args(given)
+        verbs.add_parser(verb, help=about, description=about)
+    verb = given[0] if given and given[0] in VERBS else parser.parse_args(given).verb
+    command = importlib.import_module(f"flatout.commands.{verb}")  # only the verb that is used: --help stays quick
+    verb_parser = argparse.ArgumentParser(prog=f"python -m flatout {verb}", description=VERBS[verb])
+    command.add_arguments(verb_parser)
     try:
-        importlib.import_module(f"flatout.commands.{parsed.verb}").run(parsed)
+        parsed = verb_parser.parse_intermixed_args(given[1:])  # options may stand anywhere
+    except TypeError:  # a verb with actions of its own cannot have that
+        parsed = verb_parser.parse_args(given[1:])
+    try:
+        command.run(parsed)
     except UserError as mistake:
         print(mistake, file=sys.stderr)
         sys.exit(EXIT_CODE)

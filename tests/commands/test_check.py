@@ -50,6 +50,25 @@ def test_strict_turns_warnings_into_exit_code_1(rows, tmp_path, capsys):
     assert verb("check", fine, "--strict") == 0
 
 
+def test_options_may_stand_anywhere(rows, capsys):
+    assert verb("check", rows, "--strict", "data.max_length=4", "--json", "data.label=category") == 1
+    assert json.loads(capsys.readouterr().out)["columns"]["label"] == "category"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "check: no SOURCE"),
+        (["data.label=x"], "check: no SOURCE"),
+        (["a.csv", "b.csv"], "check: what is 'b.csv' beside 'a.csv'?"),
+        (["a.csv", "data.train=b.csv"], "data.train: SOURCE is what is checked"),
+    ],
+)
+def test_one_source_is_checked(words, says, capsys):
+    assert verb("check", *words) == 2
+    assert says in capsys.readouterr().err
+
+
 def test_what_would_end_a_run_is_exit_code_2(rows, tmp_path, capsys):
     one = tmp_path / "one.csv"
     one.write_text("text,label\n" + "".join(f"row {i},a\n" for i in range(50)), encoding="utf-8")

@@ -29,35 +29,46 @@ _MARKS = {Level.error: "[red]error[/red]  ", Level.warning: "[yellow]warning[/ye
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s SOURCE [data.KEY=VALUE ...] [--strict] [--json]"
     parser.add_argument(
-        "source",
+        "words",
+        nargs="*",
         metavar="SOURCE",
-        help="a file, a quoted pattern, a folder with a file a split or a folder a class, or a name of the Hub",
+        help="a file, a quoted pattern, a folder with a file a split or a folder a class, or a name of the Hub;"
+        " and settings of the data in the words of training, data.KEY=VALUE",
     )
-    parser.add_argument("settings", nargs="*", metavar="data.KEY=VALUE", help="settings of the data, as for training")
     parser.add_argument("--strict", action="store_true", help="exit code 1 where there is a warning")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    for name in ("source", "train"):
-        if any(setting.startswith(f"data.{name}=") for setting in arguments.settings):
-            raise UserError(f"data.{name}", "SOURCE is what is checked", mend="Leave it out.")
+    source, settings = _parted(arguments.words)
     keep_freed_memory()
-    given = {"train" if _names_parts(arguments.settings) else "source": arguments.source}
-    found = check(with_overrides(TextDataConfig, arguments.settings, "data", **given))
+    key = "train" if _names_parts(settings) else "source"
+    found = check(with_overrides(TextDataConfig, settings, "data", **{key: source}))
     if arguments.json:
         print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
     else:
-        key = next(iter(given))
-        show(
-            found,
-            f"python -m train data.{key}={shlex.quote(arguments.source)} {shlex.join(arguments.settings)}".rstrip(),
-        )
+        show(found, f"python -m train data.{key}={shlex.quote(source)} {shlex.join(settings)}".rstrip())
     if found.count(Level.error):
         sys.exit(EXIT_CODE)
     if arguments.strict and found.count(Level.warning):
         sys.exit(_STRICT_CODE)
+
+
+def _parted(words: list[str]) -> tuple[str, list[str]]:
+    """The source, and the settings around it."""
+    sources = [word for word in words if not word.startswith("data.") or "=" not in word]
+    settings = [word for word in words if word not in sources]
+    mend = "Write python -m flatout check SOURCE data.KEY=VALUE."
+    if not sources:
+        raise UserError("check", "no SOURCE", allowed="a file, a folder, or a name of the Hub", mend=mend)
+    if len(sources) > 1:
+        raise UserError("check", f"what is {sources[1]!r} beside {sources[0]!r}?", mend=mend)
+    for name in ("source", "train"):
+        if any(setting.startswith(f"data.{name}=") for setting in settings):
+            raise UserError(f"data.{name}", "SOURCE is what is checked", mend="Leave it out.")
+    return sources[0], settings
 
 
 def _names_parts(settings: list[str]) -> bool:
