@@ -23,7 +23,8 @@ from torch import nn
 from flatout.bits.data import BitsDataConfig
 from flatout.checkpoints import BestAndLast, FolderCheckpointIO, best_mode, load_weights
 from flatout.config import RunConfig
-from flatout.data.feed import Feed, FeedKind, choose_feed
+from flatout.data.feed import Feed, choose_feed
+from flatout.data.feeding import FeedKind
 from flatout.data.plan import Layout, PlanSettings
 from flatout.data.store import Store
 from flatout.data.text import TextDataConfig

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import product
 
 import pytest
@@ -145,3 +147,8 @@ def test_settings_are_what_they_are_for_training():
     )
     assert config.clean == CleaningConfig(leaks=Rows.drop)
     assert (config.text, config.max_length, config.label) == (["title", "body"], 64, "007")
+
+
+def test_a_check_starts_without_torch():
+    code = "import sys, flatout.commands.check; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flatout.data.batch import FlatBatch
-from flatout.data.feed import Feed, FeedKind, choose_feed
+from flatout.data.feed import Feed, choose_feed
+from flatout.data.feeding import FeedKind
 from flatout.data.gather import DeviceColumn, FixedColumn, HostColumn
 from flatout.data.plan import Layout, Plan, PlanSettings
 from flatout.data.store import StoreSplit

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatout.data.feed import Feed, FeedKind
+from flatout.data.feed import Feed
+from flatout.data.feeding import FeedKind
 from flatout.data.plan import Layout, PlanSettings
 from flatout.data.problem import Problem
 from flatout.models.bilstm import BiLSTMConfig

@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader
 
 from flatout.bench.claim import Claim, Options, at_least, bounded, in_turn, measured_apart, peak_memory_gb
 from flatout.data.batch import FlatBatch
-from flatout.data.feed import Feed, FeedKind
+from flatout.data.feed import Feed
+from flatout.data.feeding import FeedKind
 from flatout.data.plan import Layout, Plan, PlanSettings
 from flatout.data.problem import Problem
 from flatout.data.samples import HeadlinesConfig

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import StrEnum
 
 import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from flatout.data.batch import FlatBatch
+from flatout.data.feeding import FeedKind
 from flatout.data.gather import TOKENS, Gatherer, Run, cut_run, move_run
 from flatout.data.plan import Plan, PlanSettings, count_batches
 from flatout.data.store import StoreSplit
@@ -30,15 +30,6 @@ Transform = Callable[[FlatBatch], FlatBatch]
 _ROWS_A_RUN = 8192
 _BATCHES_A_RUN = 64
 _RESIDENT_SHARE = 0.3
-
-
-class FeedKind(StrEnum):
-    """Where batches are gathered."""
-
-    auto = "auto"
-    resident = "resident"
-    threaded = "threaded"
-    workers = "workers"
 
 
 @dataclass(frozen=True, slots=True)
