@@ -225,6 +225,10 @@ MISTAKES = {
         lambda: BitsDataConfig(source="a.csv", test="a.csv"),
         r"data.test: a.csv is the source file itself",
     ),
+    "a copy of the source as test": (
+        lambda: BitsDataConfig(source=table_with(), test=table_with()),
+        r"data.test: table in memory holds exactly the training rows",
+    ),
     "a test without a source": (
         lambda: BitsDataConfig(test="a.csv"),
         r"data.test: is set without training rows. Set data.source=FILE",

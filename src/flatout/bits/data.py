@@ -22,7 +22,7 @@ from flatout.bits.grams import LABELS, GramIndex, Rows, label_index, plain_texts
 from flatout.bits.people import PeopleConfig
 from flatout.bits.records import FIELD_END, KNOWN_BITS, Record, RecordSource
 from flatout.data.cache import Cache, CacheReport, Recipe
-from flatout.data.feeding import FeedingConfig, require_other_files
+from flatout.data.feeding import FeedingConfig, require_other_content, require_other_files
 from flatout.data.progress import Progress
 from flatout.data.store import SCHEMA, Column, Store, StoreSplit, StoreWriter
 from flatout.errors import UserError, as_choice, require
@@ -138,9 +138,11 @@ class BitsPreparation:
     def _recipe(self) -> Recipe:
         config = self.config
         validation_share, test_share = self.config.taken_shares(self.tables)
+        fingerprints = {split: table.fingerprint() for split, table in self.tables.items()}
+        require_other_content(fingerprints, {split: table.name for split, table in self.tables.items()})
         return {
             "kind": "bits",
-            "source": {split: table.fingerprint() for split, table in self.tables.items()},
+            "source": fingerprints,
             "read": asdict(config.read),
             "column": {"text": self.columns, "bits": self.bits, "uid": config.uid if self.source.has_uid else None},
             "form": config.form.value,

@@ -26,14 +26,6 @@ class Level(StrEnum):
     error = "error"
 
 
-class Fate(StrEnum):
-    """What became of the rows of a finding."""
-
-    kept = "kept"
-    repaired = "repaired"
-    dropped = "dropped"
-
-
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One sort of finding about rows."""
@@ -43,22 +35,17 @@ class Kind:
     """What is so of the rows, after their number, and what was done."""
     mend: str = ""
     """The setting that changes what is done."""
-    fate: Fate = Fate.kept
 
 
 _NOTE, _WARNING = Level.note, Level.warning
 KINDS = {
-    "null_label": Kind(_WARNING, "without a label dropped", "data.clean.unlabelled=refuse", Fate.dropped),
-    "null_text_dropped": Kind(_WARNING, "without a text (null) dropped", "data.clean.empty=keep", Fate.dropped),
-    "empty_text_dropped": Kind(_WARNING, "with an empty text dropped", "data.clean.empty=keep", Fate.dropped),
-    "null_text_kept": Kind(
-        _WARNING, "without a text (null) kept as one unknown word", "data.clean.empty=drop", Fate.repaired
-    ),
-    "empty_text_kept": Kind(
-        _WARNING, "with an empty text kept as one unknown word", "data.clean.empty=drop", Fate.repaired
-    ),
-    "text_cast": Kind(_NOTE, "whose text is no text read as one", "", Fate.repaired),
-    "decoded": Kind(_NOTE, r"with \uXXXX or &amp; in the text decoded", "data.clean.escapes=keep", Fate.repaired),
+    "null_label": Kind(_WARNING, "without a label dropped", "data.clean.unlabelled=refuse"),
+    "null_text_dropped": Kind(_WARNING, "without a text (null) dropped", "data.clean.empty=keep"),
+    "empty_text_dropped": Kind(_WARNING, "with an empty text dropped", "data.clean.empty=keep"),
+    "null_text_kept": Kind(_WARNING, "without a text (null) kept as one unknown word", "data.clean.empty=drop"),
+    "empty_text_kept": Kind(_WARNING, "with an empty text kept as one unknown word", "data.clean.empty=drop"),
+    "text_cast": Kind(_NOTE, "whose text is no text read as one", ""),
+    "decoded": Kind(_NOTE, r"with \uXXXX or &amp; in the text decoded", "data.clean.escapes=keep"),
     "control": Kind(_WARNING, "with control characters in the text kept as they are", "data.clean.odd=drop"),
     "invisible": Kind(_NOTE, "with invisible characters in the text kept as they are", "data.clean.odd=drop"),
     "replaced": Kind(_WARNING, "with the sign of a broken character (�) kept as they are", "data.clean.odd=drop"),
@@ -68,30 +55,22 @@ KINDS = {
     ),
     "escapes": Kind(_WARNING, r"with \uXXXX in the text kept as they are", "data.clean.escapes=decode"),
     "entities": Kind(_NOTE, "with &amp; and the like in the text kept as they are", "data.clean.escapes=decode"),
-    "odd_dropped": Kind(_WARNING, "with odd characters in the text dropped", "data.clean.odd=keep", Fate.dropped),
+    "odd_dropped": Kind(_WARNING, "with odd characters in the text dropped", "data.clean.odd=keep"),
     "repeated": Kind(_NOTE, "equal to an earlier training row kept", "data.clean.duplicates=drop"),
-    "repeated_dropped": Kind(
-        _NOTE, "equal to an earlier training row dropped", "data.clean.duplicates=keep", Fate.dropped
-    ),
+    "repeated_dropped": Kind(_NOTE, "equal to an earlier training row dropped", "data.clean.duplicates=keep"),
     "alike": Kind(_NOTE, "like an earlier training row but for case, blanks and marks kept", ""),
     "conflict": Kind(_WARNING, "whose text has another label elsewhere kept", "data.clean.conflicts=drop"),
-    "conflict_dropped": Kind(
-        _WARNING, "whose text has another label elsewhere dropped", "data.clean.conflicts=keep", Fate.dropped
-    ),
+    "conflict_dropped": Kind(_WARNING, "whose text has another label elsewhere dropped", "data.clean.conflicts=keep"),
     "leak": Kind(_WARNING, "whose text is a {other} text too kept", "data.clean.leaks=drop"),
     "leak_alike": Kind(
         _WARNING,
         "whose text is a {other} text too, but for case, blanks and marks, kept",
         "data.clean.leaks=drop",
     ),
-    "leak_dropped": Kind(
-        _WARNING, "dropped because their text is judged elsewhere", "data.clean.leaks=keep", Fate.dropped
-    ),
+    "leak_dropped": Kind(_WARNING, "dropped because their text is judged elsewhere", "data.clean.leaks=keep"),
     "no_labels": Kind(_NOTE, "with an empty list of labels kept", ""),
-    "merged_label": Kind(
-        _NOTE, "whose label was written in another way merged", "data.clean.labels=keep", Fate.repaired
-    ),
-    "repaired_tag": Kind(_WARNING, "with tags that their scheme does not allow repaired", "", Fate.repaired),
+    "merged_label": Kind(_NOTE, "whose label was written in another way merged", "data.clean.labels=keep"),
+    "repaired_tag": Kind(_WARNING, "with tags that their scheme does not allow repaired", ""),
     "blank_token": Kind(_NOTE, "with empty words kept", ""),
 }
 """Everything that can be said of rows."""
@@ -145,17 +124,6 @@ class Findings:
         parts = f"{as_written:,} kept as written + {self.rows_repaired:,} repaired + {self.rows_dropped:,} dropped"
         return f"{self.rows_read:,} read = {parts}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, as they go into a run's summary."""
-        return {
-            "source": self.source,
-            "rows_read": self.rows_read,
-            "rows_kept": self.rows_kept,
-            "rows_repaired": self.rows_repaired,
-            "rows_dropped": self.rows_dropped,
-            "found": {name: {"count": one.count, "rows": one.rows} for name, one in self.found.items()},
-        }
-
     def _remark(self, kind: Kind, finding: Finding) -> Remark:
         more = ", …" if finding.count > len(finding.rows) else ""
         rows = ", ".join(map(self.locate, finding.rows)) + more
@@ -193,11 +161,6 @@ class Remark:
         """Plain values, for JSON."""
         plain = {"level": self.level.value, "source": self.source, "what": self.what, "mend": self.mend}
         return {**plain, "count": self.count, "rows": self.rows}
-
-    @classmethod
-    def from_dict(cls, plain: dict[str, Any]) -> Remark:
-        """What `as_dict` wrote."""
-        return cls(**{**plain, "level": Level(plain["level"])})
 
 
 def all_remarks(findings: Iterable[Findings]) -> list[Remark]:

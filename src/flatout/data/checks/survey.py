@@ -50,7 +50,6 @@ class Surveyed:
     """Words a row, by table."""
     samples: dict[str, list[CleanBlock]]
     """The first rows of each table."""
-    remarks: list[Remark] = field(default_factory=list)
 
     def rows(self, split: str) -> int:
         """How many rows a split has."""
