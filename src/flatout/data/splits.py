@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _ALL_BITS = (1 << 64) - 1
-_WINDOW = 1 << 16
+_WINDOW = 1 << 17
 
 
 SPLITS = ("train", "validation", "test")
