@@ -106,6 +106,13 @@ def test_any_format_may_be_gzipped(tmp_path):
     assert [row["text"] for row in rows_of(open_source(str(tmp_path / "texts"), where="x"))] == ["text a", "text b"]
 
 
+@pytest.mark.parametrize("name", ["1.txt", "1.txt.gz"])
+def test_a_file_too_long_for_a_text_is_told_before_it_is_held(tmp_path, name):
+    put(tmp_path / "a" / name, "long " * (14 << 20))
+    with pytest.raises(UserError, match=rf"a/{name}: longer than 64 MB. One file is one text"):
+        rows_of(open_source(str(tmp_path), where="x"))
+
+
 def test_a_text_that_changes_changes_the_folder_s_fingerprint(tmp_path):
     put(tmp_path / "a" / "1.txt", "one")
     put(tmp_path / "b" / "1.txt", "two")

@@ -215,8 +215,7 @@ class NoProfiler(PassThroughProfiler):
 
     _nothing = nullcontext()
 
-    # Declared as a generator's context manager upstream; callers only enter and leave it.
-    def profile(self, action_name: str) -> AbstractContextManager[None]:  # type: ignore[override]
+    def profile(self, action_name: str) -> AbstractContextManager[None]:  # type: ignore[override] # upstream names a generator's; it is only entered and left
         return self._nothing
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.checks.cleaning import clean_block
+from flatout.data.checks.cleaning import CleaningConfig, clean_block
 from flatout.data.checks.findings import Findings
 from flatout.data.checks.labels import LabelCensus, normalise_labels
 from flatout.data.problem import Problem
@@ -251,3 +253,9 @@ def test_no_row_is_lost_in_silence(labels, data):
     ]
     assert found.rows.tolist() == expected
     assert found.texts.null_count == 0
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(CleaningConfig)])
+def test_every_rule_takes_its_own_words_and_no_others(name):
+    with pytest.raises(UserError, match=f"data.clean.{name}: 'perhaps'"):
+        CleaningConfig(**{name: "perhaps"})

@@ -7,7 +7,7 @@ stay comparable. All of it is arithmetic over whole blocks; a row is looked at b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -83,9 +83,20 @@ class CleaningConfig:
     """Labels that differ in case, blanks around them or a zero after the point: each a class, or made one."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            kind: type[StrEnum] = type(field.default)  # type: ignore[assignment] # every default is a member
-            setattr(self, field.name, as_choice(kind, getattr(self, field.name), f"data.clean.{field.name}"))
+        for name, kind in _CHOICES.items():
+            setattr(self, name, as_choice(kind, getattr(self, name), f"data.clean.{name}"))
+
+
+_CHOICES: dict[str, type[StrEnum]] = {
+    "empty": Empty,
+    "unlabelled": Unlabelled,
+    "duplicates": Rows,
+    "conflicts": Rows,
+    "leaks": Rows,
+    "odd": Rows,
+    "escapes": Escapes,
+    "labels": Alike,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ KINDS = {
     "null_text_kept": Kind(_WARNING, "without a text (null) kept as one unknown word", "data.clean.empty=drop"),
     "empty_text_kept": Kind(_WARNING, "with an empty text kept as one unknown word", "data.clean.empty=drop"),
     "text_cast": Kind(_NOTE, "whose text is no text read as one", ""),
-    "decoded": Kind(_NOTE, r"with \uXXXX or &amp; in the text decoded", "data.clean.escapes=keep"),
+    "decoded": Kind(_NOTE, r"with \u2019, &amp; and the like in the text decoded", "data.clean.escapes=keep"),
     "control": Kind(_WARNING, "with control characters in the text kept as they are", "data.clean.odd=drop"),
     "invisible": Kind(_NOTE, "with invisible characters in the text kept as they are", "data.clean.odd=drop"),
     "replaced": Kind(_WARNING, "with the sign of a broken character (�) kept as they are", "data.clean.odd=drop"),
@@ -53,7 +53,7 @@ KINDS = {
     "private": Kind(
         _NOTE, "with characters of no alphabet (private use) in the text kept as they are", "data.clean.odd=drop"
     ),
-    "escapes": Kind(_WARNING, r"with \uXXXX in the text kept as they are", "data.clean.escapes=decode"),
+    "escapes": Kind(_WARNING, r"with \u2019 and the like in the text kept as they are", "data.clean.escapes=decode"),
     "entities": Kind(_NOTE, "with &amp; and the like in the text kept as they are", "data.clean.escapes=decode"),
     "odd_dropped": Kind(_WARNING, "with odd characters in the text dropped", "data.clean.odd=keep"),
     "repeated": Kind(_NOTE, "equal to an earlier training row kept", "data.clean.duplicates=drop"),

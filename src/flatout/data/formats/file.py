@@ -103,16 +103,19 @@ class _Stream(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    @abstractmethod
     def _more(self) -> bytes:
         """The next bytes, of any number; none at the end."""
-        raise NotImplementedError
 
     def read(self, size: int = -1) -> bytes:
-        while (size < 0 or len(self._waiting) < size) and (more := self._more()):
-            self._waiting += more
-        size = len(self._waiting) if size < 0 else size
-        data, self._waiting = self._waiting[:size], self._waiting[size:]
-        return data
+        pieces, held = [self._waiting], len(self._waiting)
+        while (size < 0 or held < size) and (more := self._more()):
+            pieces.append(more)
+            held += len(more)
+        data = b"".join(pieces)
+        size = held if size < 0 else size
+        self._waiting = data[size:]
+        return data[:size]
 
     def readline(self, size: int | None = -1) -> bytes:
         pieces = []

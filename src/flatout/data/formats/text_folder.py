@@ -72,15 +72,14 @@ class TextFolder(Table):
 
     def _bytes(self, file: Path) -> bytes:
         try:
-            if file.stat().st_size > _LONGEST_TEXT:
-                what = f"{file}: longer than {_LONGEST_TEXT >> 20} MB"
-                raise UserError(self.where, what, mend="One file is one text.")
-            if file.suffix.lower() == ".gz":
-                with Gunzipped(file, self.where) as packed:
-                    return packed.read()
-            return file.read_bytes()
+            with Gunzipped(file, self.where) if file.suffix.lower() == ".gz" else file.open("rb") as opened:
+                data = opened.read(_LONGEST_TEXT + 1)
         except OSError as error:
             raise UserError(self.where, f"cannot read {file}: {error.strerror}") from None
+        if len(data) > _LONGEST_TEXT:
+            what = f"{file}: longer than {_LONGEST_TEXT >> 20} MB"
+            raise UserError(self.where, what, mend="One file is one text.")
+        return data
 
 
 def is_text_folder(path: Path) -> bool:
