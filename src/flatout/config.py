@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import lightning as L
+from torch import nn
 
 from flatout.bits.data import BitsDataConfig
 from flatout.checkpoints import CheckpointConfig
 from flatout.data.text import TextDataConfig
+from flatout.data.vocabulary import VocabularyKind
 from flatout.errors import as_choice, did_you_mean, require
 from flatout.models import MODELS
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bitmlp import BitMLPConfig
+from flatout.models.transformer import TransformerConfig
 from flatout.optim import OptimConfig
 from flatout.precision import Precision
 from flatout.tasks.classification import ClassificationConfig
@@ -85,6 +88,8 @@ class RunConfig:
         if self.task is None:
             self.task = GramsConfig() if is_bits else ClassificationConfig()
         self._require_parts_that_fit(is_bits)
+        if isinstance(self.data, TextDataConfig):
+            self.data = self._with_tokenizer(self.data)
         is_plain = bool(_PLAIN_NAME.fullmatch(self.experiment))
         require(is_plain, "experiment", f"{self.experiment!r}", allowed="letters, digits, '_', '-', '+' and '.'")
         require(0 <= self.seed < 2**63, "seed", f"{self.seed}", allowed="0 or more")
@@ -99,6 +104,18 @@ class RunConfig:
         epochs = self.trainer.get("max_epochs")
         is_count = epochs is None or (isinstance(epochs, int) and epochs >= 1)
         require(is_count, "trainer.max_epochs", f"{epochs}", allowed="1 or more")
+
+    def _with_tokenizer(self, data: TextDataConfig) -> TextDataConfig:
+        """An encoder reads its own tokenizer's ids; from scratch, those of word pieces in a frame."""
+        if not isinstance(self.model, TransformerConfig):
+            reads_pairs = isinstance(self.model, nn.Module) or not data.pair
+            require(reads_pairs, "data.pair", "only encoders read pairs", mend="Set model=transformer.")
+            return data
+        if data.tokenizer is not None:
+            return data
+        if self.model.pretrained is not None:
+            return replace(data, tokenizer=self.model.pretrained)
+        return replace(data, vocabulary=replace(data.vocabulary, kind=VocabularyKind.wordpiece))
 
     def _require_parts_that_fit(self, is_bits: bool) -> None:
         """Texts and bit strings each have models and a task of their own."""

@@ -21,10 +21,11 @@ from flatout.data.progress import Progress
 from flatout.data.roles import Roles, find_roles, has_tags
 from flatout.data.sources import open_splits
 from flatout.data.splits import SPLITS
+from flatout.data.subwords import Subwords, train_encoder
 from flatout.data.table import Table, require_columns
 from flatout.data.text import TextDataConfig, loss_remarks, unknown_remarks
 from flatout.data.text_source import TextSource
-from flatout.data.vocabulary import Coverage, Vocabulary, VocabularyKind
+from flatout.data.vocabulary import Coverage, VocabularyKind
 from flatout.errors import UserError
 
 
@@ -104,14 +105,15 @@ def _tokenised(source: TextSource, surveyed: Surveyed, found: Checkup) -> list[R
     config, samples = source.config, surveyed.first_texts()
     rows_sampled = sum(len(texts) for blocks in samples.values() for texts in blocks)
     is_part = rows_sampled < sum(found.rows.values()) and "train" in samples
-    if is_part and config.vocabulary.kind is VocabularyKind.word:
+    if is_part and config.vocabulary.kind is VocabularyKind.word and config.tokenizer is None:
         known = Coverage(samples["train"], config.vocabulary)
         unknown = {split: known.unknown(blocks) for split, blocks in samples.items()}
         found.lengths = {name: words for name, words in surveyed.words.items() if words.rows}
         cut = loss_remarks({split: (0, each) for split, each in found.lengths.items()}, config.max_length)[1:]
         return [*unknown_remarks(unknown, f" in the first {rows_sampled:,} rows"), *cut]
     few = {split: blocks[:1] if is_part else blocks for split, blocks in samples.items()}
-    vocabulary = Vocabulary.train(few.get("train", []), config.vocabulary)
+    given = None if config.tokenizer is None else Subwords.load(config.tokenizer)
+    vocabulary = given or train_encoder(few.get("train", []), config.vocabulary)
     losses: dict[str, tuple[int, Lengths]] = {}
     for split, blocks in few.items():
         encoded = [vocabulary.encode(texts, max_length=config.max_length) for texts in blocks]

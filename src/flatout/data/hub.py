@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 from flatout.errors import UserError, did_you_mean
+
+T = TypeVar("T")
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
 
@@ -41,6 +43,25 @@ def from_hub(name: str, where: str) -> Any:
         near = did_you_mean(path, [each.name for each in Path().iterdir()])
         what = f"no file or folder {name}, and no data set of that name that could be fetched ({reason})"
         raise UserError(where, what, mend=f"{near} {ways}".strip()) from None
+
+
+def fetched(name: str, where: str, opening: Callable[[], T]) -> T:
+    """A model's file of a folder, of the cache or of the Hub, opened by transformers; never code that comes with it."""
+    try:
+        with _offline_where_nobody_answers():
+            return opening()
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if Path(name).is_dir():
+            raise UserError(where, f"{name} is no folder that transformers can open ({reason})") from None
+        what = f"no folder {name}, and nothing of that name in the cache or on the Hub could be fetched ({reason})"
+        raise UserError(where, what, mend=_WAYS_OUT) from None
+
+
+_WAYS_OUT = (
+    "Name a local folder that save_pretrained wrote; or fetch it once where there is a network, and set HF_HOME to that"
+    " cache; or train from random weights: model.pretrained=null."
+)
 
 
 @contextmanager

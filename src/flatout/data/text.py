@@ -26,8 +26,9 @@ from flatout.data.roles import Roles
 from flatout.data.samples import HeadlinesConfig
 from flatout.data.splits import SPLITS, SplitBy
 from flatout.data.store import SCHEMA, Column, Store, StoreWriter, smallest_token_type
+from flatout.data.subwords import Encoder, Subwords, read_encoder, train_encoder
 from flatout.data.text_source import TOPIC, TextBlock, TextSource
-from flatout.data.vocabulary import EncodedBlock, Vocabulary, VocabularyConfig
+from flatout.data.vocabulary import EncodedBlock, VocabularyConfig
 from flatout.errors import UserError, as_choice, require
 
 _MANY_UNKNOWN = 0.1
@@ -52,6 +53,8 @@ class TextDataConfig(FeedingConfig):
     """Column of the texts, or a list of columns to be joined; null: found by its name."""
     join: str = " "
     """What stands between the texts of several columns."""
+    pair: bool = False
+    """Whether the two columns of `data.text` are read as a pair, parted as the tokenizer of an encoder parts pairs."""
     label: str | None = None
     """Column of the labels; null: found by its name."""
     problem: Problem = Problem.single
@@ -73,6 +76,9 @@ class TextDataConfig(FeedingConfig):
     """Longest row in tokens; what is longer is cut, and counted."""
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     """How texts become numbers in models trained from scratch."""
+    tokenizer: str | None = None
+    """Folder or name of a tokenizer of transformers; null: the pretrained model's own, else a vocabulary of the
+    training rows."""
 
     def __post_init__(self) -> None:
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()
@@ -84,6 +90,10 @@ class TextDataConfig(FeedingConfig):
             is_named = isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names)
             require(bool(is_named), "data.text", f"{self.text!r}", allowed="a column, or a list of columns")
             require(len(set(names)) == len(names), "data.text", f"{', '.join(names)}", allowed="each column once")
+        num_texts = len(self.text) if isinstance(self.text, list | tuple) else 1
+        require(
+            not self.pair or num_texts == 2, "data.pair", f"{num_texts} columns", allowed="data.text=[FIRST,SECOND]"
+        )
         require(
             self.max_classes is None or self.max_classes >= 2,
             "data.max_classes",
@@ -118,7 +128,7 @@ class PreparedText:
     """Data that is ready to train on."""
 
     store: Store
-    vocabulary: Vocabulary
+    vocabulary: Encoder
     report: CacheReport
     source: str
     problem: Problem
@@ -159,11 +169,13 @@ class TextPreparation:
         require(config.problem is not Problem.tags, "data.problem", "no task trains on tags yet", mend=_TAGS_MEND)
         self.config = config
         self.source = TextSource(config)
+        self.given = None if config.tokenizer is None else Subwords.load(config.tokenizer)
+        """The tokenizer that is not made here."""
 
     def run(self) -> PreparedText:
         cache = Cache(self.config.cache)
         store, report = cache.open_or_build(self.source.name, self._recipe(), self._build)
-        vocabulary = Vocabulary.from_json(store.read_text("tokenizer.json"))
+        vocabulary = read_encoder(store.read_text("tokenizer.json"))
         return PreparedText(store, vocabulary, report, self.source.name, self.config.problem, self.source.roles)
 
     def _recipe(self) -> Recipe:
@@ -177,7 +189,7 @@ class TextPreparation:
             "max_classes": config.max_classes,
             "split": asdict(splitting),
             "clean": asdict(config.clean),
-            "vocabulary": asdict(config.vocabulary),
+            "vocabulary": asdict(config.vocabulary) if self.given is None else self.given.fingerprint(),
             "max_length": config.max_length,
             "schema": SCHEMA,
         }
@@ -214,7 +226,7 @@ class TextPreparation:
                 what = f"no rows are left for the {split} split of {self.source.name}"
                 raise UserError(f"data.{key}", what, mend="python -m flatout check tells what became of them.")
 
-    def _train_vocabulary(self, surveyed: Surveyed, told: Callable[[int], None]) -> Vocabulary:
+    def _train_vocabulary(self, surveyed: Surveyed, told: Callable[[int], None]) -> Encoder:
         """Second pass: the words of the training rows, and their numbers if these are the labels."""
 
         def training_texts() -> Iterator[pa.Array]:
@@ -223,10 +235,15 @@ class TextPreparation:
                     surveyed.census.add_numbers(block.labels.to_numpy(zero_copy_only=False))
                 yield block.texts
 
-        return Vocabulary.train(training_texts(), self.config.vocabulary)
+        if self.given is None:
+            return train_encoder(training_texts(), self.config.vocabulary)
+        if self.config.problem is Problem.regression:
+            for _ in training_texts():
+                pass  # the numbers are counted on the way
+        return self.given
 
     def _encode(
-        self, writer: StoreWriter, surveyed: Surveyed, vocabulary: Vocabulary, told: Callable[[int], None]
+        self, writer: StoreWriter, surveyed: Surveyed, vocabulary: Encoder, told: Callable[[int], None]
     ) -> dict[str, _Totals]:
         """Third pass: tokens and targets of every split."""
         columns = {

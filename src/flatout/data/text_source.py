@@ -21,6 +21,7 @@ from flatout.data.roles import find_roles
 from flatout.data.samples import HeadlinesTable
 from flatout.data.sources import open_splits
 from flatout.data.splits import SPLITS
+from flatout.data.subwords import PAIR
 from flatout.data.table import Table, require_columns
 from flatout.errors import UserError
 
@@ -39,7 +40,8 @@ class TextSource:
         self.is_sample = config.train is None and config.source is None
         """The built-in sample knows the clean topic of each row."""
         self.tables = self._open_tables()
-        self.roles = find_roles(self.tables["train"], text=config.text, label=config.label, join=config.join)
+        join = PAIR if config.pair else config.join
+        self.roles = find_roles(self.tables["train"], text=config.text, label=config.label, join=join)
         validation_share, test_share = config.taken_shares(self.tables)
         self.splitting = Splitting(config.split_by, config.group, validation_share, test_share, config.split_seed)
         for table in self.tables.values():

@@ -32,10 +32,11 @@ _ROWS_A_DOCUMENT = 500
 
 
 class VocabularyKind(StrEnum):
-    """Whole words, or pieces of words that can spell any word."""
+    """Whole words, or pieces of words that can spell any word (bpe) or nearly any (wordpiece)."""
 
     word = "word"
     bpe = "bpe"
+    wordpiece = "wordpiece"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -43,7 +44,7 @@ class VocabularyConfig:
     """How texts become numbers in models trained from scratch."""
 
     kind: VocabularyKind = VocabularyKind.word
-    """Whole words, or byte-pair pieces."""
+    """Whole words, byte-pair pieces, or the word pieces and frame of BERT (what encoders from scratch always get)."""
     size: int = 30_000
     """Most entries to keep, the special ones included."""
     min_frequency: int = 2

@@ -24,13 +24,15 @@ from flatout.data.plan import Layout, PlanSettings
 from flatout.data.problem import Problem
 from flatout.data.roles import Roles
 from flatout.data.store import Ragged, StoreSplit
-from flatout.data.vocabulary import Vocabulary
+from flatout.data.subwords import PAIR, Encoder, Subwords, read_encoder
 from flatout.errors import UserError
 from flatout.inference.folder import LABELS, ModelFolder
 from flatout.models import MODELS
+from flatout.models.transformer import Outputs, Transformer, TransformerConfig
+from flatout.settings import built
 from flatout.tasks.classification import Labels
 
-TOKENIZER = "tokenizer.json"
+TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Predictor:
     """Answers for texts; made by `Predictor.load(RUN)` or from a run's Result."""
 
     model: nn.Module
-    vocabulary: Vocabulary
+    vocabulary: Encoder
     labels: Labels
     max_length: int
     roles: Roles
@@ -65,21 +67,26 @@ class Predictor:
         settings = folder.settings()
         if "scale" not in settings:
             raise UserError(str(run), "a run on bit strings", mend="It answers bit strings, not texts.")
-        vocabulary = Vocabulary.load(folder.path / TOKENIZER)
+        vocabulary = read_encoder((folder.path / TOKENIZER).read_text(encoding="utf-8"))
         classes = folder.read_json(LABELS)
         labels = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"])
-        described = settings["model"]
-        config = MODELS[described["kind"]](**{**described["config"], **_without_files(described["config"])})
-        model = config.build(num_outputs=len(classes), vocabulary_size=vocabulary.size)
-        model.load_state_dict(folder.weights())
-        data = settings["data"]
+        described, data = settings["model"], settings["data"]
         columns = data["columns"]
+        roles = Roles(tuple(columns["texts"]), columns["label"], columns["join"])
+        config: Any = built(MODELS[described["kind"]], {**described["config"], **_without_files(described["config"])})
+        if isinstance(config, TransformerConfig):
+            assert isinstance(vocabulary, Subwords)
+            outputs = Outputs(classes, settings["problem"])
+            model: nn.Module = config.rebuild(outputs, folder.read_json(ENCODER), pair_separator(vocabulary, roles))
+        else:
+            model = config.build(num_outputs=len(classes), vocabulary_size=vocabulary.size)
+        model.load_state_dict(folder.weights())
         return cls(
             model=model.to(device).eval(),
             vocabulary=vocabulary,
             labels=labels,
             max_length=data["max_length"],
-            roles=Roles(tuple(columns["texts"]), columns["label"], columns["join"]),
+            roles=roles,
             escapes=Escapes(data["escapes"]),
             label_delimiter=data["label_delimiter"],
         )
@@ -96,7 +103,10 @@ class Predictor:
                 "label_delimiter": self.label_delimiter,
             },
         }
-        ModelFolder(folder).write(self.model, model_config, self.labels.classes, settings)
+        written = ModelFolder(folder)
+        written.write(self.model, model_config, self.labels.classes, settings)
+        if isinstance(self.model, Transformer):
+            written.write_json(ENCODER, self.model.described.to_diff_dict())
         (folder / TOKENIZER).write_text(self.vocabulary.to_json(), encoding="utf-8")
 
     def predict(self, texts: Sequence[str] | str) -> list[Prediction]:
@@ -141,7 +151,12 @@ class Predictor:
         return iter(Feed(split, plan, device=next(self.model.parameters()).device))
 
 
+def pair_separator(encoder: Encoder, roles: Roles) -> int | None:
+    """The id that parts the texts of pairs; None where rows are no pairs."""
+    return encoder.frame.separator if isinstance(encoder, Subwords) and roles.join == PAIR else None
+
+
 def _without_files(config: dict[str, Any]) -> dict[str, Any]:
-    """Settings of word vectors, which are needed only to begin training."""
-    without = {"vectors": None, "freeze_vectors": False}
+    """Settings that name files which are needed only to begin training."""
+    without = {"vectors": None, "freeze_vectors": False, "pretrained": None}
     return {name: value for name, value in without.items() if name in config}

@@ -11,9 +11,13 @@ import pyarrow.parquet as pq
 from torch import nn
 
 from flatout.data.store import Store
+from flatout.data.subwords import Subwords
 from flatout.data.text import PreparedText, TextDataConfig
+from flatout.errors import UserError, require
 from flatout.inference import Predictor
+from flatout.inference.text import pair_separator
 from flatout.kinds.kind import Feeds, Kind
+from flatout.models.transformer import Outputs, Transformer, TransformerConfig
 from flatout.optim import OptimConfig
 from flatout.run_folder import RunFolder
 from flatout.tasks.classification import ClassificationTask, Labels
@@ -48,12 +52,39 @@ class TextKind(Kind):
             place.summary.set("baseline", {"name": "known ceiling", "metrics": metrics})
 
     def build_model(self, model: Any, place: RunFolder) -> nn.Module:
+        if isinstance(model, TransformerConfig):
+            return self._build_encoder(model, place)
         words = self.data.vocabulary.words() if getattr(model, "vectors", None) else None
         size = self.data.vocabulary.size
         built = model.build(num_outputs=self.labels.num_outputs, vocabulary_size=size, vocabulary=words)
         if words is not None:
             place.log.say(f"word vectors: {built.vectors_found:.1%} of {size:,} words found in {model.vectors}")
         return built
+
+    def _build_encoder(self, config: TransformerConfig, place: RunFolder) -> Transformer:
+        encoder = self.data.vocabulary
+        assert isinstance(encoder, Subwords), "RunConfig gives every encoder a tokenizer with a frame"
+        separator = pair_separator(encoder, self.data.roles)
+        outputs = Outputs(self.labels.classes, self.labels.problem.value)
+        model = config.build(
+            outputs, vocabulary_size=encoder.size, padding_id=encoder.frame.padding, separator_id=separator
+        )
+        longest = model.longest_row()
+        require(
+            self.config.max_length <= longest,
+            "data.max_length",
+            f"{self.config.max_length}",
+            allowed=f"at most {longest} for {model.family}",
+        )
+        table = model.net.get_input_embeddings().weight
+        if encoder.size > len(table):
+            what = f"{encoder.size:,} entries, but the encoder knows {len(table):,}"
+            raise UserError("data.tokenizer", what, mend="Leave it out: the model's own tokenizer is used.")
+        if model.is_flat:
+            place.choose("batches", "flat", f"{model.family} runs without padding", "equal to padded rows, by test")
+        else:
+            place.choose("batches", "padded", model.why_padded, "rows of like length go together")
+        return model
 
     def build_task(
         self, model: nn.Module, task: Any, optim: OptimConfig, *, total_steps: int, clip: float, seed: int

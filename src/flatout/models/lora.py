@@ -1,0 +1,62 @@
+"""Low-rank adaptation by the `peft` library: small matrices are trained beside the frozen ones of an encoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from flatout.errors import UserError, require
+
+
+@dataclass(kw_only=True, slots=True)
+class LoraConfig:
+    """Small matrices beside the frozen ones; the head is trained whole."""
+
+    rank: int = 0
+    """Rank of the small matrices; 0: none, all weights are trained."""
+    alpha: float | None = None
+    """What they count for, over the rank; null: twice the rank."""
+    dropout: float = 0.0
+    """Share of their input dropped."""
+    targets: list[str] = field(default_factory=list)
+    """Names of the layers that get them; empty: every linear layer of the encoder."""
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, "model.lora.rank", f"{self.rank}", allowed="0 or more")
+        require(0 <= self.dropout < 1, "model.lora.dropout", f"{self.dropout}", allowed="0 to below 1")
+
+
+def add_lora(net: Any, config: LoraConfig) -> None:
+    """Put the matrices into an encoder in place; everything but them and the head is frozen."""
+    try:
+        from peft import LoraConfig as PeftConfig
+        from peft import inject_adapter_in_model
+    except ImportError:
+        mend = "Install it with pip install 'flatout[lora]'."
+        raise UserError("model.lora.rank", "needs the package peft", mend=mend) from None
+    backbone = net.base_model
+    targets = config.targets or [name for name, module in backbone.named_modules() if isinstance(module, nn.Linear)]
+    if not any(name.endswith(tuple(targets)) for name, _ in backbone.named_modules()):
+        known = sorted(
+            {name.rpartition(".")[2] for name, each in backbone.named_modules() if isinstance(each, nn.Linear)}
+        )
+        raise UserError("model.lora.targets", f"no layer named {', '.join(targets)}", allowed=", ".join(known))
+    alpha: Any = 2 * config.rank if config.alpha is None else config.alpha
+    for weight in backbone.parameters():
+        weight.requires_grad_(False)
+    inject_adapter_in_model(
+        PeftConfig(r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=targets), backbone
+    )
+
+
+def merge_lora(net: Any) -> None:
+    """Add the trained matrices to the ones they stand beside, so that the model is a plain one again."""
+    from peft.tuners.lora import LoraLayer
+
+    for name, module in list(net.named_modules()):
+        if isinstance(module, LoraLayer):
+            module.merge()
+            parent, _, own = name.rpartition(".")
+            setattr(net.get_submodule(parent), own, module.get_base_layer())
