@@ -13,6 +13,7 @@ VERBS = {
     "check": "what a run would find in its data: gaps, repeats, leaks, lengths, odd characters",
     "predict": "classes and probabilities for the rows of a file",
     "evaluate": "metrics of a finished run on another labelled file",
+    "export": "a finished run's encoder as a folder that transformers opens, or as ONNX",
     "encode": "records with their encoding: Bloom filter, MinHash or two-step hash",
     "compare": "what several encodings give away, side by side",
     "cache": "list, check and clear the stores of encoded data",

@@ -88,8 +88,10 @@ def require_whole(folder: Path) -> None:
 
 
 def load_weights(module: torch.nn.Module, folder: Path) -> None:
-    """The `state_dict` of a checkpoint, into a module."""
-    module.load_state_dict(FolderCheckpointIO().load_checkpoint(folder)["state_dict"])
+    """The `state_dict` of a checkpoint, into a module; the running mean of a model's weights where there is one."""
+    checkpoint = FolderCheckpointIO().load_checkpoint(folder)
+    means = {f"model.{name}": mean for name, mean in checkpoint.get("average", {}).items()}
+    module.load_state_dict(checkpoint["state_dict"] | means)
 
 
 class BestAndLast(Checkpoint):

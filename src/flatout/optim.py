@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import AdamW
 
-from flatout.errors import as_choice, require
+from flatout.errors import UserError, as_choice, require
 
 
 class Schedule(StrEnum):
@@ -41,6 +42,10 @@ class OptimConfig:
     """Share of all steps in which the learning rate rises; 1 or more: that many steps."""
     final_lr_share: float = 0.0
     """Learning rate at the last step, as a share of the highest."""
+    layer_decay: float = 1.0
+    """Learning rate of each layer of an encoder, as a share of the layer above it; the head has all of it."""
+    ema: float = 0.0
+    """Memory of a running mean of the weights, which validation, test and the saved model then use; 0: none."""
     clip: float | None = None
     """Longest gradient; null: what the model recommends; 0: no clipping."""
 
@@ -52,16 +57,34 @@ class OptimConfig:
             require(0 <= getattr(self, name) < 1, f"optim.{name}", f"{getattr(self, name)}", allowed="0 to below 1")
         require(self.warmup >= 0, "optim.warmup", f"{self.warmup}", allowed="a share below 1, or a number of steps")
         require(0 <= self.final_lr_share <= 1, "optim.final_lr_share", f"{self.final_lr_share}", allowed="0 to 1")
+        require(0 < self.layer_decay <= 1, "optim.layer_decay", f"{self.layer_decay}", allowed="above 0, at most 1")
+        require(0 <= self.ema < 1, "optim.ema", f"{self.ema}", allowed="0 to below 1")
         require(self.clip is None or self.clip >= 0, "optim.clip", f"{self.clip}", allowed="0 or more, or null")
 
     def build(self, model: nn.Module, *, fused: bool = True) -> AdamW:
-        """AdamW over the trainable parameters, in a group that decays and one that does not."""
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        decaying = [parameter for parameter in trainable if parameter.ndim >= 2]
-        kept = [parameter for parameter in trainable if parameter.ndim < 2]
-        groups = [{"params": decaying, "weight_decay": self.weight_decay}, {"params": kept, "weight_decay": 0.0}]
-        filled = [group for group in groups if group["params"]]
-        return AdamW(filled, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=fused)
+        """AdamW over the weights that are trained or will be, in groups that decay or not, by their depth."""
+        depths = self._depths(model)
+        groups: dict[tuple[int, bool], dict[str, Any]] = {}
+        will_thaw = bool(getattr(model, "unfreeze_epochs", 0))
+        for name, weight in model.named_parameters():
+            if not (weight.requires_grad or will_thaw):
+                continue
+            depth, decays = depths.get(name, 0), weight.ndim >= 2
+            started = {"weight_decay": self.weight_decay if decays else 0.0, "lr_share": self.layer_decay**depth}
+            groups.setdefault((depth, not decays), {"params": [], **started})["params"].append(weight)
+        ordered = [groups[key] for key in sorted(groups)]
+        return AdamW(ordered, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=fused)
+
+    def _depths(self, model: nn.Module) -> dict[str, int]:
+        """How far below the head each weight lies; all alike where that makes no difference."""
+        if self.layer_decay == 1:
+            return {}
+        count = getattr(model, "depths", None)
+        if count is None:
+            what = f"{type(model).__name__} has no layers that could decay"
+            raise UserError("optim.layer_decay", what, mend="Leave it at 1, or set model=transformer.")
+        found: dict[str, int] = count()
+        return found
 
     def lr_at(self, step: int, total_steps: int) -> float:
         """The learning rate of optimizer step `step`, counted from 0."""

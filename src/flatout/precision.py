@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -46,6 +48,50 @@ def choose_precision(asked: Precision, device: torch.device) -> PrecisionChoice:
     if device.type == "cpu" and bf16_is_native_on_cpu():
         return PrecisionChoice(Precision.bf16, "bf16 is native on this CPU", "the processor has AVX512_BF16 or AMX")
     return PrecisionChoice(Precision.fp32, f"sixteen bits are not native on this {device.type}", "no native bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class ProductChoice:
+    """How fp32 products are made, and what that was read off."""
+
+    value: str
+    why: str
+    evidence: str
+
+
+@contextmanager
+def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[ProductChoice | None]:
+    """fp32 products in the faster of two ways, where a try shows it to be as exact; None where there is no choice.
+
+    Some libraries make an fp32 product of several bf16 ones, which is as exact and takes half the time; others just
+    round to bf16. Nothing but a try tells them apart.
+    """
+    before = torch.get_float32_matmul_precision()
+    if precision is not Precision.fp32 or device.type != "cpu" or before != "highest":
+        yield None
+        return
+    torch.set_float32_matmul_precision("medium")
+    error = _product_error()
+    is_exact = error <= _LARGEST_ERROR
+    if not is_exact:
+        torch.set_float32_matmul_precision(before)
+    why = "tried here: as exact as they need be" if is_exact else "the faster way is not exact here"
+    evidence = f"largest error {error:.0e} of the largest answer, allowed {_LARGEST_ERROR:.0e}"
+    try:
+        yield ProductChoice("of several bf16 ones" if is_exact else "plain", why, evidence)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+_LARGEST_ERROR = 5e-6
+
+
+def _product_error() -> float:
+    """Largest error of a product of matrices, as a share of the largest answer."""
+    random = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(256, 256, generator=random) for _ in range(2))
+    exact = left.double() @ right.double()
+    return float(((left @ right).double() - exact).abs().max() / exact.abs().max())
 
 
 def bf16_is_native_on_cpu() -> bool:

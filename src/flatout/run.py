@@ -35,7 +35,7 @@ from flatout.memory import keep_freed_memory
 from flatout.metrics import require_metric
 from flatout.monitor.flush import Curves, Flush, Listener, MetricsFile, NoProfiler, silence_unused_hooks
 from flatout.monitor.progress import ProgressLine
-from flatout.precision import choose_precision
+from flatout.precision import PrecisionChoice, choose_precision, fast_fp32_products
 from flatout.report.closing import print_closing
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import hardware
@@ -104,11 +104,16 @@ def run(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[st
         feeds = build_feeds(config, kind.store, model, device, place)
         task = build_task(config, kind, model, feeds)
         kind.before_training(task, feeds, place)
-        trainer, flush = build_trainer(config, task, feeds, device, place)
-        train(trainer, task, feeds, flush, place)
-        load_best(trainer, task)
-        kind.after_best(task, feeds, place)
-        metrics = evaluate(trainer, task, feeds, place)
+        precision = choose_precision(config.precision, device)
+        place.choose("precision", precision.precision.value, precision.why, precision.evidence)
+        trainer, flush = build_trainer(config, task, feeds, precision, place)
+        with fast_fp32_products(precision.precision, device) as found:
+            if found is not None:
+                place.choose("fp32 products", found.value, found.why, found.evidence)
+            train(trainer, task, feeds, flush, place)
+            load_best(trainer, task)
+            kind.after_best(task, feeds, place)
+            metrics = evaluate(trainer, task, feeds, place)
         predictor = save_model(config, kind, task, place)
         summarise(place, kind, task, feeds, flush, time.perf_counter() - started)
         kind.after_training(task, feeds, place)
@@ -186,11 +191,9 @@ _EPOCHS = 8
 
 
 def build_trainer(
-    config: RunConfig, task: StepTask, feeds: Feeds, device: torch.device, place: RunFolder
+    config: RunConfig, task: StepTask, feeds: Feeds, precision: PrecisionChoice, place: RunFolder
 ) -> tuple[L.Trainer, Flush]:
     """Lightning's Trainer with our callbacks; a person's own settings come last and win."""
-    precision = choose_precision(config.precision, device)
-    place.choose("precision", precision.precision.value, precision.why, precision.evidence)
     metric = chosen_metric(config, task)
     say = place.log.say
     listeners: list[Listener] = [
@@ -205,7 +208,7 @@ def build_trainer(
         callbacks.insert(1, _early_stopping(config, metric))
     defaults: dict[str, Any] = {
         "max_epochs": _EPOCHS,
-        "accelerator": device.type,
+        "accelerator": feeds.train.device.type,
         "devices": 1,
         "precision": precision.lightning_name,
         "logger": False,

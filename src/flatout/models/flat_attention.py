@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from flatout.models.lean import kept_places
+
 NAME = "flatout"
 
 _LONG = 160
@@ -268,7 +270,8 @@ def _plain_forward(own: list[Tensor], part: Rectangle, window: int | None, dropo
     if not dropout:
         _product(shares, value, answer)
         return [shares]
-    stays = (torch.rand_like(shares) >= dropout).float().div_(1 - dropout)
+    stays, share = kept_places(shares.shape, dropout)
+    stays = stays.float().mul_(share)
     _product(shares * stays, value, answer)
     return [shares, stays]
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import UserError, as_choice, did_you_mean, require
+from flatout.models.lean import make_lean
 from flatout.models.lora import LoraConfig, add_lora
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ _POSITIONS_AFTER_PADDING = {"camembert", "roberta", "xlm-roberta"}
 _NUMBERED_PAIRS = {"albert", "bert", "electra", "deberta-v2", "deberta"}
 """Families that tell the texts of a pair apart by numbers beside the tokens."""
 _EMBEDDING_DROPOUTS = {"modernbert": ("embedding_dropout", "mlp_dropout")}
+_NARROW_FAMILIES = {"bert", "camembert", "electra", "roberta", "xlm-roberta"}
+"""Families whose layers end in a feed-forward part; in the last layer only a row's first token needs it."""
 _SIZES = {
     "distilbert": {"hidden": "dim", "layers": "n_layers", "heads": "n_heads", "intermediate": "hidden_dim"},
 }
@@ -123,7 +126,8 @@ class TransformerConfig:
             add_lora(model.net, self.lora)
         else:
             model.freeze(self.freeze_layers, embeddings=self.freeze_embeddings)
-        model.unfreeze_epochs = self.unfreeze_epochs
+        if self.unfreeze_epochs:
+            model.wait(self.unfreeze_epochs)
         if self.gradient_checkpointing:
             model.net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return model
@@ -230,6 +234,8 @@ class Transformer(nn.Module):
         self.described: Any = net.config
         self.family: str = net.config.model_type
         self.unfreeze_epochs = 0.0
+        self._waiting: list[list[nn.Parameter]] = []
+        self._frozen_at_first = 0
         can_be_flat = self.family in FLAT_FAMILIES
         if compute is Compute.flat and not can_be_flat:
             allowed = ", ".join(FLAT_FAMILIES)
@@ -245,8 +251,11 @@ class Transformer(nn.Module):
             net.set_attn_implementation(NAME)
             if not is_tagging:
                 self._before_head().register_forward_hook(_rows_for_tokens, with_kwargs=True)
-        elif hasattr(net.config, "_attn_implementation"):
+                if self.family in _NARROW_FAMILIES:
+                    self.blocks()[-1].attention.register_forward_hook(_first_tokens, with_kwargs=True)
+        else:
             _use_plain_attention(net)
+        make_lean(net)
 
     @property
     def why_padded(self) -> str:
@@ -276,7 +285,7 @@ class Transformer(nn.Module):
         layers, hidden = len(self.blocks()), table.shape[1]
         return 6.0 * weights + 12.0 * layers * hidden * mean_length
 
-    def blocks(self) -> list[nn.Module]:
+    def blocks(self) -> list[Any]:
         """The encoder's layers, first to last."""
         stacks = [module for module in self.net.modules() if isinstance(module, nn.ModuleList)]
         return list(max(stacks, key=lambda stack: (len(stack), _size(stack)), default=[]))
@@ -294,6 +303,26 @@ class Transformer(nn.Module):
                     weight.requires_grad_(False)
         for block in blocks[:layers]:
             block.requires_grad_(False)
+
+    def wait(self, epochs: float) -> None:
+        """Remember what is frozen, to thaw it over these epochs."""
+        self.unfreeze_epochs = epochs
+        frozen = [weight for weight in self.parameters() if not weight.requires_grad]
+        blocks = [list(block.parameters()) for block in self.blocks()]
+        in_blocks = {id(weight) for block in blocks for weight in block}
+        below = [weight for weight in frozen if id(weight) not in in_blocks]
+        frozen_blocks = [block for block in reversed(blocks) if not block[0].requires_grad]
+        self._waiting = [*frozen_blocks, *([below] if below else [])]
+        self._frozen_at_first = len(self._waiting)
+
+    def thaw(self, epochs: float) -> None:
+        """Let frozen layers join the training, from the last to the first, as the epochs pass; the embeddings last."""
+        if not self._waiting:
+            return
+        due = self._frozen_at_first * min(1.0, epochs / self.unfreeze_epochs)
+        while self._waiting and self._frozen_at_first - len(self._waiting) < int(due):
+            for weight in self._waiting.pop(0):
+                weight.requires_grad_(True)
 
     def depths(self) -> dict[str, int]:
         """How many layers lie above each weight: 0 for the head, most for the embeddings."""
@@ -321,6 +350,7 @@ class Transformer(nn.Module):
         given: dict[str, Any] = {"position_ids": (places_T + self.first_position).unsqueeze(0), "flat_rows": rows}
         if not self.is_tagging:
             given["row_starts"] = starts_B
+            given["is_narrowed"] = self.family in _NARROW_FAMILIES
             if getattr(self.described, "classifier_pooling", "") == "mean":
                 given["row_lengths"] = lengths_B
         if self._numbers_pairs:
@@ -362,6 +392,9 @@ def _rows_for_tokens(module: nn.Module, arguments: Any, given: dict[str, Any], f
     if (starts_B := given.get("row_starts")) is None:
         return found
     states_TH = found.last_hidden_state[0]
+    if given.get("is_narrowed"):
+        found.last_hidden_state = states_TH.unsqueeze(1)
+        return found
     if (lengths_B := given.get("row_lengths")) is None:
         rows_BH = states_TH.index_select(0, starts_B)
     else:
@@ -372,6 +405,14 @@ def _rows_for_tokens(module: nn.Module, arguments: Any, given: dict[str, Any], f
         rows_BH = zero.index_add(0, row_of_T, states_TH) / lengths_B.unsqueeze(1).to(states_TH.dtype)
     found.last_hidden_state = rows_BH.unsqueeze(1)
     return found
+
+
+def _first_tokens(module: nn.Module, arguments: Any, given: dict[str, Any], found: Any) -> Any:
+    """After the last attention a head of rows needs their first tokens alone; the last feed-forward part sees these."""
+    if (starts_B := given.get("row_starts")) is None:
+        return found
+    states_1TH, *others = found
+    return states_1TH.index_select(1, starts_B), *others
 
 
 def _use_plain_attention(net: Any) -> None:

@@ -9,8 +9,10 @@ them over in one transfer.
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -23,9 +25,14 @@ from torch import Tensor, nn
 
 from flatout.data.batch import FlatBatch
 from flatout.data.plan import Layout
+from flatout.errors import UserError
+from flatout.models.lean import LeanEmbedding
 from flatout.optim import OptimConfig, clip_gradients
+from flatout.tasks.average import WeightAverage
 
 PHASES = ("forward", "backward", "optimizer")
+AVERAGE = "average"
+"""Where a checkpoint keeps the running mean of the weights."""
 
 
 class StepTask(L.LightningModule):
@@ -46,7 +53,12 @@ class StepTask(L.LightningModule):
         self._norms: list[Tensor] = []
         self._trained: list[nn.Parameter] = []
         self._window: list[Tensor] = []  # losses of the micro-batches of the step that is under way
-        self._is_plain = self._steps_directly = False
+        self._is_plain = self._steps_directly = self._is_scaled = False
+        self._steps_done = 0
+        self._lean: list[LeanEmbedding] = []
+        self.average: WeightAverage | None = None
+        """A running mean of the weights, while there is training and it is asked for."""
+        self._thaw: Callable[[float], None] | None = getattr(model, "thaw", None)
         self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
         self._rows_judged = 0
         self._stepper: list[LightningOptimizer] = []  # in a list, so that it is no submodule and no state
@@ -97,12 +109,25 @@ class StepTask(L.LightningModule):
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         self._stepper[:] = [optimizer]
-        self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self._is_plain = isinstance(self.trainer.strategy, SingleDeviceStrategy) and self._scaler() is None
+        self._trained = [weight for group in optimizer.param_groups for weight in group["params"]]
+        if self.optim.ema:
+            self.average = WeightAverage(self.model, self.optim.ema)
+        self._is_scaled = self._scaler() is not None
+        self._is_plain = isinstance(self.trainer.strategy, SingleDeviceStrategy) and not self._is_scaled
+        # A kept gradient is never seen by autograd, so nothing that ranks exchange may hang on it.
+        is_lean = self._is_plain and self.device.type == "cpu"
+        self._lean[:] = [module for module in self.model.modules() if is_lean and isinstance(module, LeanEmbedding)]
+        for embedding in self._lean:
+            embedding.keeps_gradient = True
         callbacks = callbacks_of(self.trainer)
         self._steps_directly = self._is_plain and not any(
             type(callback).on_before_optimizer_step is not Callback.on_before_optimizer_step for callback in callbacks
         )
+
+    def on_fit_end(self) -> None:
+        self.average = None
+        for embedding in self._lean:
+            embedding.keeps_gradient = False
 
     def _on_before_batch_transfer(self, batch: FlatBatch, dataloader_idx: int = 0) -> FlatBatch:
         # Lightning looks for three hooks here, each inside two context managers: 45 µs a step for nothing, since
@@ -143,6 +168,8 @@ class StepTask(L.LightningModule):
         self.validation_step(batch, batch_idx)
 
     def on_validation_epoch_start(self) -> None:
+        if self.average is not None:
+            self.average.exchange()
         self.start_judging("val")
 
     def on_test_epoch_start(self) -> None:
@@ -150,6 +177,16 @@ class StepTask(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         self._close_split("val")
+        if self.average is not None:
+            self.average.exchange()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.average is not None:
+            checkpoint[AVERAGE] = self.average.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.average is not None and AVERAGE in checkpoint:
+            self.average.load_state_dict(checkpoint[AVERAGE])
 
     def on_test_epoch_end(self) -> None:
         self._close_split("test")
@@ -169,11 +206,19 @@ class StepTask(L.LightningModule):
         return batch.longest() * batch.num_rows if is_padded else batch.num_tokens
 
     def take_losses(self) -> tuple[list[float], list[float]]:
-        """Losses and gradient lengths of the steps since the last call. The one place that waits for the device."""
+        """Losses and gradient lengths of the steps since the last call. The one place that waits for the device.
+
+        It comes before every validation, so no checkpoint is written of weights that a loss like this has spoilt.
+        """
         if not self._losses:
             return [], []
         both = torch.stack([*self._losses, *self._norms]).tolist()
         count = len(self._losses)
+        wrong = [place for place, value in enumerate(both[:count]) if not math.isfinite(value)]
+        if not self._is_scaled:  # a scaler looks for steps it must leave out by just that
+            wrong += [place for place, value in enumerate(both[count:]) if not math.isfinite(value)]
+        if wrong:
+            raise _not_finite(self._steps_done - count + min(wrong) + 1)
         self._losses, self._norms = [], []
         return both[:count], both[count:]
 
@@ -189,9 +234,11 @@ class StepTask(L.LightningModule):
     def _step(self) -> None:
         stepper = self._stepper[0]
         optimizer = stepper.optimizer
-        lr = self.optim.lr_at(self.trainer.global_step, self.total_steps)
+        step = self.trainer.global_step
+        self._steps_done = step + 1
+        lr = self.optim.lr_at(step, self.total_steps)
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["lr_share"]
         if self.clip:
             if (scaler := self._scaler()) is not None:
                 scaler.unscale_(optimizer)
@@ -204,10 +251,22 @@ class StepTask(L.LightningModule):
             stepper._on_after_step()
         else:
             stepper.step()
+        for embedding in self._lean:
+            embedding.clear()
         optimizer.zero_grad()
+        if self.average is not None:
+            self.average.add(step)
+        if self._thaw is not None:
+            self._thaw((step + 1) / self.total_steps * (self.trainer.max_epochs or 1))
 
     def _scaler(self) -> Any:
         return getattr(self.trainer.precision_plugin, "scaler", None)
+
+
+def _not_finite(step: int) -> UserError:
+    what = f"the loss or its gradient is not finite at step {step}"
+    mend = "Lower optim.lr, or set precision=fp32. The last checkpoint was written before and is kept."
+    return UserError("training", what, mend=mend)
 
 
 def callbacks_of(trainer: L.Trainer) -> list[Callback]:

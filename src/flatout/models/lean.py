@@ -1,0 +1,110 @@
+"""Two layers as torch has them, without what they waste on a CPU: the same mathematics, the same state.
+
+An embedding's gradient is a table of zeros with a few rows filled in. Torch makes that table anew each step, and a
+fresh table of fifty megabytes costs more in page faults than a small encoder's layers; here one is kept, the rows of
+the batch are added to it, and only these are cleared after the step.
+
+Dropout needs a random bit a number; torch draws a double for each. Here one draw of 64 bits decides four places, so a
+share is held to 1/65,536.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_SIXTEEN_BITS = 1 << 16
+_LEAST_WORTH = 1 << 20
+"""Numbers of a table from which on keeping its gradient is worth while."""
+
+
+def make_lean(model: nn.Module) -> None:
+    """Let a model's dropout and large embeddings be lean where they are computed on a CPU; its state stays the same."""
+    for module in model.modules():
+        if type(module) is nn.Dropout:
+            module.__class__ = LeanDropout
+        elif type(module) is nn.Embedding and module.weight.numel() >= _LEAST_WORTH and not module.sparse:
+            module.__class__ = LeanEmbedding
+
+
+class LeanEmbedding(nn.Embedding):
+    """An embedding that adds to one kept gradient while `keeps_gradient`; whoever sets that calls `clear`."""
+
+    keeps_gradient = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        is_lean = self.keeps_gradient and self.weight.requires_grad and torch.is_grad_enabled()
+        if not is_lean or self.max_norm is not None or self.scale_grad_by_freq:
+            return super().forward(input)
+        return _Lookup.apply(self.weight, input, self)
+
+    def clear(self) -> None:
+        """Zero what the last step added, and keep the table for the next."""
+        held = self.__dict__
+        if self.weight.grad is not None:
+            held["_table"] = self.weight.grad
+        for ids in held.pop("_added", []):
+            held["_table"].index_fill_(0, ids, 0.0)
+
+    def add(self, ids: Tensor, gradient: Tensor) -> None:
+        """Add to the rows of `ids`; a row of padding has no gradient."""
+        held = self.__dict__
+        if self.weight.grad is None:
+            table = held.get("_table")
+            self.weight.grad = torch.zeros_like(self.weight) if table is None else table
+        if self.padding_idx is not None:
+            gradient = gradient.masked_fill((ids == self.padding_idx).unsqueeze(1), 0)
+        self.weight.grad.index_add_(0, ids, gradient.to(self.weight.dtype))
+        held.setdefault("_added", []).append(ids.long())
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of a table; the gradient goes to the table's owner instead of through autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, owner: LeanEmbedding) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.owner = owner
+        return nn.functional.embedding(ids, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        (gradient,) = gradients
+        ctx.owner.add(ctx.saved_tensors[0].flatten(), gradient.flatten(0, -2))
+        return None, None, None
+
+
+class LeanDropout(nn.Dropout):
+    """Dropout that draws sixteen bits a place on a CPU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.p == 0 or self.p == 1 or input.device.type != "cpu":
+            return super().forward(input)
+        stays, scale = kept_places(input.shape, self.p)
+        return _Dropped.apply(input, stays, scale)
+
+
+def kept_places(shape: torch.Size, share: float) -> tuple[Tensor, float]:
+    """Which places stay when a share is dropped at random, and what they are multiplied by so that the mean stays."""
+    count = shape.numel()
+    edge = round(share * _SIXTEEN_BITS)
+    words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
+    stays = words.view(torch.int16)[:count] >= edge - _SIXTEEN_BITS // 2
+    return stays.view(shape), _SIXTEEN_BITS / (_SIXTEEN_BITS - edge)
+
+
+class _Dropped(torch.autograd.Function):
+    """Values where they stay, scaled."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, stays: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(stays)
+        ctx.scale = scale
+        return torch.ops.aten.native_dropout_backward(values, stays, scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = gradients
+        return torch.ops.aten.native_dropout_backward(gradient, ctx.saved_tensors[0], ctx.scale), None, None
