@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 
 import train
 from flatout.config import RunConfig
+from flatout.models.transformer import TransformerConfig
 from flatout.report.summary import read_summary
 
 CONF = train.conf_folder()
@@ -18,8 +19,12 @@ OPTIONS = sorted(
     f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml") if path.parent.name != "experiment"
 )
 COMPANIONS = {"data=bits", "model=bitmlp", "task=grams"}
+TAGGING = {"data.problem=tags", "model=transformer", "task=tagging"}
 """Options that only make a run together."""
 TINY_RUN = ["data.sample.rows=200", "trainer.max_epochs=1", "data.batch_size=64", "monitor.progress=false"]
+TINY_ENCODER = ["model.hidden=16", "model.layers=1", "model.heads=2", "data.sample.eval_rows=40"]
+for name in ("tweets", "tagged_tweets"):
+    TINY_ENCODER += [f"data.{name}.rows=200", f"data.{name}.eval_rows=40"]
 TINY = [*TINY_RUN, "data.sample.eval_rows=40", "model.embedding=8"]
 
 
@@ -43,7 +48,8 @@ def run_train(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_composes_to_real_dataclasses(option):
     group = option.partition("=")[0]
-    config = compose_run(sorted(COMPANIONS | {option} if option in COMPANIONS else {option}))
+    together = TAGGING if option == "task=tagging" else COMPANIONS if option in COMPANIONS else {option}
+    config = compose_run(sorted(together))
     assert type(config) is RunConfig
     assert getattr(config, group) is not None
 
@@ -61,6 +67,8 @@ def test_every_experiment_opens_with_its_command_and_composes(experiment):
 def test_every_experiment_runs_on_a_tiny_stand_in(experiment, tmp_path, monkeypatch):
     is_bits = experiment.endswith(("_bigrams", "_sweep"))
     tiny = [*TINY_RUN, "data.sample.rows=400"] if is_bits else [*TINY, "data.sample.classes=2"]
+    if type(compose_run([f"+experiment={experiment}"]).model) is TransformerConfig:
+        tiny = [*TINY_RUN, *TINY_ENCODER]
     arguments = [f"+experiment={experiment}", *tiny, f"output={tmp_path}", "hydra.mode=RUN"]
     assert run_train(arguments, monkeypatch) == 0
     (folder,) = (tmp_path / experiment).iterdir()

@@ -12,6 +12,7 @@ from torch import nn
 
 from flatout.bits.data import BitsDataConfig
 from flatout.checkpoints import CheckpointConfig
+from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
 from flatout.data.vocabulary import VocabularyKind
 from flatout.errors import as_choice, did_you_mean, require
@@ -23,6 +24,7 @@ from flatout.optim import OptimConfig
 from flatout.precision import Precision
 from flatout.tasks.classification import ClassificationConfig
 from flatout.tasks.grams import GramsConfig
+from flatout.tasks.tagging import TaggingConfig
 
 _OURS = {
     "precision": "precision",
@@ -86,9 +88,11 @@ class RunConfig:
         if self.model is None:
             self.model = BitMLPConfig() if is_bits else BiLSTMConfig()
         if self.task is None:
-            self.task = GramsConfig() if is_bits else ClassificationConfig()
+            is_tagged = not is_bits and self.data.problem is Problem.tags
+            self.task = GramsConfig() if is_bits else TaggingConfig() if is_tagged else ClassificationConfig()
         self._require_parts_that_fit(is_bits)
         if isinstance(self.data, TextDataConfig):
+            self._require_tagger(self.data)
             self.data = self._with_tokenizer(self.data)
         is_plain = bool(_PLAIN_NAME.fullmatch(self.experiment))
         require(is_plain, "experiment", f"{self.experiment!r}", allowed="letters, digits, '_', '-', '+' and '.'")
@@ -104,6 +108,15 @@ class RunConfig:
         epochs = self.trainer.get("max_epochs")
         is_count = epochs is None or (isinstance(epochs, int) and epochs >= 1)
         require(is_count, "trainer.max_epochs", f"{epochs}", allowed="1 or more")
+
+    def _require_tagger(self, data: TextDataConfig) -> None:
+        """Tags want a task and a model that answer word by word."""
+        is_tagged = data.problem is Problem.tags
+        fits = isinstance(self.task, TaggingConfig) == is_tagged
+        mend = "Set task=tagging." if is_tagged else "Set data.problem=tags for words and tags, or task=classification."
+        require(fits, "task", f"{_name_of('task', self.task)} with data.problem={data.problem}", mend=mend)
+        is_encoder = not is_tagged or isinstance(self.model, TransformerConfig)
+        require(is_encoder, "model", f"{_name_of('model', self.model)} answers no tags", mend="Set model=transformer.")
 
     def _with_tokenizer(self, data: TextDataConfig) -> TextDataConfig:
         """An encoder reads its own tokenizer's ids; from scratch, those of word pieces in a frame."""
@@ -139,7 +152,7 @@ def _name_of(group: str, part: object) -> str:
 COMPONENTS: dict[str, dict[str, type]] = {
     "data": {"text": TextDataConfig, "bits": BitsDataConfig},
     "model": dict(MODELS),
-    "task": {"classification": ClassificationConfig, "grams": GramsConfig},
+    "task": {"classification": ClassificationConfig, "tagging": TaggingConfig, "grams": GramsConfig},
     "optim": {"adamw": OptimConfig},
     "checkpoint": {"best": CheckpointConfig},
     "monitor": {"default": MonitorConfig},

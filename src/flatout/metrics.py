@@ -39,6 +39,7 @@ BEST_MODE = {
     "precision": "max",
     "recall": "max",
     "exact": "max",
+    "word_accuracy": "max",
     "mae": "min",
     "rmse": "min",
 }
@@ -158,7 +159,9 @@ class SingleMetrics(TaskMetrics):
 
 
 class MultiMetrics(TaskMetrics):
-    """Several classes a row; a class is answered when its probability is one half or more."""
+    """Several classes a row; a class is answered from its threshold on, which is one half until others are known."""
+
+    thresholds: Tensor
 
     def __init__(self, classes: list[str]) -> None:
         super().__init__(classes)
@@ -168,6 +171,7 @@ class MultiMetrics(TaskMetrics):
         if count <= _MOST_CLASSES_FOR_AUROC:
             self.auroc = MultilabelAUROC(count, average="none", thresholds=_THRESHOLDS, validate_args=False)
         self.exact = _ShareOfExactRows()
+        self.register_buffer("thresholds", torch.full((count,), 0.5), persistent=False)
 
     def names(self) -> list[str]:
         names = ["micro_f1", "macro_f1", "macro_recall", "subset_accuracy"]
@@ -175,8 +179,9 @@ class MultiMetrics(TaskMetrics):
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         probabilities, whole = outputs.sigmoid(), targets.long()
-        self.counts.update(probabilities, whole)
-        self.exact.update(probabilities, whole)
+        answered = (probabilities >= self.thresholds).long()
+        self.counts.update(answered, whole)
+        self.exact.update(answered, whole)
         if self.auroc is not None:
             self.auroc.update(probabilities, whole)
 

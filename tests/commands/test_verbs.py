@@ -75,7 +75,10 @@ MISTAKES = [
     (["predict", "RUN", "ROWS", "--text", "txt"], "--text: no column 'txt'"),
     (["predict", "RUN", "ROWS", "--out", "rows.xlsx"], "--out: cannot write .xlsx (.csv, .jsonl, .parquet)"),
     (["evaluate", "RUN", "ROWS", "--label", "id"], "labels that the run does not know: '1', '2', '3'"),
-    (["bench", "spin"], "bench: no bench 'spin' (spine, sources, headlines, bits, quality). Did you mean 'spine'?"),
+    (
+        ["bench", "spin"],
+        "no bench 'spin' (spine, sources, headlines, bits, bert, quality). Did you mean 'spine'?",
+    ),
     (["bench", "quality"], "bench quality: needs published data sets."),
     (["cache", "clear", "nope"], "cache clear: no store 'nope'"),
 ]
@@ -139,5 +142,6 @@ def test_benches_are_listed(capsys):
         "sources",
         "headlines",
         "bits",
+        "bert",
         "quality",
     }

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from flatout.data.batch import FlatBatch, flat_batch
+from flatout.models.flat_attention import FlatRows, flat_attention
+from flatout.models.lora import LoraConfig, merge_lora
 from flatout.models.transformer import FLAT_FAMILIES, Compute, Outputs, Transformer, TransformerConfig
+from flatout.optim import OptimConfig
 
 _VOCABULARY, _PADDING = 90, 1
 FLAT = sorted(FLAT_FAMILIES)
@@ -81,3 +87,143 @@ def test_flat_logits_and_gradients_equal_the_padded_reference(family: str, kind:
             torch.testing.assert_close(
                 found[name], gradient, rtol=1e-5, atol=1e-5, msg=lambda told, at=name: f"{at}: {told}"
             )
+
+
+@pytest.mark.parametrize("family", FLAT)
+def test_a_row_answers_the_same_bits_whatever_its_neighbours_say(family: str) -> None:
+    model = built(family).eval()
+    batch = batch_of([4, 9, 9, 30])
+    other = batch_of([4, 9, 9, 30])
+    other.tokens[4:13] = (other.tokens[4:13] + 7) % 80 + 5
+    with torch.inference_mode():
+        before, after = model(batch), model(other)
+    assert torch.equal(before[[0, 2, 3]], after[[0, 2, 3]])
+    assert not torch.equal(before[1], after[1])
+
+
+@pytest.mark.parametrize("family", PADDED)
+def test_families_that_cannot_run_flat_are_padded_and_say_so(family: str) -> None:
+    model = built(family)
+    batch = batch_of([3, 8, 8, 13])
+    assert (model.layout, model.why_padded) == ("padded", f"{family} has no flat attention")
+    torch.testing.assert_close(model(batch), reference(model, batch), rtol=1e-5, atol=1e-5)
+    assert model.computed_tokens(batch) == 4 * 13
+
+
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert"])
+def test_places_of_the_roberta_kind_begin_after_the_padding_id(family: str) -> None:
+    model = built(family)
+    seen: list[Tensor] = []
+    table = model.net.base_model.embeddings.position_embeddings
+    table.register_forward_hook(lambda module, given, found: seen.append(given[0]))
+    model(batch_of([2, 3]))
+    assert seen[0].tolist() == [[2, 3, 2, 3, 4]]
+
+
+def test_means_of_tokens_equal_the_padded_reference_where_a_head_takes_means() -> None:
+    batch = batch_of([2, 5, 5, 18])
+    settings = {"classifier_pooling": "mean"}
+    flat, padded = built("modernbert", settings=settings), built("modernbert", settings=settings, compute="padded")
+    torch.testing.assert_close(flat(batch), reference(padded, batch), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "electra"])
+def test_the_texts_of_a_pair_are_numbered_as_the_padded_reference_has_them(family: str) -> None:
+    separator = 3
+    torch.manual_seed(0)
+    config = TransformerConfig(family=family, hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0)
+    model = config.build(
+        Outputs(["a", "b"], "single"), vocabulary_size=_VOCABULARY, padding_id=0, separator_id=separator
+    ).eval()
+    rows = [[2, 9, separator, 8, separator], [2, 7, 7, 7, separator, 6, 5, 9, separator]]
+    numbers = [[0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 1, 1, 1, 1]]
+    found = model(flat_batch(rows))
+    model.net.set_attn_implementation("eager")
+    for row, number, logits in zip(rows, numbers, found, strict=True):
+        alone = model.net(input_ids=torch.tensor([row]), token_type_ids=torch.tensor([number])).logits[0]
+        torch.testing.assert_close(logits, alone, rtol=1e-5, atol=1e-5)
+
+
+def test_checkpointed_gradients_are_the_same() -> None:
+    batch = batch_of([2, 5, 5, 18])
+    plain, saving = built("bert"), built("bert", gradient_checkpointing=True)
+    expected, found = gradients(plain, plain(batch)), gradients(saving, saving(batch))
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_attention_dropout_keeps_the_mean_and_its_gradient_is_of_what_it_computed() -> None:
+    torch.manual_seed(0)
+    lengths = torch.tensor([3, 5, 5, 170])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+    rows = FlatRows.of(lengths, offsets)
+    query, key, value = (torch.randn(1, 2, 183, 4, requires_grad=True) for _ in range(3))
+
+    def attended(share: float) -> Tensor:
+        return flat_attention(torch.nn.Identity(), query, key, value, None, dropout=share, flat_rows=rows)[0]
+
+    with torch.no_grad():
+        mean = torch.stack([attended(0.4) for _ in range(400)]).mean(0)
+        torch.testing.assert_close(mean, attended(0.0), rtol=0.2, atol=0.2)
+    torch.manual_seed(7)
+    attended(0.4).square().sum().backward()
+    step, direction = 1e-2, torch.randn_like(query)
+    values = []
+    for sign in (1, -1):
+        torch.manual_seed(7)
+        moved = query.detach() + sign * step * direction
+        found = flat_attention(torch.nn.Identity(), moved, key, value, None, dropout=0.4, flat_rows=rows)[0]
+        values.append(float(found.detach().square().sum()))
+    assert query.grad is not None
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(float((query.grad * direction).sum()), rel=2e-2)
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=60).map(sorted))
+def test_rectangles_hold_every_token_once_and_nothing_of_another_row(lengths: list[int]) -> None:
+    host = torch.tensor(lengths)
+    rows = FlatRows.of(host, torch.cat([torch.zeros(1, dtype=torch.long), host.cumsum(0)]))
+    total = sum(lengths)
+    assert sorted(rows.tokens[rows.places].tolist()) == list(range(total))
+    row_of_token = np.repeat(np.arange(len(lengths)), lengths)
+    row = 0
+    for part in rows.rectangles:
+        for own in rows.tokens[part.first : part.first + part.places].reshape(part.rows, part.length):
+            assert set(row_of_token[own]) == {row}
+            row += 1
+    assert row == len(lengths)
+
+
+def test_frozen_layers_join_from_the_last_to_the_first() -> None:
+    model = built("bert", freeze_layers=2, unfreeze_epochs=3.0)
+
+    def trained() -> list[bool]:
+        return [next(block.parameters()).requires_grad for block in model.blocks()]
+
+    assert trained() == [False, False, True]
+    model.thaw(0.9)
+    assert trained() == [False, False, True]
+    model.thaw(1.0)
+    assert trained() == [False, True, True]
+    model.thaw(3.0)
+    assert all(weight.requires_grad for weight in model.parameters())
+
+
+def test_each_layer_learns_slower_than_the_one_above_it() -> None:
+    model = built("bert")
+    groups = OptimConfig(layer_decay=0.5).build(model).param_groups
+    shares = {id(weight): group["lr_share"] for group in groups for weight in group["params"]}
+    assert [shares[id(next(block.parameters()))] for block in model.blocks()] == [0.125, 0.25, 0.5]
+    assert shares[id(model.net.classifier.weight)] == 1
+    assert shares[id(model.net.get_input_embeddings().weight)] == 0.0625
+
+
+def test_only_the_small_matrices_and_the_head_are_trained_with_lora() -> None:
+    model = built("bert", lora=LoraConfig(rank=2))
+    names = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    assert names and all("lora_" in name or "classifier" in name for name in names)
+    batch = batch_of([3, 9])
+    before = model.eval()(batch)
+    merge_lora(model.net)
+    torch.testing.assert_close(model(batch), before, rtol=1e-5, atol=1e-5)
+    assert not any("lora_" in name for name in model.state_dict())

@@ -38,6 +38,7 @@ SCHEMA = {
     "speed": {"rows_per_s", "tokens_per_s", "padding_share", "mfu", "step_ms", "gpu"},
     "verdict": None,
     "baseline": None,
+    "calibration": None,
     "metrics": None,
     "artifacts": None,
 }

@@ -5,5 +5,6 @@ BENCHES = {
     "sources": "tables: reading and checking against reading alone, rows a second, memory, splits",
     "headlines": "a BiLSTM's epochs against the usual loop, at the same accuracy",
     "bits": "bit strings: preparing, training, memory, scores, rebuilt texts (--data for published people)",
-    "quality": "scores on published data sets, from scratch (needs --data)",
+    "bert": "an encoder's training against transformers' Trainer: the same losses, tokens a second, MFU, long texts",
+    "quality": "scores on published data sets (needs --data), from scratch or of an encoder (--pretrained)",
 }

@@ -23,6 +23,8 @@ class Options:
     """Fewer rounds and rows, to see that it works."""
     data: Path | None = None
     """Folder of published data sets."""
+    pretrained: str | None = None
+    """Folder of a pretrained encoder."""
 
     @property
     def rounds(self) -> int:

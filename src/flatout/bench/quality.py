@@ -31,9 +31,9 @@ class Task:
 
 
 TASKS = (
-    Task("tweeteval_emotion", "tweets_emotion", "macro_f1", 55),
-    Task("tweeteval_irony", "tweets_irony", "f1", 60),
-    Task("tweeteval_sentiment", "tweets_sentiment", "macro_recall", 58, ".parquet"),
+    Task("tweeteval_emotion", "tweets_emotion_scratch", "macro_f1", 55),
+    Task("tweeteval_irony", "tweets_irony_scratch", "f1", 60),
+    Task("tweeteval_sentiment", "tweets_sentiment_scratch", "macro_recall", 58, ".parquet"),
     Task("huffpost41", "huffpost41", "accuracy", 45, ".parquet"),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,15 +21,18 @@ from flatout.data.batch import multi_hot
 from flatout.data.checks.cleaning import clean_block
 from flatout.data.checks.findings import Findings
 from flatout.data.checks.labels import normalise_labels
+from flatout.data.checks.tagged_table import LISTS, TaggedTable
+from flatout.data.checks.tags import TagCensus, as_bio
 from flatout.data.problem import Problem
 from flatout.data.roles import Roles
 from flatout.data.sources import open_table
 from flatout.data.table import require_columns
 from flatout.errors import UserError
-from flatout.inference import GramPredictor, Predictor, load_predictor
-from flatout.metrics import TaskMetrics
+from flatout.inference import GramPredictor, Predictor, TagPredictor, load_predictor
+from flatout.metrics import MultiMetrics, TaskMetrics
 from flatout.report.closing import class_table
 from flatout.report.summary import json_safe
+from flatout.tasks.tagging import EntityScores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +50,12 @@ def run(arguments: argparse.Namespace) -> None:
     predictor = load_predictor(arguments.run)
     if isinstance(predictor, GramPredictor):
         scores, rows = evaluate_grams(predictor, arguments.file, arguments.bits or predictor.bits_column)
+        _show({"rows": rows, **scores}, arguments.json)
+        return
+    if isinstance(predictor, TagPredictor):
+        scores, rows, per_type = evaluate_tags(predictor, arguments.file, arguments.text, arguments.label)
+        if not arguments.json and per_type:
+            Console(soft_wrap=True, highlight=False).print(class_table(per_type))
         _show({"rows": rows, **scores}, arguments.json)
         return
     roles = predictor.roles
@@ -86,12 +96,40 @@ def evaluate_grams(predictor: GramPredictor, file: str, bits: str) -> tuple[dict
     return metrics.compute(), first_row
 
 
+def evaluate_tags(
+    predictor: TagPredictor, file: str, text: str | None, label: str | None
+) -> tuple[dict[str, float], int, list[dict[str, Any]]]:
+    """Scores over all rows of a file of words and tags, how many there are, and the scores of each type."""
+    table = open_table(file, where="FILE")
+    roles = replace(predictor.roles, texts=(text or predictor.roles.texts[0],), label=label or predictor.roles.label)
+    require_columns(table, {"--text": roles.texts[0], "--label": roles.label})
+    census = TagCensus(table.name)
+    types = [name[2:] for name in predictor.names[1::2]]
+    census.types |= {name: number for number, name in enumerate(types, 1)}
+    scores, first_row = EntityScores(types), 0
+    for block in TaggedTable(table, roles, "test", census).blocks(LISTS):
+        words, tags = block.columns
+        rows = np.arange(first_row, first_row + block.num_rows)
+        first_row += block.num_rows
+        given = census.numbered(tags, rows)
+        if unknown := list(census.types)[len(types) :]:
+            what = f"{table.name}: types that the run does not know: {', '.join(unknown[:5])}"
+            raise UserError("--label", what, allowed=", ".join(types))
+        found = predictor.tags(words)
+        scores.add(found.ids, as_bio(given), found.offsets, np.zeros(len(rows), np.bool_))
+    if first_row == 0:
+        raise UserError("FILE", f"{file}: no rows")
+    return scores.values(), first_row, [row for row in scores.per_type() if row["support"]]
+
+
 def evaluate(predictor: Predictor, file: str, roles: Roles) -> tuple[TaskMetrics, Findings]:
     """Metrics over all rows of a file, and what was found in it."""
     table = open_table(file, where="FILE")
     require_text_columns(table, roles, label=roles.label)
     problem = predictor.labels.problem
     metrics = TaskMetrics.build(problem, predictor.labels.classes)
+    if isinstance(metrics, MultiMetrics):
+        metrics.thresholds.copy_(predictor.least_shares())
     findings = Findings(table.name)
     first_row = 0
     for block in table.blocks(roles.columns):

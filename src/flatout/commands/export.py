@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import shutil
 import warnings
@@ -26,8 +27,8 @@ from torch import Tensor, nn
 from flatout.data.batch import flat_batch
 from flatout.data.problem import Problem
 from flatout.errors import UserError, require
+from flatout.inference import load_predictor
 from flatout.inference.folder import ModelFolder
-from flatout.inference.text import Predictor
 from flatout.models import MODELS
 from flatout.models.lora import merge_lora
 from flatout.models.transformer import TransformerConfig
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.onnx:
         _require_onnx()
     with _quiet(), _made_whole(folder) as beside:
-        predictor = Predictor.load(arguments.run)
+        predictor = load_predictor(arguments.run)
         found = export(predictor, beside)
         rows = made_up_rows(predictor)
         checked = f"on {len(rows)} made-up rows of {len(rows[0])} to {len(rows[-1])} tokens"
@@ -225,19 +226,33 @@ class _OnlyLogits(nn.Module):
 def _write_onnx(model: _OnlyLogits, inputs: dict[str, Tensor], path: Path) -> None:
     sizes = {0: "rows", 1: "length"}
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # said by torch of torch's own exporter
-        torch.onnx.export(
+    with _quiet_exporter():
+        program: Any = torch.onnx.export(
             model,
             tuple(inputs.values()),
-            path,
             dynamo=True,
             verbose=False,
-            external_data=weights > _MOST_IN_ONE_FILE,
             input_names=list(inputs),
             output_names=["logits"],
             dynamic_shapes=(tuple(sizes for _ in inputs),),
         )
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # paths of this machine, for those who mend the exporter
+    program.save(path, external_data=weights > _MOST_IN_ONE_FILE)
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Without what torch's exporter says of torch's own code and of packages that are not needed."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"(torch|copyreg|onnxscript|transformers)\b")
+        try:
+            yield
+        finally:
+            logger.setLevel(before)
 
 
 def _require_transformer(run: Path) -> None:
@@ -258,15 +273,17 @@ def _made_whole(folder: Path) -> Iterator[Path]:
     """A new folder beside, which gets the name at the end; it is gone where something went wrong."""
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     require(is_free, "--out", f"{folder} exists", mend="Name another folder with --out, or remove this one.")
-    beside = folder.absolute().with_name(f".{folder.name}-{os.getpid()}")
+    target = folder.resolve()
+    beside = target.with_name(f".{target.name}-{os.getpid()}")
     try:
         beside.mkdir(parents=True)
-        yield beside
-        if folder.exists():
-            folder.rmdir()
-        beside.rename(folder)
     except OSError as error:
-        raise UserError("--out", f"cannot write {folder}: {error.strerror or error}") from None
+        raise UserError("--out", f"cannot write {folder}: {error.strerror}") from None
+    try:
+        yield beside
+        if target.exists():
+            target.rmdir()
+        beside.rename(target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
@@ -274,14 +291,14 @@ def _made_whole(folder: Path) -> Iterator[Path]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the library's progress bars and notes, which tell of files and not of what was asked."""
-    from transformers.utils import logging
+    from transformers.utils import logging as library
 
-    before, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    before, had_bars = library.get_verbosity(), library.is_progress_bar_enabled()
+    library.set_verbosity_error()
+    library.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        library.set_verbosity(before)
         if had_bars:
-            logging.enable_progress_bar()
+            library.enable_progress_bar()

@@ -7,8 +7,12 @@ classes; a run on bit strings answers 2-grams and, on request, the texts they ma
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +22,7 @@ from torch import Tensor
 
 from flatout.data.checks.cleaning import read_texts
 from flatout.data.checks.findings import Findings
+from flatout.data.checks.tagged_table import word_lists
 from flatout.data.output import FORMATS, block_writer
 from flatout.data.problem import Problem
 from flatout.data.progress import Progress
@@ -25,15 +30,21 @@ from flatout.data.roles import Roles
 from flatout.data.sources import open_table
 from flatout.data.table import Table, require_columns
 from flatout.errors import UserError
-from flatout.inference import GramPredictor, Predictor, load_predictor
+from flatout.inference import GramPredictor, Predictor, TagPredictor, load_predictor
 
-_ADDED = ("prediction", "probability", "rebuilt", "candidates")
+_ADDED = ("prediction", "probability", "rebuilt", "candidates", "top_labels", "top_probabilities", "entities")
+_ROWS_PER_BLOCK = 16_384
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a finished run's folder")
-    parser.add_argument("file", metavar="FILE", help="csv, tsv, json, jsonl, parquet, arrow, npy or hdf5 with the rows")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="csv, tsv, json, jsonl, parquet, arrow, npy or hdf5 with the rows; -: standard input",
+    )
     parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
+    parser.add_argument("--top-k", metavar="N", type=int, default=0, help="also the N likeliest classes of each row")
     parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
     parser.add_argument("--rebuild", action="store_true", help="also rebuild texts from the 2-grams of encodings")
     parser.add_argument("--names", metavar="FILE", help="known names, one a line, to rebuild texts with")
@@ -42,22 +53,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     predictor = load_predictor(arguments.run)
-    table = open_table(arguments.file, where="FILE")
+    if arguments.top_k < 0:
+        raise UserError("--top-k", f"{arguments.top_k}", allowed="1 or more")
+    with readable(arguments.file) as file:
+        table = open_table(file, where="FILE")
+        with block_writer(arguments.out) as write, Progress() as progress:
+            told = progress.task("predicting")
+            for block in _answered(arguments, predictor, table):
+                write(block)
+                told(block.num_rows)
+
+
+def _answered(
+    arguments: argparse.Namespace, predictor: Predictor | GramPredictor | TagPredictor, table: Table
+) -> Iterator[pa.RecordBatch]:
+    """The table's blocks with the answers of whichever kind of run."""
+    kept = _kept_columns(table)
     if isinstance(predictor, Predictor):
         _refuse(arguments, ("bits", "rebuild", "names"), "this run answers texts")
         roles = predictor.roles if arguments.text is None else replace(predictor.roles, texts=(arguments.text,))
-        blocks = answers(predictor, table, roles, _kept_columns(table))
-    else:
-        _refuse(arguments, ("text",), "this run answers encodings")
-        names = [] if arguments.names is None else read_names(arguments.names)
-        is_rebuilt = arguments.rebuild or bool(names)
-        column = arguments.bits or predictor.bits_column
-        blocks = gram_answers(predictor, table, column, _kept_columns(table), names if is_rebuilt else None)
-    with block_writer(arguments.out) as write, Progress() as progress:
-        told = progress.task("predicting")
-        for block in blocks:
-            write(block)
-            told(block.num_rows)
+        if arguments.top_k and predictor.labels.problem is not Problem.single:
+            raise UserError("--top-k", f"this run answers {predictor.labels.problem}", mend="Leave it out.")
+        return answers(predictor, table, roles, kept, arguments.top_k)
+    if isinstance(predictor, TagPredictor):
+        _refuse(arguments, ("bits", "rebuild", "names", "top_k"), "this run answers words with tags")
+        return tag_answers(predictor, table, arguments.text or predictor.roles.texts[0], kept)
+    _refuse(arguments, ("text", "top_k"), "this run answers encodings")
+    names = [] if arguments.names is None else read_names(arguments.names)
+    is_rebuilt = arguments.rebuild or bool(names)
+    column = arguments.bits or predictor.bits_column
+    return gram_answers(predictor, table, column, kept, names if is_rebuilt else None)
 
 
 def _kept_columns(table: Table) -> list[str]:
@@ -67,15 +92,65 @@ def _kept_columns(table: Table) -> list[str]:
 def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
     for name in names:
         if getattr(arguments, name):
-            raise UserError(f"--{name}", why, mend="Leave it out.")
+            raise UserError(f"--{name.replace('_', '-')}", why, mend="Leave it out.")
 
 
-def answers(predictor: Predictor, table: Table, roles: Roles, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def answers(
+    predictor: Predictor, table: Table, roles: Roles, columns: list[str], top_k: int = 0
+) -> Iterator[pa.RecordBatch]:
     """The table's blocks with the columns `prediction` and `probability` added."""
     require_text_columns(table, roles)
-    for block in table.blocks(columns):
+    for block in table.blocks(columns, rows_per_block=_ROWS_PER_BLOCK):
         texts, _ = read_texts(block, roles, np.arange(block.num_rows), Findings(table.name))
-        yield _with_columns(block, answer_columns(predictor, predictor.outputs(pc.fill_null(texts, ""))))
+        yield _with_columns(block, answer_columns(predictor, predictor.outputs(pc.fill_null(texts, "")), top_k))
+
+
+def tag_answers(predictor: TagPredictor, table: Table, column: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """The table's blocks with a tag for each word, and the entities."""
+    require_columns(table, {"--text": column})
+    for block in table.blocks(columns, rows_per_block=_ROWS_PER_BLOCK):
+        words = word_lists(block.column(column), name=column, table=table.name, key="--text")
+        found = predictor.tags(words)
+        names = pa.array(predictor.names).take(pa.array(found.ids))
+        rows = predictor.read(words.to_pylist(), found)
+        yield _with_columns(
+            block,
+            {
+                "prediction": pa.ListArray.from_arrays(pa.array(found.offsets.astype(np.int32)), names),
+                "entities": pa.array([[asdict(each) for each in row.entities] for row in rows], _ENTITIES),
+            },
+        )
+
+
+_ENTITIES = pa.list_(
+    pa.struct(
+        [
+            ("type", pa.string()),
+            ("text", pa.string()),
+            ("start", pa.int64()),
+            ("stop", pa.int64()),
+            ("probability", pa.float32()),
+        ]
+    )
+)
+
+
+@contextmanager
+def readable(file: str) -> Iterator[str]:
+    """A file by its name; what comes over standard input is laid down first, so that its kind can be told."""
+    if file != "-":
+        yield file
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        head = sys.stdin.buffer.read(4096)
+        if not head.strip():
+            raise UserError("FILE", "nothing came over standard input", mend="Write: command | flatout predict RUN -")
+        kind = "parquet" if head.startswith(b"PAR1") else "jsonl" if head.lstrip()[:1] == b"{" else "csv"
+        path = Path(folder, f"standard input.{kind}")
+        with path.open("wb") as laid_down:
+            laid_down.write(head)
+            shutil.copyfileobj(sys.stdin.buffer, laid_down)
+        yield str(path)
 
 
 def require_text_columns(table: Table, roles: Roles, **others: str) -> None:
@@ -116,21 +191,35 @@ def read_names(file: str) -> list[str]:
     return names
 
 
-def answer_columns(predictor: Predictor, outputs: Tensor) -> dict[str, pa.Array]:
+def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dict[str, pa.Array]:
     """Logits as the columns that are written; whole blocks at once."""
     classes = pa.array(predictor.labels.classes)
     if predictor.labels.problem is Problem.regression:
         return {"prediction": pa.array(outputs.squeeze(-1).numpy())}
     if predictor.labels.problem is Problem.single:
-        probabilities, ids = outputs.softmax(-1).max(-1)
-        return {"prediction": classes.take(pa.array(ids.numpy())), "probability": pa.array(probabilities.numpy())}
-    return _chosen(classes, outputs.sigmoid(), predictor.threshold)
+        shares = predictor.shares(outputs)
+        probabilities, ids = shares.max(-1)
+        best = {"prediction": classes.take(pa.array(ids.numpy())), "probability": pa.array(probabilities.numpy())}
+        return best | (_top(classes, shares, top_k) if top_k else {})
+    return _chosen(classes, predictor.shares(outputs), predictor.least_shares())
 
 
-def _chosen(classes: pa.Array, probabilities: Tensor, threshold: float) -> dict[str, pa.Array]:
+def _top(classes: pa.Array, shares: Tensor, top_k: int) -> dict[str, pa.Array]:
+    """The likeliest classes of each row, the best first."""
+    values, ids = shares.topk(min(top_k, shares.shape[1]), dim=-1)
+    width = ids.shape[1]
+    offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * width)
+    names, found = classes.take(pa.array(ids.flatten().numpy())), pa.array(values.flatten().numpy())
+    return {
+        "top_labels": pa.ListArray.from_arrays(offsets, names),
+        "top_probabilities": pa.ListArray.from_arrays(offsets, found),
+    }
+
+
+def _chosen(classes: pa.Array, probabilities: Tensor, threshold: float | Tensor) -> dict[str, pa.Array]:
     """The classes of each row at or above the threshold, and their probabilities, as lists."""
     scores = probabilities.numpy()
-    row, column = np.nonzero(scores >= threshold)
+    row, column = np.nonzero((probabilities >= threshold).numpy())
     counts = np.bincount(row, minlength=len(scores))
     offsets = pa.array(np.append(0, np.cumsum(counts)).astype(np.int32))
     lists = (classes.take(pa.array(column)), pa.array(scores[row, column]))

@@ -6,23 +6,20 @@ Rows are counted, compared and measured all of them; what only a tokenizer can t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flatout.data.checks.assignment import Splitting
-from flatout.data.checks.findings import Level, Remark, all_remarks, counted
+from flatout.data.checks.findings import Level, Remark, all_remarks
 from flatout.data.checks.lengths import Lengths
-from flatout.data.checks.survey import Survey, Surveyed
-from flatout.data.checks.tagged_table import COLUMNS, TaggedTable
-from flatout.data.checks.tags import TagCensus
-from flatout.data.feeding import require_other_content
+from flatout.data.checks.survey import Surveyed
 from flatout.data.problem import Problem
 from flatout.data.progress import Progress
-from flatout.data.roles import Roles, find_roles, has_tags
+from flatout.data.roles import has_tags
 from flatout.data.sources import open_splits
 from flatout.data.splits import SPLITS
 from flatout.data.subwords import Subwords, train_encoder
-from flatout.data.table import Table, require_columns
+from flatout.data.table import Table
+from flatout.data.tagging import TagSource
 from flatout.data.text import TextDataConfig, loss_remarks, unknown_remarks
 from flatout.data.text_source import TextSource
 from flatout.data.vocabulary import Coverage, VocabularyKind
@@ -141,41 +138,11 @@ def _names(tables: dict[str, Table]) -> dict[str, str]:
 
 
 def _check_tags(config: TextDataConfig) -> Checkup:
-    tables = _tables(config)
-    first = tables["train"]
-    roles = find_roles(first, text=config.text, label=config.label, tags=True)
-    for table in tables.values():
-        require_columns(table, {"data.text": roles.texts[0], "data.label": roles.label})
-    require_other_content({split: table.fingerprint() for split, table in tables.items()}, _names(tables))
-    census = TagCensus(first.name)
-    tagged = {split: TaggedTable(table, roles, split, census) for split, table in tables.items()}
-    validation_share, test_share = config.taken_shares(tables)
-    splitting = Splitting(config.split_by, None, validation_share, test_share, config.split_seed)
+    source = TagSource(replace(config, problem=Problem.tags, builtin=None))
     with Progress() as progress:
-        told = progress.task("checking")
-        surveyed = Survey(tagged, Roles(COLUMNS[:1], COLUMNS[1]), Problem.tags, splitting, config.clean).run(told)
-    scheme = census.scheme()
-    for split, table in tagged.items():
-        findings = surveyed.findings[split]
-        table.tell(findings, scheme)
-        findings.rows_repaired += findings.found["repaired_tag"].count if "repaired_tag" in findings.found else 0
-    kinds = ", ".join(f"{name} {count:,}" for name, count in census.entities.get("train", {}).items())
-    remarks = [
-        Remark(Level.note, first.name, first.how() or "lists of words and tags"),
-        *surveyed.account(),
-        Remark(Level.note, "tags", f"{scheme.value}, {counted(len(census.types), 'type')}, {census.tokens:,} words"),
-        Remark(Level.note, "training entities", kinds or "none"),
-        *all_remarks(surveyed.findings.values()),
-        *_unseen_types(census),
-    ]
-    columns = {"text": roles.texts[0], "label": roles.label}
-    return Checkup(first.name, Problem.tags, columns, _rows(surveyed), census.entities, surveyed.words, remarks)
-
-
-def _unseen_types(census: TagCensus) -> Iterator[Remark]:
-    train = census.entities.get("train", {})
-    for split, counts in census.entities.items():
-        if unseen := [name for name in counts if name not in train]:
-            yield Remark(Level.warning, split, f"entities that no training row has: {', '.join(unseen)}")
-    if not train:
-        yield Remark(Level.error, "tags", "the training rows mark nothing", "data.label=COLUMN")
+        surveyed = source.survey(progress.task("checking"))
+    told = source.tag_remarks(surveyed)
+    remarks = [*source.remarks(), *surveyed.account(), *told, *all_remarks(surveyed.findings.values())]
+    columns = {"text": source.columns.texts[0], "label": source.columns.label}
+    entities = source.census.entities
+    return Checkup(source.name, Problem.tags, columns, _rows(surveyed), entities, surveyed.words, remarks)

@@ -68,9 +68,13 @@ def _format_writer(file: BinaryIO, suffix: str) -> tuple[Callable[[pa.RecordBatc
 
 
 def _flat_lists(block: pa.RecordBatch) -> pa.RecordBatch:
-    """Lists as one text each, separated by `|`, which is what a csv can hold."""
-    columns = [
-        pc.binary_join(column.cast(pa.list_(pa.string())), "|") if pa.types.is_list(column.type) else column
-        for column in block.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=block.schema.names)
+    """Lists as one text each, separated by `|`, which is what a csv can hold; lists of more than words as JSON."""
+    return pa.RecordBatch.from_arrays([_flat(column) for column in block.columns], names=block.schema.names)
+
+
+def _flat(column: pa.Array) -> pa.Array:
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        return column
+    if pa.types.is_nested(column.type.value_type):
+        return pa.array([json.dumps(each, ensure_ascii=False) for each in column.to_pylist()], pa.string())
+    return pc.binary_join(column.cast(pa.list_(pa.string())), "|")

@@ -19,13 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Encoding, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from flatout.data.vocabulary import EncodedBlock, Vocabulary, VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
 
 PAIR = "\ue003"
 """Stands between the two texts of a pair; a character of Unicode's private range."""
+_NOTHING = "?"
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _ROWS_A_CALL = 4_096
 _KIND = "subwords"
@@ -70,8 +71,8 @@ class Subwords:
         self.size: int = tokenizer.get_vocab_size()
 
     @classmethod
-    def load(cls, name: str, where: str = "model.pretrained, data.tokenizer") -> Subwords:
-        """The tokenizer of a folder, of the cache, or of the Hub."""
+    def load(cls, name: str, where: str = "model.pretrained, data.tokenizer", *, words: bool = False) -> Subwords:
+        """The tokenizer of a folder, of the cache, or of the Hub; for texts, or for lists of words."""
         from transformers import AutoTokenizer
 
         from flatout.data.hub import fetched
@@ -79,6 +80,9 @@ class Subwords:
         found = fetched(name, where, lambda: AutoTokenizer.from_pretrained(name, use_fast=True))
         if not getattr(found, "is_fast", False):
             raise UserError(where, f"{name} has no fast tokenizer", mend="Convert it to a tokenizer.json first.")
+        if words and "ByteLevel" in found.backend_tokenizer.to_str():
+            # Pieces with a blank before them are other pieces: each word of a list has one, as in a text.
+            found = AutoTokenizer.from_pretrained(name, use_fast=True, add_prefix_space=True)
         return cls.of(found)
 
     @classmethod
@@ -155,10 +159,12 @@ class Subwords:
         runs: list[NDArray[np.int32]] = []
         firsts: list[NDArray[np.bool_]] = []
         for rows in _pieces(words):
-            for encoding in self.tokenizer.encode_batch(rows, is_pretokenized=True, add_special_tokens=False):
+            encodings = self.tokenizer.encode_batch(rows, is_pretokenized=True, add_special_tokens=False)
+            for row, encoding in zip(rows, encodings, strict=True):
+                if len(set(encoding.word_ids)) < len(row):
+                    encoding = self._with_all_words(row, encoding)
                 runs.append(np.array(encoding.ids, np.int32))
-                number = np.array([-1 if each is None else each for each in encoding.word_ids], np.int64)
-                firsts.append(np.diff(number, prepend=-1) > 0)
+                firsts.append(np.diff(np.array(encoding.word_ids, np.int64), prepend=-1) > 0)
         lengths = np.array([len(run) for run in runs], np.int64)
         is_first = np.concatenate([*firsts, np.empty(0, np.bool_)])
         block = self._framed(np.concatenate([*runs, np.empty(0, np.int32)]), lengths, max_length)
@@ -167,6 +173,12 @@ class Subwords:
         ends = np.cumsum(block.lengths, dtype=np.int64)
         total = np.append(0, np.cumsum(marks))
         return EncodedWords(block, marks, total[ends] - total[ends - block.lengths])
+
+    def _with_all_words(self, words: list[str], encoding: Encoding) -> Encoding:
+        """Words that a tokenizer makes nothing of, such as lone control characters, become a mark of their own."""
+        found = set(encoding.word_ids)
+        whole = [word if number in found else _NOTHING for number, word in enumerate(words)]
+        return self.tokenizer.encode(whole, is_pretokenized=True, add_special_tokens=False)
 
     def _runs(self, texts: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Ids of each text, one run after the other, without a frame."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
@@ -23,15 +24,25 @@ from flatout.data.feeding import FeedingConfig, require_other_files
 from flatout.data.problem import Problem
 from flatout.data.progress import Progress
 from flatout.data.roles import Roles
-from flatout.data.samples import HeadlinesConfig
+from flatout.data.samples import HeadlinesConfig, HeadlinesTable
 from flatout.data.splits import SPLITS, SplitBy
 from flatout.data.store import SCHEMA, Column, Store, StoreWriter, smallest_token_type
 from flatout.data.subwords import Encoder, Subwords, read_encoder, train_encoder
+from flatout.data.table import Table
 from flatout.data.text_source import TOPIC, TextBlock, TextSource
+from flatout.data.tweet_samples import TaggedTweetsConfig, TaggedTweetsTable, TweetsConfig, TweetsTable
 from flatout.data.vocabulary import EncodedBlock, VocabularyConfig
 from flatout.errors import UserError, as_choice, require
 
 _MANY_UNKNOWN = 0.1
+
+
+class Builtin(StrEnum):
+    """The samples that are made here."""
+
+    headlines = "headlines"
+    tweets = "tweets"
+    tagged_tweets = "tagged_tweets"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,7 +69,7 @@ class TextDataConfig(FeedingConfig):
     label: str | None = None
     """Column of the labels; null: found by its name."""
     problem: Problem = Problem.single
-    """One class a row, several, or a number; tags are checked only."""
+    """One class a row, several, a number, or a tag for each word."""
     label_delimiter: str | None = None
     """What separates the labels of a row when there are several in one string."""
     max_classes: int | None = None
@@ -70,8 +81,14 @@ class TextDataConfig(FeedingConfig):
     """Column whose equal values stay in one split, for split_by=group."""
     clean: CleaningConfig = field(default_factory=CleaningConfig)
     """What is done with rows that are not as they should be."""
+    builtin: Builtin | None = None
+    """The built-in sample that is used when nothing is given; null: tagged tweets for tags, else headlines."""
     sample: HeadlinesConfig = field(default_factory=HeadlinesConfig)
-    """The built-in headlines, used when nothing is given."""
+    """The built-in headlines."""
+    tweets: TweetsConfig = field(default_factory=TweetsConfig)
+    """The built-in tweets."""
+    tagged_tweets: TaggedTweetsConfig = field(default_factory=TaggedTweetsConfig)
+    """The built-in tagged tweets."""
     max_length: int = 128
     """Longest row in tokens; what is longer is cut, and counted."""
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
@@ -83,6 +100,12 @@ class TextDataConfig(FeedingConfig):
     def __post_init__(self) -> None:
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()
         self.problem = as_choice(Problem, self.problem, "data.problem")
+        is_tagged = self.problem is Problem.tags
+        default = Builtin.tagged_tweets if is_tagged else Builtin.headlines
+        self.builtin = default if self.builtin is None else as_choice(Builtin, self.builtin, "data.builtin")
+        fits = self.train is not None or self.source is not None or is_tagged == (self.builtin is Builtin.tagged_tweets)
+        mend = "Set data.problem=tags data.builtin=tagged_tweets, or leave both out."
+        require(fits, "data.builtin", f"{self.builtin} with data.problem={self.problem}", mend=mend)
         self.split_by = as_choice(SplitBy, self.split_by, "data.split_by")
         require(self.max_length >= 1, "data.max_length", f"{self.max_length}", allowed="1 or more")
         if self.text is not None:
@@ -106,6 +129,12 @@ class TextDataConfig(FeedingConfig):
         given = {name: getattr(self, name) for name in ("source", *SPLITS)}
         require_other_files(given, ("train", "source"))
 
+    def sample_table(self, split: str) -> Table:
+        """One split of the built-in sample."""
+        if self.builtin is Builtin.tagged_tweets:
+            return TaggedTweetsTable(self.tagged_tweets, split)
+        return TweetsTable(self.tweets, split) if self.builtin is Builtin.tweets else HeadlinesTable(self.sample, split)
+
     def _require_fitting_split(self) -> None:
         is_grouped = self.split_by is SplitBy.group
         mend = "Name the column: data.group=COLUMN." if is_grouped else "Set data.split_by=group."
@@ -120,6 +149,10 @@ class TextDataConfig(FeedingConfig):
 
     def prepare(self) -> PreparedText:
         """Open the store of this data, building it first when there is none."""
+        if self.problem is Problem.tags:
+            from flatout.data.tagging import TagPreparation  # it stands on this module
+
+            return TagPreparation(self).run()
         return TextPreparation(self).run()
 
 
@@ -166,20 +199,25 @@ class TextPreparation:
     """From a TextDataConfig to a store, a stage a method."""
 
     def __init__(self, config: TextDataConfig) -> None:
-        require(config.problem is not Problem.tags, "data.problem", "no task trains on tags yet", mend=_TAGS_MEND)
         self.config = config
-        self.source = TextSource(config)
-        self.given = None if config.tokenizer is None else Subwords.load(config.tokenizer)
+        self.source: TextSource = self._open_source()
+        self.given = self._load_given()
         """The tokenizer that is not made here."""
+
+    def _load_given(self) -> Subwords | None:
+        return None if self.config.tokenizer is None else Subwords.load(self.config.tokenizer)
+
+    def _open_source(self) -> TextSource:
+        return TextSource(self.config)
 
     def run(self) -> PreparedText:
         cache = Cache(self.config.cache)
         store, report = cache.open_or_build(self.source.name, self._recipe(), self._build)
         vocabulary = read_encoder(store.read_text("tokenizer.json"))
-        return PreparedText(store, vocabulary, report, self.source.name, self.config.problem, self.source.roles)
+        return PreparedText(store, vocabulary, report, self.source.name, self.config.problem, self.source.columns)
 
     def _recipe(self) -> Recipe:
-        config, splitting, roles = self.config, self.source.splitting, self.source.roles
+        config, splitting, roles = self.config, self.source.splitting, self.source.columns
         return {
             "source": self.source.fingerprints,
             "read": asdict(config.read),
@@ -199,7 +237,7 @@ class TextPreparation:
             surveyed = self.source.survey(progress.task("checking"))
             census = surveyed.census
             self._require_rows(surveyed)
-            census.require_classes(where="data.label")
+            self._require_classes(surveyed)
             vocabulary = self._train_vocabulary(surveyed, progress.task("reading"))
             totals = self._encode(writer, surveyed, vocabulary, progress.task("encoding"))
         self.source.require_unchanged()
@@ -207,16 +245,33 @@ class TextPreparation:
         mean, spread = census.scale()
         remarks = self._remarks(surveyed, totals)
         writer.facts |= {
-            "classes": census.classes(),
-            "class_counts": census.train_counts(),
+            "classes": self._classes(surveyed),
+            "class_counts": self._class_counts(surveyed),
             "target_mean": mean,
             "target_spread": spread,
-            "columns": {"text": list(self.source.roles.texts), "label": self.source.roles.label},
+            "columns": {"text": list(self.source.columns.texts), "label": self.source.columns.label},
             "splits": {split: total.facts() for split, total in totals.items()},
             "lengths": {split: total.lengths.as_dict() for split, total in totals.items()},
             "remarks": [remark.as_dict() for remark in remarks],
             "lines": [*self._lines(totals), *(remark.line() for remark in remarks)],
+            **self._more_facts(),
         }
+
+    def _require_classes(self, surveyed: Surveyed) -> None:
+        surveyed.census.require_classes(where="data.label")
+
+    def _class_remarks(self, surveyed: Surveyed) -> list[Remark]:
+        return surveyed.census.remarks("training rows")
+
+    def _classes(self, surveyed: Surveyed) -> list[str]:
+        return surveyed.census.classes()
+
+    def _class_counts(self, surveyed: Surveyed) -> list[int]:
+        return surveyed.census.train_counts()
+
+    def _more_facts(self) -> dict[str, Any]:
+        """What else is to be known of the data; for kinds of labels that need it."""
+        return {}
 
     def _require_rows(self, surveyed: Surveyed) -> None:
         tables = self.source.tables
@@ -255,11 +310,19 @@ class TextPreparation:
         writers = {split: writer.split(split, columns) for split in self.config.split_names(tables)}
         totals = {split: _Totals() for split in writers}
         for split, block in self.source.texts_and_labels(surveyed, told):
-            encoded = vocabulary.encode(block.texts, max_length=self.config.max_length)
-            targets = surveyed.census.targets(block.labels)
+            encoded, targets = self._encoded(split, block, surveyed, vocabulary)
             writers[split].append(tokens=(encoded.tokens, encoded.lengths), targets=targets, rows=block.rows)
-            totals[split].add(encoded, is_clean=_is_clean(block) if self.source.is_sample else None)
+            totals[split].add(encoded, is_clean=_is_clean(block))
         return totals
+
+    def _encoded(
+        self, split: str, block: TextBlock, surveyed: Surveyed, vocabulary: Encoder
+    ) -> tuple[EncodedBlock, Any]:
+        """Ids and targets of some rows."""
+        return (
+            vocabulary.encode(block.texts, max_length=self.config.max_length),
+            surveyed.census.targets(block.labels),
+        )
 
     def _lines(self, totals: dict[str, _Totals]) -> list[str]:
         counts = ", ".join(f"{split} {total.rows:,}" for split, total in totals.items())
@@ -271,15 +334,14 @@ class TextPreparation:
         return [
             *self.source.remarks(),
             *([] if self.source.is_sample else surveyed.account()),
+            *self._class_remarks(surveyed),
             *all_remarks(surveyed.findings.values()),
-            *surveyed.census.remarks("training rows"),
             *loss_remarks(
                 {split: (total.unknown, total.lengths) for split, total in totals.items()}, self.config.max_length
             ),
         ]
 
 
-_TAGS_MEND = "python -m flatout check reads and checks them."
 _TAKEN = {
     SplitBy.content: "by a hash of the text",
     SplitBy.stratified: "with the same share of each class",
@@ -311,6 +373,7 @@ _TARGET_COLUMNS = {
     Problem.single: Column("int32"),
     Problem.multi: Column("int32", ragged=True),
     Problem.regression: Column("float32"),
+    Problem.tags: Column("int32", ragged=True),
 }
 
 
@@ -351,6 +414,9 @@ class _Totals:
         }
 
 
-def _is_clean(block: TextBlock) -> int:
+def _is_clean(block: TextBlock) -> int | None:
+    """Rows whose label is the clean one; None where nobody knows."""
+    if TOPIC not in block.block.schema.names:
+        return None
     same = pc.equal(block.block.column("label"), block.block.column(TOPIC))
     return int(pc.sum(same).as_py() or 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ from flatout.data.checks.labels import normalise_labels
 from flatout.data.checks.survey import Survey, Surveyed
 from flatout.data.feeding import require_other_content
 from flatout.data.roles import find_roles
-from flatout.data.samples import HeadlinesTable
 from flatout.data.sources import open_splits
 from flatout.data.splits import SPLITS
 from flatout.data.subwords import PAIR
@@ -39,9 +38,11 @@ class TextSource:
         self.config = config
         self.is_sample = config.train is None and config.source is None
         """The built-in sample knows the clean topic of each row."""
-        self.tables = self._open_tables()
+        self.tables: Mapping[str, Table] = self._open_tables()
         join = PAIR if config.pair else config.join
         self.roles = find_roles(self.tables["train"], text=config.text, label=config.label, join=join)
+        self.columns = self.roles
+        """The columns as they are given."""
         validation_share, test_share = config.taken_shares(self.tables)
         self.splitting = Splitting(config.split_by, config.group, validation_share, test_share, config.split_seed)
         for table in self.tables.values():
@@ -77,7 +78,7 @@ class TextSource:
         """The rows of some splits, read again."""
         for name, table in self.tables.items():
             fates, first_row = surveyed.fates[name], 0
-            for block in table.blocks([*self.roles.columns, *([TOPIC] if self.is_sample else [])]):
+            for block in table.blocks(self._columns_read_again()):
                 fate = fates[first_row : first_row + block.num_rows]
                 self._require_same(len(fate) == block.num_rows, table)
                 rows = np.arange(first_row, first_row + block.num_rows)
@@ -99,6 +100,9 @@ class TextSource:
             mend = "Wait until it is written, then run the same command again."
             raise UserError("data", f"{table.name} changed while it was read", mend=mend)
 
+    def _columns_read_again(self) -> list[str]:
+        return [*self.roles.columns, *([TOPIC] if self.is_sample else [])]
+
     def _text_block(self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]) -> TextBlock:
         config, source = self.config, self.tables[name].name
         texts, _ = read_texts(block, self.roles, rows, Findings(source), escapes=config.clean.escapes)
@@ -114,7 +118,7 @@ class TextSource:
     def _open_tables(self) -> dict[str, Table]:
         config = self.config
         if self.is_sample:
-            return {split: HeadlinesTable(config.sample, split) for split in SPLITS}
+            return {split: config.sample_table(split) for split in SPLITS}
         given = {split: getattr(config, split) for split in SPLITS}
         return open_splits(config.source, given, config.read)
 

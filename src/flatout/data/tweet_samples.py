@@ -39,11 +39,10 @@ _SYLLABLES = Syllables(
     ends=("", "", "n", "r", "x", "l", "m", "ng", "ck", "s"),
 )
 _NO_WORD = -1  # an empty place of a phrase; slots are numbered down from -2
-_FRESH = "w"  # the slot of a made-up word within a name
 
 _MOOD_SHARES = (0.2, 0.44, 0.36)
 _ASKED_SHARE, _BUT_SHARE, _THOUGH_SHARE = 0.45, 0.22, 0.18
-_FILLER_SHARES = (0.8, 0.4, 0.17)
+_FILLER_SHARES = (0.85, 0.5, 0.25)
 _EMOJI_SHARE, _FITTING_EMOJI_SHARE = 0.35, 0.6
 _STRETCH_SHARE, _LOUD_WORD_SHARE, _LOUD_TEXT_SHARE, _CAPITAL_SHARE = 0.07, 0.04, 0.03, 0.6
 _NUM_THINGS, _NUM_SLANG, _NUM_HASHTAGS = 3_000, 50, 400
@@ -70,7 +69,11 @@ _BAD = (
 ).split()
 _VERY = "so so so really very totally absolutely super quite seriously".split()
 _TIMES = "today tonight tomorrow yesterday again now later already soon weekly".split()
-_EMOJI = {"glad": "😀 😍 🎉 ❤️ 👍 😊 🙌".split(), "cross": "😡 😭 💔 👎 😒 🤮 😞".split(), "plain": "🤔 👀 📷 ☕ 🎧 🚌 📺".split()}
+_EMOJI = {
+    "glad": "😀 😍 🎉 ❤️ 👍 😊 🙌".split(),
+    "cross": "😡 😭 💔 👎 😒 🤮 😞".split(),
+    "plain": "🤔 👀 📷 ☕ 🎧 🚌 📺".split(),
+}
 _UNCHANGED = r"^(@|#|http|RT$)"
 
 # {op} stands for an opinion: a phrase is written once for praise and once for blame.
@@ -99,29 +102,32 @@ _FILLERS = """
     reading about a {thing} {time} | bought a {thing} | going to the {thing} {time} | no {thing} without a {thing}
 """
 _OPENINGS = "| | | | | @user | @user | @user | @user @user | RT @user : | omg | ok | hey @user | well , | lol"
-_MARKS = "| | | | . | . | ! | !! | ... | ,"
+_MARKS = "| | | | . | . | ! | !! | ..."
 _ENDINGS = "| | | | {tag} | {tag} | {tag} {tag} | http | http | {tag} http | via @user | lol | @user"
 
 _ABOUT_NAMES = {
     "person": """
-        {name} says the {thing} is {time} | happy birthday {name} ! | met {name} at the {thing} | thanks {name} for the
-        {thing} | {name} just tweeted about the {thing} | so proud of my cousin {name} | dinner with {name} {time}
-        {name} told me about the {thing} | {name} and his {thing} | follow {name} she is at the {thing}
+        {name} says the {thing} is {time} | happy birthday {name} ! | met {name} at the {thing}
+        thanks {name} for the {thing} | {name} just tweeted about the {thing} | so proud of my cousin {name}
+        dinner with {name} {time} | {name} told me about the {thing} | {name} and his {thing}
+        follow {name} she is at the {thing}
     """,
     "place": """
         in {name} {time} | flying to {name} {time} | traffic near {name} {time} | the {thing} in {name} is closed
-        greetings from {name} ! | moved to {name} for the {thing} | it rains in {name} {time} | lost somewhere around
-        {name} | best {thing} this side of {name} | the road from {name} to {name} is closed
+        greetings from {name} ! | moved to {name} for the {thing} | it rains in {name} {time}
+        lost somewhere around {name} | best {thing} this side of {name}
+        the road from {name} to {name} is closed
     """,
     "group": """
         {name} fans at the {thing} | signed with {name} {time} | {name} won 3 - 1 | tickets for {name} live {time}
-        {name} lost the {thing} 2 - 0 | {name} are on tour {time} | the new singer of {name} quit | working for {name}
-        as of {time} | {name} vs {name} {time} | the members of {name} bought a {thing}
+        {name} lost the {thing} 2 - 0 | {name} are on tour {time} | the new singer of {name} quit
+        working for {name} as of {time} | {name} vs {name} {time} | the members of {name} bought a {thing}
     """,
     "work": """
-        watching {name} on tv {time} | {name} is on tv {time} | reading {name} for the third time | season two of
-        {name} starts {time} | the ending of {name} ! | page 80 of {name} {time} | {name} is my favourite film
-        the trailer for {name} is out {time} | listening to {name} on repeat | who wrote {name} ?
+        watching {name} on tv {time} | {name} is on tv {time} | reading {name} for the third time
+        season two of {name} starts {time} | the ending of {name} ! | page 80 of {name} {time}
+        {name} is my favourite film | the trailer for {name} is out {time} | listening to {name} on repeat
+        who wrote {name} ?
     """,
 }
 _NAME_FORMS = {
@@ -310,8 +316,8 @@ def _slot_number(num_groups: int, nth: int) -> int:
 
 
 def _listed(text: str) -> list[str]:
-    """Phrases parted by | (a line end is no end where a phrase goes on in the next line)."""
-    return [" ".join(phrase.split()) for phrase in text.split("|")]
+    """Phrases parted by | and by line ends."""
+    return [phrase.strip() for phrase in text.strip().replace("\n", "|").split("|")]
 
 
 def _width(phrase: Sequence[str], slots: Sequence[str]) -> int:
@@ -324,3 +330,204 @@ def _placed(phrase: Sequence[str], numbers: Mapping[str, int], slots: Sequence[s
     for word in phrase:
         placed += [numbers[word], *[_NO_WORD] * (_width([word], slots) - 1)]
     return placed + [_NO_WORD] * (longest - len(placed))
+
+
+def _all_ways(words: Sequence[str]) -> pa.Array:
+    """Words as written, Capitalised, LOUD and streeetched; handles, hashtags and links always as written."""
+    written = pa.array(words, pa.large_string())
+    fixed = pc.match_substring_regex(written, _UNCHANGED)
+    stretched = pc.replace_substring_regex(written, r"([aeiou])([^aeiou]*)$", r"\1\1\1\1\2")
+    ways = (pc.utf8_capitalize(written), pc.utf8_upper(written), stretched)
+    return pa.concat_arrays([written, *(pc.if_else(fixed, written, way) for way in ways)])
+
+
+@lru_cache
+def _tweet_phrases() -> _Phrases:
+    random = np.random.Generator(np.random.Philox(key=[_TWEETS_WORDS_KEY, 0]))
+    things, taken = _things(random)
+    slang = made_up_words(random, 2 * _NUM_SLANG, taken, _SYLLABLES)
+    groups = {
+        **_shared_groups(things),
+        "good": _GOOD + slang[:_NUM_SLANG],
+        "bad": _BAD + slang[_NUM_SLANG:],
+        "very": _VERY,
+        **_EMOJI,
+    }
+    praise, blame = (
+        "|".join((_AS_SAID.strip().replace("{op}", own), _REVERSED.strip().replace("{op}", other)))
+        for own, other in (("{good}", "{bad}"), ("{bad}", "{good}"))
+    )
+    asked = "|".join(_ASKED.strip().replace("{op}", word) for word in ("{good}", "{bad}"))
+    kinds = {"none": "", "negative": blame, "positive": praise, "asked": asked, **_shared_kinds()}
+    kinds |= {f"{mood} but": _around("", kinds[mood], " but") for mood in ("negative", "positive")}
+    kinds |= {f"though {mood}": _around("even though ", kinds[mood], "") for mood in ("negative", "positive")}
+    kinds |= {name: f"{{{name}}}|{{{name}}}|{{{name}}} {{{name}}}" for name in _EMOJI}
+    return _phrases(groups, (), kinds)
+
+
+def _things(random: np.random.Generator) -> tuple[list[str], set[str]]:
+    """Words for things, known ones first, and all words that no made-up word may repeat."""
+    taken = {*_THINGS, *_GOOD, *_BAD, *_VERY, *_TIMES}
+    made = made_up_words(random, _NUM_THINGS - len(_THINGS), taken, _SYLLABLES)
+    return _THINGS + made, taken
+
+
+def _shared_groups(things: Sequence[str]) -> dict[str, Sequence[str]]:
+    return {"thing": things, "time": _TIMES, "tag": [f"#{thing}" for thing in things[:_NUM_HASHTAGS]]}
+
+
+def _shared_kinds() -> dict[str, str]:
+    return {"filler": _FILLERS, "opening": _OPENINGS, "mark": _MARKS, "ending": _ENDINGS}
+
+
+def _around(before: str, phrases: str, after: str) -> str:
+    return "|".join(f"{before}{phrase}{after}" for phrase in _listed(phrases))
+
+
+def _tweet_texts(random: np.random.Generator, moods: NDArray[np.int64]) -> pa.Array:
+    phrases = _tweet_phrases()
+    ids = phrases.drawn(random, _tweet_kinds(random, moods, phrases.kinds))
+    can_stress = np.isin(ids, [phrases.groups[name][0] for name in ("good", "bad", "very")])
+    phrases.fill(random, ids)
+    way = random.random(ids.shape)
+    ids[can_stress & (way < _STRETCH_SHARE)] += 3 * phrases.num_words
+    ids[can_stress & (way > 1 - _LOUD_WORD_SHARE)] += 2 * phrases.num_words
+    _stress_texts(random, ids, phrases.num_words)
+    tokens = _lists(phrases.words.take(pa.array(ids[ids >= 0])), ids)
+    texts = pc.binary_join(tokens, pa.scalar(" ", pa.large_string()))
+    return pc.replace_substring_regex(texts, r" ([?!.,]+)( |$)", r"\1\2").cast(pa.string())
+
+
+def _tweet_kinds(random: np.random.Generator, moods: NDArray[np.int64], kind: Mapping[str, int]) -> NDArray[np.int64]:
+    """Kinds of phrases, rows by phrases, such that each row has its mood."""
+
+    def some(share: float, kinds: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        return np.where(random.random(_BLOCK) < share, kinds, kind["none"])
+
+    def by_mood(negative: str, neutral: str, positive: str) -> NDArray[np.int64]:
+        return np.array([kind[negative], kind[neutral], kind[positive]])[moods]
+
+    chance = random.random(_BLOCK)
+    none = np.full(_BLOCK, kind["none"])
+    but = np.where(chance < _BUT_SHARE, by_mood("positive but", "none", "negative but"), none)
+    though = np.where(chance > 1 - _THOUGH_SHARE, by_mood("though positive", "none", "though negative"), none)
+    is_asked = (random.random(_BLOCK) < _ASKED_SHARE) & (moods == MOODS.index("neutral"))
+    said = np.where(is_asked, kind["asked"], by_mood("negative", "filler", "positive"))
+    emoji_moods = np.where(random.random(_BLOCK) < _FITTING_EMOJI_SHARE, moods, random.integers(0, 3, _BLOCK))
+    emoji = np.array([kind[name] for name in ("cross", "plain", "glad")])[emoji_moods]
+    fillers = [some(share, kind["filler"]) for share in _FILLER_SHARES]
+    opening, ending = (np.full(_BLOCK, kind[name]) for name in ("opening", "ending"))
+    marks = [np.where(is_marked, kind["mark"], none) for is_marked in (fillers[0] != none, ~is_asked)]
+    order = (
+        opening,
+        fillers[0],
+        marks[0],
+        but,
+        said,
+        though,
+        marks[1],
+        *fillers[1:],
+        some(_EMOJI_SHARE, emoji),
+        ending,
+    )
+    return np.stack(order, axis=1)
+
+
+def _stress_texts(random: np.random.Generator, ids: NDArray[np.int32], num_words: int) -> None:
+    """Most texts with a capital first (unless that word is stressed already), a few all in capitals."""
+    rows = np.arange(len(ids))
+    first = (ids >= 0).argmax(axis=1)
+    has_capital = (ids[rows, first] < num_words) & (random.random(len(ids)) < _CAPITAL_SHARE)
+    ids[rows[has_capital], first[has_capital]] += num_words
+    loud = (ids >= 0) & (random.random(len(ids)) < _LOUD_TEXT_SHARE)[:, None]
+    ids[loud] = ids[loud] % num_words + 2 * num_words
+
+
+def _lists(values: pa.Array, ids: NDArray[np.int32]) -> pa.ListArray:
+    """Values of all used places, parted into rows."""
+    offsets = np.append(0, np.cumsum((ids >= 0).sum(axis=1))).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, values)
+
+
+@lru_cache
+def _tagged_phrases() -> tuple[_Phrases, NDArray[np.int32]]:
+    """Phrases, and names as words: splits by types (the last one: any type) by names by places."""
+    random = np.random.Generator(np.random.Philox(key=[_TAGGED_WORDS_KEY, 0]))
+    things, taken = _things(random)
+    given = made_up_words(random, _NUM_GIVEN, taken, _SYLLABLES)
+    names = [_names(random, kind, given, taken) for _ in _SPLIT_STREAM for kind in _NAME_FORMS]
+    words = list(dict.fromkeys(word for pool in names for name in pool for word in name))
+    kinds = {"none": "", **_shared_kinds()}
+    kinds |= {kind: text.replace("{name}", f"{{{kind}}}") for kind, text in _ABOUT_NAMES.items()}
+    phrases = _phrases({**_shared_groups(things), "name": words}, ENTITY_TYPES, kinds)
+    numbers = {word: phrases.groups["name"][1] + number for number, word in enumerate(words)}
+    padded = [[numbers[word] for word in name] + [_NO_WORD] * (_LONGEST_NAME - len(name)) for p in names for name in p]
+    shape = (len(_SPLIT_STREAM), len(_NAME_FORMS), _NAMES_PER_POOL, _LONGEST_NAME)
+    return phrases, np.array(padded, np.int32).reshape(shape)
+
+
+def _names(random: np.random.Generator, kind: str, given: Sequence[str], taken: set[str]) -> list[list[str]]:
+    """Names of one type; every one has a made-up word of its own, so no two pools share a name."""
+    own = iter(made_up_words(random, 2 * _NAMES_PER_POOL, taken, _SYLLABLES))
+    forms = [
+        _NAME_FORMS[kind][number].split() for number in random.integers(0, len(_NAME_FORMS[kind]), _NAMES_PER_POOL)
+    ]
+    firsts = iter(draw_long_tailed(random, 2 * _NAMES_PER_POOL, len(given), _TAIL["name"]))
+
+    def filled(word: str) -> str:
+        return next(own) if word == "{w}" else given[next(firsts)] if word == "{given}" else word
+
+    return [[filled(word) for word in form] for form in forms]
+
+
+def _tagged(random: np.random.Generator, split: str, noise: float) -> dict[str, pa.Array]:
+    phrases, names = _tagged_phrases()
+    ids = phrases.drawn(random, _tagged_kinds(random, phrases.kinds))
+    phrases.fill(random, ids)
+    rows, places, types = _name_slots(ids, len(phrases.groups))
+    chosen = _chosen_names(random, types, names, _SPLIT_STREAM[split])
+    is_lower = random.random(len(rows)) < _LOWERCASE_SHARE
+    tags, clean_tags = (np.zeros(ids.shape, np.int32) for _ in range(2))
+    noisy = _disturbed(random, types, len(ENTITY_TYPES), noise)
+    for nth in range(_LONGEST_NAME):
+        used = chosen[:, nth] >= 0
+        at = rows[used], places[used] + nth
+        ids[at] = (chosen[:, nth] + np.where(is_lower, 0, phrases.num_words))[used]
+        for to_fill, of_types in ((tags, noisy), (clean_tags, types)):
+            to_fill[at] = 1 + 2 * of_types[used] + (nth > 0)
+    _stress_texts(random, ids, phrases.num_words)
+    tag_names, is_used = pa.array(TAGS, pa.large_string()), ids >= 0
+    made = {"tokens": phrases.words.take(pa.array(ids[is_used]))}
+    made |= {name: tag_names.take(pa.array(t[is_used])) for name, t in (("tags", tags), ("clean_tags", clean_tags))}
+    return {name: _lists(values, ids) for name, values in made.items()}
+
+
+def _tagged_kinds(random: np.random.Generator, kind: Mapping[str, int]) -> NDArray[np.int64]:
+    """Kinds of phrases, rows by phrases: none, one or two of them are about names."""
+    of_types = np.array([kind[name] for name in ENTITY_TYPES])
+    first, second = of_types[random.choice(len(of_types), (2, _BLOCK), p=_TYPE_SHARES)]
+    first = np.where(random.random(_BLOCK) < _FIRST_NAME_SHARE, first, kind["filler"])
+    second = np.where(random.random(_BLOCK) < _SECOND_NAME_SHARE, second, kind["none"])
+    is_filled = random.random((3, _BLOCK)) < np.array(_TAGGED_FILLER_SHARES)[:, None]
+    fillers = np.where(is_filled, kind["filler"], kind["none"])
+    opening, mark, ending = (np.full(_BLOCK, kind[name]) for name in ("opening", "mark", "ending"))
+    order = (opening, fillers[0], first, mark, fillers[1], second, mark, fillers[2], ending)
+    return np.stack(order, axis=1)
+
+
+def _name_slots(
+    ids: NDArray[np.int32], num_groups: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Row, place and type of every slot of a name."""
+    first_slot = _slot_number(num_groups, 0)
+    rows, places = np.nonzero(ids <= first_slot)
+    return rows, places, (first_slot - ids[rows, places]).astype(np.int64)
+
+
+def _chosen_names(
+    random: np.random.Generator, types: NDArray[np.int64], names: NDArray[np.int32], split: int
+) -> NDArray[np.int32]:
+    """A name for each type: at times one that any type may have, and outside training often one of the split's own."""
+    pools = np.where(random.random(len(types)) < _UNSEEN_SHARE, split, _SPLIT_STREAM["train"])
+    kinds = np.where(random.random(len(types)) < _AMBIGUOUS_SHARE, len(ENTITY_TYPES), types)
+    return names[pools, kinds, draw_long_tailed(random, len(types), _NAMES_PER_POOL, _TAIL["name"])]

@@ -7,7 +7,7 @@ Rows are sorted by length inside a block, so prediction pads as little as traini
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,10 @@ class Predictor:
     """Columns of the texts and the labels in the tables it was trained on."""
     escapes: Escapes = Escapes.keep
     label_delimiter: str | None = None
-    threshold: float = 0.5
-    """Least probability of a label where there are several a row."""
+    temperature: float = 1.0
+    """What logits are divided by, so that probabilities are as often right as they say; for one class a row."""
+    thresholds: list[float] = field(default_factory=list)
+    """Least probability of each label where there are several a row; empty: one half."""
 
     @classmethod
     def load(cls, run: str | Path, device: str | torch.device = "cpu") -> Predictor:
@@ -75,12 +77,11 @@ class Predictor:
         roles = Roles(tuple(columns["texts"]), columns["label"], columns["join"])
         config: Any = built(MODELS[described["kind"]], {**described["config"], **_without_files(described["config"])})
         if isinstance(config, TransformerConfig):
-            assert isinstance(vocabulary, Subwords)
             outputs = Outputs(classes, settings["problem"])
-            model: nn.Module = config.rebuild(outputs, folder.read_json(ENCODER), pair_separator(vocabulary, roles))
+            model: nn.Module = load_encoder(folder, outputs, separator=roles.join == PAIR)[0]
         else:
             model = config.build(num_outputs=len(classes), vocabulary_size=vocabulary.size)
-        model.load_state_dict(folder.weights())
+            model.load_state_dict(folder.weights())
         return cls(
             model=model.to(device).eval(),
             vocabulary=vocabulary,
@@ -89,6 +90,8 @@ class Predictor:
             roles=roles,
             escapes=Escapes(data["escapes"]),
             label_delimiter=data["label_delimiter"],
+            temperature=settings.get("temperature", 1.0),
+            thresholds=settings.get("thresholds", []),
         )
 
     def save(self, folder: Path, model_config: Any) -> None:
@@ -96,6 +99,8 @@ class Predictor:
         settings = {
             "problem": self.labels.problem.value,
             "scale": {"mean": self.labels.mean, "spread": self.labels.spread},
+            "temperature": self.temperature,
+            "thresholds": self.thresholds,
             "data": {
                 "max_length": self.max_length,
                 "columns": asdict(self.roles),
@@ -103,15 +108,15 @@ class Predictor:
                 "label_delimiter": self.label_delimiter,
             },
         }
-        written = ModelFolder(folder)
-        written.write(self.model, model_config, self.labels.classes, settings)
+        ModelFolder(folder).write(self.model, model_config, self.labels.classes, settings)
         if isinstance(self.model, Transformer):
-            written.write_json(ENCODER, self.model.described.to_diff_dict())
+            save_encoder(folder, self.model)
         (folder / TOKENIZER).write_text(self.vocabulary.to_json(), encoding="utf-8")
 
-    def predict(self, texts: Sequence[str] | str) -> list[Prediction]:
-        """What the model says of each text, in their order."""
-        rows = [texts] if isinstance(texts, str) else list(texts)
+    def predict(self, texts: Sequence[str | tuple[str, str]] | str) -> list[Prediction]:
+        """What the model says of each text, or of each pair of texts, in their order."""
+        given = [texts] if isinstance(texts, str) else list(texts)
+        rows = [text if isinstance(text, str) else PAIR.join(text) for text in given]
         if not rows:
             return []
         return self.read(self.outputs(pa.array(rows, pa.string())))
@@ -135,12 +140,21 @@ class Predictor:
         if self.labels.problem is Problem.regression:
             return [Prediction(value, None) for value in outputs.squeeze(-1).tolist()]
         if self.labels.problem is Problem.single:
-            probabilities, ids = outputs.softmax(-1).max(-1)
+            probabilities, ids = self.shares(outputs).max(-1)
             found = zip(ids.tolist(), probabilities.tolist(), strict=True)
             return [Prediction(classes[i], probability) for i, probability in found]
-        rows = outputs.sigmoid().tolist()
-        chosen = [[(c, p) for c, p in zip(classes, row, strict=True) if p >= self.threshold] for row in rows]
+        least, rows = self.least_shares().tolist(), self.shares(outputs).tolist()
+        chosen = [[(c, p) for c, p, t in zip(classes, row, least, strict=True) if p >= t] for row in rows]
         return [Prediction([c for c, _ in row], [p for _, p in row]) for row in chosen]
+
+    def shares(self, outputs: Tensor) -> Tensor:
+        """Logits as probabilities."""
+        is_single = self.labels.problem is Problem.single
+        return (outputs / self.temperature).softmax(-1) if is_single else outputs.sigmoid()
+
+    def least_shares(self) -> Tensor:
+        """`[C]` from which probability on a label is answered, where there are several a row."""
+        return torch.tensor(self.thresholds) if self.thresholds else torch.full((self.labels.num_outputs,), 0.5)
 
     def _batches(self, texts: pa.Array, rows_per_batch: int) -> Iterator[FlatBatch]:
         encoded = self.vocabulary.encode(texts, max_length=self.max_length)
@@ -149,6 +163,22 @@ class Predictor:
         layout = Layout(getattr(self.model, "layout", Layout.flat))
         plan = PlanSettings(rows_per_batch=rows_per_batch, layout=layout, shuffle=False)
         return iter(Feed(split, plan, device=next(self.model.parameters()).device))
+
+
+def save_encoder(folder: Path, model: Transformer) -> None:
+    """Beside the weights, what transformers needs to build the same encoder."""
+    ModelFolder(folder).write_json(ENCODER, model.described.to_diff_dict())
+
+
+def load_encoder(folder: ModelFolder, outputs: Outputs, *, separator: bool) -> tuple[Transformer, Subwords]:
+    """An encoder with its weights, and its tokenizer; `separator` says whether its rows are pairs."""
+    described = folder.settings()["model"]
+    config = built(TransformerConfig, {**described["config"], **_without_files(described["config"])})
+    vocabulary = read_encoder((folder.path / TOKENIZER).read_text(encoding="utf-8"))
+    assert isinstance(vocabulary, Subwords)
+    model = config.rebuild(outputs, folder.read_json(ENCODER), vocabulary.frame.separator if separator else None)
+    model.load_state_dict(folder.weights())
+    return model, vocabulary
 
 
 def pair_separator(encoder: Encoder, roles: Roles) -> int | None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.bits.data import BitsDataConfig
+from flatout.data.problem import Problem
 from flatout.kinds.bits import BitsKind
 from flatout.kinds.kind import Kind
+from flatout.kinds.tags import TagKind
 from flatout.kinds.text import TextKind
 
 
 def kind_of(config: Any, data: Any) -> Kind:
     """The kind of run that trains on prepared data."""
-    return BitsKind(config, data) if isinstance(config, BitsDataConfig) else TextKind(config, data)
+    if isinstance(config, BitsDataConfig):
+        return BitsKind(config, data)
+    return (TagKind if config.problem is Problem.tags else TextKind)(config, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import nn
 
+from flatout.data.problem import Problem
 from flatout.data.store import Store
 from flatout.data.subwords import Subwords
 from flatout.data.text import PreparedText, TextDataConfig
@@ -20,6 +22,7 @@ from flatout.kinds.kind import Feeds, Kind
 from flatout.models.transformer import Outputs, Transformer, TransformerConfig
 from flatout.optim import OptimConfig
 from flatout.run_folder import RunFolder
+from flatout.tasks.calibration import best_thresholds, calibrated
 from flatout.tasks.classification import ClassificationTask, Labels
 from flatout.tasks.step import StepTask
 
@@ -33,6 +36,8 @@ class TextKind(Kind):
 
     def __init__(self, config: TextDataConfig, data: PreparedText) -> None:
         self.config, self.data = config, data
+        self.temperature = 1.0
+        self.thresholds: list[float] = []
         facts = data.facts
         self.labels = Labels(
             problem=data.problem,
@@ -42,6 +47,17 @@ class TextKind(Kind):
             mean=facts["target_mean"],
             spread=facts["target_spread"],
         )
+
+    @property
+    def encoder(self) -> Subwords:
+        """The tokenizer of an encoder."""
+        assert isinstance(self.data.vocabulary, Subwords), "RunConfig gives every encoder a tokenizer with a frame"
+        return self.data.vocabulary
+
+    @property
+    def outputs(self) -> Outputs:
+        """What the outputs of a model mean."""
+        return Outputs(self.labels.classes, self.labels.problem.value)
 
     def before_training(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
         save_split_rows(self.data.store, place.path / SPLIT_ROWS)
@@ -62,12 +78,10 @@ class TextKind(Kind):
         return built
 
     def _build_encoder(self, config: TransformerConfig, place: RunFolder) -> Transformer:
-        encoder = self.data.vocabulary
-        assert isinstance(encoder, Subwords), "RunConfig gives every encoder a tokenizer with a frame"
+        encoder = self.encoder
         separator = pair_separator(encoder, self.data.roles)
-        outputs = Outputs(self.labels.classes, self.labels.problem.value)
         model = config.build(
-            outputs, vocabulary_size=encoder.size, padding_id=encoder.frame.padding, separator_id=separator
+            self.outputs, vocabulary_size=encoder.size, padding_id=encoder.frame.padding, separator_id=separator
         )
         longest = model.longest_row()
         require(
@@ -91,6 +105,22 @@ class TextKind(Kind):
     ) -> StepTask:
         return ClassificationTask(model, self.labels, task, optim, total_steps=total_steps, clip=clip)
 
+    def after_best(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
+        """Temperature or thresholds, found on the validation rows and told."""
+        assert isinstance(task, ClassificationTask)
+        if self.labels.problem is Problem.single:
+            found = calibrated(*task.answers(feeds.validation))
+            self.temperature = found.temperature
+            told = f"calibration error {found.error_before:.3f}, without it, {found.error_after:.3f} with it"
+            place.choose("temperature", f"{found.temperature:.2f}", "likeliest on the validation rows", told)
+            place.summary.set("calibration", asdict(found))
+        elif self.labels.problem is Problem.multi:
+            outputs, targets = task.answers(feeds.validation)
+            self.thresholds = best_thresholds(outputs.sigmoid(), targets)
+            task.set_thresholds(self.thresholds)
+            span = f"{min(self.thresholds):.2f} to {max(self.thresholds):.2f}"
+            place.choose("thresholds", span, "best F1 of each label", "on the validation rows")
+
     def predictor(self, task: StepTask) -> Predictor:
         return Predictor(
             model=task.model.eval(),
@@ -100,6 +130,8 @@ class TextKind(Kind):
             roles=self.data.roles,
             escapes=self.config.clean.escapes,
             label_delimiter=self.config.label_delimiter,
+            temperature=self.temperature,
+            thresholds=self.thresholds,
         )
 
 

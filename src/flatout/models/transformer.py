@@ -129,8 +129,9 @@ class TransformerConfig:
         if self.unfreeze_epochs:
             model.wait(self.unfreeze_epochs)
         if self.gradient_checkpointing:
-            model.net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return model
+            enable = getattr(model.net, "activation_checkpointing_enable", model.net.gradient_checkpointing_enable)
+            enable({"use_reentrant": False})
+        return model.train()  # from_pretrained gives what is meant to answer, without dropout
 
     def rebuild(self, outputs: Outputs, described: dict[str, Any], separator_id: int | None) -> Transformer:
         """The encoder that a run saved, without weights: `described` is what its own configuration was."""

@@ -48,6 +48,7 @@ def empty_summary() -> dict[str, Any]:
         },
         "verdict": None,
         "baseline": None,
+        "calibration": None,
         "metrics": {},
         "artifacts": {},
     }
@@ -187,4 +188,5 @@ def _nulls(names: str) -> dict[str, Any]:
 _LATER: dict[str, Callable[[], dict[str, Any]]] = {
     "verdict": lambda: _nulls("limit share mend predicted_gain"),
     "baseline": lambda: {"name": None, "metrics": {}},
+    "calibration": lambda: _nulls("temperature error_before error_after"),
 }

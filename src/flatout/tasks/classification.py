@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.data.batch import FlatBatch
+from flatout.data.feed import Feed
 from flatout.data.problem import Problem
 from flatout.errors import as_choice, require
-from flatout.metrics import TaskMetrics, monitored_metric
+from flatout.metrics import MultiMetrics, TaskMetrics, monitored_metric
 from flatout.optim import OptimConfig
 from flatout.tasks.step import StepTask
 
@@ -107,6 +108,25 @@ class ClassificationTask(StepTask):
 
     def judged(self) -> dict[str, float]:
         return self.metrics.compute()
+
+    @torch.inference_mode()
+    def answers(self, feed: Feed, most_rows: int = 20_000) -> tuple[Tensor, Tensor]:
+        """Outputs and targets of a feed's first rows, on the host."""
+        self.model.eval()
+        outputs: list[Tensor] = []
+        targets: list[Tensor] = []
+        for batch in feed.afresh():
+            with self.trainer.precision_plugin.forward_context():
+                outputs.append(real_rows(self.model(batch), batch).float().cpu())
+            targets.append(self._targets(batch).cpu())
+            if sum(map(len, outputs)) >= most_rows:
+                break
+        return torch.cat(outputs), torch.cat(targets)
+
+    def set_thresholds(self, thresholds: list[float]) -> None:
+        """From which probability on each label is answered, where there are several a row."""
+        assert isinstance(self.metrics, MultiMetrics)
+        self.metrics.thresholds.copy_(torch.tensor(thresholds))
 
     def unscaled(self, outputs: Tensor) -> Tensor:
         """Outputs in the unit of the targets: a regression learns standardised ones."""

@@ -21,6 +21,8 @@ from flatout.data.values import decoded, is_list, is_text
 from flatout.errors import UserError
 
 COLUMNS = ("text", "label")
+LISTS = ("tokens", "tags")
+"""The same as lists, for a later pass."""
 
 
 class TaggedTable(Table):
@@ -48,12 +50,15 @@ class TaggedTable(Table):
         for block in self.table.blocks(self.roles.columns, rows_per_block):
             rows = np.arange(first_row, first_row + block.num_rows)
             first_row += block.num_rows
-            tokens = self._lists(block.column(self.roles.texts[0]), "data.text")
-            tags = self._lists(block.column(self.roles.label), "data.label")
+            words, marks = self.roles.texts[0], self.roles.label
+            tokens = word_lists(block.column(words), name=words, table=self.name, key="data.text")
+            tags = word_lists(block.column(marks), name=marks, table=self.name, key="data.label")
             self._require_pairs(tokens, tags, rows)
-            self._note(self.census.read(tags, rows), tokens, rows)
-            joined = {"text": pc.binary_join(tokens, _blank()), "label": pc.binary_join(tags, _blank())}
-            yield pa.RecordBatch.from_arrays([joined[name] for name in columns], names=list(columns))
+            held = {"tokens": tokens, "tags": tags}
+            if "label" in columns:  # the first pass; what it counts is counted once
+                self._note(self.census.read(tags, rows), tokens, rows)
+                held |= {"text": pc.binary_join(tokens, _blank()), "label": pc.binary_join(tags, _blank())}
+            yield pa.RecordBatch.from_arrays([held[name] for name in columns], names=list(columns))
 
     def tell(self, findings: Findings, scheme: Scheme) -> None:
         """What was found in the tags, now that their scheme is known."""
@@ -68,28 +73,28 @@ class TaggedTable(Table):
         is_blank = pc.equal(pc.binary_length(pc.utf8_trim_whitespace(pc.list_flatten(tokens))), 0)
         self._blank.append(rows[np.unique(row_of[is_blank.to_numpy(zero_copy_only=False)])])
 
-    def _lists(self, column: pa.Array, key: str) -> pa.Array:
-        """Words or tags of each row; one text a row is parted at its blanks."""
-        column = decoded(column)
-        if is_text(column.type):
-            column = pc.ascii_split_whitespace(pc.utf8_trim_whitespace(column))
-        name = self.roles.label if key == "data.label" else self.roles.texts[0]
-        kind = column.type.value_type if is_list(column.type) else column.type
-        if pa.types.is_null(kind):
-            column = column.cast(pa.list_(pa.large_string()))
-            kind = column.type.value_type
-        if not is_list(column.type) or not is_text(kind):
-            mend = "Write tags by their names, not by numbers." if pa.types.is_integer(kind) else ""
-            what = f"column {name!r} of {self.name} holds {column.type}"
-            raise UserError(key, what, allowed="a list of texts in each row", mend=mend)
-        return pc.fill_null(column.cast(pa.list_(pa.large_string())), pa.scalar([], pa.list_(pa.large_string())))
-
     def _require_pairs(self, tokens: pa.Array, tags: pa.Array, rows: NDArray[np.int64]) -> None:
         words, marks = (pc.list_value_length(each).to_numpy() for each in (tokens, tags))
         if (wrong := np.flatnonzero(words != marks)).size:
             row = int(wrong[0])
             what = f"{self.name} row {self.locate(int(rows[row]) + 1)}: {words[row]} words and {marks[row]} tags"
             raise UserError("data.label", what, mend="Give every word one tag.")
+
+
+def word_lists(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array:
+    """Words or tags of each row of the column `name`; one text a row is parted at its blanks."""
+    column = decoded(column)
+    if is_text(column.type):
+        column = pc.ascii_split_whitespace(pc.utf8_trim_whitespace(column))
+    kind = column.type.value_type if is_list(column.type) else column.type
+    if pa.types.is_null(kind):
+        column = column.cast(pa.list_(pa.large_string()))
+        kind = column.type.value_type
+    if not is_list(column.type) or not is_text(kind):
+        mend = "Write tags by their names, not by numbers." if pa.types.is_integer(kind) else ""
+        what = f"column {name!r} of {table} holds {column.type}"
+        raise UserError(key, what, allowed="a list of texts in each row", mend=mend)
+    return pc.fill_null(column.cast(pa.list_(pa.large_string())), pa.scalar([], pa.list_(pa.large_string())))
 
 
 def _blank() -> pa.Scalar:

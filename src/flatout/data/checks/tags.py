@@ -62,6 +62,13 @@ class TagCensus:
 
     def read(self, tags: pa.Array, rows: NDArray[np.int64]) -> TagBlock:
         """Tags as numbers, counted."""
+        block = self.numbered(tags, rows)
+        self.tokens += len(block.types)
+        self._count(block)
+        return block
+
+    def numbered(self, tags: pa.Array, rows: NDArray[np.int64]) -> TagBlock:
+        """Tags as numbers."""
         values = pc.dictionary_encode(pc.fill_null(pc.list_flatten(tags), ""))
         lengths = pc.list_value_length(tags).to_numpy(zero_copy_only=False)
         offsets = np.append(0, np.cumsum(lengths)).astype(np.int64)
@@ -69,10 +76,11 @@ class TagCensus:
         names = values.dictionary.to_pylist()
         self._require_known(names, codes, offsets, rows)
         parsed = np.array([self._parsed(name) for name in names] or [(0, 0)], np.int32)
-        block = TagBlock(parsed[codes, 0].astype(np.int8), parsed[codes, 1], offsets)
-        self.tokens += len(codes)
-        self._count(block)
-        return block
+        return TagBlock(parsed[codes, 0].astype(np.int8), parsed[codes, 1], offsets)
+
+    def names(self) -> list[str]:
+        """The tags of BIO for every type: `O`, then B and I of each."""
+        return ["O", *(f"{letter}-{name}" for name in self.types for letter in "BI")]
 
     def scheme(self) -> Scheme:
         """The scheme of everything that was read."""
@@ -152,9 +160,6 @@ def misplaced(block: TagBlock, scheme: Scheme) -> NDArray[np.bool_]:
     return wrong | (is_open & ~goes_on)
 
 
-def as_bio(block: TagBlock, types: dict[str, int]) -> pa.Array:
-    """The same entities with B at each beginning and I behind it."""
-    names = [name for name, _ in sorted(types.items(), key=lambda item: item[1])]
-    known = pa.array(["O", *(f"{letter}-{name}" for name in names for letter in "BI")], pa.large_string())
-    codes = np.where(block.types == 0, 0, block.types * 2 - begins(block))
-    return pa.ListArray.from_arrays(pa.array(block.offsets.astype(np.int32)), known.take(pa.array(codes)))
+def as_bio(block: TagBlock) -> NDArray[np.int32]:
+    """The same entities with B at each beginning and I behind it, as places in `TagCensus.names`."""
+    return np.where(block.types == 0, 0, block.types * 2 - begins(block)).astype(np.int32)

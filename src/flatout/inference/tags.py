@@ -1,0 +1,146 @@
+"""A trained tagger: rows of words in, a tag for each word and the entities they mark out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from flatout.data.batch import FlatBatch
+from flatout.data.entities import find_entities
+from flatout.data.feed import Feed
+from flatout.data.plan import Layout, PlanSettings
+from flatout.data.roles import Roles
+from flatout.data.store import Ragged, StoreSplit
+from flatout.data.subwords import EncodedWords, Subwords
+from flatout.errors import UserError
+from flatout.inference.folder import LABELS, ModelFolder
+from flatout.inference.text import TOKENIZER, load_encoder, save_encoder
+from flatout.models.transformer import Outputs, Transformer
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A run of words with a type."""
+
+    type: str
+    text: str
+    """Its words, with blanks between."""
+    start: int
+    """Its first word, counted from 0."""
+    stop: int
+    """The word after its last."""
+    probability: float
+    """Of its least certain word."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagPrediction:
+    """What a model says of a row of words."""
+
+    words: list[str]
+    tags: list[str]
+    """One for each word; `O` for words beyond the longest row that the model reads."""
+    entities: list[Entity]
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedRows:
+    """Answers for rows of words: a tag's number and its probability for each word, row after row."""
+
+    ids: NDArray[np.int64]
+    probabilities: NDArray[np.float32]
+    offsets: NDArray[np.int64]
+    lost: int
+    """Words that the model did not see."""
+
+
+@dataclass(slots=True)
+class TagPredictor:
+    """Tags for words; made by `TagPredictor.load(RUN)` or from a run's Result."""
+
+    problem: ClassVar[str] = "tags"
+
+    model: Transformer
+    vocabulary: Subwords
+    names: list[str]
+    """O, then B and I of each type."""
+    max_length: int
+    roles: Roles
+    """Columns of the words and the tags in the tables it was trained on."""
+
+    @classmethod
+    def load(cls, run: str | Path, device: str | torch.device = "cpu") -> TagPredictor:
+        """The best model of a run, from the run's folder or its `model` folder."""
+        folder = ModelFolder.find(run)
+        settings = folder.settings()
+        if settings.get("problem") != cls.problem:
+            raise UserError(str(run), "no run on tags", mend="It answers whole texts.")
+        names, data = folder.read_json(LABELS), settings["data"]
+        model, vocabulary = load_encoder(folder, Outputs(names, "tags"), separator=False)
+        roles = Roles(tuple(data["columns"]["texts"]), data["columns"]["label"])
+        return cls(model.to(device).eval(), vocabulary, names, data["max_length"], roles)
+
+    def save(self, folder: Path, model_config: Any) -> None:
+        """Write the `model` folder."""
+        settings = {"problem": self.problem, "data": {"max_length": self.max_length, "columns": asdict(self.roles)}}
+        ModelFolder(folder).write(self.model, model_config, self.names, settings)
+        save_encoder(folder, self.model)
+        (folder / TOKENIZER).write_text(self.vocabulary.to_json(), encoding="utf-8")
+
+    def predict(self, rows: Sequence[str | Sequence[str]] | str) -> list[TagPrediction]:
+        """Tags and entities of each row: a list of words, or a text that is parted at its blanks."""
+        given = [rows] if isinstance(rows, str) else list(rows)
+        words = [row.split() if isinstance(row, str) else list(row) for row in given]
+        return self.read(words, self.tags(pa.array(words, pa.list_(pa.large_string())))) if words else []
+
+    @torch.inference_mode()
+    def tags(self, words: pa.Array, rows_per_batch: int = 256) -> TaggedRows:
+        """A tag for each word of rows of words, in their order."""
+        self.model.eval()
+        encoded = self.vocabulary.encode_words(words, max_length=self.max_length)
+        starts = np.cumsum(encoded.block.lengths, dtype=np.int64) - encoded.block.lengths
+        ids = np.zeros(len(encoded.block.tokens), np.int64)
+        shares = np.zeros(len(encoded.block.tokens), np.float32)
+        for batch in self._batches(encoded, rows_per_batch):
+            best = self.model(batch).float().softmax(-1).max(-1)
+            rows, lengths = batch.rows.numpy(), batch.lengths.numpy()
+            place = np.arange(batch.num_tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            there = np.repeat(starts[rows], lengths) + place
+            ids[there], shares[there] = best.indices.cpu().numpy(), best.values.cpu().numpy()
+        counts = pa.compute.list_value_length(words).to_numpy(zero_copy_only=False).astype(np.int64)
+        offsets = np.append(0, np.cumsum(counts))
+        place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+        is_seen = place < np.repeat(encoded.words, counts)
+        found = TaggedRows(np.zeros(offsets[-1], np.int64), np.ones(offsets[-1], np.float32), offsets, 0)
+        found.ids[is_seen], found.probabilities[is_seen] = ids[encoded.firsts], shares[encoded.firsts]
+        return TaggedRows(found.ids, found.probabilities, offsets, int((~is_seen).sum()))
+
+    def read(self, words: Sequence[Sequence[str]], found: TaggedRows) -> list[TagPrediction]:
+        """Numbers as tags by name, and their entities."""
+        entities = find_entities(found.ids, found.offsets)
+        by_row: list[list[Entity]] = [[] for _ in words]
+        for row, start, stop, kind in zip(
+            *(values.tolist() for values in (entities.row, entities.start, entities.stop, entities.kind)), strict=True
+        ):
+            first = int(found.offsets[row])
+            surety = float(found.probabilities[first + start : first + stop].min())
+            text = " ".join(words[row][start:stop])
+            by_row[row].append(Entity(self.names[1 + 2 * kind][2:], text, start, stop, surety))
+        return [
+            TagPrediction(list(row), [self.names[number] for number in found.ids[first:last]], own)
+            for row, own, first, last in zip(words, by_row, found.offsets, found.offsets[1:], strict=False)
+        ]
+
+    def _batches(self, encoded: EncodedWords, rows_per_batch: int) -> Iterator[FlatBatch]:
+        block = encoded.block
+        offsets = np.append(0, np.cumsum(block.lengths, dtype=np.int64))
+        split = StoreSplit("rows", len(block.lengths), {"tokens": Ragged(block.tokens, offsets, block.lengths)})
+        plan = PlanSettings(rows_per_batch=rows_per_batch, layout=Layout(self.model.layout), shuffle=False)
+        return iter(Feed(split, plan, device=next(self.model.parameters()).device))

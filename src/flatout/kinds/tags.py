@@ -1,0 +1,59 @@
+"""Runs on words and their tags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from flatout.data.text import PreparedText, TextDataConfig
+from flatout.inference.tags import TagPredictor
+from flatout.kinds.kind import Feeds
+from flatout.kinds.text import SPLIT_ROWS, TextKind, save_split_rows
+from flatout.models.transformer import Outputs, Transformer
+from flatout.optim import OptimConfig
+from flatout.run_folder import RunFolder
+from flatout.tasks.step import StepTask
+from flatout.tasks.tagging import TaggingTask, TagLabels
+
+
+class TagKind(TextKind):
+    """Words to tags."""
+
+    def __init__(self, config: TextDataConfig, data: PreparedText) -> None:
+        self.config, self.data = config, data
+        lost, rows = data.facts["tags"], data.facts["splits"]["train"]["rows"]
+        kept = lost["train"]["words"] - lost["train"]["words_lost"]
+        self.tag_labels = TagLabels(data.classes, max(1.0, kept / max(1, rows)), lost)
+
+    @property
+    def outputs(self) -> Outputs:
+        return Outputs(self.tag_labels.names, "tags")
+
+    def before_training(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
+        save_split_rows(self.data.store, place.path / SPLIT_ROWS)
+        for split, lost in self.tag_labels.lost.items():
+            if lost["words_lost"]:
+                entities = sum(lost["entities_lost"].values()) + len(lost["straddling"])
+                place.log.say(
+                    f"{split}: {lost['words_lost']:,} of {lost['words']:,} words lie beyond data.max_length;"
+                    f" {entities:,} entities with them, which count as missed"
+                )
+
+    def build_task(
+        self, model: nn.Module, task: Any, optim: OptimConfig, *, total_steps: int, clip: float, seed: int
+    ) -> StepTask:
+        return TaggingTask(model, self.tag_labels, task, optim, total_steps=total_steps, clip=clip)
+
+    def after_best(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
+        return
+
+    def predictor(self, task: StepTask) -> TagPredictor:  # type: ignore[override]  # the answers are of another kind
+        assert isinstance(task.model, Transformer)
+        return TagPredictor(
+            model=task.model.eval(),
+            vocabulary=self.encoder,
+            names=self.tag_labels.names,
+            max_length=self.config.max_length,
+            roles=self.data.roles,
+        )

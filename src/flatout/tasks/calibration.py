@@ -1,0 +1,73 @@
+"""What a trained model's probabilities are worth, and how to mend them on the validation rows.
+
+One number, the temperature, divides all logits: answers stay the same, and a model that is too sure of itself is less
+so. Where a row has several labels, each label gets the threshold at which its F1 is best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_BINS = 15
+_COLDEST, _HOTTEST = 0.05, 20.0
+_LEAST_ROWS = 20
+"""Rows with a label, below which its threshold stays at one half."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A temperature, and the calibration error with and without it."""
+
+    temperature: float
+    error_before: float
+    error_after: float
+
+
+def calibrated(logits_BC: Tensor, targets_B: Tensor) -> Calibration:
+    """The temperature at which the targets are likeliest."""
+    temperature = _likeliest(logits_BC.double(), targets_B)
+    before, after = (calibration_error((logits_BC / divisor).softmax(-1), targets_B) for divisor in (1.0, temperature))
+    return Calibration(temperature, before, after)
+
+
+def calibration_error(shares_BC: Tensor, targets_B: Tensor) -> float:
+    """Mean distance between how sure answers are and how often they are right, over bins of sureness."""
+    sure_B, answer_B = shares_BC.max(-1)
+    right_B = (answer_B == targets_B).double()
+    bin_B = (sure_B * _BINS).long().clamp_(max=_BINS - 1)
+    distances = torch.zeros(_BINS, dtype=torch.float64).index_add_(0, bin_B, sure_B.double() - right_B)
+    return float(distances.abs().sum() / max(1, len(targets_B)))
+
+
+def best_thresholds(shares_BC: Tensor, targets_BC: Tensor) -> list[float]:
+    """For each label the probability from which on it is answered, so that its F1 is best."""
+    return [_best_threshold(shares_BC[:, label], targets_BC[:, label] > 0.5) for label in range(shares_BC.shape[1])]
+
+
+def _likeliest(logits_BC: Tensor, targets_B: Tensor) -> float:
+    """By golden section on the logarithm of the temperature: the loss has one valley."""
+    low, high = torch.tensor(_COLDEST).log().item(), torch.tensor(_HOTTEST).log().item()
+    ratio = (5**0.5 - 1) / 2
+
+    def loss(logarithm: float) -> float:
+        return float(F.cross_entropy(logits_BC / torch.tensor(logarithm).exp(), targets_B))
+
+    for _ in range(40):
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        low, high = (low, right) if loss(left) < loss(right) else (left, high)
+    return float(torch.tensor((low + high) / 2).exp())
+
+
+def _best_threshold(shares_B: Tensor, has_B: Tensor) -> float:
+    if int(has_B.sum()) < _LEAST_ROWS:
+        return 0.5
+    ordered = shares_B.sort(descending=True)
+    right = has_B[ordered.indices].double().cumsum(0)
+    f1 = 2 * right / (torch.arange(1, len(right) + 1) + has_B.sum())
+    best = int(f1.argmax())
+    below = float(ordered.values[best + 1]) if best + 1 < len(right) else 0.0
+    return (float(ordered.values[best]) + below) / 2

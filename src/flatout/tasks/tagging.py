@@ -1,0 +1,184 @@
+"""Words to tags: a class for the first token of each word, entities scored as wholes.
+
+An entity counts when its first word, its last word and its type are all right. What lies beyond the longest row was
+never seen by the model; its entities count as missed, as they would where the model is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flatout.data.batch import FlatBatch
+from flatout.data.entities import NO_TAG, Entities, find_entities
+from flatout.errors import require
+from flatout.optim import OptimConfig
+from flatout.tasks.step import StepTask
+
+_SPLITS = {"val": "validation", "test": "test"}
+
+
+@dataclass(kw_only=True, slots=True)
+class TaggingConfig:
+    """The loss of a tagger."""
+
+    label_smoothing: float = 0.0
+    """Share of each target spread over all tags."""
+
+    def __post_init__(self) -> None:
+        smoothing = self.label_smoothing
+        require(0 <= smoothing < 1, "task.label_smoothing", f"{smoothing}", allowed="0 to below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class TagLabels:
+    """What the model's outputs mean, and what of each split it never sees."""
+
+    names: list[str]
+    """O, then B and I of each type."""
+    words_per_row: float
+    """Words of a training row on average, by which the loss is divided."""
+    lost: dict[str, dict[str, Any]]
+    """For each split the words and entities that were cut off, as the store's facts tell."""
+
+    @property
+    def types(self) -> list[str]:
+        return [name[2:] for name in self.names[1::2]]
+
+
+class TaggingTask(StepTask):
+    """Trains a tagger on flat batches."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        labels: TagLabels,
+        config: TaggingConfig,
+        optim: OptimConfig,
+        *,
+        total_steps: int,
+        clip: float = 0.0,
+    ) -> None:
+        super().__init__(model, optim, total_steps=total_steps, clip=clip)
+        self.labels, self.config = labels, config
+        self.scores = EntityScores(labels.types)
+        self._lost: dict[str, Any] = {}
+
+    @property
+    def metric_names(self) -> list[str]:
+        return ["f1", "precision", "recall", "macro_f1", "word_accuracy"]
+
+    @property
+    def usual_metric(self) -> str:
+        return "f1"
+
+    def per_class(self) -> list[dict[str, Any]]:
+        return self.scores.per_type()
+
+    def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
+        return self._loss_sum_of(*_real(outputs, batch)) / (batch.step_rows * self.labels.words_per_row)
+
+    def judge(self, batch: FlatBatch) -> Tensor:
+        outputs, targets = _real(self.model(batch), batch)
+        answers, tags = outputs.argmax(-1).cpu().numpy(), targets.cpu().numpy()
+        is_word = tags != NO_TAG
+        ends = np.cumsum(batch.lengths[: batch.num_real].numpy())
+        offsets = np.append(0, np.cumsum(is_word)[ends - 1])
+        cut = np.isin(batch.rows[: batch.num_real].numpy(), self._lost.get("straddling", []))
+        self.scores.add(answers[is_word], tags[is_word], offsets, cut)
+        return self._loss_sum_of(outputs, targets) / self.labels.words_per_row
+
+    def start_judging(self, split: str) -> None:
+        self._lost = self.labels.lost.get(_SPLITS[split], {})
+        self.scores.restart(self._lost.get("entities_lost", {}), self._lost.get("words_lost", 0))
+
+    def judged(self) -> dict[str, float]:
+        return self.scores.values()
+
+    def _loss_sum_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        smoothing = self.config.label_smoothing
+        return F.cross_entropy(
+            outputs.float(), targets.long(), reduction="sum", ignore_index=NO_TAG, label_smoothing=smoothing
+        )
+
+
+def _real(outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
+    """Outputs and targets of the tokens of the rows that count."""
+    assert batch.targets is not None
+    if batch.num_real == batch.num_rows:
+        return outputs, batch.targets
+    count = int(batch.lengths[: batch.num_real].sum())
+    return outputs[:count], batch.targets[:count]
+
+
+class EntityScores:
+    """Entities that were marked, found, and right, by type."""
+
+    def __init__(self, types: list[str]) -> None:
+        self.types = types
+        self.restart({}, 0)
+
+    def restart(self, entities_lost: dict[str, int], words_lost: int) -> None:
+        """Forget all; what was cut off is marked and can never be found."""
+        self._counts = np.zeros((3, len(self.types)), np.int64)
+        self._counts[0] = [entities_lost.get(name, 0) for name in self.types]
+        self._words = self._right_words = 0
+        self._words += words_lost
+
+    def add(
+        self,
+        answers: NDArray[np.integer],
+        tags: NDArray[np.integer],
+        offsets: NDArray[np.int64],
+        cut: NDArray[np.bool_],
+    ) -> None:
+        """Take in rows of words: answered and given tags, and of which rows the last entity was cut in two."""
+        given, found = find_entities(tags, offsets), find_entities(answers, offsets)
+        right = given.kind[_is_found(_lengthened(given, cut), found)]
+        for place, kinds in enumerate((given.kind, found.kind, right)):
+            self._counts[place] += np.bincount(kinds, minlength=len(self.types))
+        self._words += len(tags)
+        self._right_words += int((answers == tags).sum())
+
+    def values(self) -> dict[str, float]:
+        given, found, right = self._counts.astype(np.float64)
+        f1 = 2 * right / np.maximum(given + found, 1)
+        seen = given + found > 0
+        return {
+            "f1": float(2 * right.sum() / max(1, given.sum() + found.sum())),
+            "precision": float(right.sum() / max(1, found.sum())),
+            "recall": float(right.sum() / max(1, given.sum())),
+            "macro_f1": float(f1[seen].mean()) if seen.any() else 0.0,
+            "word_accuracy": self._right_words / max(1, self._words),
+        }
+
+    def per_type(self) -> list[dict[str, Any]]:
+        """Precision, recall and F1 of each type, the commonest first."""
+        rows = [
+            {
+                "class": name,
+                "precision": float(right / max(1, found)),
+                "recall": float(right / max(1, given)),
+                "f1": float(2 * right / max(1, given + found)),
+                "support": int(given),
+            }
+            for name, given, found, right in zip(self.types, *self._counts, strict=True)
+        ]
+        return sorted(rows, key=lambda row: -row["support"])
+
+
+def _is_found(given: Entities, found: Entities) -> NDArray[np.bool_]:
+    return np.isin(given.keys(), found.keys())
+
+
+def _lengthened(entities: Entities, cut: NDArray[np.bool_]) -> Entities:
+    """The last entity of each row that was cut in two, as long as nothing that can be found."""
+    if not cut.any():
+        return entities
+    is_last = np.append(entities.row[1:] != entities.row[:-1], True)[: len(entities.row)]
+    return Entities(entities.row, entities.start, entities.stop + (is_last & cut[entities.row]), entities.kind)

@@ -1,0 +1,239 @@
+"""`python -m flatout export`: what transformers and ONNX make of an exported run is what the run itself says."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.verbs import verb
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+
+from flatout import BiLSTMConfig, HeadlinesConfig, Predictor, TextDataConfig, fit
+from flatout.commands.export import export, made_up_rows
+from flatout.data.batch import flat_batch
+from flatout.data.problem import Problem
+from flatout.data.subwords import PAIR, Subwords
+from flatout.data.vocabulary import VocabularyConfig, VocabularyKind
+from flatout.inference.folder import WEIGHTS
+from flatout.models.lora import LoraConfig
+from flatout.models.transformer import Outputs, Transformer, TransformerConfig
+
+TEXTS = ["A senate, a ballot!", "", "striker playoff goal " * 60, "comet 42 ünknown"]
+
+
+def trained(folder: Path, data: TextDataConfig | None = None, model: Any = None, **settings: Any) -> Path:
+    """The folder of a tiny finished run, its weights spread out so that rows are told apart after so few steps."""
+    data = data or TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=50, classes=3))
+    data.cache, data.batch_size = str(folder / "cache"), 32
+    model = model or TransformerConfig(hidden=32, layers=2, heads=4, **settings)
+    run = fit(data, model, epochs=1, output=str(folder / "runs")).folder
+    weights = load_file(run / "model" / WEIGHTS)
+    random = torch.Generator().manual_seed(3)
+    for weight in weights.values():
+        if weight.ndim > 1:
+            weight += 0.2 * torch.randn(weight.shape, generator=random)
+    save_file(weights, run / "model" / WEIGHTS)
+    return run
+
+
+def answers(folder: Path, texts: list[Any], *pairs: list[str]) -> Tensor:
+    """Logits as anybody gets them who has transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        logits: Tensor = model(**tokenizer(texts, *pairs, padding=True, truncation=True, return_tensors="pt")).logits
+    return logits
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    assert expected.std(0).max() > 0.05, "rows are told apart"
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("export"))
+
+
+def test_an_exported_run_answers_in_transformers_as_it_does_here(
+    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert verb("export", finished, "--out", tmp_path / "made" / "out") == 0
+    said = capfd.readouterr()
+    assert said.err == ""
+    written, opening, difference = said.out.splitlines()
+    assert written == f"written to {tmp_path / 'made' / 'out'}"
+    assert opening.startswith("open it with AutoModelForSequenceClassification.from_pretrained(")
+    assert difference.startswith("largest difference from the run's own logits: ")
+    assert_same(answers(tmp_path / "made" / "out", TEXTS), Predictor.load(finished).outputs(pa.array(TEXTS)))
+
+
+def test_an_export_knows_its_classes_and_nothing_of_us(finished: Path, tmp_path: Path) -> None:
+    assert verb("export", finished, "--out", tmp_path / "out") == 0
+    config = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config
+    assert config.id2label == dict(enumerate(Predictor.load(finished).labels.classes))
+    assert config.label2id == {name: number for number, name in config.id2label.items()}
+    assert config.problem_type == "single_label_classification"
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 128
+    for path in (tmp_path / "out").glob("*.json"):
+        assert "flatout" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("family", ["modernbert", "roberta", "distilbert", "deberta-v2"])
+def test_other_families_answer_the_same(tmp_path: Path, family: str) -> None:
+    run = trained(tmp_path, family=family)
+    assert verb("export", run) == 0
+    assert_same(answers(run / "export", TEXTS), Predictor.load(run).outputs(pa.array(TEXTS)))
+
+
+def test_matrices_of_lora_are_merged(tmp_path: Path) -> None:
+    run = trained(tmp_path, lora=LoraConfig(rank=2))
+    assert verb("export", run) == 0
+    assert_same(answers(run / "export", TEXTS), Predictor.load(run).outputs(pa.array(TEXTS)))
+
+
+def numbers(text: str) -> TextDataConfig:
+    random = np.random.default_rng(0)
+    values = random.integers(0, 10, 200)
+    table = {"text": [f"{text} {value} of ten" for value in values], "label": [f"{1000 + 50 * v}" for v in values]}
+    return TextDataConfig(
+        train=table,
+        text="text",
+        label="label",
+        problem=Problem.regression,
+        vocabulary=VocabularyConfig(kind=VocabularyKind.wordpiece, min_frequency=1),
+    )
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_regression_answers_in_the_unit_of_its_labels(tmp_path: Path, family: str) -> None:
+    run = trained(tmp_path, numbers("grade"), family=family)
+    assert verb("export", run) == 0
+    expected = Predictor.load(run).outputs(pa.array(TEXTS))
+    assert expected.mean() > 900
+    assert_same(answers(run / "export", TEXTS), expected)
+
+
+def test_the_texts_of_pairs_are_told_apart_as_in_training(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    words = np.array("oak fern rose slate".split())
+    first, second = words[random.integers(4, size=200)], words[random.integers(4, size=200)]
+    same = ["same" if a == b else "other" for a, b in zip(first, second, strict=True)]
+    data = TextDataConfig(
+        train={"a": [f"{word} {row}" for row, word in enumerate(first)], "b": second.tolist(), "label": same},
+        text=["a", "b"],
+        label="label",
+        join=PAIR,
+        vocabulary=VocabularyConfig(kind=VocabularyKind.wordpiece, min_frequency=1),
+    )
+    run = trained(tmp_path, data)
+    assert verb("export", run) == 0
+    expected = Predictor.load(run).outputs(pa.array([f"oak{PAIR}fern rose", f"slate{PAIR}slate"]))
+    assert_same(answers(run / "export", ["oak", "slate"], ["fern rose", "slate"]), expected)
+
+
+@dataclass
+class Tagger:
+    """All that an export needs of whatever answers for a run."""
+
+    model: Transformer
+    vocabulary: Subwords
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_tags_are_exported_token_by_token(tmp_path: Path, family: str) -> None:
+    vocabulary = Subwords.train([pa.array(["oak fern rose slate granite"] * 9)], VocabularyConfig(min_frequency=1))
+    config = TransformerConfig(family=family, hidden=32, layers=2, heads=4)
+    outputs = Outputs(["O", "B-tree", "I-tree"], "tags")
+    model = config.build(outputs, vocabulary_size=vocabulary.size, padding_id=vocabulary.frame.padding, separator_id=3)
+    tagger = Tagger(model.eval(), vocabulary)
+    assert export(tagger, tmp_path) < 1e-5
+    opened = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
+    assert opened.config.id2label[1] == "B-tree"
+    row = made_up_rows(tagger)[3]
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            opened(torch.tensor([row])).logits[0], model(flat_batch([row])), rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_onnx_answers_the_same_for_any_shape(tmp_path: Path, capfd: pytest.CaptureFixture[str], family: str) -> None:
+    from onnxruntime import InferenceSession
+
+    run = trained(tmp_path, family=family)
+    capfd.readouterr()
+    assert verb("export", run, "--onnx") == 0
+    said = capfd.readouterr()
+    assert said.err == ""
+    assert said.out.splitlines()[-1].startswith("model.onnx: largest difference from transformers: ")
+    assert {path.name for path in (run / "export").iterdir()} == {
+        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "model.onnx",
+    }  # fmt: skip
+    assert str(Path.cwd()).encode() not in (run / "export" / "model.onnx").read_bytes()
+    session = InferenceSession(run / "export" / "model.onnx")
+    tokenizer = AutoTokenizer.from_pretrained(run / "export")
+    for texts in (TEXTS, TEXTS[:1], TEXTS[2:]):
+        (found,) = session.run(None, dict(tokenizer(texts, padding=True, truncation=True, return_tensors="np")))
+        expected = Predictor.load(run).outputs(pa.array(texts))
+        torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_folder_with_something_in_it_is_left_as_it_is(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kept.txt").write_text("mine")
+    assert verb("export", finished, "--out", tmp_path) == 2
+    assert f"--out: {tmp_path} exists. Name another folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
+
+
+def test_an_empty_folder_is_filled_and_nothing_lies_beside(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert verb("export", finished, "--out", tmp_path / "out") == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_tokenizer_that_would_answer_otherwise_is_not_handed_over(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predictor = Predictor.load(finished)
+    predictor.vocabulary.files["tokenizer.json"] = Subwords.train(
+        [pa.array(["oak fern"])], VocabularyConfig(min_frequency=1)
+    ).files["tokenizer.json"]
+    predictor.save(tmp_path / "run" / "model", TransformerConfig(hidden=32, layers=2, heads=4))
+    assert verb("export", tmp_path / "run") == 2
+    assert "export: the saved tokenizer makes other tokens than the run's." in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["model"]
+
+
+def test_a_run_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(tmp_path, model=BiLSTMConfig(embedding=8, hidden=8))
+    assert verb("export", run) == 2
+    said = capsys.readouterr().err
+    assert "a run of model=bilstm, which transformers does not know. Name a run of model=transformer." in said
+    assert "Traceback" not in said
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb("export", tmp_path) == 2
+    assert "no finished run" in capsys.readouterr().err
+
+
+def test_missing_packages_of_onnx_are_named_before_anything_is_done(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert verb("export", finished, "--onnx") == 2
+    expected = "--onnx: needs the package onnxruntime. Install it with pip install 'flatout[onnx]'."
+    assert expected in capsys.readouterr().err
+    assert not (finished / "export").exists()
