@@ -20,6 +20,7 @@ from flatout import (
     PeopleConfig,
     TextCNNConfig,
     TextDataConfig,
+    TransformerConfig,
     fit,
 )
 from flatout.bits.encodings import EncodingKind
@@ -31,6 +32,7 @@ MODELS = {
     "bilstm": BiLSTMConfig(embedding=16, hidden=16),
     "bilstm_attention_2_layers": BiLSTMConfig(embedding=16, hidden=16, layers=2, pooling=Pooling.attention),
     "textcnn": TextCNNConfig(embedding=16, filters=16),
+    "transformer": TransformerConfig(hidden=32, layers=2, heads=4),
     "bitmlp": BitMLPConfig(widths=[16]),
     "bitmlp_from_scratch_on_sets": BitMLPConfig(widths=[16], start=Start.random, dropout=0.1, norm=Norm.layer),
 }

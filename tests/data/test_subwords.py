@@ -1,0 +1,81 @@
+"""Tokenizers of transformers give here what they give there."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from flatout.data.subwords import PAIR, Subwords
+from flatout.data.vocabulary import VocabularyConfig
+from flatout.errors import UserError
+
+TEXTS = ["The senate votes on the budget", "café naïve votes", "cup final tonight !", "", "budget " * 30]
+
+
+@pytest.fixture(scope="module")
+def subwords() -> Subwords:
+    return Subwords.train([pa.array(TEXTS * 3, pa.large_string())], VocabularyConfig(size=80, min_frequency=1))
+
+
+@pytest.fixture(scope="module")
+def theirs(subwords, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    subwords.save(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def rows_of(block) -> list[list[int]]:
+    rows, start = [], 0
+    for length in block.lengths:
+        rows.append(block.tokens[start : start + length].tolist())
+        start += length
+    return rows
+
+
+@given(st.lists(st.text(max_size=40) | st.sampled_from(TEXTS), max_size=8), st.integers(3, 40))
+def test_texts_become_the_ids_that_transformers_makes_of_them(subwords, theirs, texts, longest):
+    texts = [text.replace(PAIR, " ").encode("utf-8", "ignore").decode() for text in texts]
+    found = rows_of(subwords.encode(pa.array(texts, pa.large_string()), max_length=longest))
+    assert found == [theirs(text, truncation=True, max_length=longest)["input_ids"] for text in texts]
+
+
+@pytest.mark.parametrize("longest", [8, 12, 60])
+def test_pairs_become_the_ids_that_transformers_makes_of_them(subwords, theirs, longest):
+    pairs = [("budget votes", "the cup"), ("the", "budget " * 20), ("budget " * 20, "cup"), ("", "cup")]
+    column = pa.array([PAIR.join(pair) for pair in pairs], pa.large_string())
+    found = rows_of(subwords.encode(column, max_length=longest))
+    assert found == [theirs(*pair, truncation="longest_first", max_length=longest)["input_ids"] for pair in pairs]
+
+
+def test_each_word_of_a_list_begins_at_one_token_and_words_that_do_not_fit_are_counted(subwords, theirs):
+    rows = [["senate", "unheardof", "votes"], [], ["\x00", "cup"], ["budget"] * 20]
+    found = subwords.encode_words(pa.array(rows, pa.list_(pa.large_string())), max_length=12)
+    expected = theirs(rows[:2], is_split_into_words=True)
+    assert rows_of(found.block)[:2] == expected["input_ids"]
+    firsts = [
+        index
+        for index, number in enumerate(expected.word_ids(0))
+        if number is not None and number != (expected.word_ids(0)[index - 1])
+    ]
+    assert [place for place in range(found.block.lengths[0]) if found.firsts[place]] == firsts
+    assert found.words.tolist()[:3] == [3, 0, 2]
+    assert 0 < found.words[3] < 20
+    assert found.firsts.sum() == found.words.sum()
+
+
+def test_a_tokenizer_is_kept_whole_with_all_of_its_files(subwords, tmp_path):
+    again = Subwords.from_json(subwords.to_json())
+    assert again.files == subwords.files
+    assert again.fingerprint() == subwords.fingerprint()
+    texts = pa.array(TEXTS, pa.large_string())
+    assert again.encode(texts, max_length=9).tokens.tolist() == subwords.encode(texts, max_length=9).tokens.tolist()
+
+
+def test_a_tokenizer_that_is_nowhere_is_one_message_with_the_ways_out(tmp_path):
+    with pytest.raises(UserError) as told:
+        Subwords.load(str(tmp_path / "nowhere"))
+    for way in ("local folder", "HF_HOME", "model.pretrained=null"):
+        assert way in str(told.value)

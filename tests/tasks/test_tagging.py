@@ -1,0 +1,83 @@
+"""Entities are found and scored as seqeval does, and what was cut off counts as missed."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.data.entities import find_entities
+from flatout.tasks.tagging import EntityScores
+
+TYPES = ["person", "place"]
+NAMES = ["O", "B-person", "I-person", "B-place", "I-place"]
+rows_of_tags = st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=12), min_size=1, max_size=8)
+
+
+def flat(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    lengths = [len(row) for row in rows]
+    return np.array([tag for row in rows for tag in row], np.int64), np.append(0, np.cumsum(lengths)).astype(np.int64)
+
+
+def scored(given_rows: list[list[int]], answers: list[list[int]], cut: list[bool] | None = None) -> dict[str, float]:
+    scores = EntityScores(TYPES)
+    tags, offsets = flat(given_rows)
+    scores.add(flat(answers)[0], tags, offsets, np.array(cut or [False] * len(given_rows)))
+    return scores.values()
+
+
+@given(rows_of_tags)
+def test_scores_equal_those_of_seqeval(rows: list[list[tuple[int, int]]]) -> None:
+    from seqeval.metrics import f1_score, precision_score, recall_score
+
+    tags, answers = ([[pair[side] for pair in row] for row in rows] for side in (0, 1))
+    named = [[[NAMES[tag] for tag in row] for row in side] for side in (tags, answers)]
+    found = scored(tags, answers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # seqeval warns where nothing is marked
+        assert found["f1"] == pytest.approx(float(f1_score(*named)))
+        assert found["precision"] == pytest.approx(float(precision_score(*named)))
+        assert found["recall"] == pytest.approx(float(recall_score(*named)))
+
+
+def test_an_entity_ends_with_its_row_and_where_another_begins() -> None:
+    tags, offsets = flat([[1, 2, 1, 4], [2, 2, 0, 3]])
+    found = find_entities(tags, offsets)
+    runs = list(zip(found.row, found.start, found.stop, found.kind, strict=True))
+    assert runs == [(0, 0, 2, 0), (0, 2, 3, 0), (0, 3, 4, 1), (1, 0, 2, 0), (1, 3, 4, 1)]
+
+
+def test_an_entity_that_was_cut_in_two_is_never_found() -> None:
+    tags = [[0, 1, 2], [0, 1, 2]]
+    assert scored(tags, tags)["f1"] == 1.0
+    assert scored(tags, tags, [False, True])["recall"] == 0.5
+    assert scored(tags, tags, [False, True])["precision"] == 0.5
+
+
+def test_entities_beyond_the_longest_row_count_as_missed() -> None:
+    scores = EntityScores(TYPES)
+    scores.restart({"place": 3}, words_lost=10)
+    tags, offsets = flat([[3, 0]])
+    scores.add(tags, tags, offsets, np.array([False]))
+    values = scores.values()
+    assert (values["recall"], values["precision"]) == (0.25, 1.0)
+    assert values["word_accuracy"] == pytest.approx(2 / 12)
+    assert scores.per_type()[0] == {"class": "place", "precision": 1.0, "recall": 0.25, "f1": 0.4, "support": 4}
+
+
+@pytest.mark.slow
+def test_scores_of_all_short_rows_equal_those_of_seqeval() -> None:
+    """Every pair of rows of three words."""
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    for row in itertools.product(range(5), repeat=3):
+        tags, offsets = flat([list(row)])
+        found = find_entities(tags, offsets)
+        expected = get_entities([NAMES[tag] for tag in row])
+        runs = zip(found.kind, found.start, found.stop, strict=True)
+        mine = [(TYPES[kind], int(start), int(stop) - 1) for kind, start, stop in runs]
+        assert mine == expected, row
