@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flatout.data.batch import FlatBatch, flat_batch
-from flatout.models.flat_attention import FlatRows, flat_attention
+from flatout.models.flat_attention import FlatRows, flat_attention, laid_out_rows
 from flatout.models.lora import LoraConfig, merge_lora
 from flatout.models.transformer import FLAT_FAMILIES, Compute, Outputs, Transformer, TransformerConfig
 from flatout.optim import OptimConfig
@@ -182,7 +182,7 @@ def test_attention_dropout_keeps_the_mean_and_its_gradient_is_of_what_it_compute
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=60).map(sorted))
 def test_rectangles_hold_every_token_once_and_nothing_of_another_row(lengths: list[int]) -> None:
     host = torch.tensor(lengths)
-    rows = FlatRows.of(host, torch.cat([torch.zeros(1, dtype=torch.long), host.cumsum(0)]))
+    rows = laid_out_rows(host.numpy(), torch.device("cpu"))
     total = sum(lengths)
     assert sorted(rows.tokens[rows.places].tolist()) == list(range(total))
     row_of_token = np.repeat(np.arange(len(lengths)), lengths)

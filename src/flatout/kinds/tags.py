@@ -9,7 +9,7 @@ from torch import nn
 from flatout.data.text import PreparedText, TextDataConfig
 from flatout.inference.tags import TagPredictor
 from flatout.kinds.kind import Feeds
-from flatout.kinds.text import SPLIT_ROWS, TextKind, save_split_rows
+from flatout.kinds.text import SPLIT_ROWS, TextKind, save_split_rows, tell_of_attention
 from flatout.models.transformer import Outputs, Transformer
 from flatout.optim import OptimConfig
 from flatout.run_folder import RunFolder
@@ -32,6 +32,7 @@ class TagKind(TextKind):
 
     def before_training(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
         save_split_rows(self.data.store, place.path / SPLIT_ROWS)
+        tell_of_attention(task.model, feeds, place)
         for split, lost in self.tag_labels.lost.items():
             if lost["words_lost"]:
                 entities = sum(lost["entities_lost"].values()) + len(lost["straddling"])

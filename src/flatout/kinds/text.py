@@ -61,6 +61,7 @@ class TextKind(Kind):
 
     def before_training(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
         save_split_rows(self.data.store, place.path / SPLIT_ROWS)
+        tell_of_attention(task.model, feeds, place)
         if ceilings := self.data.known_ceilings():
             metrics = {
                 f"{'val' if split == 'validation' else split}/accuracy": value for split, value in ceilings.items()
@@ -133,6 +134,14 @@ class TextKind(Kind):
             temperature=self.temperature,
             thresholds=self.thresholds,
         )
+
+
+def tell_of_attention(model: nn.Module, feeds: Feeds, place: RunFolder) -> None:
+    """Say so where a device cannot do what an encoder's settings ask for."""
+    is_flat = isinstance(model, Transformer) and model.is_flat
+    if is_flat and model.attention_dropout and feeds.train.device.type == "cuda":
+        why = "the fused kernel for rows of unequal length drops no scores, where it is used"
+        place.choose("attention dropout", 0.0, why, f"the encoder asks for {model.attention_dropout:g}")
 
 
 def save_split_rows(store: Store, path: Path) -> None:

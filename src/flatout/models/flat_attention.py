@@ -1,10 +1,11 @@
 """Attention over a flat batch: each token sees its own row's tokens and no others, and nothing is padded around it.
 
 One function is registered with transformers under `NAME`; a model that is told to use it runs its own code over
-`[1, T]` tokens. On CUDA the fused kernel for rows of unequal length does the work. A CPU has none, so the rows, which
-come sorted by length, are gathered into a few rectangles of nearly equal lengths, small enough that a call costs more
-than the scores that are masked out; long rows, of which each is work enough, go to the fused kernel one length at a
-time. Both compute in fp32, which CPU kernels do sooner than bf16 here: the fused backward pass four times.
+`[1, T]` tokens. On CUDA, in sixteen bits and from Ampere on, the fused kernel for rows of unequal length does the work.
+Elsewhere there is none, so the rows, which come sorted by length, are gathered into a few rectangles of nearly equal
+lengths, small enough that a call costs more than the scores that are masked out; on a CPU long rows, of which each is
+work enough, go to a fused kernel one length at a time. Both compute in fp32, which CPU kernels do sooner than bf16
+here: the fused backward pass four times.
 
 Only scores are ever computed in rectangles. What a model spends its time on (projections, feed-forward layers, norms)
 sees real tokens alone.
@@ -25,6 +26,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from flatout.models.lean import kept_places
+
+try:
+    from torch.nn.attention.varlen import varlen_attn as _varlen
+except ImportError:  # torch before 2.10
+    _varlen = None  # type: ignore[assignment]  # looked at before it is called
 
 NAME = "flatout"
 
@@ -55,28 +61,16 @@ class Rectangle:
 
 
 @dataclass(slots=True)
-class FlatRows:
-    """How the rows of a flat batch lie: all that attention needs to keep them apart."""
+class Layout:
+    """The rows of a batch as rectangles on a device."""
 
-    offsets: Tensor
-    """[B+1] int32 on the tokens' device."""
-    longest: int
     rectangles: list[Rectangle]
-    """On a CPU; empty elsewhere."""
     tokens: NDArray[np.int64]
     """[P] the token at each place of the rectangles."""
     places: NDArray[np.int64]
     """[T] the place of each token."""
+    device: torch.device
     _by_head: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, lengths: Tensor, offsets: Tensor) -> FlatRows:
-        """Rows of these `lengths` (on the host, shortest first); `offsets` lie on the tokens' device."""
-        longest = int(lengths[-1])
-        if offsets.device.type != "cpu":
-            nothing = np.empty(0, np.int64)
-            return cls(offsets.to(torch.int32), longest, [], nothing, nothing)
-        return cls(offsets, longest, *_rectangles(lengths.numpy()))
 
     def by_head(self, heads: int) -> tuple[Tensor, Tensor]:
         """Where each place and head of the rectangles, `[N, H, L]` one after the other, finds its `[T, H]` numbers; and
@@ -92,8 +86,33 @@ class FlatRows:
                 lies = spread.start + np.arange(part.places * heads).reshape(part.rows, heads, part.length)
                 back[spread] = lies.transpose(0, 2, 1).ravel()
             back = back.reshape(-1, heads)[self.places].ravel()
-            self._by_head[heads] = torch.from_numpy(there), torch.from_numpy(back)
+            self._by_head[heads] = torch.from_numpy(there).to(self.device), torch.from_numpy(back).to(self.device)
         return self._by_head[heads]
+
+
+@dataclass(slots=True)
+class FlatRows:
+    """How the rows of a flat batch lie: all that attention needs to keep them apart."""
+
+    lengths: Tensor
+    """[B] on the host, shortest first."""
+    offsets: Tensor
+    """[B+1] int32 on the tokens' device."""
+    _layout: Layout | None = None
+
+    @classmethod
+    def of(cls, lengths: Tensor, offsets: Tensor) -> FlatRows:
+        return cls(lengths, offsets.to(torch.int32))
+
+    @property
+    def longest(self) -> int:
+        return int(self.lengths[-1])
+
+    def layout(self) -> Layout:
+        """The rows as rectangles; made once a batch, where they are needed."""
+        if self._layout is None:
+            self._layout = laid_out_rows(self.lengths.numpy(), self.offsets.device)
+        return self._layout
 
 
 def rectangle_edges(lengths: NDArray[np.integer]) -> list[int]:
@@ -110,8 +129,8 @@ def rectangle_edges(lengths: NDArray[np.integer]) -> list[int]:
     return [*edges, 0][::-1]
 
 
-def _rectangles(lengths: NDArray[np.int64]) -> tuple[list[Rectangle], NDArray[np.int64], NDArray[np.int64]]:
-    """The rectangles, the token at each of their places, and the place of each token."""
+def laid_out_rows(lengths: NDArray[np.int64], device: torch.device) -> Layout:
+    """Rows of these lengths, shortest first, as rectangles."""
     edges = rectangle_edges(lengths)
     starts = np.cumsum(lengths) - lengths
     found: list[Rectangle] = []
@@ -124,15 +143,16 @@ def _rectangles(lengths: NDArray[np.int64]) -> tuple[list[Rectangle], NDArray[np
         is_real = place < own[:, None]
         bias = real = None
         if own[0] != length:
-            mask = torch.from_numpy(is_real)
-            bias = torch.zeros(mask.shape).masked_fill_(~mask, float("-inf"))[:, None, None]
+            mask = torch.from_numpy(is_real).to(device)
+            bias = torch.zeros(mask.shape, device=device).masked_fill_(~mask, float("-inf"))[:, None, None]
             real = mask[:, None, :, None]
         # A place of padding repeats its row's first token, which no masked score lets through.
         tokens.append((starts[begin:end, None] + np.where(is_real, place, 0)).ravel())
         places.append(first + np.flatnonzero(is_real))
-        found.append(Rectangle(end - begin, length, first, length >= _LONG, bias, real))
+        is_long = length >= _LONG and device.type == "cpu"
+        found.append(Rectangle(end - begin, length, first, is_long, bias, real))
         first += (end - begin) * length
-    return found, np.concatenate(tokens), np.concatenate(places)
+    return Layout(found, np.concatenate(tokens), np.concatenate(places), device)
 
 
 def flat_attention(
@@ -155,27 +175,31 @@ def flat_attention(
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     turned = [part[0].transpose(0, 1) for part in (query, key, value)]
-    if query.device.type == "cpu":
-        found: Tensor = _OnHost.apply(*turned, flat_rows, scale, dropout, sliding_window)
+    if has_fused_kernel(query):
+        found = _by_fused_kernel(turned, flat_rows, scale, sliding_window)
     else:
-        found = _on_device(turned, flat_rows, scale, sliding_window)
+        found = _ByRectangles.apply(*turned, flat_rows.layout(), scale, dropout, sliding_window)
     return found.unsqueeze(0), None
 
 
 AttentionInterface.register(NAME, flat_attention)
 
 
-def _on_device(turned_THD: list[Tensor], rows: FlatRows, scale: float, window: int | None) -> Tensor:
-    """The fused kernel for rows of unequal length; it drops no scores."""
-    from torch.nn.attention.varlen import varlen_attn  # only where there is a device that has it
+def has_fused_kernel(query: Tensor) -> bool:
+    """Whether a kernel for rows of unequal length computes with these numbers where they are."""
+    is_there = query.device.type == "cuda" and query.dtype in _FUSED_TYPES and _varlen is not None
+    return is_there and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
-    given = turned_THD[0].dtype
-    query, key, value = (part if given in _FUSED_TYPES else part.to(torch.bfloat16) for part in turned_THD)
+
+def _by_fused_kernel(turned_THD: list[Tensor], rows: FlatRows, scale: float, window: int | None) -> Tensor:
+    """The kernel for rows of unequal length; it drops no scores."""
+    assert _varlen is not None
+    query, key, value = turned_THD
     sides = -1 if window is None else window - 1
     offsets, longest = rows.offsets, rows.longest
-    found = varlen_attn(query, key, value, offsets, offsets, longest, longest, scale=scale, window_size=(sides, sides))
+    found = _varlen(query, key, value, offsets, offsets, longest, longest, scale=scale, window_size=(sides, sides))
     assert isinstance(found, Tensor)
-    return found.to(given)
+    return found
 
 
 _FUSED_TYPES = (torch.bfloat16, torch.float16)
@@ -183,21 +207,19 @@ _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-_in_fp32 = torch.autocast("cpu", enabled=False)
-"""Lightning trains inside autocast, backward passes included; these products are meant to be as they are written."""
+class _ByRectangles(torch.autograd.Function):
+    """Rectangle by rectangle, forwards and backwards by hand: autograd's slicing would cost more than the work.
 
-
-class _OnHost(torch.autograd.Function):
-    """Rectangle by rectangle, forwards and backwards by hand: autograd's slicing would cost more than the work."""
+    Lightning trains inside autocast, backward passes included; these products are meant to be as they are written.
+    """
 
     @staticmethod
-    @_in_fp32
     def forward(
         ctx: Any,
         query_THD: Tensor,
         key_THD: Tensor,
         value_THD: Tensor,
-        rows: FlatRows,
+        rows: Layout,
         scale: float,
         dropout: float,
         window: int | None,
@@ -208,18 +230,18 @@ class _OnHost(torch.autograd.Function):
         query *= scale
         answer = torch.empty_like(query)
         kept: list[Tensor] = []
-        for part in rows.rectangles:
-            own = _views((query, key, value, answer), part, shape[1])
-            if part.is_long and dropout == 0:
-                kept += _fused_forward(own, part, window)
-            else:
-                kept += _plain_forward(own, part, window, dropout)
+        with torch.autocast(query.device.type, enabled=False):
+            for part in rows.rectangles:
+                own = _views((query, key, value, answer), part, shape[1])
+                if part.is_long and dropout == 0:
+                    kept += _fused_forward(own, part, window)
+                else:
+                    kept += _plain_forward(own, part, window, dropout)
         ctx.save_for_backward(query, key, value, answer, *kept)
         ctx.rows, ctx.scale, ctx.dropout, ctx.window = rows, scale, dropout, window
         return answer.index_select(0, back).view(shape).to(query_THD.dtype)
 
     @staticmethod
-    @_in_fp32
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient_THD,) = gradients
         rows, shape = ctx.rows, gradient_THD.shape
@@ -227,12 +249,13 @@ class _OnHost(torch.autograd.Function):
         query, key, value, answer, *kept = ctx.saved_tensors
         incoming = _laid_out(gradient_THD, there)
         outgoing = [torch.empty_like(query) for _ in range(3)]
-        for part in rows.rectangles:
-            own = _views((query, key, value, answer, incoming, *outgoing), part, shape[1])
-            if part.is_long and ctx.dropout == 0:
-                _fused_back(own, part, ctx.window, kept.pop(0))
-            else:
-                _plain_back(own, kept.pop(0), kept.pop(0) if ctx.dropout else None)
+        with torch.autocast(query.device.type, enabled=False):
+            for part in rows.rectangles:
+                own = _views((query, key, value, answer, incoming, *outgoing), part, shape[1])
+                if part.is_long and ctx.dropout == 0:
+                    _fused_back(own, part, ctx.window, kept.pop(0))
+                else:
+                    _plain_back(own, kept.pop(0), kept.pop(0) if ctx.dropout else None)
         outgoing[0] *= ctx.scale
         found = [part.index_select(0, back).view(shape).to(gradient_THD.dtype) for part in outgoing]
         return (*found, None, None, None, None)
@@ -249,12 +272,13 @@ def _views(values: tuple[Tensor, ...], part: Rectangle, heads: int) -> list[Tens
     return [each[own].view(part.rows, heads, part.length, -1) for each in values]
 
 
-def _near(length: int, window: int | None) -> Tensor | None:
+def _near(length: int, window: int | None, device: torch.device) -> Tensor | None:
     """`[L, L]` zero within the window and -inf beyond; None where the window holds every place."""
     if window is None or length <= window:
         return None
-    place = torch.arange(length)
-    return torch.zeros(length, length).masked_fill_((place - place[:, None]).abs() >= window, float("-inf"))
+    place = torch.arange(length, device=device)
+    is_far = (place - place[:, None]).abs() >= window
+    return torch.zeros(length, length, device=device).masked_fill_(is_far, float("-inf"))
 
 
 def _plain_forward(own: list[Tensor], part: Rectangle, window: int | None, dropout: float) -> list[Tensor]:
@@ -262,7 +286,7 @@ def _plain_forward(own: list[Tensor], part: Rectangle, window: int | None, dropo
     scores = torch.matmul(query, key.transpose(2, 3))
     if part.bias is not None:
         scores += part.bias
-    if (near := _near(part.length, window)) is not None:
+    if (near := _near(part.length, window, query.device)) is not None:
         scores += near
     shares = scores.softmax(-1)
     if part.real is not None:
@@ -270,7 +294,7 @@ def _plain_forward(own: list[Tensor], part: Rectangle, window: int | None, dropo
     if not dropout:
         _product(shares, value, answer)
         return [shares]
-    stays, share = kept_places(shares.shape, dropout)
+    stays, share = kept_places(shares.shape, dropout, shares.device)
     stays = stays.float().mul_(share)
     _product(shares * stays, value, answer)
     return [shares, stays]
@@ -296,14 +320,14 @@ def _product(left: Tensor, right: Tensor, target: Tensor) -> None:
 
 def _fused_forward(own: list[Tensor], part: Rectangle, window: int | None) -> list[Tensor]:
     query, key, value, answer = own
-    found, total = _fused(query, key, value, 0.0, False, attn_mask=_near(part.length, window), scale=1.0)
+    found, total = _fused(query, key, value, 0.0, False, attn_mask=_near(part.length, window, query.device), scale=1.0)
     answer.copy_(found)
     return [total]
 
 
 def _fused_back(own: list[Tensor], part: Rectangle, window: int | None, total: Tensor) -> None:
     query, key, value, answer, incoming, *outgoing = own
-    near = _near(part.length, window)
+    near = _near(part.length, window, query.device)
     found = _fused_backward(incoming, query, key, value, answer, total, 0.0, False, attn_mask=near, scale=1.0)
     for target, gradient in zip(outgoing, found, strict=True):
         target.copy_(gradient)

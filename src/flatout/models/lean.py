@@ -82,12 +82,14 @@ class LeanDropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or self.p == 0 or self.p == 1 or input.device.type != "cpu":
             return super().forward(input)
-        stays, scale = kept_places(input.shape, self.p)
+        stays, scale = kept_places(input.shape, self.p, input.device)
         return _Dropped.apply(input, stays, scale)
 
 
-def kept_places(shape: torch.Size, share: float) -> tuple[Tensor, float]:
+def kept_places(shape: torch.Size, share: float, device: torch.device) -> tuple[Tensor, float]:
     """Which places stay when a share is dropped at random, and what they are multiplied by so that the mean stays."""
+    if device.type != "cpu":
+        return torch.rand(shape, device=device) >= share, 1 / (1 - share)
     count = shape.numel()
     edge = round(share * _SIXTEEN_BITS)
     words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)

@@ -42,7 +42,6 @@ _POSITIONS_AFTER_PADDING = {"camembert", "roberta", "xlm-roberta"}
 """Families that number a row's places from the padding id plus one."""
 _NUMBERED_PAIRS = {"albert", "bert", "electra", "deberta-v2", "deberta"}
 """Families that tell the texts of a pair apart by numbers beside the tokens."""
-_EMBEDDING_DROPOUTS = {"modernbert": ("embedding_dropout", "mlp_dropout")}
 _NARROW_FAMILIES = {"bert", "camembert", "electra", "roberta", "xlm-roberta"}
 """Families whose layers end in a feed-forward part; in the last layer only a row's first token needs it."""
 _SIZES = {
@@ -264,6 +263,11 @@ class Transformer(nn.Module):
         if self.is_flat:
             return ""
         return "asked for" if self.family in FLAT_FAMILIES else f"{self.family} has no flat attention"
+
+    @property
+    def attention_dropout(self) -> float:
+        """Share of attention that the encoder's own settings drop."""
+        return max((getattr(self.described, name, None) or 0.0 for name in _ATTENTION_DROPOUTS), default=0.0)
 
     def longest_row(self) -> int:
         """Most tokens a row may have."""
