@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -64,6 +67,24 @@ def test_each_word_of_a_list_begins_at_one_token_and_words_that_do_not_fit_are_c
     assert found.words.tolist()[:3] == [3, 0, 2]
     assert 0 < found.words[3] < 20
     assert found.firsts.sum() == found.words.sum()
+
+
+def test_word_pieces_are_the_same_in_every_process(subwords):
+    program = (
+        "import pyarrow as pa\nfrom flatout.data.subwords import Subwords\n"
+        "from flatout.data.vocabulary import VocabularyConfig\n"
+        f"texts = pa.array({TEXTS * 3!r}, pa.large_string())\n"
+        "print(Subwords.train([texts], VocabularyConfig(size=80, min_frequency=1)).fingerprint())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == subwords.fingerprint()
+
+
+def test_pieces_that_begin_a_word_are_told_from_those_within(subwords):
+    pieces = [subwords.tokenizer.id_to_token(number) for number in subwords.tokenizer.encode("budget votes").ids]
+    assert pieces[0] == "[CLS]"
+    assert "".join(pieces[1:-1]).replace("##", "") == "budgetvotes"
+    assert sum(not piece.startswith("##") for piece in pieces[1:-1]) == 2
 
 
 def test_a_tokenizer_is_kept_whole_with_all_of_its_files(subwords, tmp_path):

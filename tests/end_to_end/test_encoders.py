@@ -45,14 +45,16 @@ def table(rows: int, seed: int = 0) -> dict[str, list[Any]]:
 
 
 def run(tmp_path: Path, data: TextDataConfig, model: TransformerConfig = SMALL, **settings: Any):
-    given: dict[str, Any] = {"optim": OptimConfig(lr=3e-3), "epochs": 3, "output": str(tmp_path / "runs")}
+    given: dict[str, Any] = {"optim": OptimConfig(lr=3e-3), "epochs": 4, "output": str(tmp_path / "runs")}
     return fit(data, model, **(given | settings))
 
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("classes")
-    return run(folder, TextDataConfig(train=table(400), cache=str(folder)), optim=OptimConfig(lr=3e-3, ema=0.9))
+    return run(
+        folder, TextDataConfig(train=table(400), batch_size=16, cache=str(folder)), optim=OptimConfig(lr=3e-3, ema=0.9)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +64,10 @@ def tags(tmp_path_factory):
         problem=Problem.tags,
         tagged_tweets=TaggedTweetsConfig(rows=600, eval_rows=80),
         max_length=24,
+        batch_size=16,
         cache=str(folder),
     )
-    return run(folder, data)
+    return run(folder, data, epochs=6)
 
 
 def test_an_encoder_learns_is_flat_and_says_how_sure_it_may_be(classes):

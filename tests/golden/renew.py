@@ -36,6 +36,7 @@ MODELS = {
     "bitmlp": BitMLPConfig(widths=[16]),
     "bitmlp_from_scratch_on_sets": BitMLPConfig(widths=[16], start=Start.random, dropout=0.1, norm=Norm.layer),
 }
+_RATES = {"transformer": 0.003}
 ENCODINGS = {
     "bitmlp": EncodingConfig(size=256, hashes=6),
     "bitmlp_from_scratch_on_sets": EncodingConfig(kind=EncodingKind.twostep, size=64, hashes=3),
@@ -56,7 +57,7 @@ def losses(name: str, folder: Path) -> list[float]:
         task=GramsConfig(exposure=False) if name in ENCODINGS else None,
         precision="fp32",
         seed=1,
-        optim=OptimConfig(lr=0.01),
+        optim=OptimConfig(lr=_RATES.get(name, 0.01)),
         checkpoint=CheckpointConfig(patience=None),
         monitor=MonitorConfig(flush_every=1, progress=False),
         output=str(folder / "runs"),

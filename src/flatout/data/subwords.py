@@ -27,6 +27,7 @@ from flatout.errors import UserError
 PAIR = "\ue003"
 """Stands between the two texts of a pair; a character of Unicode's private range."""
 _NOTHING = "?"
+_BEGINS = "▁"
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _ROWS_A_CALL = 4_096
 _KIND = "subwords"
@@ -99,19 +100,12 @@ class Subwords:
         """Word pieces of the training texts, framed as BERT frames a row; for encoders trained from scratch."""
         from transformers import PreTrainedTokenizerFast
 
-        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
-        tokenizer.normalizer = normalizers.BertNormalizer(
-            lowercase=config.lowercase, strip_accents=config.strip_accents
-        )
+        pieces = {piece: number for number, piece in enumerate(_word_pieces(blocks, config))}
+        tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]", max_input_chars_per_word=100))
+        tokenizer.normalizer = _normalizer(config)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=config.size,
-            min_frequency=config.min_frequency,
-            special_tokens=_SPECIAL,
-            show_progress=False,
-        )
-        tokenizer.train_from_iterator((_texts(block) for block in blocks), trainer)
+        tokenizer.add_special_tokens(_SPECIAL)
         numbers = {name: number for number, name in enumerate(_SPECIAL)}
         opening, closing = ("[CLS]", numbers["[CLS]"]), ("[SEP]", numbers["[SEP]"])
         tokenizer.post_processor = processors.BertProcessing(closing, opening)
@@ -262,6 +256,31 @@ def _put_together(parts: list[Part], num_rows: int) -> NDArray[np.int32]:
             found[np.repeat(place, counts) + within] = np.asarray(part, np.int32)[within]
         place = place + counts
     return found
+
+
+def _normalizer(config: VocabularyConfig) -> normalizers.Normalizer:
+    return normalizers.BertNormalizer(lowercase=config.lowercase, strip_accents=config.strip_accents)
+
+
+def _word_pieces(blocks: Iterable[pa.Array], config: VocabularyConfig) -> list[str]:
+    """The special entries, then every letter at and after the beginning of a word, then the commonest pieces.
+
+    The library's own trainer of word pieces numbers letters in the order of a hash table, another in each process; its
+    byte-pair trainer does not. So words are marked at their beginning, and pieces told apart by the mark.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = _normalizer(config)
+    marked = pre_tokenizers.Metaspace(replacement=_BEGINS, prepend_scheme="always", split=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), marked])
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.size, min_frequency=config.min_frequency, show_progress=False, special_tokens=[]
+    )
+    tokenizer.train_from_iterator((_texts(block) for block in blocks), trainer)
+    learnt = [piece for piece, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+    letters = [piece for piece in learnt if len(piece) == 1 and piece != _BEGINS]
+    longer = [piece[1:] if piece.startswith(_BEGINS) else f"##{piece}" for piece in learnt if len(piece) > 1]
+    found = dict.fromkeys([*_SPECIAL, *letters, *(f"##{letter}" for letter in letters), *longer])
+    return list(found)[: config.size]
 
 
 def _frame_of(tokenizer: Tokenizer, fast: Any) -> Frame:

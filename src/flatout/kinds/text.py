@@ -112,7 +112,7 @@ class TextKind(Kind):
         if self.labels.problem is Problem.single:
             found = calibrated(*task.answers(feeds.validation))
             self.temperature = found.temperature
-            told = f"calibration error {found.error_before:.3f}, without it, {found.error_after:.3f} with it"
+            told = f"calibration error {found.error_before:.3f} without it, {found.error_after:.3f} with it"
             place.choose("temperature", f"{found.temperature:.2f}", "likeliest on the validation rows", told)
             place.summary.set("calibration", asdict(found))
         elif self.labels.problem is Problem.multi:

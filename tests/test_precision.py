@@ -1,0 +1,45 @@
+"""fp32 products are made faster only where they stay exact, and only while a run lasts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flatout import precision
+from flatout.precision import Precision, fast_fp32_products
+
+CPU = torch.device("cpu")
+
+
+def test_the_way_of_products_is_put_back_and_told():
+    before = torch.get_float32_matmul_precision()
+    with fast_fp32_products(Precision.fp32, CPU) as found:
+        assert found is not None
+        assert "largest error" in found.evidence
+        assert (torch.get_float32_matmul_precision() == "medium") == (found.value == "of several bf16 ones")
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_products_that_are_not_exact_enough_stay_plain(monkeypatch):
+    monkeypatch.setattr(precision, "_LARGEST_ERROR", 0.0)
+    with fast_fp32_products(Precision.fp32, CPU) as found:
+        assert found is not None
+        assert found.value == "plain"
+        assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("chosen", [Precision.bf16, Precision.fp16])
+def test_there_is_no_choice_in_sixteen_bits(chosen):
+    with fast_fp32_products(chosen, CPU) as found:
+        assert found is None
+
+
+def test_a_way_that_a_person_chose_stands():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with fast_fp32_products(Precision.fp32, CPU) as found:
+            assert found is None
+            assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
