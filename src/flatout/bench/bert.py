@@ -23,7 +23,7 @@ from torch import nn
 
 from flatout.bench.claim import Claim, Options, at_least, bounded, quiet, reaching
 from flatout.checkpoints import CheckpointConfig
-from flatout.config import RunConfig
+from flatout.config import MonitorConfig, RunConfig
 from flatout.data.batch import FlatBatch
 from flatout.data.feeding import FeedKind
 from flatout.data.plan import Plan, PlanSettings
@@ -213,6 +213,7 @@ class BertBench:
                 precision=precision,
                 checkpoint=CheckpointConfig(patience=None),
                 callbacks={"watch": _Watching(watch)},
+                monitor=MonitorConfig(flush_every=steps + 1, progress=False),  # a flush takes the losses away
                 trainer={"max_steps": steps, "limit_val_batches": 1, "limit_test_batches": 1},
                 output=str(self.folder / "runs"),
             )
