@@ -28,7 +28,7 @@ from flatout.data.roles import Roles
 from flatout.data.sources import open_table
 from flatout.data.table import require_columns
 from flatout.errors import UserError
-from flatout.inference import GramPredictor, Predictor, TagPredictor, load_predictor
+from flatout.inference import GramPredictor, Predictor, TagPredictor, answering_device, load_predictor
 from flatout.metrics import MultiMetrics, TaskMetrics
 from flatout.report.closing import class_table
 from flatout.report.summary import json_safe
@@ -43,11 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
     parser.add_argument("--label", metavar="COLUMN", help="column of the labels (default: the run's)")
     parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
+    parser.add_argument("--device", metavar="NAME", default="auto", help="cpu, cuda or cuda:N (default: a GPU if any)")
     parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    predictor = load_predictor(arguments.run)
+    predictor = load_predictor(arguments.run, answering_device(arguments.device))
     if isinstance(predictor, GramPredictor):
         scores, rows = evaluate_grams(predictor, arguments.file, arguments.bits or predictor.bits_column)
         _show({"rows": rows, **scores}, arguments.json)

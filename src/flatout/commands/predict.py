@@ -30,7 +30,7 @@ from flatout.data.roles import Roles
 from flatout.data.sources import open_table
 from flatout.data.table import Table, require_columns
 from flatout.errors import UserError
-from flatout.inference import GramPredictor, Predictor, TagPredictor, load_predictor
+from flatout.inference import GramPredictor, Predictor, TagPredictor, answering_device, load_predictor
 
 _ADDED = ("prediction", "probability", "rebuilt", "candidates", "top_labels", "top_probabilities", "entities")
 _ROWS_PER_BLOCK = 16_384
@@ -48,11 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
     parser.add_argument("--rebuild", action="store_true", help="also rebuild texts from the 2-grams of encodings")
     parser.add_argument("--names", metavar="FILE", help="known names, one a line, to rebuild texts with")
+    parser.add_argument("--device", metavar="NAME", default="auto", help="cpu, cuda or cuda:N (default: a GPU if any)")
     parser.add_argument("--out", metavar="FILE", help=f"{', '.join(FORMATS)} (default: csv on standard output)")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    predictor = load_predictor(arguments.run)
+    predictor = load_predictor(arguments.run, answering_device(arguments.device))
     if arguments.top_k < 0:
         raise UserError("--top-k", f"{arguments.top_k}", allowed="1 or more")
     with readable(arguments.file) as file:

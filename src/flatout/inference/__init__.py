@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from flatout.errors import UserError
 from flatout.inference.folder import ModelFolder
 from flatout.inference.grams import GramPrediction, GramPredictor
 from flatout.inference.tags import Entity, TagPrediction, TagPredictor
@@ -19,8 +20,20 @@ __all__ = [
     "Predictor",
     "TagPrediction",
     "TagPredictor",
+    "answering_device",
     "load_predictor",
 ]
+
+
+def answering_device(name: str = "auto") -> torch.device:
+    """The device of that name; auto: a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    count = torch.cuda.device_count()
+    known = ["cpu", *(["cuda"] if count else []), *(f"cuda:{number}" for number in range(count))]
+    if name not in known:
+        raise UserError("--device", f"no device {name!r} here", allowed=", ".join(["auto", *known]))
+    return torch.device(name)
 
 
 def load_predictor(run: str | Path, device: str | torch.device = "cpu") -> Predictor | GramPredictor | TagPredictor:
