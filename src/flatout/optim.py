@@ -13,6 +13,8 @@ from torch.optim import AdamW
 
 from flatout.errors import UserError, as_choice, require
 
+_USUAL_RATE = 2e-3
+
 
 class Schedule(StrEnum):
     """How the learning rate falls after the warm-up."""
@@ -26,8 +28,8 @@ class Schedule(StrEnum):
 class OptimConfig:
     """AdamW, its schedule and the clipping of gradients."""
 
-    lr: float = 2e-3
-    """Highest learning rate."""
+    lr: float | None = None
+    """Highest learning rate; null: what the model recommends, else 0.002."""
     weight_decay: float = 0.01
     """Decay of weight matrices; biases and norms have none."""
     beta1: float = 0.9
@@ -51,7 +53,7 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         self.schedule = as_choice(Schedule, self.schedule, "optim.schedule")
-        require(self.lr > 0, "optim.lr", f"{self.lr}", allowed="above 0")
+        require(self.lr is None or self.lr > 0, "optim.lr", f"{self.lr}", allowed="above 0")
         require(self.weight_decay >= 0, "optim.weight_decay", f"{self.weight_decay}", allowed="0 or more")
         for name in ("beta1", "beta2"):
             require(0 <= getattr(self, name) < 1, f"optim.{name}", f"{getattr(self, name)}", allowed="0 to below 1")
@@ -60,6 +62,11 @@ class OptimConfig:
         require(0 < self.layer_decay <= 1, "optim.layer_decay", f"{self.layer_decay}", allowed="above 0, at most 1")
         require(0 <= self.ema < 1, "optim.ema", f"{self.ema}", allowed="0 to below 1")
         require(self.clip is None or self.clip >= 0, "optim.clip", f"{self.clip}", allowed="0 or more, or null")
+
+    @property
+    def highest(self) -> float:
+        """The learning rate that was set, or the usual one."""
+        return _USUAL_RATE if self.lr is None else self.lr
 
     def build(self, model: nn.Module, *, fused: bool = True) -> AdamW:
         """AdamW over the weights that are trained or will be, in groups that decay or not, by their depth."""
@@ -73,7 +80,7 @@ class OptimConfig:
             started = {"weight_decay": self.weight_decay if decays else 0.0, "lr_share": self.layer_decay**depth}
             groups.setdefault((depth, not decays), {"params": [], **started})["params"].append(weight)
         ordered = [groups[key] for key in sorted(groups)]
-        return AdamW(ordered, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=fused)
+        return AdamW(ordered, lr=self.highest, betas=(self.beta1, self.beta2), eps=self.eps, fused=fused)
 
     def _depths(self, model: nn.Module) -> dict[str, int]:
         """How far below the head each weight lies; all alike where that makes no difference."""
@@ -90,12 +97,12 @@ class OptimConfig:
         """The learning rate of optimizer step `step`, counted from 0."""
         warmup = self.warmup if self.warmup >= 1 else math.ceil(self.warmup * total_steps)
         if step < warmup:
-            return self.lr * (step + 1) / (warmup + 1)
+            return self.highest * (step + 1) / (warmup + 1)
         done = min(1.0, (step - warmup) / max(1, total_steps - warmup))
         if self.schedule is Schedule.constant:
-            return self.lr
+            return self.highest
         falling = 1 - done if self.schedule is Schedule.linear else 0.5 * (1 + math.cos(math.pi * done))
-        return self.lr * (self.final_lr_share + (1 - self.final_lr_share) * falling)
+        return self.highest * (self.final_lr_share + (1 - self.final_lr_share) * falling)
 
 
 def clip_gradients(parameters: list[nn.Parameter], longest: float) -> torch.Tensor:

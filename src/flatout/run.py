@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ def run(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[st
         kind = prepare_data(config, place)
         model = build_model(config, kind, place)
         feeds = build_feeds(config, kind.store, model, device, place)
-        task = build_task(config, kind, model, feeds)
+        task = build_task(config, kind, model, feeds, place)
         kind.before_training(task, feeds, place)
         precision = choose_precision(config.precision, device)
         place.choose("precision", precision.precision.value, precision.why, precision.evidence)
@@ -176,7 +176,8 @@ def build_feeds(config: RunConfig, store: Store, model: nn.Module, device: torch
     )
 
 
-def build_task(config: RunConfig, kind: Kind, model: nn.Module, feeds: Feeds) -> StepTask:
+def build_task(config: RunConfig, kind: Kind, model: nn.Module, feeds: Feeds, place: RunFolder) -> StepTask:
+    """The loss, with the optimizer that was asked for or that suits the model."""
     epochs = config.trainer.get("max_epochs") or _EPOCHS
     total_steps = config.trainer.get("max_steps", -1)
     if total_steps < 1:
@@ -184,7 +185,12 @@ def build_task(config: RunConfig, kind: Kind, model: nn.Module, feeds: Feeds) ->
     clip = config.optim.clip
     if clip is None:
         clip = getattr(config.model, "recommended_clip", 0.0)
-    return kind.build_task(model, config.task, config.optim, total_steps=total_steps, clip=clip, seed=config.seed)
+    optim = config.optim
+    recommended = getattr(config.model, "recommended_lr", None)
+    if optim.lr is None and recommended is not None:
+        optim = replace(optim, lr=recommended)
+        place.choose("optim.lr", f"{recommended:g}", "usual for such a model", "set optim.lr for another")
+    return kind.build_task(model, config.task, optim, total_steps=total_steps, clip=clip, seed=config.seed)
 
 
 _EPOCHS = 8

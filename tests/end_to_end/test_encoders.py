@@ -78,6 +78,16 @@ def test_an_encoder_learns_is_flat_and_says_how_sure_it_may_be(classes):
     assert float(choices["temperature"]) == pytest.approx(classes.summary["calibration"]["temperature"], abs=0.01)
 
 
+def test_pretrained_weights_get_small_steps_unless_a_person_says_otherwise(classes, tmp_path):
+    assert verb("export", classes.folder, "--out", tmp_path / "plain") == 0
+    pretrained = TransformerConfig(pretrained=str(tmp_path / "plain"))
+    data = TextDataConfig(train=table(60), cache=str(tmp_path))
+    for optim, rate in ((OptimConfig(), "5e-05"), (OptimConfig(lr=3e-4), None)):
+        summary = run(tmp_path, data, pretrained, optim=optim, epochs=1).summary
+        chosen = {choice["name"]: choice["value"] for choice in summary["choices"]}
+        assert chosen.get("optim.lr") == rate
+
+
 def test_a_loaded_encoder_answers_as_the_run_did(classes):
     texts = ["w1 w2 cat", "rose w3", "w1 " * 200]
     expected, found = classes.predict(texts), load_predictor(classes.folder).predict(texts)

@@ -99,6 +99,11 @@ class TransformerConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Train small matrices beside the frozen ones."""
 
+    @property
+    def recommended_lr(self) -> float:
+        """Pretrained weights want small steps; small matrices beside them, and random ones, larger."""
+        return 5e-5 if self.pretrained is not None and not self.lora.rank else 1e-3
+
     def __post_init__(self) -> None:
         self.compute = as_choice(Compute, self.compute, "model.compute")
         for name in ("hidden", "layers", "heads"):
