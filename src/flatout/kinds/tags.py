@@ -8,7 +8,7 @@ from torch import nn
 
 from flatout.data.text import PreparedText, TextDataConfig
 from flatout.inference.tags import TagPredictor
-from flatout.kinds.kind import Feeds
+from flatout.kinds.kind import Answers, Feeds
 from flatout.kinds.text import SPLIT_ROWS, TextKind, save_split_rows, tell_of_attention
 from flatout.models.transformer import Outputs, Transformer
 from flatout.optim import OptimConfig
@@ -49,7 +49,7 @@ class TagKind(TextKind):
     def after_best(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
         return
 
-    def predictor(self, task: StepTask) -> TagPredictor:  # type: ignore[override]  # the answers are of another kind
+    def predictor(self, task: StepTask) -> Answers:
         assert isinstance(task.model, Transformer)
         return TagPredictor(
             model=task.model.eval(),

@@ -18,7 +18,7 @@ from flatout.data.text import PreparedText, TextDataConfig
 from flatout.errors import UserError, require
 from flatout.inference import Predictor
 from flatout.inference.text import pair_separator
-from flatout.kinds.kind import Feeds, Kind
+from flatout.kinds.kind import Answers, Feeds, Kind
 from flatout.models.transformer import Outputs, Transformer, TransformerConfig
 from flatout.optim import OptimConfig
 from flatout.run_folder import RunFolder
@@ -122,7 +122,7 @@ class TextKind(Kind):
             span = f"{min(self.thresholds):.2f} to {max(self.thresholds):.2f}"
             place.choose("thresholds", span, "best F1 of each label", "on the validation rows")
 
-    def predictor(self, task: StepTask) -> Predictor:
+    def predictor(self, task: StepTask) -> Answers:
         return Predictor(
             model=task.model.eval(),
             vocabulary=self.data.vocabulary,
