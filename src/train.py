@@ -22,7 +22,8 @@ from omegaconf import DictConfig, OmegaConf
 import flatout
 from flatout.compose import ComposeError, check_targets, explain
 from flatout.config import COMPONENTS, RunConfig
-from flatout.errors import EXIT_CODE, UserError
+from flatout.errors import EXIT_CODE, RunBroke, UserError
+from flatout.scale.children import warm_start
 
 
 def conf_folder() -> Path:
@@ -49,11 +50,14 @@ def job(cfg: DictConfig) -> float | None:
     """One run of the composed settings."""
     described = HydraConfig.get()
     folder, overrides = Path(described.runtime.output_dir), list(described.overrides.task)
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
+        with suppress(OSError):
+            folder.rmdir()  # Hydra made it, but the first rank's folder is that of all
     try:
         config = read_config(cfg, overrides)
-        from flatout.run import run
+        from flatout.scale.processes import start
 
-        return run(config, folder=folder, overrides=overrides).objective
+        return start(config, folder=folder, overrides=overrides).objective
     except UserError as mistake:
         with suppress(OSError):
             folder.rmdir()  # only where the run left nothing in it
@@ -76,12 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; a person's mistake ends with one message and exit code 2."""
     if arguments is not None:
         sys.argv[1:] = arguments
+    if any(word in ("-m", "--multirun") or "trainer.devices=" in word for word in sys.argv[1:]):
+        warm_start()  # it imports beside us what the processes to come will need
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us whole instead of being printed and swallowed
     try:
         register_schemas()
         hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except RunBroke as broken:
+        print(broken, file=sys.stderr)
+        sys.exit(1)
     except Exception as error:  # Hydra's errors share no class; what is no person's mistake is raised again
         mistake = explain(ComposeError.of(error), conf_folder())
         if mistake is None:

@@ -98,7 +98,7 @@ MISTAKES = {
     "model.hidden": "command line: cannot read 'model.hidden'.",
     "trainer.foo=3": "with a plus sign: +trainer.foo=VALUE.",
     "+trainer.max_epoch=3": "trainer.max_epoch: no argument of Lightning's Trainer. Did you mean 'max_epochs'?",
-    "trainer.devices=2": "trainer.devices: 2 (1: one device trains a run in this version)",
+    "trainer.devices=512": "trainer.devices: 512 (at most",
     "+trainer.gradient_clip_val=1": "trainer.gradient_clip_val: is decided elsewhere. Set optim.clip instead.",
     "+trainer.precision=32": "trainer.precision: is decided elsewhere. Set precision instead.",
     "trainer.max_epochs=0": "trainer.max_epochs: 0 (1 or more)",

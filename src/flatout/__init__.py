@@ -9,7 +9,7 @@ import importlib
 from typing import Any
 
 _PLACES = {
-    "fit": "flatout.run",
+    "fit": "flatout.fitting",
     "Result": "flatout.run",
     "RunConfig": "flatout.config",
     "MonitorConfig": "flatout.config",

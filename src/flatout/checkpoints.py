@@ -24,6 +24,8 @@ from flatout.data.store import file_checksum
 from flatout.errors import UserError, require
 from flatout.metrics import BEST_MODE
 
+CHECKPOINTS = "checkpoints"
+"""Their folder in a run's folder."""
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
 
 

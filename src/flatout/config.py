@@ -102,9 +102,6 @@ class RunConfig:
             where, mend = f"trainer.{name}", did_you_mean(name, arguments)
             require(name in arguments, where, "no argument of Lightning's Trainer", mend=mend)
             require(name not in _OURS, where, "is decided elsewhere", mend=f"Set {_OURS.get(name)} instead.")
-        for name in ("devices", "num_nodes"):
-            count = self.trainer.get(name, 1)
-            require(count == 1, f"trainer.{name}", f"{count}", allowed="1: one device trains a run in this version")
         epochs = self.trainer.get("max_epochs")
         is_count = epochs is None or (isinstance(epochs, int) and epochs >= 1)
         require(is_count, "trainer.max_epochs", f"{epochs}", allowed="1 or more")

@@ -30,6 +30,10 @@ class UserError(ValueError):
         return printable(f"{text.rstrip('.')}. {self.mend}".rstrip() if self.mend else text)
 
 
+class RunBroke(RuntimeError):
+    """A run was ended from outside, or by a rank of it: said in a few lines, exit code 1."""
+
+
 def printable(text: str) -> str:
     """A text on one line: what a terminal would act on (line ends, escape codes, half characters) is written out."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

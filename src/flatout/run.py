@@ -1,12 +1,15 @@
 """The story of one run, top to bottom: data, model, task, training, test, report.
 
-`fit` is the same from Python, from `python -m train` and from a sweep. Each stage is a function that takes what it
-needs and returns what the next one needs; what a stage chose by itself is printed with its reason.
+Each stage is a function that takes what it needs and returns what the next one needs; what a stage chose by itself is
+printed with its reason. On several devices every rank goes through the same story with its share of the rows, and the
+first one tells it.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,16 +21,15 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
-from flatout.bits.data import BitsDataConfig
-from flatout.checkpoints import BestAndLast, FolderCheckpointIO, best_mode, load_weights
+from flatout.checkpoints import CHECKPOINTS, BestAndLast, FolderCheckpointIO, best_mode, load_weights
 from flatout.config import RunConfig
 from flatout.data.feed import Feed, choose_feed
 from flatout.data.feeding import FeedKind
 from flatout.data.plan import Layout, PlanSettings
 from flatout.data.store import Store
-from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 from flatout.kinds import kind_of
 from flatout.kinds.kind import Answers, Feeds, Kind, Prepared
@@ -35,11 +37,13 @@ from flatout.memory import keep_freed_memory
 from flatout.metrics import require_metric
 from flatout.monitor.flush import Curves, Flush, Listener, MetricsFile, NoProfiler, silence_unused_hooks
 from flatout.monitor.progress import ProgressLine
+from flatout.monitor.signals import agree_on_signals_seldom
 from flatout.precision import PrecisionChoice, choose_precision, fast_fp32_products
+from flatout.ranks import Ranks, cores_here, end_group, others_watched
 from flatout.report.closing import print_closing
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import hardware
-from flatout.run_folder import RunFolder, open_run_folder
+from flatout.run_folder import RunFolder, new_folder, open_run_folder
 from flatout.tasks.step import StepTask, callbacks_of
 
 
@@ -71,42 +75,25 @@ class Result:
         return self.predictor.predict(rows)
 
 
-def fit(
-    data: TextDataConfig | BitsDataConfig | None = None,
-    model: Any = None,
-    *,
-    epochs: int | None = None,
-    folder: str | Path | None = None,
-    **settings: Any,
-) -> Result:
-    """Train a model on a table. `settings` are fields of RunConfig; `epochs` is short for `trainer.max_epochs`."""
-    unknown = settings.keys() - RunConfig.__dataclass_fields__.keys()
-    if unknown:
-        allowed = ", ".join(RunConfig.__dataclass_fields__)
-        raise UserError("fit", f"no setting {', '.join(sorted(unknown))}", allowed=allowed)
-    given: dict[str, Any] = {name: value for name, value in (("data", data), ("model", model)) if value is not None}
-    config = RunConfig(**given, **settings)
-    if epochs is not None:
-        config.trainer = {**config.trainer, "max_epochs": epochs}
-    return run(config, folder=None if folder is None else Path(folder))
-
-
 def run(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[str] = ()) -> Result:
-    """One run, from its settings to its report."""
+    """One run, or one rank's part of it, from its settings to its report."""
     started = time.perf_counter()
-    with open_run_folder(config, folder, overrides) as place:
+    ranks = Ranks.here()
+    folder = Path(ranks.agreed("folder", lambda: str((folder or new_folder(config)).absolute())))
+    with open_run_folder(config, folder, overrides, is_first=ranks.is_first) as place:
         L.seed_everything(config.seed, verbose=False)
-        device = pick_device(config.trainer)
+        device = ranks.device(config.trainer.get("accelerator", "auto"))
+        share_processor(ranks, device, place)
         if device.type == "cpu" and keep_freed_memory():
             place.choose("allocator", "keeps freed memory", "no fresh pages each step", "the C library took mallopt")
-        kind = prepare_data(config, place)
+        kind = prepare_data(config, ranks, place)
         model = build_model(config, kind, place)
-        feeds = build_feeds(config, kind.store, model, device, place)
+        feeds = build_feeds(config, kind.store, model, device, ranks, place)
         task = build_task(config, kind, model, feeds, place)
         kind.before_training(task, feeds, place)
         precision = choose_precision(config.precision, device)
         place.choose("precision", precision.precision.value, precision.why, precision.evidence)
-        trainer, flush = build_trainer(config, task, feeds, precision, place)
+        trainer, flush = build_trainer(config, task, feeds, precision, ranks, place)
         with fast_fp32_products(precision.precision, device) as found:
             if found is not None:
                 place.choose("fp32 products", found.value, found.why, found.evidence)
@@ -114,24 +101,39 @@ def run(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[st
             load_best(trainer, task)
             kind.after_best(task, feeds, place)
             metrics = evaluate(trainer, task, feeds, place)
-        predictor = save_model(config, kind, task, place)
-        summarise(place, kind, task, feeds, flush, time.perf_counter() - started)
-        kind.after_training(task, feeds, place)
-        per_class = task.per_class()
-        show(place, per_class)
+        per_class, predictor = task.per_class(), kind.predictor(task)
+        end_group()
+        if ranks.is_first:
+            save_model(config, predictor, place)
+            summarise(place, kind, task, feeds, flush, time.perf_counter() - started)
+            kind.after_training(task, feeds, place)
+            show(place, per_class)
         return Result(place.path, metrics, per_class, predictor, place.summary.values, chosen_metric(config, task))
 
 
-def pick_device(trainer: dict[str, Any]) -> torch.device:
-    """The device that Lightning will choose for these settings."""
-    accelerator = trainer.get("accelerator", "auto")
-    wants_gpu = accelerator in ("auto", "gpu", "cuda")
-    return torch.device("cuda", 0) if wants_gpu and torch.cuda.is_available() else torch.device("cpu")
+def share_processor(ranks: Ranks, device: torch.device, place: RunFolder) -> None:
+    """Divide the cores among the ranks of this machine; torchrun would leave each a single thread."""
+    if ranks.local_world > 1 and os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        threads = max(1, len(cores_here()) // ranks.local_world)
+        torch.set_num_threads(threads)
+        if device.type == "cpu":
+            evidence = f"{len(cores_here())} cores, {ranks.local_world} ranks on this machine"
+            place.choose("threads a rank", threads, "an equal share of the cores", evidence)
 
 
-def prepare_data(config: RunConfig, place: RunFolder) -> Kind:
-    """Open or build the store, say what is in it, and know what kind of run this is."""
-    data: Prepared = config.data.prepare()
+def prepare_data(config: RunConfig, ranks: Ranks, place: RunFolder) -> Kind:
+    """Open the store, which the first rank builds where it is missing; say what is in it and what run this will be."""
+    prepared: list[Prepared] = []
+
+    def prepare() -> str:
+        prepared.append(config.data.prepare())
+        return prepared[0].report.key
+
+    key = ranks.agreed("store", prepare)
+    data = prepared[0] if prepared else config.data.prepare()
+    if data.report.key != key:
+        what = f"rank {ranks.rank} sees other data than the first rank"
+        raise UserError("data", what, mend="Every machine needs the same files, or one folder that all can read.")
     for line in (data.report.line(), *data.facts["lines"]):
         place.log.say(line)
     facts = data.summary()
@@ -149,21 +151,28 @@ def build_model(config: RunConfig, kind: Kind, place: RunFolder) -> nn.Module:
     return config.model if isinstance(config.model, nn.Module) else kind.build_model(config.model, place)
 
 
-def build_feeds(config: RunConfig, store: Store, model: nn.Module, device: torch.device, place: RunFolder) -> Feeds:
+def build_feeds(
+    config: RunConfig, store: Store, model: nn.Module, device: torch.device, ranks: Ranks, place: RunFolder
+) -> Feeds:
     """One feed a split, of the kind asked for or the best that fits."""
     settings, splits = config.data, store.splits
     num_bytes = sum(split.num_bytes for split in splits.values())
     choice = choose_feed(settings.feed, num_bytes, device, None)
     place.choose("feed", choice.kind.value, choice.why, choice.evidence)
     layout = Layout(getattr(model, "layout", Layout.flat))
+    shares: dict[str, Any] = {"layout": layout, "rank": ranks.rank, "world": ranks.world}
     training = PlanSettings(
         rows_per_batch=settings.batch_size,
         tokens_per_batch=settings.tokens_per_batch,
         accumulate=settings.accumulate,
-        layout=layout,
         seed=config.seed,
+        **shares,
     )
-    evaluation = PlanSettings(rows_per_batch=settings.eval_batch_size, layout=layout, shuffle=False)
+    if ranks.are_several:
+        product = f"{settings.batch_size} rows x {settings.accumulate} batches x {ranks.world} ranks"
+        value = f"{settings.batch_size * training.parts} rows"
+        place.choose("rows a step", value, "each rank trains its share", product)
+    evaluation = PlanSettings(rows_per_batch=settings.eval_batch_size, shuffle=False, **shares)
     evaluation_kind = FeedKind.resident if choice.kind is FeedKind.resident else FeedKind.threaded
 
     def evaluated(name: str) -> Feed:
@@ -197,25 +206,25 @@ _EPOCHS = 8
 
 
 def build_trainer(
-    config: RunConfig, task: StepTask, feeds: Feeds, precision: PrecisionChoice, place: RunFolder
+    config: RunConfig, task: StepTask, feeds: Feeds, precision: PrecisionChoice, ranks: Ranks, place: RunFolder
 ) -> tuple[L.Trainer, Flush]:
     """Lightning's Trainer with our callbacks; a person's own settings come last and win."""
     metric = chosen_metric(config, task)
     say = place.log.say
-    listeners: list[Listener] = [
-        MetricsFile(place.path / "metrics.csv", ["loss", *task.metric_names]),
-        Curves(place.path),
-        ProgressLine(task.total_steps, metric, say, live=config.monitor.progress),
-    ]
+    listeners: list[Listener] = []
+    if ranks.is_first:
+        listeners = [
+            MetricsFile(place.path / "metrics.csv", ["loss", *task.metric_names]),
+            Curves(place.path),
+            ProgressLine(task.total_steps, metric, say, live=config.monitor.progress),
+        ]
     flush = Flush(feeds.train, listeners, config.monitor.flush_every)
-    best = BestAndLast(place.path / "checkpoints", metric, config.checkpoint.min_delta)
+    best = BestAndLast(place.path / CHECKPOINTS, metric, config.checkpoint.min_delta)
     callbacks = [flush, *config.callbacks.values(), best]
     if config.checkpoint.patience is not None:
         callbacks.insert(1, _early_stopping(config, metric))
     defaults: dict[str, Any] = {
         "max_epochs": _EPOCHS,
-        "accelerator": feeds.train.device.type,
-        "devices": 1,
         "precision": precision.lightning_name,
         "logger": False,
         "profiler": NoProfiler(),
@@ -224,14 +233,19 @@ def build_trainer(
         "enable_model_summary": False,
         "use_distributed_sampler": False,
         "default_root_dir": str(place.path),
-        "plugins": [FolderCheckpointIO()],
+        "plugins": [FolderCheckpointIO(), *([ranks.environment()] if ranks.are_several else [])],
     }
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    # One process a device is running already, however many were asked for.
+    started = ranks.lightning_settings(feeds.train.device)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        trainer = L.Trainer(**{**defaults, **config.trainer}, callbacks=callbacks)
+        trainer = L.Trainer(**{**defaults, **config.trainer, **started}, callbacks=callbacks)
     except (TypeError, ValueError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
         raise UserError("trainer", str(error), mend="These settings go to Lightning's Trainer.") from None
     silence_unused_hooks(trainer)
+    if ranks.are_several:
+        agree_on_signals_seldom(trainer)
     return trainer, flush
 
 
@@ -258,11 +272,13 @@ def train(trainer: L.Trainer, task: StepTask, feeds: Feeds, flush: Flush, place:
     """Train to the end, or to where nothing gets better."""
     place.log.say(
         f"training: {sum(p.numel() for p in task.model.parameters()):,} parameters, {task.total_steps:,} steps of"
-        f" {feeds.train.plan.rows_per_batch * feeds.train.plan.accumulate} rows"
+        f" {feeds.train.plan.rows_per_batch * feeds.train.plan.parts} rows"
     )
-    with _without_loader_advice():
+    with _without_loader_advice(), others_watched():
         try:
             trainer.fit(task, train_dataloaders=feeds.train, val_dataloaders=feeds.validation)
+        except SIGTERMException:
+            raise SystemExit(128 + signal.SIGTERM) from None
         except SystemExit:
             if trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
                 raise KeyboardInterrupt from None
@@ -282,7 +298,7 @@ def load_best(trainer: L.Trainer, task: StepTask) -> None:
 def evaluate(trainer: L.Trainer, task: StepTask, feeds: Feeds, place: RunFolder) -> dict[str, float]:
     """Metrics on the validation rows, and on the test rows where there are any."""
     metrics: dict[str, float] = {}
-    with _without_loader_advice():
+    with _without_loader_advice(), others_watched():
         trainer.validate(task, dataloaders=feeds.validation, verbose=False)
         metrics |= {f"val/{name}": value for name, value in task.results.items()}
         if feeds.test is not None:
@@ -292,14 +308,12 @@ def evaluate(trainer: L.Trainer, task: StepTask, feeds: Feeds, place: RunFolder)
     return metrics
 
 
-def save_model(config: RunConfig, kind: Kind, task: StepTask, place: RunFolder) -> Answers:
-    """The `model/` folder, and the predictor over it."""
-    predictor = kind.predictor(task)
+def save_model(config: RunConfig, predictor: Answers, place: RunFolder) -> None:
+    """The `model/` folder."""
     if isinstance(config.model, nn.Module):
         place.log.say("model/ is not written: the settings of a model of your own are not known to us")
     else:
         predictor.save(place.path / "model", config.model)
-    return predictor
 
 
 def summarise(place: RunFolder, kind: Kind, task: StepTask, feeds: Feeds, flush: Flush, seconds: float) -> None:
@@ -310,13 +324,13 @@ def summarise(place: RunFolder, kind: Kind, task: StepTask, feeds: Feeds, flush:
     count = sum(parameter.numel() for parameter in parameters)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     summary.update("model", {"name": type(task.model).__name__, "parameters": count, "trainable": trained})
-    summary.update("hardware", hardware(task.device, str(task.trainer.precision)))
+    summary.update("hardware", hardware(feeds.train.device, feeds.train.plan.world, str(task.trainer.precision)))
     summary.update(
         "training",
         {
             "epochs": flush.epochs,
             "steps": flush.steps,
-            "rows_per_step": feeds.train.plan.rows_per_batch * feeds.train.plan.accumulate,
+            "rows_per_step": feeds.train.plan.rows_per_batch * feeds.train.plan.parts,
             "seconds": round(seconds, 2),
             "seconds_to_first_step": flush.seconds_to_first_step,
         },
@@ -332,16 +346,17 @@ def show(place: RunFolder, per_class: list[dict[str, Any]]) -> None:
     """Write the page and print the closing table."""
     values = {**place.summary.values, "status": "finished"}
     write_page(place.path, values, read_curves(place.path), per_class)
-    artifacts = {"model": "model", "checkpoints": "checkpoints", "page": "report.html", "curves": "metrics.csv"}
+    artifacts = {"model": "model", "checkpoints": CHECKPOINTS, "page": "report.html", "curves": "metrics.csv"}
     place.summary.update("artifacts", {name: path for name, path in artifacts.items() if (place.path / path).exists()})
     print_closing(values, place.path, per_class)
 
 
 @contextmanager
 def _without_loader_advice() -> Iterator[None]:
-    """Lightning advises DataLoader workers to any loader, and uses what torch has deprecated: no news to anyone."""
+    """Lightning advises DataLoader workers to any loader, and to share metrics that are shared already: no news."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist=True.*")
         warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
         warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")
         yield

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from flatout.config import RunConfig
-from flatout.errors import UserError
+from flatout.errors import RunBroke, UserError
 from flatout.report.page import read_curves, write_page
 from flatout.report.run_log import RunLog
 from flatout.report.summary import Summary
@@ -28,6 +28,8 @@ class RunFolder:
     path: Path
     summary: Summary
     log: RunLog
+    is_first: bool = True
+    """Whether this rank prints and writes; the others only read here."""
 
     def choose(self, name: str, value: object, why: str, evidence: str) -> None:
         """Keep and print one choice that the run made by itself."""
@@ -36,14 +38,20 @@ class RunFolder:
 
 
 @contextmanager
-def open_run_folder(config: RunConfig, folder: Path | None, overrides: Sequence[str]) -> Iterator[RunFolder]:
+def open_run_folder(
+    config: RunConfig, path: Path, overrides: Sequence[str], *, is_first: bool = True
+) -> Iterator[RunFolder]:
     """The folder of a run that is about to begin; closes its summary with how the run ended."""
-    path = folder or _new_folder(Path(config.output) / config.experiment)
+    command = shlex.join(["python", "-m", "train", *overrides])
+    if not is_first:
+        with RunLog(None) as log:
+            unwritten = Summary(None, experiment=config.experiment, command=command, seed=config.seed)
+            yield RunFolder(path, unwritten, log, is_first=False)
+        return
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError("output", f"cannot make {path}: {error.strerror}", mend="Set output=FOLDER.") from None
-    command = shlex.join(["python", "-m", "train", *overrides])
     summary = Summary(path, experiment=config.experiment, command=command, seed=config.seed)
     (path / "config.yaml").write_text(
         yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True), encoding="utf-8"
@@ -53,7 +61,7 @@ def open_run_folder(config: RunConfig, folder: Path | None, overrides: Sequence[
         try:
             yield RunFolder(path, summary, log)
         except BaseException as error:
-            log.keep(str(error) if isinstance(error, UserError) else traceback.format_exc())
+            log.keep(str(error) if isinstance(error, UserError | RunBroke) else traceback.format_exc())
             status = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
             summary.finish(status)
             with suppress(OSError):
@@ -78,8 +86,9 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else f"<{type(value).__module__}.{type(value).__qualname__}>"
 
 
-def _new_folder(parent: Path) -> Path:
+def new_folder(config: RunConfig) -> Path:
     """A folder named after this moment; a number is added when another run took the same second."""
+    parent = Path(config.output) / config.experiment
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     names = [stamp, *(f"{stamp}_{number}" for number in range(2, 100))]
     return next(parent / name for name in names if not (parent / name).exists())

@@ -93,7 +93,7 @@ def test_verdict_and_baseline_are_null_until_known_and_then_have_all_their_keys(
 
 def test_hardware_and_versions_are_told_without_a_model(tmp_path):
     summary = start(tmp_path)
-    found = hardware(torch.device("cpu"), "32-true")
+    found = hardware(torch.device("cpu"), 1, "32-true")
     summary.update("hardware", found)
     assert found.keys() == SCHEMA["hardware"]
     assert found["cores"] >= 1 and found["memory_gb"] > 0

@@ -32,10 +32,10 @@ from flatout.data.text import Builtin, PreparedText, TextDataConfig
 from flatout.data.tweet_samples import TweetsConfig
 from flatout.data.vocabulary import VocabularyConfig
 from flatout.errors import UserError
+from flatout.fitting import fit
 from flatout.models.transformer import Outputs, Transformer, TransformerConfig
 from flatout.optim import OptimConfig
 from flatout.precision import Precision
-from flatout.run import fit
 
 _BATCH, _LR = 32, 2e-5
 _WARM = 8

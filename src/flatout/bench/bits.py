@@ -41,11 +41,12 @@ from flatout.checkpoints import CheckpointConfig
 from flatout.data.batch import FlatBatch
 from flatout.data.feed import Feed
 from flatout.data.plan import PlanSettings
+from flatout.fitting import fit
 from flatout.inference import GramPredictor
 from flatout.memory import keep_freed_memory
 from flatout.models.bitmlp import BitMLPConfig
 from flatout.optim import OptimConfig
-from flatout.run import Result, fit
+from flatout.run import Result
 from flatout.tasks.grams import GramLabels, GramsConfig, GramsTask
 
 _SEEDS = 3

@@ -30,9 +30,10 @@ from flatout.bench.usual import (
 from flatout.checkpoints import CheckpointConfig
 from flatout.data.samples import HeadlinesConfig, HeadlinesTable
 from flatout.data.text import TextDataConfig
+from flatout.fitting import fit
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.optim import OptimConfig, Schedule
-from flatout.run import Result, fit
+from flatout.run import Result
 
 _BATCH, _CLASSES, _LR, _CLIP = 512, 41, 2e-3, 0.5
 _MODEL = BiLSTMConfig(embedding=200, hidden=256, dropout=0.3)

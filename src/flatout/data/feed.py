@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
@@ -94,9 +94,9 @@ class Feed:
             self.epoch, self.consumed = epoch, 0
 
     def afresh(self) -> Feed:
-        """The same batches from the beginning, read without moving this feed."""
+        """The rows of all ranks from the beginning, read without moving this feed."""
         kind = self.kind if self.kind is FeedKind.resident else FeedKind.threaded
-        feed = Feed(self.split, self.plan, kind=kind, device=self.device)
+        feed = Feed(self.split, replace(self.plan, rank=0, world=1), kind=kind, device=self.device)
         feed._gatherer = self._gatherer
         return feed
 

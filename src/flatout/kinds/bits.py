@@ -86,7 +86,7 @@ class BitsKind(Kind):
                 evidence = f"Dice {hashed.dice:.4f} of the hashed grams on the validation records"
                 place.choose("detectors", "ridge", "read off in closed form", evidence)
             if task.config.recombine:
-                task.recombined.append(self._recombined(device))
+                task.recombined.append(self._recombined(device, self.seed + feeds.train.plan.rank))
                 evidence = f"fields of {min(_TEXTS_READ, self.labels.num_rows):,} training texts, put together anew"
                 value = f"{task.config.recombine:g} a record"
                 place.choose("recombined texts", value, "they teach the composer without an encoding", evidence)
@@ -149,11 +149,11 @@ class BitsKind(Kind):
         for line in exposure["conclusion"]:
             place.log.say(line)
 
-    def _recombined(self, device: torch.device) -> Recombined:
+    def _recombined(self, device: torch.device, seed: int) -> Recombined:
         """Texts of people that nobody knows, made of the training records' fields."""
         texts = self.data.texts("train").slice(0, _TEXTS_READ)
         index = GramIndex(self.labels.hashed, is_frozen=True)
-        ids, lengths = targets_of(recombined_texts(texts, _RECOMBINED, self.seed), index)
+        ids, lengths = targets_of(recombined_texts(texts, _RECOMBINED, seed), index)
         offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
         return Recombined(torch.from_numpy(ids).to(device), offsets.to(device), self.labels.num_targets)
 

@@ -31,7 +31,8 @@ class TagKind(TextKind):
         return Outputs(self.tag_labels.names, "tags")
 
     def before_training(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
-        save_split_rows(self.data.store, place.path / SPLIT_ROWS)
+        if place.is_first:
+            save_split_rows(self.data.store, place.path / SPLIT_ROWS)
         tell_of_attention(task.model, feeds, place)
         for split, lost in self.tag_labels.lost.items():
             if lost["words_lost"]:

@@ -60,7 +60,8 @@ class TextKind(Kind):
         return Outputs(self.labels.classes, self.labels.problem.value)
 
     def before_training(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
-        save_split_rows(self.data.store, place.path / SPLIT_ROWS)
+        if place.is_first:
+            save_split_rows(self.data.store, place.path / SPLIT_ROWS)
         tell_of_attention(task.model, feeds, place)
         if ceilings := self.data.known_ceilings():
             metrics = {

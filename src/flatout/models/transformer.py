@@ -325,14 +325,19 @@ class Transformer(nn.Module):
         self._waiting = [*frozen_blocks, *([below] if below else [])]
         self._frozen_at_first = len(self._waiting)
 
-    def thaw(self, epochs: float) -> None:
-        """Let frozen layers join the training, from the last to the first, as the epochs pass; the embeddings last."""
+    def thaw(self, epochs: float) -> bool:
+        """Let frozen layers join the training, from the last to the first, as the epochs pass; the embeddings last.
+
+        Whether any has joined just now.
+        """
         if not self._waiting:
-            return
+            return False
+        waited = len(self._waiting)
         due = self._frozen_at_first * min(1.0, epochs / self.unfreeze_epochs)
         while self._waiting and self._frozen_at_first - len(self._waiting) < int(due):
             for weight in self._waiting.pop(0):
                 weight.requires_grad_(True)
+        return len(self._waiting) < waited
 
     def depths(self) -> dict[str, int]:
         """How many layers lie above each weight: 0 for the head, most for the embeddings."""

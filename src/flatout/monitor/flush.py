@@ -25,7 +25,7 @@ COLUMNS = {
     "train/loss": "mean loss of the steps since the last flush",
     "train/gradient_norm": "mean length of the gradient before clipping",
     "train/lr": "learning rate of the last step",
-    "speed/rows_per_s": "rows trained a second since the last flush",
+    "speed/rows_per_s": "rows trained a second since the last flush, over all ranks",
     "speed/tokens_per_s": "real tokens (padding not counted) a second",
     "speed/padding_share": "share of computed tokens that were padding",
     "time/wait_ms": "a step's wait for data",
@@ -103,10 +103,11 @@ class Flush(Callback):
     ) -> None:
         assert isinstance(pl_module, StepTask)
         now = self._now
+        ranks = self.feed.plan.world  # each counts its own; shares differ by less than a row
         now.batches += 1
-        now.rows += batch.num_real
-        now.tokens += batch.num_tokens
-        now.computed += pl_module.computed_tokens(batch)
+        now.rows += ranks * batch.num_real
+        now.tokens += ranks * batch.num_tokens
+        now.computed += ranks * pl_module.computed_tokens(batch)
         if self.seconds_to_first_step is None:
             self.seconds_to_first_step = time.perf_counter() - self._fit_started
         if batch.ends_step:

@@ -10,14 +10,17 @@ from typing import Any, TextIO
 
 
 class RunLog:
-    """Prints lines and keeps them, warnings too, with the time of day."""
+    """Prints lines and keeps them, warnings too, with the time of day; without a file it is silent."""
 
-    def __init__(self, path: Path) -> None:
-        self._file: TextIO = path.open("a", encoding="utf-8")
+    def __init__(self, path: Path | None) -> None:
+        self._file: TextIO | None = None if path is None else path.open("a", encoding="utf-8")
         self._caught = warnings.catch_warnings()
 
     def __enter__(self) -> RunLog:
         self._caught.__enter__()
+        if self._file is None:
+            warnings.simplefilter("ignore")  # the first rank warns of the same
+            return self
         shown = warnings.showwarning
 
         def keep(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
@@ -31,14 +34,18 @@ class RunLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._caught.__exit__(kind, error, trace)
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def say(self, line: str) -> None:
         """Print a line and keep it."""
-        print(line, flush=True)
-        self.keep(line)
+        if self._file is not None:
+            print(line, flush=True)
+            self.keep(line)
 
     def keep(self, text: str) -> None:
+        if self._file is None:
+            return
         stamp = time.strftime("%H:%M:%S")
         self._file.writelines(f"{stamp} {line}\n" for line in text.splitlines())
         self._file.flush()

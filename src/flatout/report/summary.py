@@ -55,10 +55,10 @@ def empty_summary() -> dict[str, Any]:
 
 
 class Summary:
-    """The summary of one run, written to its folder at every `write`."""
+    """The summary of one run, written to its folder at every `write`; without a folder it is only kept in mind."""
 
-    def __init__(self, folder: Path, *, experiment: str, command: str, seed: int) -> None:
-        self.path = folder / FILE
+    def __init__(self, folder: Path | None, *, experiment: str, command: str, seed: int) -> None:
+        self.path = None if folder is None else folder / FILE
         self.values = empty_summary() | {"experiment": experiment, "command": command, "seed": seed}
         self.write()
 
@@ -105,6 +105,8 @@ class Summary:
 
     def write(self) -> None:
         """Replace the file in one step: a reader sees the old one or the new one."""
+        if self.path is None:
+            return
         beside = self.path.with_name(f".{FILE}-{os.getpid()}")
         try:
             with beside.open("w", encoding="utf-8") as file:
@@ -133,6 +135,18 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return values
 
 
+def mark_broken(folder: Path, since: float, status: str = "failed") -> None:
+    """Close the summary of a run whose processes were killed before they could; one that is closed already stays."""
+    path = folder / FILE
+    if not path.is_file() or path.stat().st_mtime < since - 1:
+        return
+    values = read_summary(folder)
+    if values["status"] == "running":
+        summary = Summary.__new__(Summary)
+        summary.path, summary.values = path, values
+        summary.finish(status)
+
+
 def versions() -> dict[str, str]:
     """Versions of what a run rests on; packages that are not installed are left out."""
     found = {"python": platform.python_version()}
@@ -144,13 +158,13 @@ def versions() -> dict[str, str]:
     return found
 
 
-def hardware(device: torch.device, precision: str) -> dict[str, Any]:
-    """What the run computes on."""
+def hardware(device: torch.device, count: int, precision: str) -> dict[str, Any]:
+    """What the run computes on: so many devices of a kind."""
     is_cuda = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
     return {
         "device": torch.cuda.get_device_name(device) if is_cuda else _processor(),
-        "count": 1,
+        "count": count,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gb": round(memory / 1e9, 1),
         "precision": precision,

@@ -17,10 +17,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flatout.data.batch import FlatBatch
@@ -58,7 +61,7 @@ class StepTask(L.LightningModule):
         self._lean: list[LeanEmbedding] = []
         self.average: WeightAverage | None = None
         """A running mean of the weights, while there is training and it is asked for."""
-        self._thaw: Callable[[float], None] | None = getattr(model, "thaw", None)
+        self._thaw: Callable[[float], bool] | None = getattr(model, "thaw", None)
         self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
         self._rows_judged = 0
         self._stepper: list[LightningOptimizer] = []  # in a list, so that it is no submodule and no state
@@ -191,8 +194,17 @@ class StepTask(L.LightningModule):
     def on_test_epoch_end(self) -> None:
         self._close_split("test")
 
+    def over_ranks(self, counts: NDArray[Any]) -> NDArray[Any]:
+        """Sums of some counts over all ranks."""
+        if not _are_several():
+            return counts
+        summed = torch.from_numpy(np.asarray(counts)).to(self.device)
+        dist.all_reduce(summed)
+        return summed.cpu().numpy()
+
     def _close_split(self, split: str) -> None:
-        self.results = {"loss": float(self._loss_sum) / max(1, self._rows_judged), **self.judged()}
+        loss, rows = self.over_ranks(np.array([float(self._loss_sum), self._rows_judged]))
+        self.results = {"loss": float(loss) / max(1, rows), **self.judged()}
         self.log_dict({f"{split}/{name}": value for name, value in self.results.items()}, batch_size=1)
         self._loss_sum.zero_()
         self._rows_judged = 0
@@ -212,8 +224,10 @@ class StepTask(L.LightningModule):
         """
         if not self._losses:
             return [], []
-        both = torch.stack([*self._losses, *self._norms]).tolist()
-        count = len(self._losses)
+        losses, count = torch.stack(self._losses).float(), len(self._losses)
+        if _are_several():
+            dist.all_reduce(losses)  # each rank's loss is its share of the step's
+        both = torch.cat([losses, torch.stack(self._norms).float()] if self._norms else [losses]).tolist()
         wrong = [place for place, value in enumerate(both[:count]) if not math.isfinite(value)]
         if not self._is_scaled:  # a scaler looks for steps it must leave out by just that
             wrong += [place for place, value in enumerate(both[count:]) if not math.isfinite(value)]
@@ -256,11 +270,21 @@ class StepTask(L.LightningModule):
         optimizer.zero_grad()
         if self.average is not None:
             self.average.add(step)
-        if self._thaw is not None:
-            self._thaw((step + 1) / self.total_steps * (self.trainer.max_epochs or 1))
+        if self._thaw is not None and self._thaw((step + 1) / self.total_steps * (self.trainer.max_epochs or 1)):
+            self._exchange_what_thawed()
+
+    def _exchange_what_thawed(self) -> None:
+        """DDP exchanges the gradients of those weights that were trained when it was set up: set it up anew."""
+        strategy = self.trainer.strategy
+        if isinstance(strategy, DDPStrategy):
+            strategy.model = strategy._setup_model(self)
 
     def _scaler(self) -> Any:
         return getattr(self.trainer.precision_plugin, "scaler", None)
+
+
+def _are_several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _not_finite(step: int) -> UserError:

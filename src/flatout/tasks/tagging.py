@@ -98,6 +98,7 @@ class TaggingTask(StepTask):
         self.scores.restart(self._lost.get("entities_lost", {}), self._lost.get("words_lost", 0))
 
     def judged(self) -> dict[str, float]:
+        self.scores.counts = self.over_ranks(self.scores.counts)
         return self.scores.values()
 
     def _loss_sum_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -125,10 +126,9 @@ class EntityScores:
 
     def restart(self, entities_lost: dict[str, int], words_lost: int) -> None:
         """Forget all; what was cut off is marked and can never be found."""
-        self._counts = np.zeros((3, len(self.types)), np.int64)
-        self._counts[0] = [entities_lost.get(name, 0) for name in self.types]
-        self._words = self._right_words = 0
-        self._words += words_lost
+        self.counts = np.zeros((3, len(self.types) + 1), np.int64)
+        """Entities given, found and right by type, then words, none, and right words."""
+        self._lost = np.array([entities_lost.get(name, 0) for name in self.types] + [words_lost])
 
     def add(
         self,
@@ -141,12 +141,13 @@ class EntityScores:
         given, found = find_entities(tags, offsets), find_entities(answers, offsets)
         right = given.kind[_is_found(_lengthened(given, cut), found)]
         for place, kinds in enumerate((given.kind, found.kind, right)):
-            self._counts[place] += np.bincount(kinds, minlength=len(self.types))
-        self._words += len(tags)
-        self._right_words += int((answers == tags).sum())
+            self.counts[place, :-1] += np.bincount(kinds, minlength=len(self.types))
+        self.counts[0, -1] += len(tags)
+        self.counts[2, -1] += int((answers == tags).sum())
 
     def values(self) -> dict[str, float]:
-        given, found, right = self._counts.astype(np.float64)
+        columns = self._columns().astype(np.float64)
+        (given, found, right), (words, _, right_words) = columns[:, :-1], columns[:, -1]
         f1 = 2 * right / np.maximum(given + found, 1)
         seen = given + found > 0
         return {
@@ -154,7 +155,7 @@ class EntityScores:
             "precision": float(right.sum() / max(1, found.sum())),
             "recall": float(right.sum() / max(1, given.sum())),
             "macro_f1": float(f1[seen].mean()) if seen.any() else 0.0,
-            "word_accuracy": self._right_words / max(1, self._words),
+            "word_accuracy": float(right_words / max(1, words)),
         }
 
     def per_type(self) -> list[dict[str, Any]]:
@@ -167,9 +168,15 @@ class EntityScores:
                 "f1": float(2 * right / max(1, given + found)),
                 "support": int(given),
             }
-            for name, given, found, right in zip(self.types, *self._counts, strict=True)
+            for name, given, found, right in zip(self.types, *self._columns()[:, :-1], strict=True)
         ]
         return sorted(rows, key=lambda row: -row["support"])
+
+    def _columns(self) -> NDArray[np.int64]:
+        """The counts, with what was cut off among what was given."""
+        counts = self.counts.copy()
+        counts[0] += self._lost
+        return counts
 
 
 def _is_found(given: Entities, found: Entities) -> NDArray[np.bool_]:

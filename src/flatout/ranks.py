@@ -1,0 +1,221 @@
+"""Which of several processes of one run this is: told by torchrun, SLURM, Ray or our own launch, never asked for.
+
+A rank trains its share of every step on its own device. Before the process group exists, ranks agree on little things
+(the run's folder, that the store is built) through the key-value store that starts the group; the first rank decides.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment
+
+from flatout.errors import RunBroke, UserError, require
+
+Value = TypeVar("Value")
+_PATIENCE = timedelta(hours=24)
+"""How long ranks wait for the first one to build the store; a first rank that dies is noticed at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those of a run."""
+
+    rank: int = 0
+    """Its number among all."""
+    world: int = 1
+    """How many there are."""
+    local: int = 0
+    """Its number on its machine."""
+    local_world: int = 1
+    """How many there are on its machine."""
+
+    def __post_init__(self) -> None:
+        ok = 0 <= self.rank < self.world and 0 <= self.local < self.local_world <= self.world
+        require(ok, "RANK", f"rank {self.rank} of {self.world}, {self.local} of {self.local_world} on its machine")
+
+    @classmethod
+    def here(cls) -> Ranks:
+        """As the environment tells; alone where it tells nothing."""
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            local = _number("LOCAL_RANK", 0)
+            return cls(_number("RANK"), _number("WORLD_SIZE"), local, _number("LOCAL_WORLD_SIZE", local + 1))
+        if "SLURM_PROCID" in os.environ and SLURMEnvironment.detect():
+            return cls._of_slurm()
+        return cls()
+
+    @classmethod
+    def _of_slurm(cls) -> Ranks:
+        """What srun tells, written down in the words of torchrun for whoever reads them next."""
+        try:
+            environment = SLURMEnvironment()
+        except RuntimeError as error:
+            raise UserError("SLURM", str(error), mend="docs/many_devices.md has a file to submit.") from None
+        world, nodes = environment.world_size(), _number("SLURM_NNODES", 1)
+        ranks = cls(environment.global_rank(), world, environment.local_rank(), max(1, world // nodes))
+        os.environ |= {
+            "RANK": str(ranks.rank),
+            "WORLD_SIZE": str(world),
+            "LOCAL_RANK": str(ranks.local),
+            "LOCAL_WORLD_SIZE": str(ranks.local_world),
+            "MASTER_ADDR": environment.main_address,
+            "MASTER_PORT": str(environment.main_port),
+        }
+        return ranks
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one prints and writes."""
+        return self.rank == 0
+
+    @property
+    def are_several(self) -> bool:
+        return self.world > 1
+
+    def device(self, accelerator: str) -> torch.device:
+        """The device that Lightning will choose for these settings."""
+        if accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda", 0 if self._sees_only_its_device() else self.local)
+
+    def agreed(self, name: str, make: Callable[[], str]) -> str:
+        """What the first rank makes, on every rank; the others wait for it, and end where it fails."""
+        if not self.are_several:
+            return make()
+        store = _key_value_store()
+        key = f"flatout/{next(_asked)}/{name}"  # a script may train more than once
+        if self.is_first:
+            value = make()
+            store.set(key, value)
+            return value
+        try:
+            store.wait([key], _PATIENCE)
+        except (RuntimeError, ValueError):
+            raise UserError(
+                f"rank {self.rank}", "the first rank has ended", mend="Its own message tells why."
+            ) from None
+        return store.get(key).decode()
+
+    def lightning_settings(self, device: torch.device) -> dict[str, object]:
+        """Arguments of Lightning's Trainer: one process a device, started already."""
+        alone = self._sees_only_its_device()
+        on_machine = 1 if alone else self.local_world
+        return {"accelerator": device.type, "devices": on_machine, "num_nodes": self.world // on_machine}
+
+    def environment(self) -> ClusterEnvironment:
+        """These ranks in Lightning's words."""
+        return _Started(self, self._sees_only_its_device())
+
+    def _sees_only_its_device(self) -> bool:
+        """Whether a scheduler shows each rank no device but its own."""
+        return self.local_world > 1 and torch.cuda.is_available() and torch.cuda.device_count() == 1
+
+
+class _Started(ClusterEnvironment):
+    """Processes that somebody has started, whoever it was."""
+
+    def __init__(self, ranks: Ranks, is_node: bool) -> None:
+        super().__init__()
+        self.ranks, self.is_node = ranks, is_node
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        return os.environ["MASTER_ADDR"]
+
+    @property
+    def main_port(self) -> int:
+        return _number("MASTER_PORT")
+
+    @staticmethod
+    def detect() -> bool:
+        return Ranks.here().are_several
+
+    def world_size(self) -> int:
+        return self.ranks.world
+
+    def set_world_size(self, size: int) -> None:
+        assert size == self.ranks.world
+
+    def global_rank(self) -> int:
+        return self.ranks.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        assert rank == self.ranks.rank
+
+    def local_rank(self) -> int:
+        return 0 if self.is_node else self.ranks.local
+
+    def node_rank(self) -> int:
+        on_machine = 1 if self.is_node else self.ranks.local_world
+        return self.ranks.rank // on_machine
+
+
+_asked = itertools.count()
+_kept: list[dist.Store] = []
+"""The store stays open: on the first rank it is the server."""
+
+
+def _key_value_store() -> dist.Store:
+    if not _kept:
+        try:
+            store, _, _ = next(iter(dist.rendezvous("env://")))
+        except dist.DistNetworkError as error:
+            place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            is_taken = "EADDRINUSE" in str(error)
+            what = "is in use by another program" if is_taken else "cannot be reached by the other ranks"
+            raise UserError("MASTER_PORT", f"{place} {what}", mend="Set MASTER_PORT to a free port.") from None
+        except (ValueError, dist.DistError) as error:
+            raise UserError("ranks", str(error).splitlines()[0], mend="Start the run with torchrun or srun.") from None
+        _kept.append(store)
+    return _kept[0]
+
+
+def cores_here() -> list[int]:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+@contextmanager
+def others_watched() -> Iterator[None]:
+    """Say so where a step fails because another rank is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not dist.is_initialized() or not re.search(_GONE, str(error)):
+            raise
+        words = "another rank is gone, and this one cannot go on without it. Its own message, or its absence, tells why"
+        raise RunBroke(f"rank {dist.get_rank()} of {dist.get_world_size()}: {words}.") from None
+
+
+_GONE = r"(?i)closed by peer|reset by peer|broken pipe|remote process exited|connection refused|timed out waiting"
+
+
+def end_group() -> None:
+    """Leave the process group: what comes after is this rank's own business."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _number(name: str, otherwise: int | None = None) -> int:
+    text = os.environ.get(name, otherwise)
+    if text is None:
+        raise UserError(name, "is not set, but RANK and WORLD_SIZE are", mend="Start the run with torchrun.")
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(name, repr(text), allowed="a whole number") from None

@@ -1,0 +1,214 @@
+"""One run on several devices: a process a device, started by the launcher behind torchrun, watched until all are done.
+
+`start` trains in this process where there is one device, or where torchrun, srun or Ray has started the ranks already.
+Otherwise it starts them, passes on what the first rank found, and when one dies ends the others and says which and why.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from flatout.checkpoints import CHECKPOINTS
+from flatout.config import RunConfig
+from flatout.errors import EXIT_CODE, RunBroke, UserError, require
+from flatout.inference import load_predictor
+from flatout.ranks import Ranks, cores_here
+from flatout.report.summary import mark_broken
+from flatout.run import Result, run
+from flatout.run_folder import new_folder
+from flatout.scale.children import end_with_parent, warm_start
+
+_SHUTDOWN_S = 20
+"""How long a rank may take to end when another has died, before it is killed."""
+_LATER_S = 2
+"""How long a rank that only misses another one waits, so that the launcher sees the other one's end first."""
+
+
+def start(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[str] = ()) -> Result:
+    """One run, here or on as many processes as devices are asked for."""
+    ranks = Ranks.here()
+    wanted = devices_wanted(config.trainer)
+    if ranks.are_several:
+        given = config.trainer.get("devices") not in (None, "auto", -1)
+        started = f"{ranks.local_world} ranks are running on this machine"
+        mend = "Leave trainer.devices out: who starts the ranks decides."
+        require(not given or len(wanted) == ranks.local_world, "trainer.devices", started, mend=mend)
+    elif config.trainer.get("num_nodes", 1) != 1:
+        what = f"{config.trainer['num_nodes']}, but nobody has started a rank on another machine"
+        raise UserError("trainer.num_nodes", what, mend="Start the run on each machine with torchrun or srun.")
+    if ranks.are_several or len(wanted) == 1:
+        return run(config, folder=folder, overrides=overrides)
+    return _on_ranks(config, wanted, folder or new_folder(config), overrides)
+
+
+def devices_wanted(trainer: dict[str, Any]) -> list[int]:
+    """Numbers of the devices that these settings ask for; on a CPU they only count processes."""
+    accelerator, asked = trainer.get("accelerator", "auto"), trainer.get("devices")
+    count = torch.cuda.device_count() if accelerator in ("auto", "gpu", "cuda") else 0
+    name, there = ("GPUs", count) if count else ("cores", len(cores_here()))
+    if isinstance(asked, str) and asked != "auto":
+        try:
+            numbers = [int(part) for part in asked.split(",") if part.strip()]
+        except ValueError:
+            raise UserError("trainer.devices", repr(asked), allowed="a number, auto, or a list of numbers") from None
+        asked = numbers if "," in asked else numbers[0]
+    if asked is None:
+        return [0]
+    if asked in ("auto", -1):
+        return list(range(max(1, count)))
+    if isinstance(asked, int):
+        require(asked >= 1, "trainer.devices", f"{asked}", allowed="1 or more, or auto")
+        require(
+            asked <= there, "trainer.devices", f"{asked}", allowed=f"at most {there}: there are {there} {name} here"
+        )
+        return list(range(asked))
+    require(bool(asked) and len(set(asked)) == len(asked), "trainer.devices", f"{asked}", allowed="each number once")
+    for number in asked:
+        known = f"0 to {there - 1}: there are {there} {name} here"
+        require(0 <= number < there, "trainer.devices", f"no device {number}", allowed=known)
+    return list(asked)
+
+
+def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Sequence[str]) -> Result:
+    """Start a process a device, wait for all of them, and tell what the first one found."""
+    if isinstance(config.model, nn.Module):
+        mend = "Start your script with torchrun, or name the model's settings."
+        raise UserError("trainer.devices", "a model of your own cannot be handed to other processes", mend=mend)
+    warm_start()
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it tells in pages what we say in a line
+    launch = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=len(devices),
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        start_method=multiprocessing.get_start_method() if _cannot_fork() else "forkserver",
+        shutdown_timeout=_SHUTDOWN_S,
+    )
+    # Which devices are meant was said; the ranks count those they see.
+    config = replace(config, trainer={**config.trainer, "devices": None})
+    started = time.time()
+    try:
+        found = elastic_launch(launch, _rank)(config, folder, list(overrides), _environment(config, devices))[0]
+    except ChildFailedError as error:
+        mark_broken(folder, started)
+        raise _told(error, len(devices), folder) from None
+    except SignalException as stopped:
+        mark_broken(folder, started, "interrupted")
+        if stopped.sigval is signal.SIGINT:
+            raise KeyboardInterrupt from None
+        raise SystemExit(128 + stopped.sigval) from None
+    return Result(predictor=load_predictor(folder), **found)
+
+
+def _cannot_fork() -> bool:
+    return "forkserver" not in multiprocessing.get_all_start_methods()
+
+
+def _environment(config: RunConfig, devices: list[int]) -> dict[str, str]:
+    """What the ranks shall find in theirs; they are forked from a process that may be older than our variables."""
+    environment = dict(os.environ)
+    if config.trainer.get("accelerator", "auto") != "cpu" and torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[number] for number in devices)
+    return environment
+
+
+@record
+def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: dict[str, str]) -> dict[str, Any] | None:
+    """One rank of a run, in its own process."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, _interrupt_once)
+    os.environ |= {name: value for name, value in environment.items() if name not in os.environ}
+    os.environ |= {name: environment[name] for name in environment.keys() - _of_torchrun()}
+    try:
+        result = run(config, folder=folder, overrides=overrides)
+    except UserError as mistake:
+        _write_down(mistake)
+        sys.exit(EXIT_CODE)
+    except RunBroke:
+        time.sleep(_LATER_S)
+        raise
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    if not Ranks.here().is_first:
+        return None
+    return {name: getattr(result, name) for name in ("folder", "metrics", "per_class", "summary", "metric")}
+
+
+def _of_torchrun() -> set[str]:
+    """Variables that tell a rank who it is."""
+    names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"}
+    prefixes = ("TORCHELASTIC_", "GROUP_", "ROLE_")
+    return names | {name for name in os.environ if name.startswith(prefixes)}
+
+
+def _interrupt_once(number: int, frame: FrameType | None) -> None:
+    """A terminal and our launcher both pass Ctrl-C on: the second one must not disturb the ending."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _write_down(mistake: UserError) -> None:
+    """Where the launcher looks for a rank's last words."""
+    parts = {name: getattr(mistake, name) for name in ("where", "what", "allowed", "mend")}
+    words = {"message": str(mistake), "extraInfo": {"timestamp": str(int(time.time())), "mistake": parts}}
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        Path(path).write_text(json.dumps({"message": words}), encoding="utf-8")
+
+
+def _told(error: ChildFailedError, count: int, folder: Path) -> Exception:
+    """What the first failure means to a person."""
+    rank, failure = _first_cause(error)
+    words = failure.error_file_data.get("message")
+    told = words.get("extraInfo", {}) if isinstance(words, dict) else {}
+    if mistake := told.get("mistake"):
+        where = mistake.pop("where")
+        return UserError(where, mistake.pop("what"), **mistake)
+    kept = folder / CHECKPOINTS / "last"
+    rest = f" The last checkpoint is {kept}." if kept.exists() else " There was no checkpoint yet."
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        mend = " Out of memory is the usual cause." if name == "SIGKILL" else ""
+        return RunBroke(f"rank {rank} of {count} was ended by {name}; the other ranks were stopped.{mend}{rest}")
+    trace = told.get("py_callstack", "")
+    return RunBroke(f"{trace}\nrank {rank} of {count} failed; the other ranks were stopped.{rest}".strip())
+
+
+def _first_cause(error: ChildFailedError) -> tuple[int, ProcessFailure]:
+    """The rank that began it: one that was killed, else one with a mistake to tell, else the earliest.
+
+    Those that only noticed that another was gone fail within the same second, so that times alone do not tell.
+    """
+
+    def order(item: tuple[int, ProcessFailure]) -> tuple[int, int, int]:
+        rank, failure = item
+        was_stopped = failure.exitcode == -signal.SIGTERM
+        return (2 if was_stopped else 0 if failure.exitcode in _BEGINNINGS else 1, failure.timestamp, rank)
+
+    return min(error.failures.items(), key=order)
+
+
+_BEGINNINGS = (EXIT_CODE, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)

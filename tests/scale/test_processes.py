@@ -1,0 +1,153 @@
+"""Two processes train what one trains: the same losses, metrics and answers, however the two were started."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout import (
+    BiLSTMConfig,
+    BitMLPConfig,
+    BitsDataConfig,
+    GramsConfig,
+    HeadlinesConfig,
+    MonitorConfig,
+    OptimConfig,
+    PeopleConfig,
+    TaggedTweetsConfig,
+    TextDataConfig,
+    TransformerConfig,
+    UserError,
+    fit,
+)
+from flatout.data.problem import Problem
+from flatout.run import Result
+from flatout.scale.processes import devices_wanted
+
+ENCODER = TransformerConfig(hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0)
+HEADLINES = HeadlinesConfig(rows=503, eval_rows=101, classes=4)
+
+
+def losses(result: Result) -> list[float]:
+    with (result.folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
+
+
+def trained(folder: Path, data: Any, model: Any, devices: int, **settings: Any) -> Result:
+    given: dict[str, Any] = {
+        "optim": OptimConfig(lr=3e-3),
+        "precision": "fp32",
+        "epochs": 2,
+        "monitor": MonitorConfig(flush_every=1, progress=False),
+    }
+    return fit(data, model, folder=folder / f"{devices}", trainer={"devices": devices}, **(given | settings))
+
+
+def both(folder: Path, data: Any, model: Any, **settings: Any) -> tuple[Result, Result]:
+    """One process, and two with half the rows each."""
+    rows = data.batch_size
+    one = trained(folder, data, model, 1, **settings)
+    data.batch_size = rows // 2
+    return one, trained(folder, data, model, 2, **settings)
+
+
+def texts(**settings: Any) -> TextDataConfig:
+    return TextDataConfig(sample=HEADLINES, **({"batch_size": 32} | settings))
+
+
+CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "an encoder on flat batches": (texts(), ENCODER, {}),
+    "batches added up": (texts(batch_size=16, accumulate=2), ENCODER, {}),
+    "layers that thaw": (
+        texts(),
+        replace(ENCODER, freeze_layers=2, unfreeze_epochs=1.0),
+        {},
+    ),
+    "a running mean": (texts(), ENCODER, {"optim": OptimConfig(lr=3e-3, ema=0.9)}),
+    "padded batches of like length": (texts(), BiLSTMConfig(hidden=16, embedding=16, dropout=0.0), {}),
+    "bit strings": (
+        BitsDataConfig(sample=PeopleConfig(rows=501), batch_size=32),
+        BitMLPConfig(widths=[32], dropout=0.0),
+        {"task": GramsConfig(exposure=False, recombine=0.0)},
+    ),
+    "tags": (
+        TextDataConfig(
+            problem=Problem.tags,
+            tagged_tweets=TaggedTweetsConfig(rows=301, eval_rows=51),
+            max_length=20,
+            batch_size=16,
+        ),
+        ENCODER,
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_train_like_one_with_twice_the_batch(case, tmp_path):
+    data, model, settings = CASES[case]
+    one, two = both(tmp_path, data, model, **settings)
+    assert len(losses(one)) == len(losses(two)) > 8
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    assert two.metrics == pytest.approx(one.metrics, abs=1e-4)
+    assert two.summary["hardware"]["count"] == 2 and one.summary["hardware"]["count"] == 1
+
+
+def test_the_first_rank_alone_prints_and_the_speed_is_that_of_all(tmp_path):
+    two = trained(tmp_path, texts(), ENCODER, 2)
+    said = (two.folder / "log.txt").read_text(encoding="utf-8")
+    assert said.count("training:") == 1
+    assert "rows a step: 64 rows (each rank trains its share; 32 rows x 1 batches x 2 ranks)" in said
+    training, speed = two.summary["training"], two.summary["speed"]
+    assert training["rows_per_step"] == 64
+    per_step_ms = sum(value for value in speed["step_ms"].values() if value is not None)
+    assert speed["rows_per_s"] == pytest.approx(503 / 8 / per_step_ms * 1000, rel=0.02)
+    assert two.predict(["some words"])[0].label in ("politics", "science", "sport", "business")
+
+
+def test_every_weight_of_an_encoder_takes_part_in_every_step(tmp_path):
+    """What ranks exchange must be complete: a weight without a gradient would make them wait for ever."""
+    for family in ("bert", "distilbert", "roberta", "electra", "albert", "modernbert", "deberta-v2"):
+        settings = {"epochs": 1, "folder": tmp_path / family, "trainer": {"devices": 2, "limit_train_batches": 2}}
+        result = fit(texts(), replace(ENCODER, family=family), **settings)
+        assert result.summary["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        (64, "trainer.devices: 64 (at most"),
+        (0, "trainer.devices: 0 (1 or more, or auto)"),
+        ("two", "trainer.devices: 'two' (a number, auto, or a list of numbers)"),
+        ([0, 0], "trainer.devices: [0, 0] (each number once)"),
+        ([0, 99], "trainer.devices: no device 99 (0 to"),
+    ],
+)
+def test_devices_that_are_not_there_are_refused_before_anything_starts(devices, message, tmp_path):
+    with pytest.raises(UserError) as caught:
+        fit(texts(), ENCODER, folder=tmp_path / "run", trainer={"devices": devices, "accelerator": "cpu"})
+    assert str(caught.value).startswith(message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_machines_that_nobody_started_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"nobody has started a rank on another machine\. Start the run on each"):
+        fit(texts(), ENCODER, folder=tmp_path / "run", trainer={"num_nodes": 2})
+
+
+def test_devices_are_counted_listed_or_left_out():
+    cpu = {"accelerator": "cpu"}
+    assert devices_wanted(cpu) == devices_wanted({**cpu, "devices": "auto"}) == [0]
+    assert devices_wanted({**cpu, "devices": 2}) == devices_wanted({**cpu, "devices": "2"}) == [0, 1]
+    assert devices_wanted({**cpu, "devices": [1]}) == [1]
+    assert devices_wanted({**cpu, "devices": "1,0"}) == [1, 0]
+
+
+def test_a_mistake_that_only_ranks_can_see_is_told_once_and_plainly(tmp_path):
+    with pytest.raises(UserError, match="2 tokens cannot hold the longest row"):
+        trained(tmp_path, texts(tokens_per_batch=2), ENCODER, 2)
+    assert (tmp_path / "2" / "log.txt").read_text(encoding="utf-8").count("cannot hold") == 1
