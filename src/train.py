@@ -16,11 +16,11 @@ from typing import NoReturn
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 import flatout
-from flatout.compose import ComposeError, check_targets, explain
+from flatout.boundary import read_config
+from flatout.compose import ComposeError, explain
 from flatout.config import COMPONENTS, RunConfig
 from flatout.errors import EXIT_CODE, RunBroke, UserError
 from flatout.scale.children import warm_start
@@ -64,22 +64,11 @@ def job(cfg: DictConfig) -> float | None:
         leave(mistake)
 
 
-def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
-    """The boundary: what goes in is Hydra's, what comes out are dataclasses."""
-    if missing := OmegaConf.missing_keys(cfg):
-        key = sorted(missing)[0]
-        raise UserError(key, "has no value", mend=f"Give it one: {key}=VALUE.")
-    said = any(override.lstrip("+").startswith("allow_targets=") for override in overrides)
-    if cfg.allow_targets and not said:
-        raise UserError("allow_targets", "stands in a file", mend="Packages are trusted on the command line only.")
-    check_targets(cfg, tuple(cfg.allow_targets))
-    return instantiate(cfg, _convert_="object")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; a person's mistake ends with one message and exit code 2."""
     if arguments is not None:
         sys.argv[1:] = arguments
+    sys.argv[1:] = [f"hydra.{word}" if word.startswith("launcher.") else word for word in sys.argv[1:]]
     if any(word in ("-m", "--multirun") or "trainer.devices=" in word for word in sys.argv[1:]):
         warm_start()  # it imports beside us what the processes to come will need
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us whole instead of being printed and swallowed

@@ -42,13 +42,17 @@ class Ranks:
     def __post_init__(self) -> None:
         ok = 0 <= self.rank < self.world and 0 <= self.local < self.local_world <= self.world
         require(ok, "RANK", f"rank {self.rank} of {self.world}, {self.local} of {self.local_world} on its machine")
+        is_even = self.world % self.local_world == 0
+        what = f"{self.local_world} of {self.world} ranks on this machine"
+        require(is_even, "LOCAL_WORLD_SIZE", what, mend="Start as many on each machine.")
 
     @classmethod
     def here(cls) -> Ranks:
         """As the environment tells; alone where it tells nothing."""
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            local = _number("LOCAL_RANK", 0)
-            return cls(_number("RANK"), _number("WORLD_SIZE"), local, _number("LOCAL_WORLD_SIZE", local + 1))
+            world = _number("WORLD_SIZE")
+            alone = 1 if world == 1 else None
+            return cls(_number("RANK"), world, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", alone))
         if "SLURM_PROCID" in os.environ and SLURMEnvironment.detect():
             return cls._of_slurm()
         return cls()
@@ -214,7 +218,7 @@ def end_group() -> None:
 def _number(name: str, otherwise: int | None = None) -> int:
     text = os.environ.get(name, otherwise)
     if text is None:
-        raise UserError(name, "is not set, but RANK and WORLD_SIZE are", mend="Start the run with torchrun.")
+        raise UserError(name, "is not set, but RANK and WORLD_SIZE are", mend="Start the run with torchrun, or set it.")
     try:
         return int(text)
     except ValueError:

@@ -113,7 +113,8 @@ def run(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[st
 
 def share_processor(ranks: Ranks, device: torch.device, place: RunFolder) -> None:
     """Divide the cores among the ranks of this machine; torchrun would leave each a single thread."""
-    if ranks.local_world > 1 and os.environ.get("OMP_NUM_THREADS", "1") == "1":
+    has_own = "SLURM_CPUS_PER_TASK" in os.environ  # srun has divided them
+    if ranks.local_world > 1 and not has_own and os.environ.get("OMP_NUM_THREADS", "1") == "1":
         threads = max(1, len(cores_here()) // ranks.local_world)
         torch.set_num_threads(threads)
         if device.type == "cpu":
@@ -187,7 +188,7 @@ def build_feeds(
 
 def build_task(config: RunConfig, kind: Kind, model: nn.Module, feeds: Feeds, place: RunFolder) -> StepTask:
     """The loss, with the optimizer that was asked for or that suits the model."""
-    epochs = config.trainer.get("max_epochs") or _EPOCHS
+    epochs = config.trainer.get("max_epochs") or EPOCHS
     total_steps = config.trainer.get("max_steps", -1)
     if total_steps < 1:
         total_steps = epochs * len(feeds.train) // feeds.train.plan.accumulate
@@ -202,7 +203,7 @@ def build_task(config: RunConfig, kind: Kind, model: nn.Module, feeds: Feeds, pl
     return kind.build_task(model, config.task, optim, total_steps=total_steps, clip=clip, seed=config.seed)
 
 
-_EPOCHS = 8
+EPOCHS = 8
 
 
 def build_trainer(
@@ -224,7 +225,7 @@ def build_trainer(
     if config.checkpoint.patience is not None:
         callbacks.insert(1, _early_stopping(config, metric))
     defaults: dict[str, Any] = {
-        "max_epochs": _EPOCHS,
+        "max_epochs": EPOCHS,
         "precision": precision.lightning_name,
         "logger": False,
         "profiler": NoProfiler(),
@@ -291,6 +292,7 @@ def train(trainer: L.Trainer, task: StepTask, feeds: Feeds, flush: Flush, place:
 def load_best(trainer: L.Trainer, task: StepTask) -> None:
     """The weights that were best on the validation rows."""
     best = next(callback for callback in callbacks_of(trainer) if isinstance(callback, BestAndLast))
+    trainer.strategy.barrier()  # the first rank may still be linking it
     if best.best.exists():
         load_weights(task, best.best)
 

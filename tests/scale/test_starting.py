@@ -62,7 +62,8 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
     for process in processes:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        if process.stdout is not None and not process.stdout.closed:
+            process.communicate()
 
 
 @pytest.fixture(scope="module")

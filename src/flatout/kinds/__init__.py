@@ -10,6 +10,7 @@ from flatout.kinds.bits import BitsKind
 from flatout.kinds.kind import Kind
 from flatout.kinds.tags import TagKind
 from flatout.kinds.text import TextKind
+from flatout.metrics import monitored_metric
 
 
 def kind_of(config: Any, data: Any) -> Kind:
@@ -17,3 +18,10 @@ def kind_of(config: Any, data: Any) -> Kind:
     if isinstance(config, BitsDataConfig):
         return BitsKind(config, data)
     return (TagKind if config.problem is Problem.tags else TextKind)(config, data)
+
+
+def usual_metric(config: Any) -> str:
+    """What such a run is compared by when nobody said so, known before there is any data."""
+    if isinstance(config, BitsDataConfig):
+        return "dice"
+    return "f1" if config.problem is Problem.tags else monitored_metric(config.problem)

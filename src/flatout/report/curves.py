@@ -1,11 +1,12 @@
-"""Curves as inline SVG: a few lines over steps, with axes, made of nothing but text."""
+"""Charts as inline SVG, made of nothing but text: lines over steps, a bar of shares, axes for other charts."""
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 WIDTH, HEIGHT = 460, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 14, 34
@@ -18,6 +19,15 @@ class Curve:
 
     name: str
     points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One direction of a chart: where a value lies between its ends, 0 and 1, and which text stands where."""
+
+    place: Callable[[Any], float | None]
+    ticks: Sequence[tuple[float, str]]
+    is_words: bool = False
 
 
 def line_chart(title: str, curves: Sequence[Curve], *, x_label: str = "step", doublings: bool = False) -> str:
@@ -78,6 +88,40 @@ def stacked_bar(parts: dict[str, float], unit: str) -> str:
     return f'{picture}<p class="legend">{" ".join(legend)}</p>'
 
 
+def number_axis(values: Sequence[float], *, log: bool = False) -> Axis:
+    """An axis that ends at round numbers; `log`, for numbers above 0: equal steps are factors."""
+    numbers, scale = (_log_ticks(values), math.log10) if log else (_plain_ticks(values), float)
+    low, high = scale(numbers[0]), scale(numbers[-1])
+
+    def place(value: float) -> float:
+        return (scale(value) - low) / (high - low)
+
+    return Axis(place=place, ticks=[(place(number), f"{number:g}") for number in numbers])
+
+
+def word_axis(words: Sequence[str]) -> Axis:
+    """An axis with evenly spaced words, in their order; a word that is not among them has no place."""
+    places = {word: (i + 0.5) / len(words) for i, word in enumerate(words)}
+    return Axis(place=places.get, ticks=[(place, word) for word, place in places.items()], is_words=True)
+
+
+def _plain_ticks(values: Sequence[float]) -> list[float]:
+    """Whole numbers where a few of them hold all values, and all values are counts; else round ones."""
+    are_counts = all(float(value).is_integer() and abs(value) < 1e9 for value in values)
+    return _whole_ticks(values) if are_counts and max(values) - min(values) <= 7 else _ticks(values)
+
+
+def _log_ticks(values: Sequence[float]) -> list[float]:
+    """Powers of ten that hold all values between them, or 1, 2 and 5 times these where the range is short."""
+    exponents = [math.log10(value) for value in values]
+    powers = range(math.floor(min(exponents)), math.ceil(max(exponents)) + 1)
+    fine = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+    low = max(tick for tick in fine if tick <= min(values) * (1 + 1e-9))
+    high = min(tick for tick in fine if tick >= max(values) * (1 - 1e-9))
+    inside = [tick for tick in fine if low <= tick <= high]
+    return inside if 2 <= len(inside) <= 6 else [10.0**power for power in _whole_ticks(exponents)]
+
+
 def _whole_ticks(values: Sequence[float]) -> list[float]:
     """At most eight whole numbers in equal steps that hold all values between them."""
     low, high = math.floor(min(values)), math.ceil(max(values))
@@ -92,10 +136,11 @@ def _x_text(tick: float, doublings: bool) -> str:
 def _ticks(values: Sequence[float]) -> list[float]:
     """Four to seven round numbers that hold all values between them."""
     low, high = min(values), max(values)
-    if high - low < 1e-12:
-        low, high = low - 0.5, high + 0.5
+    if high - low <= 1e-12 * max(abs(low), abs(high), 1):
+        margin = max(0.5, abs(low) * 1e-9)
+        low, high = low - margin, high + margin
     raw = (high - low) / 5
     size = 10 ** math.floor(math.log10(raw))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw)
     first = math.floor(low / step)
-    return [round(i * step, 10) for i in range(first, math.ceil(high / step) + 1)]
+    return [float(f"{i * step:.12g}") for i in range(first, math.ceil(high / step) + 1)]

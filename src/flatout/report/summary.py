@@ -107,16 +107,21 @@ class Summary:
         """Replace the file in one step: a reader sees the old one or the new one."""
         if self.path is None:
             return
-        beside = self.path.with_name(f".{FILE}-{os.getpid()}")
-        try:
-            with beside.open("w", encoding="utf-8") as file:
-                json.dump(json_safe(self.values), file, indent=1, ensure_ascii=False)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self.path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+        write_atomically(self.path, json.dumps(json_safe(self.values), indent=1, ensure_ascii=False))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file in one step, when its new text is on the disk."""
+    beside = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,8 @@ import os
 import signal
 import threading
 
+OUTPUT = "FLATOUT_OUTPUT"
+"""Names the file that a process and those it starts print to, where they shall not print to the terminal."""
 _HEAVY = ["flatout.run", "flatout.scale.processes", "torch.utils.tensorboard"]
 
 
@@ -29,6 +31,15 @@ def end_with_parent() -> None:
     if parent is None:
         return
     threading.Thread(target=_watch, args=(parent.sentinel,), name="parent", daemon=True).start()
+
+
+def redirect_output() -> None:
+    """Print to the file that `$FLATOUT_OUTPUT` names, native code too."""
+    if path := os.environ.get(OUTPUT):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream in (1, 2):
+            os.dup2(file, stream)
+        os.close(file)
 
 
 def _watch(sentinel: int) -> None:

@@ -34,7 +34,7 @@ from flatout.ranks import Ranks, cores_here
 from flatout.report.summary import mark_broken
 from flatout.run import Result, run
 from flatout.run_folder import new_folder
-from flatout.scale.children import end_with_parent, warm_start
+from flatout.scale.children import end_with_parent, redirect_output, warm_start
 
 _SHUTDOWN_S = 20
 """How long a rank may take to end when another has died, before it is killed."""
@@ -143,6 +143,7 @@ def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: di
     signal.signal(signal.SIGINT, _interrupt_once)
     os.environ |= {name: value for name, value in environment.items() if name not in os.environ}
     os.environ |= {name: environment[name] for name in environment.keys() - _of_torchrun()}
+    redirect_output()
     try:
         result = run(config, folder=folder, overrides=overrides)
     except UserError as mistake:

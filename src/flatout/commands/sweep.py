@@ -1,0 +1,71 @@
+"""`python -m flatout sweep …`: search a space of settings; `sweep resume FOLDER` goes on where one stopped."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from flatout.errors import UserError
+
+_SHORT = {
+    "trials": "hydra.sweeper.trials",
+    "for": "hydra.sweeper.time",
+    "sampler": "hydra.sweeper.sampler",
+    "pruner": "hydra.sweeper.pruner",
+    "metric": "hydra.sweeper.metric",
+    "confirm": "hydra.sweeper.confirm",
+    "parallel": "hydra.launcher.parallel",
+    "trial_for": "hydra.launcher.limit",
+}
+"""Words of this command, and the settings they stand for."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", metavar="WORD", nargs="*", help="+experiment=NAME +sweep=NAME and any key=value")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = """\
+trials=30          how many settings are tried
+for=30m            how long the sweep may take; trial_for=5m: how long one trial may
+sampler=tpe        tpe, random or grid
+pruner=asha        asha, hyperband, median or none: when poor trials are ended
+metric=accuracy    the validation metric to compare by
+parallel=2         trials at once, each on its share of the GPUs or cores
+confirm=3          the best settings again with three other seeds
+
+a space:           +sweep=headlines, or in place:
+                   'model.hidden=choice(64,128)' 'optim.lr=tag(log,interval(1e-4,1e-2))'
+                   'model.layers=int(interval(1,3))'
+to go on:          python -m flatout sweep resume FOLDER [trials=60] [for=1h]
+"""
+
+
+def run(arguments: argparse.Namespace) -> None:
+    import train
+
+    words = list(arguments.words)
+    if words[:1] == ["resume"]:
+        from flatout.scale.sweep import read_asked
+
+        if len(words) < 2 or "=" in words[1]:
+            raise UserError(
+                "sweep resume", "which one?", mend="Name its folder: python -m flatout sweep resume FOLDER."
+            )
+        folder = Path(words[1]).absolute()
+        asked = read_asked(folder)
+        os.chdir(asked["place"])
+        again = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.sweeper.resume=true"]
+        words = [*asked["typed"], *again, *words[2:]]
+    train.main(["-m", "hydra/sweeper=flatout", *map(in_full, words)])
+
+
+def in_full(word: str) -> str:
+    """A word of this command as Hydra knows it."""
+    key, equals, value = word.partition("=")
+    return f"{_SHORT[key]}={value}" if equals and key in _SHORT else word
+
+
+def quoted(text: str) -> str:
+    """A text as a value on Hydra's command line, whatever is in it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

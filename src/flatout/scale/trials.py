@@ -1,0 +1,257 @@
+"""Trials: many runs, each in a process of its own, watched from outside by what it writes into its folder.
+
+A trial is forked from the warm server, so it starts at once and as clean as a new interpreter; what it prints goes to
+`output.txt`; memory, crashes and hanging stay with it. Nothing is asked of it: its validations are read from its
+`metrics.csv`, so a run on several devices is watched like any other.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from flatout.config import RunConfig
+from flatout.errors import EXIT_CODE, RunBroke, UserError
+from flatout.report.summary import mark_broken
+from flatout.scale.board import Board
+from flatout.scale.children import OUTPUT, end_with_parent, redirect_output, warm_start
+from flatout.scale.processes import start
+from flatout.scale.slots import Slot
+
+_LOOK_S = 0.05
+_GRACE_S = 6.0
+"""How long a trial may take to write down that it was stopped."""
+
+
+class Status(StrEnum):
+    """How a trial ended."""
+
+    complete = "complete"
+    pruned = "pruned"
+    failed = "failed"
+    stopped = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run of many."""
+
+    number: int
+    folder: Path
+    config: RunConfig
+    overrides: list[str]
+    """Everything that was typed, for this trial."""
+    changed: list[str]
+    """What tells it from the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What became of a trial."""
+
+    status: Status
+    seconds: float
+    value: float | None = None
+    """The validation metric of its best checkpoint; of a pruned trial the last one seen."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    note: str = ""
+    """Why it failed, or where it was pruned."""
+    is_mistake: bool = False
+    """Whether its settings were a person's mistake."""
+
+
+Judge = Callable[[Trial, int, float], bool]
+"""Told of each validation of a trial (its number, counted from 1, and its metric): whether to end the trial."""
+
+
+def endings(
+    ask: Callable[[], Trial | None],
+    slots: list[Slot],
+    board: Board,
+    *,
+    metric: str,
+    judge: Judge | None = None,
+    limit_s: float | None = None,
+    until: float | None = None,
+) -> Generator[tuple[Trial, Ending], None, None]:
+    """Run what `ask` names until it names no more, as many at once as there are slots; trials as they end.
+
+    `limit_s` is the most a trial may take; at `until` (of the monotonic clock) all are stopped. Whoever leaves early,
+    by an error or Ctrl-C, leaves no process behind.
+    """
+    warm_start()
+    free, running = list(slots), list[_Running]()
+    is_more = True
+    try:
+        while True:
+            while is_more and free and (until is None or time.monotonic() < until):
+                trial = ask()
+                if trial is None:
+                    is_more = False
+                    break
+                running.append(_Running(trial, free.pop(0), metric))
+                board.started(trial)
+            if not running:
+                return
+            time.sleep(_LOOK_S)
+            for each in list(running):
+                ending = each.look(judge, limit_s, until, board)
+                if ending is not None:
+                    running.remove(each)
+                    free.append(each.slot)
+                    board.ended(each.trial, ending)
+                    yield each.trial, ending
+            board.draw()
+    finally:
+        for each in running:
+            each.signal(signal.SIGINT)
+        for each in running:
+            each.stop()
+
+
+class _Running:
+    """A trial's process, and what is known of it so far."""
+
+    def __init__(self, trial: Trial, slot: Slot, metric: str) -> None:
+        self.trial, self.slot = trial, slot
+        shutil.rmtree(trial.folder, ignore_errors=True)  # what a trial left that was killed
+        trial.folder.mkdir(parents=True)
+        self._started, self._clock = time.time(), time.monotonic()
+        self._readings = Readings(trial.folder / "metrics.csv", f"val/{metric}")
+        self._seen = 0
+        self._value: float | None = None
+        context = multiprocessing.get_context("forkserver")
+        self._answer, answer = context.Pipe(duplex=False)
+        environment = {**os.environ, **slot.environment(), OUTPUT: str(trial.folder / "output.txt")}
+        self._process = context.Process(target=_trial, args=(trial, slot, environment, answer))
+        self._process.start()
+        answer.close()
+
+    def look(self, judge: Judge | None, limit_s: float | None, until: float | None, board: Board) -> Ending | None:
+        """How it ended; None while it runs."""
+        has_ended = not self._process.is_alive()
+        for value in self._readings.new():
+            self._seen, self._value = self._seen + 1, value
+            board.read(self.trial, self._seen, value)
+            if judge is not None and judge(self.trial, self._seen, value):
+                self.stop()
+                return self._ending(Status.pruned, note=f"after {self._seen} validations")
+        if has_ended:
+            return self._own_ending()
+        now = time.monotonic()
+        if limit_s is not None and now - self._clock > limit_s:
+            self.stop()
+            return self._ending(Status.failed, note=f"ran longer than {limit_s:g} s and was stopped")
+        if until is not None and now > until:
+            self.stop()
+            return self._ending(Status.stopped, note="the time for the sweep was over")
+        return None
+
+    def signal(self, number: signal.Signals) -> None:
+        pid = self._process.pid
+        if pid is None or not self._process.is_alive():
+            return
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:  # not yet the head of a group of its own
+            self._process.kill()
+
+    def stop(self) -> None:
+        """End it, gently at first."""
+        self.signal(signal.SIGINT)
+        self._process.join(_GRACE_S)
+        self.signal(signal.SIGKILL)
+        self._process.join()
+        self._close("interrupted")
+
+    def _own_ending(self) -> Ending:
+        answer = self._last_words()
+        code = self._process.exitcode or 0
+        self._process.join()
+        self._close("failed")
+        if code == 0 and "value" in answer:
+            return self._ending(Status.complete, **answer)
+        if code < 0:
+            name = signal.Signals(-code).name
+            words = " (out of memory is the usual cause)" if name == "SIGKILL" else ""
+            return self._ending(Status.failed, note=f"was ended by {name}{words}")
+        return self._ending(Status.failed, **{"note": f"ended with exit code {code}", **answer})
+
+    def _last_words(self) -> dict[str, Any]:
+        try:
+            return self._answer.recv() if self._answer.poll() else {}
+        except EOFError:  # it died without any
+            return {}
+
+    def _close(self, status: str) -> None:
+        self._answer.close()
+        self._process.close()
+        mark_broken(self.trial.folder, self._started, status)
+
+    def _ending(self, status: Status, **known: Any) -> Ending:
+        return Ending(status, time.monotonic() - self._clock, **{"value": self._value, **known})
+
+
+class Readings:
+    """The validations in a `metrics.csv` that is still being written."""
+
+    def __init__(self, path: Path, column: str) -> None:
+        self.path, self.column = path, column
+        self._place = 0
+        self._heads: list[str] | None = None
+
+    def new(self) -> list[float]:
+        """Values of the column since the last call; a row that is not finished is left for the next."""
+        try:
+            with self.path.open(encoding="utf-8", newline="") as file:
+                file.seek(self._place)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole, end, _ = text.rpartition("\n")
+        self._place += len((whole + end).encode())
+        values = []
+        for row in csv.reader(io.StringIO(whole)):
+            if self._heads is None:
+                self._heads = row
+            elif self.column in self._heads and (cell := row[self._heads.index(self.column)]):
+                values.append(float(cell))
+        return values
+
+
+def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connection) -> None:
+    """One trial, in its own process."""
+    os.setsid()
+    end_with_parent()
+    os.environ.clear()
+    os.environ |= environment
+    redirect_output()
+    slot.take()
+    try:
+        result = start(trial.config, folder=trial.folder, overrides=trial.overrides)
+    except UserError as mistake:
+        print(mistake, file=sys.stderr, flush=True)
+        answer.send({"note": str(mistake), "is_mistake": True})
+        sys.exit(EXIT_CODE)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except Exception as error:  # whatever it was, it stays with this trial; the sweep goes on and names it
+        if not isinstance(error, RunBroke):
+            traceback.print_exc()
+        last = str(error).strip().splitlines()[-1:] or [""]
+        answer.send({"note": f"{type(error).__name__}: {last[0]}" if not isinstance(error, RunBroke) else last[0]})
+        sys.exit(1)
+    answer.send({"value": result.objective, "metrics": result.metrics})

@@ -1,0 +1,369 @@
+"""The page of a sweep: all trials shown, whatever came of them, nothing trusted, and the same in a table."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from flatout.report.curves import number_axis, word_axis
+from flatout.report.sweep_charts import (
+    Dot,
+    Line,
+    far_worse,
+    history_chart,
+    importance_chart,
+    is_number,
+    learning_chart,
+    metric_axis,
+    parallel_chart,
+    shortened,
+    slice_chart,
+    value_axis,
+    written,
+)
+from flatout.report.sweep_page import Confirmed, SweepReport, TrialRow, write_sweep
+
+EVIL = "<script>alert(1)</script>\"'&"
+WIDTHS = ([64], [128], [256, 128])
+
+
+def trial(number: int, status: str = "complete", value: float | None = None, **changes) -> TrialRow:
+    value = 0.8 + number / 1000 if value is None and status != "failed" else value
+    row = TrialRow(
+        number=number,
+        status=status,
+        value=value,
+        params={
+            "optim.lr": 10 ** (-4 + number % 7 / 3),
+            "model.widths": WIDTHS[number % 3],
+            "model.tied": number % 2 > 0,
+        },
+        seconds=12.0,
+        folder=f"trial_{number}",
+        curve=[] if value is None else [(step, value - 0.1 / step) for step in range(1, 6)],
+        metrics={"val/accuracy": value, "test/accuracy": value - 0.01} if status == "complete" and value else {},
+    )
+    return dataclasses.replace(row, **changes)
+
+
+def report(*trials: TrialRow, **changes) -> SweepReport:
+    values = SweepReport(
+        name="news",
+        command="python -m train +experiment=news",
+        metric="val/accuracy",
+        mode="max",
+        space={"optim.lr": "tag(log, interval(1e-4, 1e-2))", "model.widths": "choice([64],[128],[256,128])"},
+        log_keys=frozenset({"optim.lr"}),
+        trials=list(trials),
+        best_overrides="optim.lr=0.003 model.widths=[256,128]",
+        importance={"optim.lr": 0.75, "model.widths": 0.25},
+        confirmed=[],
+        seconds=600.0,
+    )
+    return dataclasses.replace(values, **changes)
+
+
+MIXED = [
+    *map(trial, range(9)),
+    trial(9, "pruned", 0.7, note="below the median at step 3"),
+    trial(10, "failed", note="ValueError: no such thing", curve=[(1, math.nan)]),
+    trial(11, "running", seconds=None),
+]
+
+
+class Tags(HTMLParser):
+    """What a page is made of: its tags, links, and every number that says where something is drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.places: list[float] = []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        for name, value in attributes:
+            if name in ("src", "href"):
+                self.links.append(value)
+            if name in ("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "width", "points"):
+                self.places += map(float, re.split("[ ,]", value))
+
+
+def page(folder: Path, written_report: SweepReport) -> str:
+    write_sweep(folder, written_report)
+    return (folder / "sweep.html").read_text(encoding="utf-8")
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "sweep.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def parsed(text: str) -> Tags:
+    tags = Tags()
+    tags.feed(text)
+    return tags
+
+
+def test_the_page_shows_what_was_searched_and_what_came_of_it(tmp_path):
+    found = page(tmp_path, report(*MIXED))
+    for shown in (
+        "9 complete, 1 pruned, 1 failed, 1 running",
+        "10 min in all",
+        "highest val/accuracy",
+        "<pre>optim.lr=0.003 model.widths=[256,128]</pre>",
+        "tag(log, interval(1e-4, 1e-2))",
+        "<b>0.8080</b>val/accuracy <small>trial 8</small>",
+        "<b>0.7980</b>test/accuracy",
+        "75%",
+        "below the median at step 3",
+        "ValueError: no such thing",
+    ):
+        assert shown in found
+    heads = re.findall("<h2>(.*?)</h2>", found)
+    assert heads == [
+        "The best setting",
+        "What mattered",
+        "Trials",
+        "Each parameter",
+        "All parameters together",
+        "All trials",
+    ]
+
+
+def test_the_page_needs_no_network_and_runs_nothing(tmp_path):
+    tags = parsed(page(tmp_path, report(*MIXED)))
+    assert tags.links == []
+    assert not {"script", "link", "img", "iframe"} & set(tags.tags)
+
+
+def test_nothing_that_is_written_by_others_becomes_markup(tmp_path):
+    rows_of_evil = [
+        trial(n, params={EVIL: f"{EVIL}{n % 2}"}, note=EVIL, folder=EVIL, metrics={f"test/{EVIL}": 0.5})
+        for n in range(4)
+    ]
+    evil = report(
+        *rows_of_evil,
+        trial(4, EVIL),
+        name=EVIL,
+        command=EVIL,
+        metric=EVIL,
+        space={EVIL: EVIL},
+        best_overrides=EVIL,
+        importance={EVIL: 1.0},
+        confirmed=[Confirmed(seed=1, metrics={EVIL: 0.5})],
+    )
+    found = page(tmp_path, evil)
+    assert "<script" not in found
+    assert "&lt;script&gt;" in found
+    assert "script" not in parsed(found).tags
+
+
+@pytest.mark.parametrize(
+    "trials",
+    [
+        [],
+        [trial(0)],
+        [trial(0), trial(1)],
+        [trial(0, value=math.nan), trial(1, value=math.inf), trial(2, "complete", seconds=math.nan)],
+        [trial(3, "failed"), trial(4, "pruned"), trial(5, "running", seconds=None)],
+        [trial(n, value=0.5, params={"a": 1}) for n in range(12)],
+        [trial(n, value=0.5, params={"a": [None, True, 10**400, math.nan, 0.5, "x"][n]}) for n in range(6)],
+        [trial(n, params={"optim.lr": 0.0 if n else -1.0}) for n in range(3)],
+        [trial(n, params={} if n % 2 else {"optim.lr": 0.1 * n}) for n in range(7)],
+        [trial(n, value=1e18 + n * 1e3) for n in range(3)] + [trial(3, value=1e-13)],
+        [trial(n, value=n * 1e-14, curve=[(n, 1e250)]) for n in range(20)],
+    ],
+    ids=["none", "one", "two", "not finite", "none complete", "all alike", "mixed", "log of 0", "gaps", "huge", "tiny"],
+)
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_it_holds_whatever_came_of_the_trials(tmp_path, trials, mode):
+    found = page(tmp_path, report(*trials, mode=mode, importance={}, best_overrides=""))
+    places = parsed(found).places
+    assert all(-1 <= place <= 949 for place in places)
+    assert len(rows(tmp_path)) == len(trials)
+
+
+def test_five_hundred_trials_of_twelve_parameters_and_long_texts_stay_within_their_charts(tmp_path):
+    keys = [f"some.group.{'long_' * 10}{i}" for i in range(12)]
+    many = [
+        trial(n, params={key: n * i if i % 2 else f"{'word ' * 200}{n % (i + 1)}" for i, key in enumerate(keys)})
+        for n in range(500)
+    ]
+    found = page(tmp_path, report(*many, importance=dict.fromkeys(keys, 1 / 12)))
+    assert len(found) < 5e6
+    assert all(-1 <= place <= 949 for place in parsed(found).places)
+    assert found.count("<circle") > 12 * 500
+
+
+def test_a_report_without_a_complete_trial_says_so_and_names_no_best(tmp_path):
+    found = page(tmp_path, report(trial(1, "pruned"), trial(2, "failed"), best_overrides="", importance={}))
+    assert "No trial is complete" in found
+    assert "<pre>" not in found
+    assert "What mattered" not in found
+    assert 'class="best"' not in found
+
+
+def test_trials_are_listed_best_first_and_those_without_a_result_last(tmp_path):
+    trials = [
+        trial(0, "failed"),
+        trial(1, "pruned", 0.9),
+        trial(2, value=0.5),
+        trial(3, value=math.nan),
+        trial(4, value=0.7),
+        trial(5, "running"),
+    ]
+    order = {"max": [4, 2, 3, 1, 0, 5], "min": [2, 4, 3, 1, 0, 5]}
+    for mode, numbers in order.items():
+        found = page(tmp_path, report(*trials, mode=mode))
+        assert [int(n) for n in re.findall(r'<tr class="\w*"><td class="n">(\d+)', found)] == numbers
+        assert re.findall(r'<tr class="best"><td class="n">(\d+)', found) == [str(numbers[0])]
+
+
+def test_runs_with_other_seeds_stand_beside_what_the_search_found(tmp_path):
+    confirmed = [Confirmed(seed=seed, metrics={"val/accuracy": 0.8 + seed / 100}) for seed in (1, 2, 3)]
+    confirmed.append(Confirmed(seed=4, metrics={"val/accuracy": math.nan, "test/f1": 0.5}))
+    found = page(tmp_path, report(trial(0, value=0.9), confirmed=confirmed))
+    assert '<td class="n">0.9000</td><td class="n">0.8200 ± 0.0100</td>' in found
+    assert '<td>test/f1</td><td class="n">–</td><td class="n">0.5000</td>' in found
+    assert "seed 4" in found
+    assert "nan" not in found
+
+
+def test_the_table_has_a_column_for_each_parameter_and_metric(tmp_path):
+    write_sweep(tmp_path, report(trial(1), trial(2, "failed", note="why", params={"model.widths": [8, 4]})))
+    first, second = rows(tmp_path)
+    assert list(first) == [
+        *("number", "status", "value", "seconds"),
+        *("optim.lr", "model.widths", "model.tied"),
+        *("val/accuracy", "test/accuracy"),
+        *("note", "folder"),
+    ]
+    assert first["model.widths"] == "[128]" and first["model.tied"] == "true" and first["value"] == "0.801"
+    assert second["model.widths"] == "[8,4]" and second["optim.lr"] == "" and second["value"] == ""
+    assert (second["note"], second["folder"]) == ("why", "trial_2")
+
+
+def test_a_spreadsheet_runs_no_cell_of_the_table_and_keeps_its_numbers(tmp_path):
+    params = {"+model.x": "=1+1", "b": "-x", "c": "@sum", "d": -0.5, "e": "-0.5", "f": "+x", "g": "a,b\n=c"}
+    write_sweep(tmp_path, report(trial(0, value=-1.5, params=params, note="-1+cmd|' /C calc'!A0"), space={}))
+    (row,) = rows(tmp_path)
+    assert row["'+model.x"] == "'=1+1"
+    assert [row[key] for key in "bcdefg"] == ["'-x", "'@sum", "-0.5", "-0.5", "'+x", "a,b\n=c"]
+    assert row["value"] == "-1.5"
+    assert row["note"] == "'-1+cmd|' /C calc'!A0"
+
+
+def test_a_report_is_replaced_in_one_step_and_leaves_nothing_beside_it(tmp_path):
+    page(tmp_path, report(trial(0), name="before"))
+    found = page(tmp_path, report(trial(0), name="after", command="half a character: \ud800"))
+    assert "after" in found and "before" not in found
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sweep.csv", "sweep.html"]
+
+
+def test_the_best_so_far_never_gets_worse():
+    # value   3  1  2  0 : "min" steps down at trials 1 and 3 and stays level at 2
+    dots = [Dot(n, "complete", n, y) for n, y in enumerate([3.0, 1.0, 2.0, 0.0])]
+    (line,) = re.findall('<polyline points="(.*?)"', history_chart(dots, metric="val/loss", mode="min"))
+    heights = [float(place.split(",")[1]) for place in line.split()]
+    assert heights == sorted(heights)  # further down the page is lower
+    assert len(set(heights)) == 3
+
+
+def test_a_pruned_curve_ends_where_it_was_pruned_and_the_best_is_drawn_last():
+    lines = [
+        Line(0, "best", [(0, 0.1), (100, 0.9)]),
+        Line(1, "pruned", [(0, 0.1), (50, 0.2)]),
+        Line(2, "complete", [(0, 0.1), (100, 0.5)]),
+    ]
+    chart = learning_chart(lines, metric="val/accuracy", mode="max")
+    assert re.findall(r"<title>(trial \d+)</title>", chart) == ["trial 1", "trial 2", "trial 0"]
+    ends = [float(points.split()[-1].split(",")[0]) for points in re.findall('points="(.*?)"', chart)]
+    assert ends[0] == pytest.approx((ends[1] + 52) / 2, abs=1)
+    assert learning_chart([Line(0, "best", [])], metric="x", mode="max") == ""
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_end():
+    chart = learning_chart([Line(0, "complete", [(n, n) for n in range(10_001)])], metric="x", mode="max")
+    (points,) = re.findall('points="(.*?)"', chart)
+    assert len(points.split()) <= 102
+    assert points.split()[-1] == "448.0,14.0"
+
+
+def test_equal_factors_are_equal_steps_on_a_log_axis():
+    axis = number_axis([1e-4, 1e-3, 1e-2], log=True)
+    assert [axis.place(x) for x in (1e-4, 1e-3, 1e-2)] == pytest.approx([0, 0.5, 1])
+    assert [text for _, text in axis.ticks] == ["0.0001", "0.001", "0.01"]
+    assert [text for _, text in number_axis([0.003, 0.004], log=True).ticks] == ["0.002", "0.005"]
+    assert [text for _, text in number_axis([0.003], log=True).ticks] == ["0.002", "0.005"]
+
+
+@pytest.mark.parametrize(
+    "values", [[3.0], [0.0], [1e20, 1e20], [5e-11, 6e-11], [1.0, 1.0 + 1e-9], [-4.0, 9.0], [1e299]]
+)
+def test_an_axis_holds_its_values_between_ticks_that_differ(values):
+    axis = number_axis(values)
+    places = [place for place, _ in axis.ticks]
+    assert places == sorted(set(places)) and len(places) >= 2
+    assert all(-1e-6 <= axis.place(value) <= 1 + 1e-6 for value in values)
+
+
+def test_texts_lists_and_switches_stand_evenly_in_the_order_a_person_expects():
+    assert [text for _, text in value_axis([[256], [64], [256, 128], [64]], log=False).ticks] == [
+        "[64]",
+        "[256]",
+        "[256,128]",
+    ]
+    axis = value_axis([True, False], log=True)
+    assert (axis.place(False), axis.place(True)) == (0.25, 0.75)
+    assert axis.place("else") is None
+    assert word_axis(["a"]).ticks == [(0.5, "a")]
+
+
+def test_a_few_numbers_that_recur_are_choices_and_others_are_a_range():
+    assert [text for _, text in value_axis([128, 32, 64] * 3, log=False).ticks] == ["32", "64", "128"]
+    assert value_axis([128, 32, 64] * 3, log=False).is_words
+    assert not value_axis([128, 32, 64], log=False).is_words
+    assert value_axis([0.3], log=True).is_words
+
+
+def test_one_failure_does_not_flatten_the_other_results():
+    values = [0.90 + n / 1000 for n in range(20)]
+    axis = metric_axis([*values, 0.1], "max")
+    assert axis.place(0.1) < 0 <= axis.place(0.9)
+    assert "1 far worse" in far_worse(axis, [*values, 0.1])
+    assert far_worse(axis, values) == ""
+    assert metric_axis([*values, 0.1], "min").place(0.1) >= 0
+
+
+def test_charts_without_anything_to_show_are_left_out():
+    axis = number_axis([0.0, 1.0])
+    assert history_chart([], metric="x", mode="max") == ""
+    assert slice_chart("a", [], axis, log=False) == ""
+    assert importance_chart({}) == importance_chart({"a": math.nan}) == ""
+    assert parallel_chart({"a": axis}, [{"a": 0.0}, {"a": 1.0}]) == ""
+
+
+def test_a_trial_without_a_value_leaves_that_axis_out():
+    axes = {name: number_axis([0.0, 1.0]) for name in "abc"}
+    chart = parallel_chart(axes, [{"a": 0.0, "b": 1.0, "c": 0.5}, {"a": 1.0, "c": 0.0}])
+    worse, best = (points.split() for points in re.findall('<polyline points="(.*?)"', chart))
+    assert (len(worse), len(best)) == (2, 3)
+
+
+def test_texts_that_begin_alike_can_be_told_apart_when_shortened():
+    assert [shortened(f"organisation/model-{n}", 8) for n in (4, 22)] == ["orga…l-4", "orga…-22"]
+    assert shortened("short", 5) == "short"
+    assert shortened("too long", 0) == "t…g"
+
+
+def test_values_are_written_as_in_an_override():
+    values = [None, True, [64, [1.5, "x"]], 3e-05, "text", 7, (1,)]
+    assert [written(value) for value in values] == ["null", "true", "[64,[1.5,x]]", "3e-05", "text", "7", "[1]"]
+    assert [is_number(value) for value in (1, 0.5, True, math.nan, math.inf, "1", None)] == [True, True, *[False] * 5]

@@ -1,0 +1,27 @@
+"""Callbacks that go wrong in the middle of training, as other people's code does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import lightning as L
+
+
+class Planted(L.Callback):
+    """Does what it was told after its first batches."""
+
+    def __init__(self, what: str, after: int = 3) -> None:
+        self.what, self.after = what, after
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *rest: Any) -> None:
+        if trainer.global_step < self.after:
+            return
+        if self.what == "raise":
+            raise ValueError("planted here")
+        if self.what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.what == "hang":
+            time.sleep(1000)

@@ -1,0 +1,110 @@
+"""The script of docs/many_devices.md, run by Ray: each worker is a rank of one run."""
+
+from __future__ import annotations
+
+import csv
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flatout import HeadlinesConfig, MonitorConfig, TextDataConfig, TransformerConfig, fit
+
+PAGE = Path(__file__).parents[2] / "docs" / "many_devices.md"
+SETTINGS: dict[str, Any] = {
+    "data": TextDataConfig(sample=HeadlinesConfig(rows=503, eval_rows=101, classes=4), batch_size=16),
+    "model": TransformerConfig(hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0),
+    "precision": "fp32",
+    "epochs": 2,
+    "monitor": MonitorConfig(flush_every=1, progress=False),
+    "trainer": {"accelerator": "cpu"},
+}
+DRIVER = """
+import pickle, sys
+from pathlib import Path
+
+import ray
+from ray_train import train_with_ray
+
+if __name__ == "__main__":
+    ray.init(address="local", num_cpus=2, include_dashboard=False)
+    settings = pickle.loads(Path(sys.argv[1]).read_bytes())
+    train_with_ray(settings, workers=2, use_gpu=False, storage=sys.argv[2])
+"""
+
+
+def script_of_the_page() -> str:
+    (script,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return script
+
+
+def losses(folder: Path) -> list[float]:
+    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
+
+
+def of_session(session: int) -> list[psutil.Process]:
+    """Processes of a session: Ray puts its workers into groups of their own, but not into other sessions."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+@contextmanager
+def running(command: list[str], folder: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A command with a session of its own, of which no process stays."""
+    everything = {**os.environ, **environment}
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, cwd=folder, env=everything, start_new_session=True, **streams)
+    try:
+        yield process
+    finally:
+        left = of_session(process.pid)
+        for one in left:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.communicate()
+        psutil.wait_procs(left, timeout=30)
+
+
+@pytest.fixture
+def ray_folder() -> Iterator[str]:
+    """For Ray's own files, with a path short enough for its sockets."""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
+@pytest.mark.slow
+def test_two_workers_of_ray_train_like_one_process_with_twice_the_batch(ray_folder, tmp_path):
+    pytest.importorskip("ray")
+    (tmp_path / "ray_train.py").write_text(script_of_the_page(), encoding="utf-8")
+    (tmp_path / "driver.py").write_text(DRIVER, encoding="utf-8")
+    (tmp_path / "settings").write_bytes(pickle.dumps({**SETTINGS, "output": str(tmp_path / "outputs")}))
+    (tmp_path / "home").mkdir()
+    own = {"RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(tmp_path / "home")}
+
+    with running([sys.executable, "driver.py", "settings", str(tmp_path / "storage")], tmp_path, **own) as process:
+        told, _ = process.communicate(timeout=240)
+        _, alive = psutil.wait_procs(of_session(process.pid), timeout=30)
+
+    assert process.returncode == 0, told
+    assert not alive
+    (folder,) = (tmp_path / "outputs" / "default").iterdir()
+    said = (folder / "log.txt").read_text(encoding="utf-8")
+    assert "rows a step: 32 rows (each rank trains its share; 16 rows x 1 batches x 2 ranks)" in said
+    alone = fit(**{**SETTINGS, "data": replace(SETTINGS["data"], batch_size=32)}, folder=tmp_path / "alone")
+    assert len(losses(folder)) == len(losses(alone.folder)) == 32
+    assert losses(folder) == pytest.approx(losses(alone.folder), rel=1e-5)

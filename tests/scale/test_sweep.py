@@ -1,0 +1,352 @@
+"""A sweep searches, prunes, survives a kill and accounts for every trial."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.commands.sweep import in_full, quoted
+from flatout.config import RunConfig
+from flatout.errors import UserError
+from flatout.kinds import usual_metric
+from flatout.scale.space import Choice, Interval, Part, grid
+from flatout.scale.study import JOURNAL, Pruner, Sampler, Study
+from flatout.scale.sweep import FILE, read_asked, validations
+from flatout.scale.trials import Ending, Status
+from tests.verbs import verb
+
+SPACE: dict[str, Part] = {
+    "optim.lr": Interval(1e-4, 1e-1, is_log=True),
+    "model.hidden": Choice(("64", "128")),
+    "model.layers": Interval(1, 3, is_whole=True),
+}
+
+
+def study(folder: Path, space: dict[str, Part] = SPACE, **settings: Any) -> Study:
+    given = {"mode": "max", "trials": 12, "sampler": Sampler.tpe, "pruner": Pruner.none, "seed": 0, **settings}
+    return Study(folder, space, **given)
+
+
+def worth(settings: dict[str, str]) -> float:
+    """Best at a rate of 0.01 and 128 hidden values."""
+    return 1 - abs(float(settings["optim.lr"]) - 0.01) + int(settings["model.hidden"]) / 1000
+
+
+def told(memory: Study, most: int = 100) -> list[dict[str, str]]:
+    """Ask and tell until there is no more, or until so many."""
+    seen = []
+    while len(seen) < most and (asked := memory.ask()) is not None:
+        seen.append(asked.settings)
+        memory.tell(asked.number, Ending(Status.complete, 1.0, worth(asked.settings)))
+    return seen
+
+
+def test_a_study_that_was_closed_goes_on_as_if_it_had_not_been(tmp_path):
+    (tmp_path / "whole").mkdir(), (tmp_path / "cut").mkdir()
+    whole = told(study(tmp_path / "whole"))
+    parts = [step for most in (5, 1, 100) for step in told(study(tmp_path / "cut"), most)]
+    assert parts == whole and len(whole) == 12
+
+
+def test_a_trial_that_ran_when_all_was_killed_is_run_again_under_its_number(tmp_path):
+    first = study(tmp_path)
+    told(first, 3)
+    left = first.ask()
+    assert left is not None and left.number == 3
+    again = study(tmp_path).ask()
+    assert again == left
+
+
+def test_a_kill_between_two_suggestions_changes_nothing(tmp_path):
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    whole = told(study(tmp_path / "a"), 4)
+    told(study(tmp_path / "b"), 3)
+    journal = tmp_path / "b" / JOURNAL
+    before = journal.read_bytes()
+    study(tmp_path / "b").ask()
+    lines = journal.read_bytes()[len(before) :].splitlines(keepends=True)
+    assert len(lines) > 3
+    for kept in range(len(lines)):
+        journal.write_bytes(before + b"".join(lines[:kept]) + lines[kept][:5])  # the last line is half written
+        asked = study(tmp_path / "b").ask()
+        assert asked is not None and (asked.number, asked.settings) == (3, whole[3])
+
+
+def test_a_journal_that_is_damaged_is_named_with_its_line(tmp_path):
+    told(study(tmp_path), 2)
+    journal = tmp_path / JOURNAL
+    lines = journal.read_text().splitlines()
+    journal.write_text("\n".join([*lines[:2], "{half", *lines[3:]]) + "\n")
+    with pytest.raises(UserError, match=rf"{JOURNAL}: line 3 is damaged"):
+        study(tmp_path)
+
+
+def test_a_grid_tries_every_combination_once_in_order(tmp_path):
+    space: dict[str, Part] = {"a": Choice(("x", "[1,2]")), "b": Interval(1, 5, is_whole=True, step=2)}
+    assert grid(space) == [{"a": a, "b": b} for a in ("x", "[1,2]") for b in (1, 3, 5)]
+    memory = study(tmp_path, space, sampler=Sampler.grid)
+    seen = []
+    while (asked := memory.ask()) is not None:
+        seen.append(asked.settings)
+        memory.tell(asked.number, Ending(Status.complete, 1.0, 0.5))
+        memory = study(tmp_path, space, sampler=Sampler.grid)
+    assert seen == [{"a": a, "b": str(b)} for a in ("x", "[1,2]") for b in (1, 3, 5)]
+
+
+def test_an_interval_has_no_place_in_a_grid(tmp_path):
+    with pytest.raises(UserError, match=r"sweep: optim.lr: an interval has no end of values for a grid"):
+        study(tmp_path, sampler=Sampler.grid)
+
+
+def test_tpe_finds_better_settings_than_chance(tmp_path):
+    found = {}
+    for kind in (Sampler.tpe, Sampler.random):
+        (tmp_path / kind).mkdir()
+        values = [worth(settings) for settings in told(study(tmp_path / kind, sampler=kind, trials=40))]
+        found[kind] = sum(values[-10:]) / 10
+    assert found[Sampler.tpe] > found[Sampler.random]
+
+
+def test_poor_trials_are_pruned_and_the_best_is_not(tmp_path):
+    memory = study(tmp_path, pruner=Pruner.asha, trials=9)
+    pruned = []
+    for number in range(9):
+        asked = memory.ask()
+        assert asked is not None
+        quality = (number * 5 % 9) / 10
+        if any(memory.should_end(number, count, quality + count / 100) for count in range(1, 10)):
+            pruned.append(quality)
+            memory.tell(number, Ending(Status.pruned, 1.0, quality, note="after 1 validations"))
+        else:
+            memory.tell(number, Ending(Status.complete, 1.0, quality))
+    best = memory.best()
+    assert best is not None and best.value == 0.8
+    assert 3 <= len(pruned) <= 7 and 0.8 not in pruned
+
+
+def test_failed_trials_are_counted_and_stopped_ones_are_not(tmp_path):
+    memory = study(tmp_path, trials=3)
+    for status in (Status.failed, Status.stopped, Status.complete):
+        asked = memory.ask()
+        assert asked is not None
+        memory.tell(asked.number, Ending(status, 1.0, 0.5, note="why"))
+    assert [memory.status(trial) for trial in memory.ended()] == ["failed", "complete"]
+    assert memory.ended()[0].user_attrs["note"] == "why"
+    assert memory.ask() is None
+    again = study(tmp_path, trials=3).ask()
+    assert again is not None and again.number == 1
+
+
+def test_the_settings_that_matter_are_found_to_matter(tmp_path):
+    memory = study(tmp_path, trials=40, sampler=Sampler.random)
+    assert memory.importance() == {}
+    told(memory)
+    share = memory.importance()
+    assert sum(share.values()) == pytest.approx(1)
+    assert share["optim.lr"] > 0.6
+
+
+@pytest.mark.parametrize(
+    ("trainer", "count"),
+    [({}, 8), ({"max_epochs": 3}, 3), ({"max_epochs": 3, "val_check_interval": 0.25}, 12)],
+)
+def test_the_last_validation_of_a_run_is_known(trainer, count):
+    assert validations(trainer) == count
+
+
+def test_the_metric_of_a_run_is_known_before_there_is_data():
+    assert usual_metric(RunConfig().data) == "accuracy"
+
+
+def test_short_words_stand_for_hydra_s_and_any_folder_can_be_named():
+    assert in_full("for=30m") == "hydra.sweeper.time=30m"
+    assert in_full("optim.lr=1e-3") == "optim.lr=1e-3"
+    assert quoted("a b's=1") == r"'a b\'s=1'"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("resume",), "sweep resume: which one?"),
+        (("resume", "nowhere"), "no sweep.json there"),
+        (("model.hiden=choice(8,16)",), "model.hiden: no such key"),
+        (("model.hidden=choice(8,16)", "metric=acuracy", "trials=3"), "no metric 'acuracy'"),
+        (("model.hidden=choice(8,16)", "for=soon"), "for: 'soon' is no duration"),
+        (("model.hidden=choice(8,16)", "sampler=bayes"), "sampler: 'bayes' (tpe, random, grid)"),
+        (("model.hidden=choice(8,16)", "trials=0"), "trials: 0 (1 or more)"),
+        (("model.hidden=choice(8,16)", "parallel=99"), "launcher.parallel: 99 (1 to"),
+        (("optim.lr=interval(1e-1,1e-3)",), "sweep: optim.lr: 0.1 to 0.001 (the least number first)"),
+        (("optim.lr=tag(log,interval(0,1e-3))",), "by factors (numbers above 0)"),
+        (("optim.lr=interval(1e-3,1e-1)", "sampler=grid"), "an interval has no end of values for a grid"),
+        ((), "sweep: nothing to search"),
+        (("+sweep=blom",), "sweep: no option 'blom' (bloom, headlines). Did you mean 'bloom'?"),
+    ],
+)
+def test_what_is_wrong_with_a_sweep_is_said_before_it_begins(words, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, said = verbally(capsys, *words, "data.sample.rows=200")
+    assert code == 2 and message in said, said
+    assert not list(tmp_path.rglob("sweep.json"))
+
+
+def verbally(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """A sweep in this process: its exit code, and what it complained of."""
+    before = list(sys.argv)
+    try:
+        return verb("sweep", *words), capsys.readouterr().err
+    finally:
+        sys.argv[:] = before
+
+
+@pytest.fixture
+def begun() -> Iterator[list[subprocess.Popen[str]]]:
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.stdout is not None and not process.stdout.closed:
+            process.communicate()
+
+
+SMALL = ["data.sample.rows=300", "data.sample.eval_rows=60", "trainer.max_epochs=3", "precision=fp32"]
+SEARCHED = ["model.hidden=choice(8,16,24)", "optim.lr=tag(log,interval(1e-4,1e-1))", *SMALL]
+
+
+def command(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "flatout", "sweep", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "sweep.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def kept(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+def wait_for_trial(folder: Path, number: int, process: subprocess.Popen[str]) -> None:
+    for _ in range(900):
+        if (folder / str(number) / "metrics.csv").exists():
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    raise AssertionError(f"no trial {number} in 90 s")
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_and_taken_up_gives_what_one_gives_that_was_not(tmp_path, begun):
+    begun.append(command(*SEARCHED, "trials=7", f"hydra.sweep.dir={tmp_path}/whole"))
+    said, _ = begun[0].communicate(timeout=180)
+    assert begun[0].returncode == 0, said
+    cut = tmp_path / "cut"
+    begun.append(command(*SEARCHED, "trials=7", f"hydra.sweep.dir={cut}"))
+    wait_for_trial(cut, 3, begun[1])
+    begun[1].kill()
+    begun[1].communicate()
+    begun.append(command("resume", str(cut)))
+    again, _ = begun[2].communicate(timeout=180)
+    assert begun[2].returncode == 0, again
+    assert re.search(r"taken up again: [345] of 7 trials have ended", again)
+    assert kept(rows_of(cut)) == kept(rows_of(tmp_path / "whole"))
+    assert said.splitlines()[-2] == again.splitlines()[-2] and said.splitlines()[-2].startswith("settings: ")
+    assert (cut / "sweep.html").stat().st_size > 10_000
+    # what is finished is said to be, and nothing is trained again
+    begun.append(command("resume", str(cut)))
+    third, _ = begun[3].communicate(timeout=60)
+    assert "7 of 7 trials have ended" in third and "trial 0: " not in third
+
+
+@pytest.mark.slow
+def test_one_store_serves_all_trials_and_the_best_is_confirmed(tmp_path, begun):
+    folder = tmp_path / "sweep"
+    begun.append(command(*SEARCHED, "trials=3", "confirm=2", "pruner=none", f"hydra.sweep.dir={folder}"))
+    said, _ = begun[0].communicate(timeout=180)
+    assert begun[0].returncode == 0, said
+    summaries = [json.loads((folder / f"{number}" / "summary.json").read_text()) for number in range(3)]
+    assert [summary["data"]["cache"]["hit"] for summary in summaries] == [False, True, True]
+    assert all(summary["data"]["cache"]["seconds"] < 1 for summary in summaries[1:])
+    assert re.search(r"confirmed: test/accuracy 0\.\d+ ± 0\.\d+ over 2 other seeds", said)
+    seeds = {json.loads((folder / f"confirm-{number}" / "summary.json").read_text())["seed"] for number in (0, 1)}
+    assert seeds == {1, 2}
+    assert len(list(folder.glob("?/events.*.hparams"))) == 3
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_begun_twice_or_taken_up_with_another_space_is_refused(tmp_path, begun, capsys):
+    folder = tmp_path / "sweep"
+    place = f"hydra.sweep.dir={folder}"
+    begun.append(command(*SEARCHED, "trials=40", place))
+    wait_for_trial(folder, 0, begun[0])
+    assert verbally(capsys, *SEARCHED, place)[1].startswith(f"sweep: {folder} holds a sweep already. Go on with it")
+    assert "another process is at work in" in verbally(capsys, "resume", str(folder))[1]
+    os.kill(begun[0].pid, signal.SIGINT)
+    begun[0].communicate(timeout=60)
+    assert begun[0].returncode == 130
+    code, said = verbally(capsys, "resume", str(folder), "model.hidden=choice(8,32)")
+    assert code == 2 and "was begun with model.hidden: 8, 16, 24, and now it is 8, 32" in said
+    code, said = verbally(capsys, "resume", str(folder), "trainer.max_epochs=9")
+    assert code == 2 and "was begun with other settings: trainer.max_epochs=3, trainer.max_epochs=9" in said
+    asked = read_asked(folder)
+    (folder / FILE).write_text(json.dumps(asked)[:40])
+    code, said = verbally(capsys, "resume", str(folder))
+    assert code == 2 and f"{folder / FILE}: cannot be read" in said
+
+
+@pytest.mark.slow
+def test_every_trial_of_a_sweep_that_meets_a_crash_and_a_hang_is_accounted_for(tmp_path, begun):
+    folder = tmp_path / "sweep"
+    planted = [
+        "+callbacks.planted._target_=tests.scale.planted.Planted",
+        "+callbacks.planted.what=choice(nothing,die,hang)",
+        "+allow_targets=[tests]",
+    ]
+    words = [*planted, *SMALL, "sampler=grid", "trial_for=15s", "pruner=none", f"hydra.sweep.dir={folder}"]
+    begun.append(command(*words))
+    said, _ = begun[0].communicate(timeout=180)
+    assert begun[0].returncode == 0, said
+    assert [row["status"] for row in rows_of(folder)].count("failed") == 2
+    notes = {row["+callbacks.planted.what"].lstrip("'"): row["note"] for row in csv_plain(folder)}
+    assert notes["die"].startswith("was ended by SIGKILL") and notes["hang"] == "ran longer than 15 s and was stopped"
+
+
+def csv_plain(folder: Path) -> list[dict[str, str]]:
+    """Rows with the heads as they were before they were defused for spreadsheets."""
+    return [{name.lstrip("'"): value for name, value in row.items()} for row in rows_of(folder)]
+
+
+@pytest.mark.slow
+def test_a_sweep_of_which_every_trial_fails_alike_ends_early(tmp_path, begun):
+    begun.append(command("model.hidden=choice(8,16)", "metric=dice", f"hydra.sweep.dir={tmp_path}/s", *SMALL))
+    said, _ = begun[0].communicate(timeout=120)
+    assert begun[0].returncode == 2
+    assert said.splitlines()[-1].startswith("the first 3 trials failed alike: checkpoint.metric: no metric 'dice' (")
+
+
+@pytest.mark.slow
+def test_time_ends_a_sweep_and_it_can_be_taken_up(tmp_path, begun):
+    folder = tmp_path / "sweep"
+    begun.append(command(*SEARCHED, "trials=400", "for=20s", "pruner=none", f"hydra.sweep.dir={folder}"))
+    said, _ = begun[0].communicate(timeout=90)
+    assert begun[0].returncode == 0, said
+    assert "the time is over; to go on: python -m flatout sweep resume" in said and "best: trial" in said
+    assert 0 < len(rows_of(folder)) < 400

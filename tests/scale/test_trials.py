@@ -1,0 +1,229 @@
+"""Trials are processes of their own: what goes wrong in one stays there, and none is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from flatout import (
+    BiLSTMConfig,
+    CheckpointConfig,
+    HeadlinesConfig,
+    MonitorConfig,
+    OptimConfig,
+    RunConfig,
+    TextDataConfig,
+    UserError,
+    fit,
+)
+from flatout.errors import RunBroke
+from flatout.scale.board import Board
+from flatout.scale.durations import seconds
+from flatout.scale.many import run_all
+from flatout.scale.slots import slots
+from flatout.scale.trials import Ending, Readings, Status, Trial, endings
+from tests.scale.planted import Planted
+
+MODEL = BiLSTMConfig(hidden=8, embedding=8)
+QUIET = Board("trials", "val/accuracy", "max", None, lambda line: None)
+
+
+def config(**settings: Any) -> RunConfig:
+    data = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=50, classes=3), batch_size=32)
+    given = {"trainer": {"max_epochs": 2}, "optim": OptimConfig(lr=1e-2), "precision": "fp32", **settings}
+    return RunConfig(data=data, model=MODEL, monitor=MonitorConfig(progress=False), **given)
+
+
+def trial(folder: Path, number: int = 0, **settings: Any) -> Trial:
+    return Trial(number, folder / str(number), config(**settings), [], [f"number={number}"])
+
+
+def ended(trials: list[Trial], parallel: int = 1, **settings: Any) -> dict[int, Ending]:
+    waiting = iter(trials)
+    running = endings(lambda: next(waiting, None), slots(parallel), QUIET, metric="accuracy", **settings)
+    return {trial.number: ending for trial, ending in running}
+
+
+def test_a_trial_gives_what_the_run_alone_gives_and_takes_no_memory_here(tmp_path):
+    alone = fit(**vars_of(config()), folder=tmp_path / "alone")
+    before = psutil.Process().memory_info().rss
+    found = ended([trial(tmp_path)])
+    assert found[0].status is Status.complete
+    assert found[0].value == alone.objective and found[0].metrics == pytest.approx(alone.metrics)
+    assert psutil.Process().memory_info().rss - before < 20e6
+    assert "run folder:" in (tmp_path / "0" / "output.txt").read_text()
+    assert json.loads((tmp_path / "0" / "summary.json").read_text())["status"] == "finished"
+
+
+def vars_of(settings: RunConfig) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in RunConfig.__dataclass_fields__}
+
+
+def test_what_goes_wrong_stays_with_its_trial(tmp_path):
+    planted = {number: {"callbacks": {"planted": Planted(what)}} for number, what in enumerate(("raise", "die"))}
+    wrong = TextDataConfig(train=str(tmp_path / "nothing.csv"))
+    trials = [trial(tmp_path, number, **settings) for number, settings in planted.items()]
+    trials += [Trial(2, tmp_path / "2", RunConfig(data=wrong, model=MODEL), [], []), trial(tmp_path, 3)]
+    found = ended(trials)
+    assert [found[number].status.value for number in range(4)] == ["failed", "failed", "failed", "complete"]
+    assert found[0].note == "ValueError: planted here"
+    assert found[1].note == "was ended by SIGKILL (out of memory is the usual cause)"
+    assert "no such file" in found[2].note and found[2].is_mistake
+    assert "Traceback" in (tmp_path / "0" / "output.txt").read_text()
+    assert [json.loads((tmp_path / f"{n}" / "summary.json").read_text())["status"] for n in (0, 1)] == ["failed"] * 2
+
+
+def test_a_trial_that_hangs_is_stopped_at_its_limit(tmp_path):
+    began = time.monotonic()
+    found = ended([trial(tmp_path, 0, callbacks={"planted": Planted("hang")}), trial(tmp_path, 1)], limit_s=4.0)
+    assert time.monotonic() - began < 40
+    assert found[0].status is Status.failed and found[0].note == "ran longer than 4 s and was stopped"
+    assert found[1].status is Status.complete
+    assert json.loads((tmp_path / "0" / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_when_the_time_is_over_what_runs_is_stopped_and_nothing_else_starts(tmp_path):
+    long = {"trainer": {"max_epochs": 100_000}, "checkpoint": CheckpointConfig(patience=None)}
+    found = ended([trial(tmp_path, number, **long) for number in range(3)], until=time.monotonic() + 4)
+    assert {number: ending.status.value for number, ending in found.items()} == {0: "stopped"}
+
+
+def test_trials_at_once_share_the_cores(tmp_path):
+    both = slots(2)
+    assert not set(both[0].cores) & set(both[1].cores)
+    found = ended([trial(tmp_path, number) for number in range(4)], parallel=2)
+    assert [found[number].status.value for number in range(4)] == ["complete"] * 4
+    assert len({ending.value for ending in found.values()}) == 1
+
+
+def test_gpus_are_handed_out_and_shared_where_there_are_too_few(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-abc,7")
+    assert [slot.gpus for slot in slots(2)] == [["4", "5"], ["GPU-abc", "7"]]
+    assert slots(2)[1].environment() == {"CUDA_VISIBLE_DEVICES": "GPU-abc,7"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert [slot.gpus for slot in slots(2)] == [["3"], ["3"]]
+
+
+@pytest.mark.parametrize("parallel", [0, 999])
+def test_more_at_once_than_there_is_room_for_is_refused(parallel):
+    with pytest.raises(UserError, match=rf"launcher.parallel: {parallel} \(1 to "):
+        slots(parallel)
+
+
+def test_a_trial_may_use_several_devices(tmp_path):
+    found = ended([trial(tmp_path, 0, trainer={"max_epochs": 2, "devices": 2})])
+    assert found[0].status is Status.complete, found[0].note
+    assert json.loads((tmp_path / "0" / "summary.json").read_text())["hardware"]["count"] == 2
+    assert "rows a step: 64 rows" in (tmp_path / "0" / "output.txt").read_text()
+
+
+def test_the_first_trials_tell_the_pruner_of_each_validation_in_order(tmp_path):
+    told = []
+
+    def judge(trial: Trial, count: int, value: float) -> bool:
+        told.append((trial.number, count))
+        return trial.number == 1 and count == 2
+
+    many = {"trainer": {"max_epochs": 4}, "checkpoint": CheckpointConfig(patience=None)}
+    found = ended([trial(tmp_path, number, **many) for number in range(2)], judge=judge)
+    assert told == [(0, 1), (0, 2), (0, 3), (0, 4), (1, 1), (1, 2)]
+    assert found[0].status is Status.complete
+    assert found[1].status is Status.pruned and found[1].note == "after 2 validations"
+
+
+def test_readings_take_whole_rows_only(tmp_path):
+    path = tmp_path / "metrics.csv"
+    readings = Readings(path, "val/accuracy")
+    assert readings.new() == []
+    path.write_text("step,train/loss,val/accuracy\n10,0.5,\n20,,0.2")
+    assert readings.new() == []
+    with path.open("a") as file:
+        file.write("5\n30,0.4,\n40,,0.75\n")
+    assert readings.new() == [0.25, 0.75]
+    assert readings.new() == []
+
+
+def test_of_a_list_of_trials_those_that_failed_are_named_at_the_end(tmp_path, capsys):
+    trials = [trial(tmp_path, 0, callbacks={"planted": Planted("raise")}), trial(tmp_path, 1)]
+    with pytest.raises(RunBroke, match=r"trial 0: ValueError: planted here\n1 of 2 trials failed") as caught:
+        run_all(trials)
+    assert str(tmp_path) in str(caught.value)
+    said = capsys.readouterr().out
+    assert "trial 0: failed" in said and "trial 1: complete, val/accuracy" in said
+
+
+@pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("45", 45), ("1.5m", 90)])
+def test_durations_are_written_as_people_do(text, expected):
+    assert seconds(text, "for") == expected
+
+
+@pytest.mark.parametrize("text", ["soon", "-3m", "0", "3 weeks", ""])
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(UserError, match=r"is no duration \(such as 90s, 30m, 2h\)"):
+        seconds(text, "for")
+
+
+def multirun(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "train", "-m", "data.sample.rows=300", "model.hidden=8,16", *words]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    for _ in range(600):
+        if path.exists():
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    raise AssertionError(f"no {path} in a minute")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_when_a_multirun_is_stopped_nothing_is_left_running(number, tmp_path):
+    process = multirun(
+        "trainer.max_epochs=100000",
+        "checkpoint.patience=null",
+        "launcher.parallel=2",
+        f"hydra.sweep.dir={tmp_path}/many",
+    )
+    for trial_number in (0, 1):
+        wait_for(tmp_path / "many" / str(trial_number) / "checkpoints" / "last", process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, number)
+    process.communicate(timeout=60)
+    assert process.returncode == (-number if number is signal.SIGKILL else 130)
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.slow
+def test_a_multirun_of_several_devices_each_ends_and_hangs_nowhere(tmp_path):
+    process = multirun("trainer.devices=2", "trainer.max_epochs=1", f"hydra.sweep.dir={tmp_path}/many")
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert said.count(": complete, val/accuracy") == 2
+    counts = [
+        json.loads((tmp_path / "many" / f"{n}" / "summary.json").read_text())["hardware"]["count"] for n in (0, 1)
+    ]
+    assert counts == [2, 2]
+
+
+def test_threads_of_a_slot_are_its_cores(monkeypatch):
+    set_to = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: set_to.append(cores))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    slots(1)[0].take()
+    assert set_to == [slots(1)[0].cores, len(slots(1)[0].cores)]
