@@ -7,6 +7,7 @@ first one tells it.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import signal
@@ -21,8 +22,10 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from flatout.checkpoints import CHECKPOINTS, BestAndLast, FolderCheckpointIO, best_mode, load_weights
 from flatout.config import RunConfig
@@ -236,6 +239,8 @@ def build_trainer(
         "default_root_dir": str(place.path),
         "plugins": [FolderCheckpointIO(), *([ranks.environment()] if ranks.are_several else [])],
     }
+    if ranks.are_several:
+        defaults["strategy"] = ddp(task, feeds.train.device)
     # One process a device is running already, however many were asked for.
     started = ranks.lightning_settings(feeds.train.device)
     for name in ("lightning.pytorch", "lightning.fabric"):
@@ -248,6 +253,22 @@ def build_trainer(
     if ranks.are_several:
         agree_on_signals_seldom(trainer)
     return trainer, flush
+
+
+_ONE_BUCKET_MB = 1 << 14
+"""On a CPU what exchanges gradients takes its cores from what computes them: all are exchanged when all are there."""
+
+
+def ddp(task: StepTask, device: torch.device) -> DDPStrategy:
+    """Lightning's DDP without a copy of the gradients, and without buffers in each step that never change."""
+    # Only the running means of batch normalisation do, and then the first rank's count.
+    has_means = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.modules())
+    known = inspect.signature(DistributedDataParallel).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: has_means}
+    if device.type == "cpu":
+        settings["bucket_cap_mb"] = _ONE_BUCKET_MB
+    return DDPStrategy(**settings)
 
 
 def chosen_metric(config: RunConfig, task: StepTask) -> str:

@@ -6,5 +6,6 @@ BENCHES = {
     "headlines": "a BiLSTM's epochs against the usual loop, at the same accuracy",
     "bits": "bit strings: preparing, training, memory, scores, rebuilt texts (--data for published people)",
     "bert": "an encoder's training against transformers' Trainer: the same losses, tokens a second, MFU, long texts",
+    "scale": "two processes against one, balance of ranks, what trials cost, a sweep that is crashed and killed",
     "quality": "scores on published data sets (needs --data), from scratch or of an encoder (--pretrained)",
 }

@@ -11,6 +11,7 @@ finished plan is found in constant time.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -83,7 +84,7 @@ class Plan:
     """One epoch of one rank: `num_batches` batches, `accumulate` of them to an optimizer step."""
 
     def __init__(self, lengths: NDArray[np.integer], settings: PlanSettings, epoch: int = 0) -> None:
-        self.settings = settings
+        self.settings, self.lengths = settings, lengths
         self.order, self.bounds = _global_steps(lengths, settings, epoch)
 
     @property
@@ -102,7 +103,7 @@ class Plan:
         rows = self.order[bounds[0] : bounds[-1]]
         sizes = np.diff(bounds)
         if self.settings.parts > 1:
-            rows, counts, real = _share(rows, sizes, self.settings)
+            rows, counts, real = _share(rows, sizes, self.lengths, self.settings)
             skip, take = start - first * accumulate, stop - start
             begin = int(counts[:skip].sum())
             counts, real = counts[skip : skip + take], real[skip : skip + take]
@@ -215,11 +216,12 @@ def _shuffle_steps(order: Rows, bounds: Rows, random: np.random.Generator) -> tu
     return order[np.repeat(bounds[:-1][steps] - shuffled[:-1], sizes) + np.arange(len(order))], shuffled
 
 
-def _share(rows: Rows, sizes: Rows, settings: PlanSettings) -> tuple[Rows, Rows, Rows]:
+def _share(rows: Rows, sizes: Rows, lengths: NDArray[np.integer], settings: PlanSettings) -> tuple[Rows, Rows, Rows]:
     """This rank's rows of some whole steps: rows, rows per batch, real rows per batch.
 
-    Rows are dealt like cards, longest first and turning round after each deal, so parts differ by at most one row and
-    one row's tokens. A model that pads gets its micro-batches as runs of like length, each dealt over the ranks.
+    Rows are dealt longest first, a round at a time, each round's longest row to the part with the fewest tokens: parts
+    differ by at most one row and hardly in tokens. A model that pads gets its micro-batches as runs of like length,
+    each dealt over the ranks like cards, turning round after each deal.
     """
     step = np.repeat(np.arange(len(sizes)), sizes)
     size = sizes[step]
@@ -233,13 +235,32 @@ def _share(rows: Rows, sizes: Rows, settings: PlanSettings) -> tuple[Rows, Rows,
         begin = micro * base + np.minimum(micro, extra)
         rank = _dealt(place_from_end - begin, settings.world)
     else:
-        part = _dealt(place_from_end, settings.parts)
+        part = _evenly_dealt(lengths[rows], step, place_from_end, settings.parts)
         micro, rank = np.divmod(part, settings.world)
     mine = rank == settings.rank
     batch = step[mine] * settings.accumulate + micro[mine]
     by_batch = np.argsort(batch, kind="stable")
     real = np.bincount(batch, minlength=len(sizes) * settings.accumulate)
     return _with_fillers(rows[mine][by_batch], real, rows[_offsets(sizes)[:-1]], settings.accumulate)
+
+
+_EVEN_ROUNDS = 64
+"""Rounds dealt by tokens; what is left by then are the shortest rows of large batches, dealt like cards."""
+
+
+def _evenly_dealt(lengths: NDArray[np.integer], step: Rows, place: Rows, parts: int) -> Rows:
+    """The part of each row, from its place in its step counted from the longest row; all steps at once."""
+    part = _dealt(place, parts)
+    turn, seat = np.divmod(place, parts)
+    loads = np.zeros((int(step[-1]) + 1, parts), dtype=np.int64)
+    by_turn = np.argsort(turn, kind="stable")
+    bounds = np.searchsorted(turn[by_turn], np.arange(min(_EVEN_ROUNDS, int(turn.max()) + 1) + 1))
+    for start, stop in itertools.pairwise(bounds):
+        dealt = by_turn[start:stop]
+        lightest_first = np.argsort(loads, axis=1, kind="stable")
+        part[dealt] = lightest_first[step[dealt], seat[dealt]]
+        loads[step[dealt], part[dealt]] += lengths[dealt]
+    return part
 
 
 def _dealt(place: Rows, parts: int) -> Rows:

@@ -2,7 +2,7 @@
 
 An embedding's gradient is a table of zeros with a few rows filled in. Torch makes that table anew each step, and a
 fresh table of fifty megabytes costs more in page faults than a small encoder's layers; here one is kept, the rows of
-the batch are added to it, and only these are cleared after the step.
+the batch are added to it, and only these are cleared after the step. Ranks exchange only these rows, too.
 
 Dropout needs a random bit a number; torch draws a double for each. Here one draw of 64 bits decides four places, so a
 share is held to 1/65,536.
@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 _SIXTEEN_BITS = 1 << 16
-_LEAST_WORTH = 1 << 20
+_LEAST_WORTH = 1 << 18
 """Numbers of a table from which on keeping its gradient is worth while."""
 
 
@@ -48,16 +49,37 @@ class LeanEmbedding(nn.Embedding):
         for ids in held.pop("_added", []):
             held["_table"].index_fill_(0, ids, 0.0)
 
+    def exchange(self) -> None:
+        """Take the mean of all ranks' gradients, of those rows that any of them has added to."""
+        if not self.weight.requires_grad:
+            return
+        touched = torch.zeros(len(self.weight), dtype=torch.uint8)
+        for ids in self.__dict__.get("_added", []):
+            touched.index_fill_(0, ids, 1)
+        dist.all_reduce(touched, dist.ReduceOp.MAX)
+        ids = touched.nonzero().flatten()
+        self._make_table()
+        table = self.weight.grad
+        assert table is not None
+        rows = table.index_select(0, ids)
+        dist.all_reduce(rows)
+        table.index_copy_(0, ids, rows.div_(dist.get_world_size()))
+        self.__dict__["_added"] = [ids]
+
+    def _make_table(self) -> None:
+        if self.weight.grad is None:
+            table = self.__dict__.get("_table")
+            self.weight.grad = torch.zeros_like(self.weight) if table is None else table
+
     def add(self, ids: Tensor, gradient: Tensor) -> None:
         """Add to the rows of `ids`; a row of padding has no gradient."""
-        held = self.__dict__
-        if self.weight.grad is None:
-            table = held.get("_table")
-            self.weight.grad = torch.zeros_like(self.weight) if table is None else table
+        self._make_table()
+        table = self.weight.grad
+        assert table is not None
         if self.padding_idx is not None:
             gradient = gradient.masked_fill((ids == self.padding_idx).unsqueeze(1), 0)
-        self.weight.grad.index_add_(0, ids, gradient.to(self.weight.dtype))
-        held.setdefault("_added", []).append(ids.long())
+        table.index_add_(0, ids, gradient.to(self.weight.dtype))
+        self.__dict__.setdefault("_added", []).append(ids.long())
 
 
 class _Lookup(torch.autograd.Function):

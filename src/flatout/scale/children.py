@@ -15,7 +15,7 @@ import threading
 
 OUTPUT = "FLATOUT_OUTPUT"
 """Names the file that a process and those it starts print to, where they shall not print to the terminal."""
-_HEAVY = ["flatout.run", "flatout.scale.processes", "torch.utils.tensorboard"]
+_HEAVY = ["flatout.boundary", "flatout.scale.processes", "torch.utils.tensorboard"]
 
 
 def warm_start() -> None:

@@ -25,6 +25,7 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from flatout.data.batch import FlatBatch
 from flatout.data.plan import Layout
@@ -56,7 +57,7 @@ class StepTask(L.LightningModule):
         self._norms: list[Tensor] = []
         self._trained: list[nn.Parameter] = []
         self._window: list[Tensor] = []  # losses of the micro-batches of the step that is under way
-        self._is_plain = self._steps_directly = self._is_scaled = False
+        self._is_plain = self._steps_directly = self._is_scaled = self._exchanges = False
         self._steps_done = 0
         self._lean: list[LeanEmbedding] = []
         self.average: WeightAverage | None = None
@@ -108,6 +109,20 @@ class StepTask(L.LightningModule):
         # A fused step cannot be un-scaled and clipped, which fp16 needs.
         return self.optim.build(self.model, fused=self.trainer.precision != "16-mixed")
 
+    def setup(self, stage: str) -> None:
+        """Before DDP looks at the weights: a kept gradient is never seen by autograd, so DDP must not wait for it."""
+        if stage != "fit":
+            return
+        strategy = self.trainer.strategy
+        is_known = isinstance(strategy, SingleDeviceStrategy | DDPStrategy) and self._scaler() is None
+        is_lean = is_known and strategy.root_device.type == "cpu"
+        self._lean[:] = [module for module in self.model.modules() if is_lean and isinstance(module, LeanEmbedding)]
+        for embedding in self._lean:
+            embedding.keeps_gradient = True
+        tables = {id(embedding.weight) for embedding in self._lean}
+        names = [name for name, weight in self.named_parameters() if id(weight) in tables]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, names)
+
     def on_fit_start(self) -> None:
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
@@ -117,11 +132,10 @@ class StepTask(L.LightningModule):
             self.average = WeightAverage(self.model, self.optim.ema)
         self._is_scaled = self._scaler() is not None
         self._is_plain = isinstance(self.trainer.strategy, SingleDeviceStrategy) and not self._is_scaled
-        # A kept gradient is never seen by autograd, so nothing that ranks exchange may hang on it.
-        is_lean = self._is_plain and self.device.type == "cpu"
-        self._lean[:] = [module for module in self.model.modules() if is_lean and isinstance(module, LeanEmbedding)]
-        for embedding in self._lean:
-            embedding.keeps_gradient = True
+        self._exchanges = _are_several()
+        if self._exchanges:
+            for embedding in self._lean:
+                dist.broadcast(embedding.weight.detach(), 0)  # as DDP does with all others
         callbacks = callbacks_of(self.trainer)
         self._steps_directly = self._is_plain and not any(
             type(callback).on_before_optimizer_step is not Callback.on_before_optimizer_step for callback in callbacks
@@ -253,6 +267,9 @@ class StepTask(L.LightningModule):
         lr = self.optim.lr_at(step, self.total_steps)
         for group in optimizer.param_groups:
             group["lr"] = lr * group["lr_share"]
+        if self._exchanges:
+            for embedding in self._lean:
+                embedding.exchange()
         if self.clip:
             if (scaler := self._scaler()) is not None:
                 scaler.unscale_(optimizer)
