@@ -98,6 +98,7 @@ MISTAKES = {
     "model.hidden": "command line: cannot read 'model.hidden'.",
     "trainer.foo=3": "with a plus sign: +trainer.foo=VALUE.",
     "+trainer.max_epoch=3": "trainer.max_epoch: no argument of Lightning's Trainer. Did you mean 'max_epochs'?",
+    "+trainer.strategy=fsdp": "trainer.strategy: fsdp (auto, ddp, ddp_find_unused_parameters_true). Each device holds",
     "trainer.devices=512": "trainer.devices: 512 (at most",
     "+trainer.gradient_clip_val=1": "trainer.gradient_clip_val: is decided elsewhere. Set optim.clip instead.",
     "+trainer.precision=32": "trainer.precision: is decided elsewhere. Set precision instead.",

@@ -34,6 +34,7 @@ _OURS = {
     "callbacks": "callbacks",
 }
 """Arguments of Lightning's Trainer that a setting of ours decides."""
+_STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
 _PLAIN_NAME = re.compile(r"\w[\w.+-]*")
 
 
@@ -102,6 +103,11 @@ class RunConfig:
             where, mend = f"trainer.{name}", did_you_mean(name, arguments)
             require(name in arguments, where, "no argument of Lightning's Trainer", mend=mend)
             require(name not in _OURS, where, "is decided elsewhere", mend=f"Set {_OURS.get(name)} instead.")
+        strategy = self.trainer.get("strategy")
+        is_known = strategy is None or not isinstance(strategy, str) or strategy in _STRATEGIES
+        allowed = ", ".join(_STRATEGIES)
+        mend = "Each device holds the whole model in this version."
+        require(is_known, "trainer.strategy", f"{strategy}", allowed=allowed, mend=mend)
         epochs = self.trainer.get("max_epochs")
         is_count = epochs is None or (isinstance(epochs, int) and epochs >= 1)
         require(is_count, "trainer.max_epochs", f"{epochs}", allowed="1 or more")

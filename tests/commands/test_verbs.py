@@ -11,6 +11,7 @@ from tests.verbs import verb
 
 from flatout import BiLSTMConfig, HeadlinesConfig, TextDataConfig, fit
 from flatout.bench.claim import at_least, bounded, in_turn
+from flatout.commands import predict
 from flatout.commands.bench import line
 
 
@@ -41,6 +42,17 @@ def test_predict_answers_every_row_in_order(finished, rows, tmp_path, name):
     expected = finished.predict(["a senate, a ballot", "", "striker playoff goal"])
     assert [row["prediction"] for row in found] == [prediction.label for prediction in expected]
     assert [float(row["probability"]) for row in found] == pytest.approx([p.probability for p in expected], abs=1e-5)
+
+
+def test_several_devices_answer_as_one_does_in_the_file_s_order(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(predict, "_ROWS_PER_BLOCK", 7)
+    file = tmp_path / "rows.csv"
+    file.write_text("text\n" + "".join(f"w{number % 13} cat w{number % 7}\n" for number in range(100)))
+    for devices in ("cpu", "cpu,cpu,cpu"):
+        out = tmp_path / f"{devices}.csv"
+        assert verb("predict", finished.folder, file, "--device", devices, "--out", out) == 0
+    assert (tmp_path / "cpu,cpu,cpu.csv").read_bytes() == (tmp_path / "cpu.csv").read_bytes()
+    assert verb("predict", finished.folder, file, "--device", "cpu,tpu") == 2
 
 
 def test_predict_writes_to_standard_output(finished, rows, capfdbinary):
@@ -79,7 +91,7 @@ MISTAKES = [
     (["predict", "RUN", "ROWS", "--top-k", "-1"], "--top-k: -1 (1 or more)"),
     (
         ["bench", "spin"],
-        "no bench 'spin' (spine, sources, headlines, bits, bert, quality). Did you mean 'spine'?",
+        "no bench 'spin' (spine, sources, headlines, bits, bert, scale, quality). Did you mean 'spine'?",
     ),
     (["bench", "quality"], "bench quality: needs published data sets."),
     (["cache", "clear", "nope"], "cache clear: no store 'nope'"),

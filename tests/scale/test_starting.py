@@ -276,3 +276,13 @@ def test_two_addresses_of_one_machine_meet_as_well(ours, tmp_path, started):
     said = said_by_all(started, 120)
     assert [process.returncode for process in started] == [0, 0], said
     assert losses(tmp_path / "run") == losses(ours[0])
+
+
+@pytest.mark.slow
+def test_the_experiment_for_many_devices_runs_on_two(tmp_path, started):
+    words = ["+experiment=bert_a16", "model.hidden=32", "model.layers=2", "model.heads=4", "data.sample.rows=300"]
+    words += ["data.batch_size=16", "trainer.devices=2", "trainer.max_epochs=1", "trainer.accelerator=cpu"]
+    started.append(training(["train", *words, f"hydra.run.dir={tmp_path}/run"]))
+    (said,) = said_by_all(started, 120)
+    assert started[0].returncode == 0, said
+    assert "rows a step: 64 rows (each rank trains its share; 16 rows x 2 batches x 2 ranks)" in said

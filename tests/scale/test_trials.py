@@ -227,3 +227,13 @@ def test_threads_of_a_slot_are_its_cores(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     slots(1)[0].take()
     assert set_to == [slots(1)[0].cores, len(slots(1)[0].cores)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "basic"])
+def test_other_launchers_still_run_their_trials(launcher, tmp_path):
+    done = multirun("trainer.max_epochs=1", f"hydra/launcher={launcher}", f"hydra.sweep.dir={tmp_path}/many")
+    said, _ = done.communicate(timeout=180)
+    assert done.returncode == 0, said
+    for number in (0, 1):
+        assert json.loads((tmp_path / "many" / f"{number}" / "summary.json").read_text())["status"] == "finished"

@@ -28,7 +28,7 @@ from flatout.data.roles import Roles
 from flatout.data.sources import open_table
 from flatout.data.table import require_columns
 from flatout.errors import UserError
-from flatout.inference import GramPredictor, Predictor, TagPredictor, answering_device, load_predictor
+from flatout.inference import GramPredictor, Predictor, TagPredictor, answering_devices, load_predictor
 from flatout.metrics import MultiMetrics, TaskMetrics
 from flatout.report.closing import class_table
 from flatout.report.summary import json_safe
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    predictor = load_predictor(arguments.run, answering_device(arguments.device))
+    predictor = load_predictor(arguments.run, answering_devices(arguments.device)[0])
     if isinstance(predictor, GramPredictor):
         scores, rows = evaluate_grams(predictor, arguments.file, arguments.bits or predictor.bits_column)
         _show({"rows": rows, **scores}, arguments.json)

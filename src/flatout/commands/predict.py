@@ -7,19 +7,25 @@ classes; a run on bit strings answers 2-grams and, on request, the texts they ma
 from __future__ import annotations
 
 import argparse
+import queue
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from torch import Tensor
 
+from flatout.bits.reconstruct import Reconstructor
 from flatout.data.checks.cleaning import read_texts
 from flatout.data.checks.findings import Findings
 from flatout.data.checks.tagged_table import word_lists
@@ -30,10 +36,12 @@ from flatout.data.roles import Roles
 from flatout.data.sources import open_table
 from flatout.data.table import Table, require_columns
 from flatout.errors import UserError
-from flatout.inference import GramPredictor, Predictor, TagPredictor, answering_device, load_predictor
+from flatout.inference import GramPredictor, Predictor, TagPredictor, answering_devices, load_predictor
 
 _ADDED = ("prediction", "probability", "rebuilt", "candidates", "top_labels", "top_probabilities", "entities")
 _ROWS_PER_BLOCK = 16_384
+Answer = Callable[[Any, int, pa.RecordBatch], pa.RecordBatch]
+"""A block with its answers, from a predictor, the number of the block's first row, and the block."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,42 +56,75 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
     parser.add_argument("--rebuild", action="store_true", help="also rebuild texts from the 2-grams of encodings")
     parser.add_argument("--names", metavar="FILE", help="known names, one a line, to rebuild texts with")
-    parser.add_argument("--device", metavar="NAME", default="auto", help="cpu, cuda or cuda:N (default: a GPU if any)")
+    parser.add_argument(
+        "--device", metavar="NAME", default="auto", help="cpu, cuda:0, or several with commas (default: all GPUs)"
+    )
     parser.add_argument("--out", metavar="FILE", help=f"{', '.join(FORMATS)} (default: csv on standard output)")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    predictor = load_predictor(arguments.run, answering_device(arguments.device))
+    predictors = [load_predictor(arguments.run, device) for device in answering_devices(arguments.device)]
     if arguments.top_k < 0:
         raise UserError("--top-k", f"{arguments.top_k}", allowed="1 or more")
     with readable(arguments.file) as file:
         table = open_table(file, where="FILE")
+        answer = _answer_of(arguments, predictors[0], table)
+        blocks = table.blocks(_kept_columns(table), rows_per_block=_ROWS_PER_BLOCK)
         with block_writer(arguments.out) as write, Progress() as progress:
             told = progress.task("predicting")
-            for block in _answered(arguments, predictor, table):
+            for block in in_order(answer, predictors, blocks):
                 write(block)
                 told(block.num_rows)
 
 
-def _answered(
+def in_order(answer: Answer, predictors: list[Any], blocks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Blocks with their answers, in their order; each device answers one while others answer the next ones."""
+    free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for predictor in predictors:
+        free.put(predictor)
+
+    def answered(first_row: int, block: pa.RecordBatch) -> pa.RecordBatch:
+        predictor = free.get()
+        try:
+            return answer(predictor, first_row, block)
+        finally:
+            free.put(predictor)
+
+    first_row = 0
+    waiting: deque[Future[pa.RecordBatch]] = deque()
+    with ThreadPoolExecutor(len(predictors), thread_name_prefix="predict") as pool:
+        for block in blocks:
+            waiting.append(pool.submit(answered, first_row, block))
+            first_row += block.num_rows
+            if len(waiting) > len(predictors):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _answer_of(
     arguments: argparse.Namespace, predictor: Predictor | GramPredictor | TagPredictor, table: Table
-) -> Iterator[pa.RecordBatch]:
-    """The table's blocks with the answers of whichever kind of run."""
-    kept = _kept_columns(table)
+) -> Answer:
+    """How a block of the table is answered, by whichever kind of run."""
     if isinstance(predictor, Predictor):
         _refuse(arguments, ("bits", "rebuild", "names"), "this run answers texts")
         roles = predictor.roles if arguments.text is None else replace(predictor.roles, texts=(arguments.text,))
         if arguments.top_k and predictor.labels.problem is not Problem.single:
             raise UserError("--top-k", f"this run answers {predictor.labels.problem}", mend="Leave it out.")
-        return answers(predictor, table, roles, kept, arguments.top_k)
+        require_text_columns(table, roles)
+        return partial(answers, roles=roles, name=table.name, top_k=arguments.top_k)
     if isinstance(predictor, TagPredictor):
         _refuse(arguments, ("bits", "rebuild", "names", "top_k"), "this run answers words with tags")
-        return tag_answers(predictor, table, arguments.text or predictor.roles.texts[0], kept)
+        column = arguments.text or predictor.roles.texts[0]
+        require_columns(table, {"--text": column})
+        return partial(tag_answers, column=column, name=table.name)
     _refuse(arguments, ("text", "top_k"), "this run answers encodings")
     names = [] if arguments.names is None else read_names(arguments.names)
     is_rebuilt = arguments.rebuild or bool(names)
     column = arguments.bits or predictor.bits_column
-    return gram_answers(predictor, table, column, kept, names if is_rebuilt else None)
+    require_columns(table, {"--bits": column})
+    reconstructor = predictor.reconstructor(names) if is_rebuilt else None
+    return partial(gram_answers, bits=column, name=table.name, reconstructor=reconstructor)
 
 
 def _kept_columns(table: Table) -> list[str]:
@@ -97,30 +138,28 @@ def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> 
 
 
 def answers(
-    predictor: Predictor, table: Table, roles: Roles, columns: list[str], top_k: int = 0
-) -> Iterator[pa.RecordBatch]:
-    """The table's blocks with the columns `prediction` and `probability` added."""
-    require_text_columns(table, roles)
-    for block in table.blocks(columns, rows_per_block=_ROWS_PER_BLOCK):
-        texts, _ = read_texts(block, roles, np.arange(block.num_rows), Findings(table.name))
-        yield _with_columns(block, answer_columns(predictor, predictor.outputs(pc.fill_null(texts, "")), top_k))
+    predictor: Predictor, first_row: int, block: pa.RecordBatch, *, roles: Roles, name: str, top_k: int = 0
+) -> pa.RecordBatch:
+    """A block of the table of that name, with the columns `prediction` and `probability` added."""
+    texts, _ = read_texts(block, roles, np.arange(block.num_rows), Findings(name))
+    return _with_columns(block, answer_columns(predictor, predictor.outputs(pc.fill_null(texts, "")), top_k))
 
 
-def tag_answers(predictor: TagPredictor, table: Table, column: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """The table's blocks with a tag for each word, and the entities."""
-    require_columns(table, {"--text": column})
-    for block in table.blocks(columns, rows_per_block=_ROWS_PER_BLOCK):
-        words = word_lists(block.column(column), name=column, table=table.name, key="--text")
-        found = predictor.tags(words)
-        names = pa.array(predictor.names).take(pa.array(found.ids))
-        rows = predictor.read(words.to_pylist(), found)
-        yield _with_columns(
-            block,
-            {
-                "prediction": pa.ListArray.from_arrays(pa.array(found.offsets.astype(np.int32)), names),
-                "entities": pa.array([[asdict(each) for each in row.entities] for row in rows], _ENTITIES),
-            },
-        )
+def tag_answers(
+    predictor: TagPredictor, first_row: int, block: pa.RecordBatch, *, column: str, name: str
+) -> pa.RecordBatch:
+    """A block with a tag for each word, and the entities."""
+    words = word_lists(block.column(column), name=column, table=name, key="--text")
+    found = predictor.tags(words)
+    names = pa.array(predictor.names).take(pa.array(found.ids))
+    rows = predictor.read(words.to_pylist(), found)
+    return _with_columns(
+        block,
+        {
+            "prediction": pa.ListArray.from_arrays(pa.array(found.offsets.astype(np.int32)), names),
+            "entities": pa.array([[asdict(each) for each in row.entities] for row in rows], _ENTITIES),
+        },
+    )
 
 
 _ENTITIES = pa.list_(
@@ -161,23 +200,24 @@ def require_text_columns(table: Table, roles: Roles, **others: str) -> None:
 
 
 def gram_answers(
-    predictor: GramPredictor, table: Table, bits: str, columns: list[str], names: list[str] | None
-) -> Iterator[pa.RecordBatch]:
-    """The table's blocks with 2-grams and their probabilities, and with rebuilt texts where `names` is a list."""
-    require_columns(table, {"--bits": bits})
-    reconstructor = None if names is None else predictor.reconstructor(names)
-    first_row = 0
-    for block in table.blocks(columns, rows_per_block=16_384):
-        rows = np.arange(first_row, first_row + block.num_rows)
-        first_row += block.num_rows
-        encodings = predictor.encodings(block.column(bits), rows, table.name, bits)
-        probabilities = predictor.outputs(encodings)
-        found = _chosen(pa.array(predictor.labels.names), probabilities, predictor.threshold)
-        if reconstructor is not None:
-            rebuilt = list(reconstructor.candidates(predictor.detected(encodings).numpy()))
-            found["rebuilt"] = pa.array([each.texts[0] if each.texts else None for each in rebuilt], pa.string())
-            found["candidates"] = pa.array([each.texts for each in rebuilt], pa.list_(pa.string()))
-        yield _with_columns(block, found)
+    predictor: GramPredictor,
+    first_row: int,
+    block: pa.RecordBatch,
+    *,
+    bits: str,
+    name: str,
+    reconstructor: Reconstructor | None,
+) -> pa.RecordBatch:
+    """A block with 2-grams and their probabilities, and with rebuilt texts where there is a reconstructor."""
+    rows = np.arange(first_row, first_row + block.num_rows)
+    encodings = predictor.encodings(block.column(bits), rows, name, bits)
+    probabilities = predictor.outputs(encodings)
+    found = _chosen(pa.array(predictor.labels.names), probabilities, predictor.threshold)
+    if reconstructor is not None:
+        rebuilt = list(reconstructor.candidates(predictor.detected(encodings).numpy()))
+        found["rebuilt"] = pa.array([each.texts[0] if each.texts else None for each in rebuilt], pa.string())
+        found["candidates"] = pa.array([each.texts for each in rebuilt], pa.list_(pa.string()))
+    return _with_columns(block, found)
 
 
 def read_names(file: str) -> list[str]:

@@ -20,20 +20,22 @@ __all__ = [
     "Predictor",
     "TagPrediction",
     "TagPredictor",
-    "answering_device",
+    "answering_devices",
     "load_predictor",
 ]
 
 
-def answering_device(name: str = "auto") -> torch.device:
-    """The device of that name; auto: a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def answering_devices(names: str = "auto") -> list[torch.device]:
+    """Devices by their names, with commas between them; auto: all GPUs, where there are any."""
     count = torch.cuda.device_count()
-    known = ["cpu", *(["cuda"] if count else []), *(f"cuda:{number}" for number in range(count))]
-    if name not in known:
-        raise UserError("--device", f"no device {name!r} here", allowed=", ".join(["auto", *known]))
-    return torch.device(name)
+    numbered = [f"cuda:{number}" for number in range(count)]
+    if names == "auto":
+        return [torch.device(name) for name in numbered or ["cpu"]]
+    known = ["cpu", *(["cuda"] if count else []), *numbered]
+    for name in names.split(","):
+        if name not in known:
+            raise UserError("--device", f"no device {name!r} here", allowed=", ".join(["auto", *known]))
+    return [torch.device(name) for name in names.split(",")]
 
 
 def load_predictor(run: str | Path, device: str | torch.device = "cpu") -> Predictor | GramPredictor | TagPredictor:

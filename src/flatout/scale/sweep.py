@@ -157,12 +157,14 @@ class _Run:
 
     def search(self) -> None:
         """Run trials until there are enough, or the time is over."""
-        ended = self.study.ended()
+        ended, settings = self.study.ended(), self.searched.settings
+        how = f"{self.study.total} trials by {settings.sampler}, pruning: {settings.pruner}, by val/{self.metric}"
+        print(f"sweep in {self.searched.folder}: {how}")
         if ended:
             print(f"taken up again: {len(ended)} of {self.study.total} trials have ended")
         for known in ended:
             self._count_mistake(bool(known.user_attrs.get("is_mistake")), known.user_attrs.get("note", ""))
-        judge = None if self.searched.settings.pruner is Pruner.none else self._judge
+        judge = None if settings.pruner is Pruner.none else self._judge
         for trial, ending in self._endings(self._ask, self.study.total, judge):
             self.study.tell(trial.number, ending)
             self._count_mistake(ending.is_mistake, ending.note)
