@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +25,10 @@ from flatout.errors import RunBroke, UserError, require
 
 Value = TypeVar("Value")
 _PATIENCE = timedelta(hours=24)
-"""How long ranks wait for the first one to build the store; a first rank that dies is noticed at once."""
+"""How long ranks wait for the first one to build the store; one that fails tells them."""
+_FAILED = "\0"
+_SILENCE_S = 20.0
+"""How long the first wait for all ranks may take before it is said what is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,11 @@ class Ranks:
         store = _key_value_store()
         key = f"flatout/{next(_asked)}/{name}"  # a script may train more than once
         if self.is_first:
-            value = make()
+            try:
+                value = make()
+            except BaseException:
+                store.set(key, _FAILED)
+                raise
             store.set(key, value)
             return value
         try:
@@ -107,7 +116,17 @@ class Ranks:
             raise UserError(
                 f"rank {self.rank}", "the first rank has ended", mend="Its own message tells why."
             ) from None
-        return store.get(key).decode()
+        if (value := store.get(key).decode()) == _FAILED:
+            raise UserError(f"rank {self.rank}", "the first rank has ended", mend="Its own message tells why.")
+        return value
+
+    def join(self, device: torch.device) -> None:
+        """Begin the process group, under keys of its own: a script may train more than once."""
+        if not self.are_several or dist.is_initialized():
+            return
+        store = dist.PrefixStore(f"group-{next(_asked)}", _key_value_store())
+        backend, on = ("gloo", None) if device.type == "cpu" else ("nccl", device)
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world, device_id=on)
 
     def lightning_settings(self, device: torch.device) -> dict[str, object]:
         """Arguments of Lightning's Trainer: one process a device, started already."""
@@ -174,15 +193,22 @@ _kept: list[dist.Store] = []
 
 def _key_value_store() -> dist.Store:
     if not _kept:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        words = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: waiting for the others at {place}."
+        words += " torchrun and srun start them; where nobody shall, unset RANK, or SLURM_PROCID."
+        telling = threading.Timer(_SILENCE_S, print, [words], {"file": sys.stderr, "flush": True})
+        telling.daemon = True
+        telling.start()
         try:
             store, _, _ = next(iter(dist.rendezvous("env://")))
         except dist.DistNetworkError as error:
-            place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             is_taken = "EADDRINUSE" in str(error)
             what = "is in use by another program" if is_taken else "cannot be reached by the other ranks"
             raise UserError("MASTER_PORT", f"{place} {what}", mend="Set MASTER_PORT to a free port.") from None
         except (ValueError, dist.DistError) as error:
             raise UserError("ranks", str(error).splitlines()[0], mend="Start the run with torchrun or srun.") from None
+        finally:
+            telling.cancel()
         _kept.append(store)
     return _kept[0]
 

@@ -97,11 +97,13 @@ def run(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[st
         precision = choose_precision(config.precision, device)
         place.choose("precision", precision.precision.value, precision.why, precision.evidence)
         trainer, flush = build_trainer(config, task, feeds, precision, ranks, place)
+        ranks.join(device)
         with fast_fp32_products(precision.precision, device) as found:
             if found is not None:
                 place.choose("fp32 products", found.value, found.why, found.evidence)
             train(trainer, task, feeds, flush, place)
             load_best(trainer, task)
+            task.to(device)  # Lightning has taken it back to the host
             kind.after_best(task, feeds, place)
             metrics = evaluate(trainer, task, feeds, place)
         per_class, predictor = task.per_class(), kind.predictor(task)
@@ -313,7 +315,8 @@ def train(trainer: L.Trainer, task: StepTask, feeds: Feeds, flush: Flush, place:
 def load_best(trainer: L.Trainer, task: StepTask) -> None:
     """The weights that were best on the validation rows."""
     best = next(callback for callback in callbacks_of(trainer) if isinstance(callback, BestAndLast))
-    trainer.strategy.barrier()  # the first rank may still be linking it
+    with others_watched():
+        trainer.strategy.barrier()  # the first rank may still be linking it
     if best.best.exists():
         load_weights(task, best.best)
 

@@ -14,6 +14,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
+from flatout.errors import UserError, require
 from flatout.scale.hydra_groups import LauncherSettings, register
 
 register()
@@ -49,6 +50,7 @@ class TrialLauncher(Launcher):
         from flatout.scale.many import run_all
         from flatout.scale.trials import Trial
 
+        _require_one_process()
         common = set.intersection(*(set(words) for words in job_overrides)) if len(job_overrides) > 1 else set()
         trials, composed = [], []
         for number, words in enumerate(job_overrides, initial_job_idx):
@@ -73,12 +75,14 @@ class TrialSweeper(Sweeper):
         from flatout.boundary import read_config
         from flatout.scale.sweep import SweepSettings, sweep
 
+        _require_one_process()
         launcher = self.hydra_config.launcher
         if launcher.get("_target_") != LauncherSettings._target_:
-            from flatout.errors import UserError
-
             raise UserError("hydra/launcher", "a sweep starts its own trials", mend="Leave hydra/launcher out.")
         written = [f"{key}={value}" for key, value in (self.settings.pop("space") or {}).items()]
+        for override in OverridesParser.create(config_loader=self.composer.loader).parse_overrides(written):
+            mend = "Write choice(…), interval(…) or range(…)."
+            require(override.is_sweep_override(), f"space: {override.get_key_element()}", "has one value", mend=mend)
         fixed, space = _fixed_and_searched(self.composer, [*written, *arguments])
 
         def config_of(words: Sequence[str], number: int) -> Any:
@@ -88,6 +92,13 @@ class TrialSweeper(Sweeper):
         folder = Path(str(self.hydra_config.sweep.dir)).absolute()
         typed = [*self.hydra_config.overrides.hydra, *self.hydra_config.overrides.task]
         return sweep(settings, space, fixed, config_of, folder, [word for word in typed if not _is_of_resuming(word)])
+
+
+def _require_one_process() -> None:
+    from flatout.ranks import Ranks
+
+    mend = "Start it once, and set trainer.devices for the devices of each trial."
+    require(not Ranks.here().are_several, "-m", "several ranks are running, and each would start all trials", mend=mend)
 
 
 def _is_of_resuming(word: str) -> bool:
@@ -103,7 +114,7 @@ def without_hydra(composed: DictConfig) -> DictConfig:
 
 
 def _returned(words: Sequence[str], composed: DictConfig, ending: Any) -> JobReturn:
-    """What became of a trial in Hydra's words; one that failed counts as not comparable, not as an error."""
+    """What became of a trial in Hydra's words; one that was stopped has no value to compare."""
     done = JobReturn(overrides=list(words), cfg=without_hydra(composed), hydra_cfg=composed, status=JobStatus.COMPLETED)
     done.return_value = float("nan") if ending.value is None else ending.value
     return done
@@ -132,6 +143,8 @@ def _part(override: Override) -> Any:
         is_whole = isinstance(value.start, int) and isinstance(value.end, int)
         return Interval(value.start, value.end, is_log="log" in value.tags, is_whole=is_whole)
     if isinstance(value, RangeSweep) and all(isinstance(each, int) for each in (value.start, value.stop, value.step)):
-        numbers = range(value.start, value.stop, value.step)  # type: ignore[arg-type] # just seen to be whole
-        return Interval(numbers[0], numbers[-1], is_log="log" in value.tags, is_whole=True, step=abs(numbers.step))
+        numbers = list(range(value.start, value.stop, value.step))  # type: ignore[arg-type] # just seen to be whole
+        require(bool(numbers), f"sweep: {override.get_key_element()}", "a range without numbers")
+        is_log, step = "log" in value.tags, abs(int(value.step))
+        return Interval(min(numbers), max(numbers), is_log=is_log, is_whole=True, step=step)
     return Choice(tuple(override.sweep_string_iterator()))

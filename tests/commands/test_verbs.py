@@ -157,5 +157,6 @@ def test_benches_are_listed(capsys):
         "headlines",
         "bits",
         "bert",
+        "scale",
         "quality",
     }

@@ -286,3 +286,34 @@ def test_the_experiment_for_many_devices_runs_on_two(tmp_path, started):
     (said,) = said_by_all(started, 120)
     assert started[0].returncode == 0, said
     assert "rows a step: 64 rows (each rank trains its share; 16 rows x 2 batches x 2 ranks)" in said
+
+
+TWICE = """
+from flatout import BiLSTMConfig, HeadlinesConfig, TextDataConfig, fit
+
+for number in range(3):
+    data = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=51, classes=3), batch_size=32)
+    result = fit(data, BiLSTMConfig(hidden=8, embedding=8), epochs=1, output=OUTPUT, seed=number)
+    print("value", number, round(result.objective, 6), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_may_train_more_than_once(tmp_path, started):
+    script = tmp_path / "twice.py"
+    script.write_text(TWICE.replace("OUTPUT", repr(str(tmp_path / "runs"))))
+    started.append(training(["torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]))
+    (said,) = said_by_all(started, 120)
+    assert started[0].returncode == 0, said
+    values = sorted(line for line in said.splitlines() if line.startswith("value"))
+    assert len(values) == 6 and values[::2] == values[1::2]
+    assert len(list((tmp_path / "runs" / "default").iterdir())) == 3
+
+
+@pytest.mark.slow
+def test_many_trials_are_not_started_by_many_ranks(tmp_path, started):
+    words = ["train", "-m", *SMALL, "model.hidden=32,64", f"hydra.sweep.dir={tmp_path}/many"]
+    started.append(training(words, **slurm(0, free_port())))
+    (said,) = said_by_all(started, 60)
+    assert started[0].returncode == 2
+    assert "-m: several ranks are running, and each would start all trials. Start it once" in said

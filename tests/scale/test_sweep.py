@@ -34,7 +34,8 @@ SPACE: dict[str, Part] = {
 
 
 def study(folder: Path, space: dict[str, Part] = SPACE, **settings: Any) -> Study:
-    given = {"mode": "max", "trials": 12, "sampler": Sampler.tpe, "pruner": Pruner.none, "seed": 0, **settings}
+    given = {"mode": "max", "trials": 12, "sampler": Sampler.tpe, "pruner": Pruner.none, "seed": 0}
+    given |= {"most_validations": 9, **settings}
     return Study(folder, space, **given)
 
 
@@ -189,6 +190,7 @@ def test_short_words_stand_for_hydra_s_and_any_folder_can_be_named():
         (("optim.lr=interval(1e-1,1e-3)",), "sweep: optim.lr: 0.1 to 0.001 (the least number first)"),
         (("optim.lr=tag(log,interval(0,1e-3))",), "by factors (numbers above 0)"),
         (("optim.lr=interval(1e-3,1e-1)", "sampler=grid"), "an interval has no end of values for a grid"),
+        (("data.batch_size=range(3,1)",), "sweep: data.batch_size: a range without numbers"),
         ((), "sweep: nothing to search"),
         (("+sweep=blom",), "sweep: no option 'blom' (bloom, headlines). Did you mean 'bloom'?"),
     ],
@@ -340,6 +342,21 @@ def test_a_sweep_of_which_every_trial_fails_alike_ends_early(tmp_path, begun):
     said, _ = begun[0].communicate(timeout=120)
     assert begun[0].returncode == 2
     assert said.splitlines()[-1].startswith("the first 3 trials failed alike: checkpoint.metric: no metric 'dice' (")
+
+
+@pytest.mark.slow
+def test_settings_that_do_not_go_together_are_one_failed_trial(tmp_path, begun):
+    folder = tmp_path / "sweep"
+    words = ["+experiment=bert_tiny", "model.hidden=32", "model.heads=choice(4,3,2)", "sampler=grid", *SMALL]
+    begun.append(command(*words, "pruner=none", f"hydra.sweep.dir={folder}"))
+    said, _ = begun[0].communicate(timeout=120)
+    assert begun[0].returncode == 0, said
+    assert [row["status"] for row in sorted(rows_of(folder), key=lambda row: row["number"])] == [
+        "complete",
+        "failed",
+        "complete",
+    ]
+    assert "multiple of 3 heads" in said
 
 
 @pytest.mark.slow

@@ -237,3 +237,13 @@ def test_other_launchers_still_run_their_trials(launcher, tmp_path):
     assert done.returncode == 0, said
     for number in (0, 1):
         assert json.loads((tmp_path / "many" / f"{number}" / "summary.json").read_text())["status"] == "finished"
+
+
+def test_nothing_that_lies_in_a_folder_is_overwritten(tmp_path):
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"hydra.sweep.dir: .*/0 holds something already. Choose another"):
+        run_all([trial(tmp_path, 0)])
+    with pytest.raises(UserError, match=r"hydra.sweep.subdir: .*/1 twice"):
+        run_all([trial(tmp_path, 1), trial(tmp_path, 1)])
+    assert (tmp_path / "0" / "notes.txt").read_text() == "mine"

@@ -24,8 +24,9 @@ class GramMetrics(Metric):
     sums: Tensor
     total: Tensor
 
-    def __init__(self, threshold: float | None = None) -> None:
-        super().__init__()
+    def __init__(self, threshold: float | None = None, *, is_alone: bool = False) -> None:
+        """`is_alone`: this rank sees all rows, so that nothing is added up over ranks."""
+        super().__init__(sync_on_compute=not is_alone)
         self.given = threshold
         self.threshold = 0.5 if threshold is None else threshold
         """Least score that counts as an answer; found by `compute` where none is given."""

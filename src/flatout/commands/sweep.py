@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from flatout.errors import UserError
@@ -54,6 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
         folder = Path(words[1]).absolute()
         asked = read_asked(folder)
         os.chdir(asked["place"])
+        sys.path.insert(0, asked["place"])  # as `python -m` did when it was begun
         again = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.sweeper.resume=true"]
         words = [*asked["typed"], *again, *words[2:]]
     train.main(["-m", "hydra/sweeper=flatout", *map(in_full, words)])

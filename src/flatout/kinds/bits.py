@@ -98,7 +98,6 @@ class BitsKind(Kind):
         task.is_finished = True
         if not isinstance(model, BitMLP) or model.ridge is None:
             return
-        task.to(feeds.validation.device)  # Lightning has taken it back to the host
         found = {share: self._dice_with(share, task, feeds.validation) for share in _SHARES}
         best = max(_SHARES, key=lambda share: found[share])  # the smallest of equals
         model.ridge_share.fill_(best)
@@ -110,7 +109,7 @@ class BitsKind(Kind):
         assert isinstance(task.model, BitMLP)
         task.eval()
         task.model.ridge_share.fill_(share)
-        metrics = GramMetrics()
+        metrics = GramMetrics(is_alone=True)
         for batch in validation.afresh():
             targets = batch.multi_hot(self.labels.num_outputs)
             metrics.update(task.answers(batch).sigmoid(), targets)
@@ -125,7 +124,7 @@ class BitsKind(Kind):
         for split, feed in (("val", feeds.validation), ("test", feeds.test)):
             if feed is None:
                 continue
-            by_ridge, by_all = GramMetrics(ridge.threshold), GramMetrics(0.5)
+            by_ridge, by_all = GramMetrics(ridge.threshold, is_alone=True), GramMetrics(0.5, is_alone=True)
             for inputs_ND, grams_NG in sums.blocks(feed):
                 targets = grams_NG[:, : self.labels.num_outputs]
                 by_ridge.update(ridge.scores(inputs_ND), targets)

@@ -103,7 +103,7 @@ class Flush(Callback):
     ) -> None:
         assert isinstance(pl_module, StepTask)
         now = self._now
-        ranks = self.feed.plan.world  # each counts its own; shares differ by less than a row
+        ranks = self.feed.plan.world  # each counts its own; the plan balances rows and tokens
         now.batches += 1
         now.rows += ranks * batch.num_real
         now.tokens += ranks * batch.num_tokens

@@ -137,7 +137,7 @@ def learning_chart(lines: Sequence[Line], *, metric: str, mode: str) -> str:
     kinds = {line.kind for line in lines}
     legend = _legend({kind: name for kind, name in names.items() if kind in kinds})
     worst = [(min if mode == "max" else max)(y for _, y in line.points) for line in lines]
-    return plot.figure(f"{metric} while training", legend + far_worse(axis, worst), "step", parts)
+    return plot.figure(f"{metric} while training", legend + far_worse(axis, worst), "validation", parts)
 
 
 def slice_chart(key: str, dots: Sequence[Dot], results: Axis, *, log: bool) -> str:

@@ -12,6 +12,7 @@ import multiprocessing.forkserver
 import os
 import signal
 import threading
+from types import FrameType
 
 OUTPUT = "FLATOUT_OUTPUT"
 """Names the file that a process and those it starts print to, where they shall not print to the terminal."""
@@ -31,6 +32,12 @@ def end_with_parent() -> None:
     if parent is None:
         return
     threading.Thread(target=_watch, args=(parent.sentinel,), name="parent", daemon=True).start()
+
+
+def interrupt_once(number: int, frame: FrameType | None) -> None:
+    """A handler of Ctrl-C: a terminal and a launcher both pass it on, and the second must not disturb the ending."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def redirect_output() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import closing
+from pathlib import Path
 
 from rich.console import Console
 
 from flatout.checkpoints import best_mode
-from flatout.errors import RunBroke
+from flatout.errors import RunBroke, require
 from flatout.kinds import usual_metric
 from flatout.metrics import BEST_MODE, require_metric
 from flatout.scale.board import Board
@@ -21,10 +22,11 @@ def run_all(trials: list[Trial], *, parallel: int = 1, limit: str | None = None)
     """How each trial ended, in their order. Where some failed the others still run; then they are named."""
     metric = metric_of(trials)
     mode = best_mode(metric)
+    _require_new_folders(trials)
+    shares, limit_s = slots(parallel), seconds(limit, "launcher.limit")
     board = Board(trials[0].config.experiment, f"val/{metric}", mode, len(trials), print)
     waiting = iter(trials)
-    limit_s = seconds(limit, "launcher.limit")
-    running = endings(lambda: next(waiting, None), slots(parallel), board, metric=metric, limit_s=limit_s)
+    running = endings(lambda: next(waiting, None), shares, board, metric=metric, limit_s=limit_s)
     with closing(board), closing(running):
         found = {trial.number: ending for trial, ending in running}
     Console(highlight=False).print(board.table())
@@ -36,6 +38,18 @@ def run_all(trials: list[Trial], *, parallel: int = 1, limit: str | None = None)
             f"{words}\n{len(failed)} of {len(trials)} trials failed. What each printed: {folder}/*/output.txt"
         )
     return [found[trial.number] for trial in trials]
+
+
+def _require_new_folders(trials: list[Trial]) -> None:
+    """Nothing that lies there is overwritten, and no two trials write to one place."""
+    seen: set[Path] = set()
+    for trial in trials:
+        is_new = not trial.folder.exists() or not any(trial.folder.iterdir())
+        mend = "Choose another hydra.sweep.dir."
+        require(is_new, "hydra.sweep.dir", f"{trial.folder} holds something already", mend=mend)
+        mend = "Let hydra.sweep.subdir be another for each trial."
+        require(trial.folder not in seen, "hydra.sweep.subdir", f"{trial.folder} twice", mend=mend)
+        seen.add(trial.folder)
 
 
 def metric_of(trials: Iterable[Trial]) -> str:

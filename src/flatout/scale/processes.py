@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ from flatout.ranks import Ranks, cores_here
 from flatout.report.summary import mark_broken
 from flatout.run import Result, run
 from flatout.run_folder import new_folder
-from flatout.scale.children import end_with_parent, redirect_output, warm_start
+from flatout.scale.children import end_with_parent, interrupt_once, redirect_output, warm_start
 
 _SHUTDOWN_S = 20
 """How long a rank may take to end when another has died, before it is killed."""
@@ -54,6 +53,8 @@ def start(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[
     elif config.trainer.get("num_nodes", 1) != 1:
         what = f"{config.trainer['num_nodes']}, but nobody has started a rank on another machine"
         raise UserError("trainer.num_nodes", what, mend="Start the run on each machine with torchrun or srun.")
+    if not ranks.are_several and len(wanted) == 1 and wanted != [0]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = _environment(config, wanted).get("CUDA_VISIBLE_DEVICES", "")
     if ranks.are_several or len(wanted) == 1:
         return run(config, folder=folder, overrides=overrides)
     return _on_ranks(config, wanted, folder or new_folder(config), overrides)
@@ -65,11 +66,12 @@ def devices_wanted(trainer: dict[str, Any]) -> list[int]:
     count = torch.cuda.device_count() if accelerator in ("auto", "gpu", "cuda") else 0
     name, there = ("GPUs", count) if count else ("cores", len(cores_here()))
     if isinstance(asked, str) and asked != "auto":
-        try:
-            numbers = [int(part) for part in asked.split(",") if part.strip()]
-        except ValueError:
-            raise UserError("trainer.devices", repr(asked), allowed="a number, auto, or a list of numbers") from None
+        parts = [part.strip() for part in asked.split(",")]
+        numbers = [int(part) if part.isdecimal() else part for part in parts]
         asked = numbers if "," in asked else numbers[0]
+    is_list = isinstance(asked, list | tuple) and all(isinstance(each, int) for each in asked)
+    is_known = asked is None or asked == "auto" or (isinstance(asked, int) and not isinstance(asked, bool)) or is_list
+    require(is_known, "trainer.devices", f"{asked!r}", allowed="a number, auto, or a list of numbers")
     if asked is None:
         return [0]
     if asked in ("auto", -1):
@@ -109,6 +111,7 @@ def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Se
     # Which devices are meant was said; the ranks count those they see.
     config = replace(config, trainer={**config.trainer, "devices": None})
     started = time.time()
+    handlers = {number: signal.getsignal(number) for number in _HANDLED}  # torch takes them and does not give them back
     try:
         found = elastic_launch(launch, _rank)(config, folder, list(overrides), _environment(config, devices))[0]
     except ChildFailedError as error:
@@ -119,7 +122,13 @@ def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Se
         if stopped.sigval is signal.SIGINT:
             raise KeyboardInterrupt from None
         raise SystemExit(128 + stopped.sigval) from None
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return Result(predictor=load_predictor(folder), **found)
+
+
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def _cannot_fork() -> bool:
@@ -140,9 +149,9 @@ def _environment(config: RunConfig, devices: list[int]) -> dict[str, str]:
 def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: dict[str, str]) -> dict[str, Any] | None:
     """One rank of a run, in its own process."""
     end_with_parent()
-    signal.signal(signal.SIGINT, _interrupt_once)
-    os.environ |= {name: value for name, value in environment.items() if name not in os.environ}
-    os.environ |= {name: environment[name] for name in environment.keys() - _of_torchrun()}
+    signal.signal(signal.SIGINT, interrupt_once)
+    ours = _of_torchrun() & os.environ.keys()
+    os.environ |= {name: value for name, value in environment.items() if name not in ours}
     redirect_output()
     try:
         result = run(config, folder=folder, overrides=overrides)
@@ -164,12 +173,6 @@ def _of_torchrun() -> set[str]:
     names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"}
     prefixes = ("TORCHELASTIC_", "GROUP_", "ROLE_")
     return names | {name for name in os.environ if name.startswith(prefixes)}
-
-
-def _interrupt_once(number: int, frame: FrameType | None) -> None:
-    """A terminal and our launcher both pass Ctrl-C on: the second one must not disturb the ending."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _write_down(mistake: UserError) -> None:
@@ -194,6 +197,9 @@ def _told(error: ChildFailedError, count: int, folder: Path) -> Exception:
         name = signal.Signals(-failure.exitcode).name
         mend = " Out of memory is the usual cause." if name == "SIGKILL" else ""
         return RunBroke(f"rank {rank} of {count} was ended by {name}; the other ranks were stopped.{mend}{rest}")
+    if failure.exitcode > 128:
+        name = signal.Signals(failure.exitcode - 128).name
+        return RunBroke(f"rank {rank} of {count} was asked to end by {name}; the other ranks were stopped.{rest}")
     trace = told.get("py_callstack", "")
     return RunBroke(f"{trace}\nrank {rank} of {count} failed; the other ranks were stopped.{rest}".strip())
 

@@ -64,7 +64,16 @@ class Study:
     """The trials of one sweep, those that have ended and those to come."""
 
     def __init__(
-        self, folder: Path, space: Space, *, mode: str, trials: int, sampler: Sampler, pruner: Pruner, seed: int
+        self,
+        folder: Path,
+        space: Space,
+        *,
+        mode: str,
+        trials: int,
+        sampler: Sampler,
+        pruner: Pruner,
+        seed: int,
+        most_validations: int,
     ) -> None:
         self.space, self.kind, self.seed = space, sampler, seed
         self.mode = mode
@@ -77,7 +86,7 @@ class Study:
                 study_name=_NAME,
                 storage=storage,
                 direction="maximize" if mode == "max" else "minimize",
-                pruner=_pruner(pruner),
+                pruner=_pruner(pruner, most_validations),
                 load_if_exists=True,
             )
         self._trials: dict[int, optuna.Trial] = {}
@@ -108,11 +117,13 @@ class Study:
         if ending.status is Status.stopped:
             return
         trial = self._trials[number]
-        facts: dict[str, object] = {"seconds": ending.seconds, "note": ending.note, "metrics": ending.metrics}
+        is_number = ending.value is not None and math.isfinite(ending.value)
+        note = ending.note if is_number or ending.status is not Status.complete else "its metric is not a number"
+        facts: dict[str, object] = {"seconds": ending.seconds, "note": note, "metrics": ending.metrics}
         facts["is_mistake"] = ending.is_mistake
         for name, fact in facts.items():
             trial.set_user_attr(name, fact)
-        is_complete = ending.status is Status.complete and ending.value is not None and math.isfinite(ending.value)
+        is_complete = ending.status is Status.complete and is_number
         state = _STATES[ending.status] if is_complete or ending.status is not Status.complete else TrialState.FAIL
         self._study.tell(trial, ending.value if is_complete else None, state=state)
 
@@ -166,10 +177,10 @@ class Study:
         return RandomSampler(seed=seed)
 
 
-def _pruner(kind: Pruner) -> BasePruner:
+def _pruner(kind: Pruner, most_validations: int) -> BasePruner:
     made: dict[Pruner, BasePruner] = {
         Pruner.asha: SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
-        Pruner.hyperband: HyperbandPruner(min_resource=1, max_resource="auto", reduction_factor=3),
+        Pruner.hyperband: HyperbandPruner(min_resource=1, max_resource=most_validations, reduction_factor=3),
         Pruner.median: MedianPruner(n_startup_trials=4, n_warmup_steps=1),
         Pruner.none: NopPruner(),
     }

@@ -22,6 +22,7 @@ from optuna.trial import FrozenTrial
 from rich.console import Console
 
 from flatout.checkpoints import best_mode
+from flatout.compose import ComposeError
 from flatout.config import RunConfig
 from flatout.errors import RunBroke, UserError, as_choice, require
 from flatout.report.summary import json_safe, write_atomically
@@ -33,10 +34,11 @@ from flatout.scale.hyperparameters import write_hyperparameters
 from flatout.scale.many import metric_of
 from flatout.scale.slots import Slot, slots
 from flatout.scale.space import Choice, Interval, Part, Space, grid, words
-from flatout.scale.study import Asked, Pruner, Sampler, Study
+from flatout.scale.study import Pruner, Sampler, Study
 from flatout.scale.trials import Ending, Judge, Status, Trial, endings
 
 FILE = "sweep.json"
+_CONFIRMED = "confirmed.json"
 _SCHEMA = 1
 _SAME_MISTAKES = 3
 """So many trials in a row that fail by the same mistake of a person's end the sweep."""
@@ -115,6 +117,7 @@ def sweep(
             sampler=settings.sampler,
             pruner=settings.pruner,
             seed=settings.seed,
+            most_validations=validations(first.config.trainer),
         )
         run = _Run(searched, study, metric, shares, first.config.experiment, started)
         run.search()
@@ -139,7 +142,8 @@ class _Searched:
     def trial(self, number: int, chosen: Mapping[str, str], name: str = "", *more: str) -> Trial:
         typed = [*self.typed(chosen), *more]
         folder = self.folder / (name or str(number))
-        return Trial(number, folder, self.config_of(typed, number), typed, [*words(chosen), *more])
+        config = self.config_of(typed, number)
+        return Trial(number, folder, config, typed, [*words(chosen), *more], is_again=True)
 
 
 class _Run:
@@ -165,9 +169,13 @@ class _Run:
         for known in ended:
             self._count_mistake(bool(known.user_attrs.get("is_mistake")), known.user_attrs.get("note", ""))
         judge = None if settings.pruner is Pruner.none else self._judge
-        for trial, ending in self._endings(self._ask, self.study.total, judge):
-            self.study.tell(trial.number, ending)
-            self._count_mistake(ending.is_mistake, ending.note)
+        try:
+            for trial, ending in self._endings(self._ask, self.study.total, judge):
+                self.study.tell(trial.number, ending)
+                self._count_mistake(ending.is_mistake, ending.note)
+        except KeyboardInterrupt:
+            print(f"to go on: python -m flatout sweep resume {self.searched.folder}")
+            raise
         if len(self.study.ended()) < self.study.total:
             folder = self.searched.folder
             print(f"the time is over; to go on: python -m flatout sweep resume {folder} for=TIME")
@@ -177,16 +185,22 @@ class _Run:
         best, count = self.study.best(), self.searched.settings.confirm
         if best is None or not count:
             return
-        chosen = self.study.settings(best)
+        chosen, path = self.study.settings(best), self.searched.folder / _CONFIRMED
         first = self.searched.trial(best.number, chosen).config.seed + 1
-        seeds = {number: first + number for number in range(count)}
-        print(f"confirming trial {best.number} with {count} other seeds")
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        found = {each["seed"]: each["metrics"] for each in known if each["settings"] == chosen}
+        seeds = {number: first + number for number in range(count) if first + number not in found}
+        if seeds:
+            print(f"confirming trial {best.number} with {len(seeds)} other seeds")
         waiting = iter(
             self.searched.trial(number, chosen, f"confirm-{number}", f"seed={seed}") for number, seed in seeds.items()
         )
-        for trial, ending in self._endings(lambda: next(waiting, None), count, None):
+        for trial, ending in self._endings(lambda: next(waiting, None), len(seeds), None):
             if ending.status is Status.complete:
-                self.confirmed.append(Confirmed(seed=seeds[trial.number], metrics=ending.metrics))
+                found[seeds[trial.number]] = ending.metrics
+                kept = [{"settings": chosen, "seed": seed, "metrics": metrics} for seed, metrics in found.items()]
+                write_atomically(path, json.dumps(json_safe(kept), indent=1))
+        self.confirmed = [Confirmed(seed=seed, metrics=found[seed]) for seed in sorted(found)]
 
     def close(self) -> Outcome:
         """Write the table and the page, and say what is best."""
@@ -202,8 +216,18 @@ class _Run:
         return Outcome(self.searched.folder, chosen, float(best.value), report)
 
     def _ask(self) -> Trial | None:
-        asked: Asked | None = self.study.ask()
-        return None if asked is None else self.searched.trial(asked.number, asked.settings)
+        """The next trial that can be composed; settings that do not go together are a failed trial."""
+        while (asked := self.study.ask()) is not None:
+            try:
+                return self.searched.trial(asked.number, asked.settings)
+            except Exception as error:  # Hydra wraps what a settings class refuses; anything else is raised again
+                mistake = ComposeError.of(error).mistake
+                if mistake is None:
+                    raise
+                print(f"trial {asked.number}: failed, {mistake}  {' '.join(words(asked.settings))}")
+                self.study.tell(asked.number, Ending(Status.failed, 0.0, note=str(mistake), is_mistake=True))
+                self._count_mistake(True, str(mistake))
+        return None
 
     def _judge(self, trial: Trial, count: int, value: float) -> bool:
         """A trial at its last validation has cost all it can: it is not pruned any more."""
@@ -294,7 +318,10 @@ def _held(folder: Path, settings: SweepSettings, space: Space, fixed: list[str],
     if path.exists() and not settings.resume:
         mend = f"Go on with it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
         raise UserError("sweep", f"{folder} holds a sweep already", mend=mend)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError("hydra.sweep.dir", f"cannot make {folder}: {error.strerror}") from None
     lock = FileLock(folder / ".lock")
     try:
         lock.acquire(timeout=0)
@@ -303,8 +330,7 @@ def _held(folder: Path, settings: SweepSettings, space: Space, fixed: list[str],
     try:
         if settings.resume:
             _require_same(read_asked(folder), asked, folder)
-        else:
-            write_atomically(path, json.dumps(asked, indent=1, ensure_ascii=False))
+        write_atomically(path, json.dumps(asked, indent=1, ensure_ascii=False))
         yield
     finally:
         lock.release()
@@ -317,8 +343,11 @@ def read_asked(folder: Path) -> dict[str, Any]:
         asked = json.loads(path.read_text(encoding="utf-8"))
         if asked["schema"] != _SCHEMA:
             raise UserError(str(path), f"schema {asked['schema']}", allowed=f"{_SCHEMA} in this version")
-        if not all(isinstance(asked[name], list) for name in ("typed", "fixed")) or not Path(asked["place"]).is_dir():
-            raise ValueError(f"no folder {asked['place']}")
+        if not all(isinstance(asked[name], list) for name in ("typed", "fixed")):
+            raise ValueError("not what a sweep writes there")
+        if not Path(asked["place"]).is_dir():
+            mend = "Make it again: files of the sweep may be named from there."
+            raise UserError(str(path), f"was begun in {asked['place']}, which is gone", mend=mend)
     except FileNotFoundError:
         mend = "Name the folder that a sweep printed when it began."
         raise UserError(str(folder), f"no {FILE} there", mend=mend) from None

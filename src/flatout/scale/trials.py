@@ -27,7 +27,7 @@ from flatout.config import RunConfig
 from flatout.errors import EXIT_CODE, RunBroke, UserError
 from flatout.report.summary import mark_broken
 from flatout.scale.board import Board
-from flatout.scale.children import OUTPUT, end_with_parent, redirect_output, warm_start
+from flatout.scale.children import OUTPUT, end_with_parent, interrupt_once, redirect_output, warm_start
 from flatout.scale.processes import start
 from flatout.scale.slots import Slot
 
@@ -56,6 +56,8 @@ class Trial:
     """Everything that was typed, for this trial."""
     changed: list[str]
     """What tells it from the others."""
+    is_again: bool = False
+    """Whether its folder may hold what was left when it was killed; otherwise the folder must be new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +129,12 @@ class _Running:
 
     def __init__(self, trial: Trial, slot: Slot, metric: str) -> None:
         self.trial, self.slot = trial, slot
-        shutil.rmtree(trial.folder, ignore_errors=True)  # what a trial left that was killed
-        trial.folder.mkdir(parents=True)
+        if trial.is_again:
+            shutil.rmtree(trial.folder, ignore_errors=True)
+        trial.folder.mkdir(parents=True, exist_ok=True)
         self._started, self._clock = time.time(), time.monotonic()
         self._readings = Readings(trial.folder / "metrics.csv", f"val/{metric}")
-        self._seen = 0
+        self._seen, self._was_told = 0, False
         self._value: float | None = None
         context = multiprocessing.get_context("forkserver")
         self._answer, answer = context.Pipe(duplex=False)
@@ -162,6 +165,7 @@ class _Running:
 
     def signal(self, number: signal.Signals) -> None:
         pid = self._process.pid
+        self._was_told = True
         if pid is None or not self._process.is_alive():
             return
         try:
@@ -170,8 +174,9 @@ class _Running:
             self._process.kill()
 
     def stop(self) -> None:
-        """End it, gently at first."""
-        self.signal(signal.SIGINT)
+        """End it, gently at first; whoever was told already is not told twice."""
+        if not self._was_told:
+            self.signal(signal.SIGINT)
         self._process.join(_GRACE_S)
         self.signal(signal.SIGKILL)
         self._process.join()
@@ -236,6 +241,7 @@ def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connec
     """One trial, in its own process."""
     os.setsid()
     end_with_parent()
+    signal.signal(signal.SIGINT, interrupt_once)
     os.environ.clear()
     os.environ |= environment
     redirect_output()

@@ -111,6 +111,7 @@ class StepTask(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Before DDP looks at the weights: a kept gradient is never seen by autograd, so DDP must not wait for it."""
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, [])
         if stage != "fit":
             return
         strategy = self.trainer.strategy
@@ -134,6 +135,7 @@ class StepTask(L.LightningModule):
         self._is_plain = isinstance(self.trainer.strategy, SingleDeviceStrategy) and not self._is_scaled
         self._exchanges = _are_several()
         if self._exchanges:
+            torch.manual_seed(torch.initial_seed() + dist.get_rank())  # other rows, other dropout
             for embedding in self._lean:
                 dist.broadcast(embedding.weight.detach(), 0)  # as DDP does with all others
         callbacks = callbacks_of(self.trainer)
@@ -178,8 +180,9 @@ class StepTask(L.LightningModule):
     training_step.__dict__["__signature__"] = inspect.signature(training_step)
 
     def validation_step(self, batch: FlatBatch, batch_idx: int) -> None:
-        self._loss_sum += self.judge(batch)
-        self._rows_judged += batch.num_real
+        if batch.num_real:  # a rank for which no row is left keeps in step with the others
+            self._loss_sum += self.judge(batch)
+            self._rows_judged += batch.num_real
 
     def test_step(self, batch: FlatBatch, batch_idx: int) -> None:
         self.validation_step(batch, batch_idx)
