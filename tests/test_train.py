@@ -9,14 +9,18 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import train
+from flatout.compose import known_keys
 from flatout.config import RunConfig
 from flatout.models.transformer import TransformerConfig
 from flatout.report.summary import read_summary
 
 CONF = train.conf_folder()
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+SWEEPS = sorted(path.stem for path in (CONF / "sweep").glob("*.yaml"))
 OPTIONS = sorted(
-    f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml") if path.parent.name != "experiment"
+    f"{path.parent.name}={path.stem}"
+    for path in CONF.glob("*/*.yaml")
+    if path.parent.name not in ("experiment", "sweep")
 )
 COMPANIONS = {"data=bits", "model=bitmlp", "task=grams"}
 TAGGING = {"data.problem=tags", "model=transformer", "task=tagging"}
@@ -54,6 +58,16 @@ def test_every_option_composes_to_real_dataclasses(option):
     assert getattr(config, group) is not None
 
 
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_sweep_opens_with_its_command_and_searches_settings_that_exist(name):
+    head, command = (CONF / "sweep" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[:2]
+    assert head == "# @package _global_" and command.startswith("# python -m flatout sweep ")
+    train.register_schemas()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = compose("train", [f"+sweep={name}"], return_hydra_config=True)
+    assert composed.hydra.sweeper.space.keys() <= set(known_keys())
+
+
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_opens_with_its_command_and_composes(experiment):
     config = compose_run([f"+experiment={experiment}"])
@@ -65,7 +79,7 @@ def test_every_experiment_opens_with_its_command_and_composes(experiment):
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_runs_on_a_tiny_stand_in(experiment, tmp_path, monkeypatch):
-    is_bits = experiment.endswith(("_bigrams", "_sweep"))
+    is_bits = experiment.endswith("_bigrams") or experiment.startswith("bloom")
     tiny = [*TINY_RUN, "data.sample.rows=400"] if is_bits else [*TINY, "data.sample.classes=2"]
     if type(compose_run([f"+experiment={experiment}"]).model) is TransformerConfig:
         tiny = [*TINY_RUN, *TINY_ENCODER]

@@ -26,6 +26,19 @@ def warm_start() -> None:
         multiprocessing.forkserver.ensure_running()
 
 
+def wait_until_warm() -> None:
+    """Return when the server has imported everything, so that its imports are nobody's time."""
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        process = multiprocessing.get_context("forkserver").Process(target=_nothing)
+        process.start()
+        process.join()
+        process.close()
+
+
+def _nothing() -> None:
+    return
+
+
 def end_with_parent() -> None:
     """End this process when the one that started it is gone, however that happened."""
     parent = multiprocessing.parent_process()

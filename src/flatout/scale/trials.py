@@ -27,7 +27,7 @@ from flatout.config import RunConfig
 from flatout.errors import EXIT_CODE, RunBroke, UserError
 from flatout.report.summary import mark_broken
 from flatout.scale.board import Board
-from flatout.scale.children import OUTPUT, end_with_parent, interrupt_once, redirect_output, warm_start
+from flatout.scale.children import OUTPUT, end_with_parent, interrupt_once, redirect_output, wait_until_warm, warm_start
 from flatout.scale.processes import start
 from flatout.scale.slots import Slot
 
@@ -95,6 +95,7 @@ def endings(
     by an error or Ctrl-C, leaves no process behind.
     """
     warm_start()
+    wait_until_warm()
     free, running = list(slots), list[_Running]()
     is_more = True
     try:
