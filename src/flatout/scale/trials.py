@@ -135,7 +135,7 @@ class _Running:
         trial.folder.mkdir(parents=True, exist_ok=True)
         self._started, self._clock = time.time(), time.monotonic()
         self._readings = Readings(trial.folder / "metrics.csv", f"val/{metric}")
-        self._seen, self._was_told = 0, False
+        self._seen, self._was_told, self._is_closed = 0, False, False
         self._value: float | None = None
         context = multiprocessing.get_context("forkserver")
         self._answer, answer = context.Pipe(duplex=False)
@@ -165,6 +165,8 @@ class _Running:
         return None
 
     def signal(self, number: signal.Signals) -> None:
+        if self._is_closed:  # Ctrl-C came while its ending was written down
+            return
         pid = self._process.pid
         self._was_told = True
         if pid is None or not self._process.is_alive():
@@ -176,6 +178,8 @@ class _Running:
 
     def stop(self) -> None:
         """End it, gently at first; whoever was told already is not told twice."""
+        if self._is_closed:
+            return
         if not self._was_told:
             self.signal(signal.SIGINT)
         self._process.join(_GRACE_S)
@@ -203,6 +207,7 @@ class _Running:
             return {}
 
     def _close(self, status: str) -> None:
+        self._is_closed = True
         self._answer.close()
         self._process.close()
         mark_broken(self.trial.folder, self._started, status)
