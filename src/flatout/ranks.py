@@ -90,10 +90,12 @@ class Ranks:
     def are_several(self) -> bool:
         return self.world > 1
 
-    def device(self, accelerator: str) -> torch.device:
-        """The device that Lightning will choose for these settings."""
+    def device(self, accelerator: str, number: int = 0) -> torch.device:
+        """The device that Lightning will choose for these settings; `number` is that of a rank that is alone."""
         if accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
             return torch.device("cpu")
+        if not self.are_several:
+            return torch.device("cuda", number)
         return torch.device("cuda", 0 if self._sees_only_its_device() else self.local)
 
     def agreed(self, name: str, make: Callable[[], str]) -> str:
@@ -130,6 +132,12 @@ class Ranks:
 
     def lightning_settings(self, device: torch.device) -> dict[str, object]:
         """Arguments of Lightning's Trainer: one process a device, started already."""
+        if not self.are_several:
+            return {
+                "accelerator": device.type,
+                "devices": 1 if device.index is None else [device.index],
+                "num_nodes": 1,
+            }
         alone = self._sees_only_its_device()
         on_machine = 1 if alone else self.local_world
         return {"accelerator": device.type, "devices": on_machine, "num_nodes": self.world // on_machine}

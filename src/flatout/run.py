@@ -78,14 +78,14 @@ class Result:
         return self.predictor.predict(rows)
 
 
-def run(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[str] = ()) -> Result:
-    """One run, or one rank's part of it, from its settings to its report."""
+def run(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[str] = (), number: int = 0) -> Result:
+    """One run, or one rank's part of it, from its settings to its report; alone, on the GPU of that number."""
     started = time.perf_counter()
     ranks = Ranks.here()
     folder = Path(ranks.agreed("folder", lambda: str((folder or new_folder(config)).absolute())))
     with open_run_folder(config, folder, overrides, is_first=ranks.is_first) as place:
         L.seed_everything(config.seed, verbose=False)
-        device = ranks.device(config.trainer.get("accelerator", "auto"))
+        device = ranks.device(config.trainer.get("accelerator", "auto"), number)
         share_processor(ranks, device, place)
         if device.type == "cpu" and keep_freed_memory():
             place.choose("allocator", "keeps freed memory", "no fresh pages each step", "the C library took mallopt")

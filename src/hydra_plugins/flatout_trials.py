@@ -142,9 +142,8 @@ def _part(override: Override) -> Any:
         assert value.start is not None and value.end is not None
         is_whole = isinstance(value.start, int) and isinstance(value.end, int)
         return Interval(value.start, value.end, is_log="log" in value.tags, is_whole=is_whole)
-    if isinstance(value, RangeSweep) and all(isinstance(each, int) for each in (value.start, value.stop, value.step)):
-        numbers = list(range(value.start, value.stop, value.step))  # type: ignore[arg-type] # just seen to be whole
+    if isinstance(value, RangeSweep) and isinstance(numbers := value.range(), range):
         require(bool(numbers), f"sweep: {override.get_key_element()}", "a range without numbers")
-        is_log, step = "log" in value.tags, abs(int(value.step))
+        is_log, step = "log" in value.tags, abs(numbers.step)
         return Interval(min(numbers), max(numbers), is_log=is_log, is_whole=True, step=step)
     return Choice(tuple(override.sweep_string_iterator()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ FLAT = sorted(FLAT_FAMILIES)
 PADDED = ["deberta-v2", "mpnet"]
 
 
-def built(family: str, *, kind: str = "single", compute: str = "auto", **settings: object) -> Transformer:
+def built(family: str, *, kind: str = "single", compute: str = "auto", **settings: Any) -> Transformer:
     """A tiny encoder of random weights; the same ones for every way of computing."""
     torch.manual_seed(3)
     config = TransformerConfig(
@@ -32,7 +34,7 @@ def built(family: str, *, kind: str = "single", compute: str = "auto", **setting
         attention_dropout=0.0,
         head_dropout=0.0,
         compute=Compute(compute),
-        **settings,  # type: ignore[arg-type]  # settings of several types by name
+        **settings,
     )
     model = config.build(
         Outputs(["a", "b", "c"], kind), vocabulary_size=_VOCABULARY, padding_id=_PADDING, separator_id=None

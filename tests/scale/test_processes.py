@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flatout import (
     BiLSTMConfig,
@@ -25,6 +26,7 @@ from flatout import (
     fit,
 )
 from flatout.data.problem import Problem
+from flatout.ranks import Ranks
 from flatout.run import Result
 from flatout.scale.processes import devices_wanted
 
@@ -165,6 +167,18 @@ def test_devices_are_counted_listed_or_left_out():
     assert devices_wanted({**cpu, "devices": 2}) == devices_wanted({**cpu, "devices": "2"}) == [0, 1]
     assert devices_wanted({**cpu, "devices": [1]}) == [1]
     assert devices_wanted({**cpu, "devices": "1,0"}) == [1, 0]
+
+
+def test_one_gpu_of_several_is_the_one_that_was_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    (number,) = devices_wanted({"devices": [2]})
+    device = Ranks().device("auto", number)
+    assert device == torch.device("cuda", 2)
+    assert Ranks().lightning_settings(device) == {"accelerator": "cuda", "devices": [2], "num_nodes": 1}
+    third = Ranks(rank=2, world=4, local=2, local_world=4)
+    assert third.device("auto") == device
+    assert third.lightning_settings(device) == {"accelerator": "cuda", "devices": 4, "num_nodes": 1}
 
 
 def test_a_mistake_that_only_ranks_can_see_is_told_once_and_plainly(tmp_path):

@@ -242,6 +242,7 @@ def two_machines() -> Iterator[tuple[list[str], list[str]]]:
             try:
                 subprocess.run(command.split(), check=True, capture_output=True)
             except (OSError, subprocess.CalledProcessError) as error:
+                # Making them takes rights that not every machine gives; two addresses of one machine are tested below.
                 pytest.skip(f"no network namespaces here: {error}")
         yield (["ip", "netns", "exec", names[0]], ["ip", "netns", "exec", names[1]])
     finally:

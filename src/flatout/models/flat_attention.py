@@ -16,6 +16,7 @@ Shapes: T tokens, B rows, H heads, D numbers a head; N rows of a rectangle, L it
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +28,17 @@ from transformers import AttentionInterface
 
 from flatout.models.lean import kept_places
 
-try:
-    from torch.nn.attention.varlen import varlen_attn as _varlen
-except ImportError:  # torch before 2.10
-    _varlen = None  # type: ignore[assignment]  # looked at before it is called
+
+def _varlen_kernel() -> Callable[..., Any] | None:
+    """Torch's attention over rows of unequal length; none before torch 2.10."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
+
+
+_varlen = _varlen_kernel()
 
 NAME = "flatout"
 

@@ -53,10 +53,8 @@ def start(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[
     elif config.trainer.get("num_nodes", 1) != 1:
         what = f"{config.trainer['num_nodes']}, but nobody has started a rank on another machine"
         raise UserError("trainer.num_nodes", what, mend="Start the run on each machine with torchrun or srun.")
-    if not ranks.are_several and len(wanted) == 1 and wanted != [0]:
-        os.environ["CUDA_VISIBLE_DEVICES"] = _environment(config, wanted).get("CUDA_VISIBLE_DEVICES", "")
     if ranks.are_several or len(wanted) == 1:
-        return run(config, folder=folder, overrides=overrides)
+        return run(config, folder=folder, overrides=overrides, number=wanted[0])
     return _on_ranks(config, wanted, folder or new_folder(config), overrides)
 
 

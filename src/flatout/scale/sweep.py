@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
+from hydra.errors import HydraException
 from optuna.trial import FrozenTrial
 from rich.console import Console
 
@@ -220,7 +221,7 @@ class _Run:
         while (asked := self.study.ask()) is not None:
             try:
                 return self.searched.trial(asked.number, asked.settings)
-            except Exception as error:  # Hydra wraps what a settings class refuses; anything else is raised again
+            except (UserError, HydraException) as error:  # Hydra wraps what a settings class refuses
                 mistake = ComposeError.of(error).mistake
                 if mistake is None:
                     raise

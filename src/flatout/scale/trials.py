@@ -15,7 +15,6 @@ import shutil
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -243,6 +242,10 @@ class Readings:
         return values
 
 
+def _last_line(error: Exception) -> str:
+    return next(reversed(str(error).strip().splitlines()), "")
+
+
 def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connection) -> None:
     """One trial, in its own process."""
     os.setsid()
@@ -260,10 +263,11 @@ def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connec
         sys.exit(EXIT_CODE)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    except Exception as error:  # whatever it was, it stays with this trial; the sweep goes on and names it
-        if not isinstance(error, RunBroke):
-            traceback.print_exc()
-        last = str(error).strip().splitlines()[-1:] or [""]
-        answer.send({"note": f"{type(error).__name__}: {last[0]}" if not isinstance(error, RunBroke) else last[0]})
+    except RunBroke as broken:
+        print(broken, file=sys.stderr, flush=True)
+        answer.send({"note": _last_line(broken)})
         sys.exit(1)
+    except Exception as error:  # any defect: named to whoever watches, and raised again
+        answer.send({"note": f"{type(error).__name__}: {_last_line(error)}"})
+        raise
     answer.send({"value": result.objective, "metrics": result.metrics})
