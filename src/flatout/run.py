@@ -216,15 +216,7 @@ def build_trainer(
 ) -> tuple[L.Trainer, Flush]:
     """Lightning's Trainer with our callbacks; a person's own settings come last and win."""
     metric = chosen_metric(config, task)
-    say = place.log.say
-    listeners: list[Listener] = []
-    if ranks.is_first:
-        listeners = [
-            MetricsFile(place.path / "metrics.csv", ["loss", *task.metric_names]),
-            Curves(place.path),
-            ProgressLine(task.total_steps, metric, say, live=config.monitor.progress),
-        ]
-    flush = Flush(feeds.train, listeners, config.monitor.flush_every)
+    flush = Flush(feeds.train, listeners_of(config, task, metric, place), config.monitor.flush_every)
     best = BestAndLast(place.path / CHECKPOINTS, metric, config.checkpoint.min_delta)
     callbacks = [flush, *config.callbacks.values(), best]
     if config.checkpoint.patience is not None:
@@ -255,6 +247,17 @@ def build_trainer(
     if ranks.are_several:
         agree_on_signals_seldom(trainer)
     return trainer, flush
+
+
+def listeners_of(config: RunConfig, task: StepTask, metric: str, place: RunFolder) -> list[Listener]:
+    """Who is told how training goes; on other ranks than the first, nobody."""
+    if not place.is_first:
+        return []
+    return [
+        MetricsFile(place.path / "metrics.csv", ["loss", *task.metric_names]),
+        Curves(place.path),
+        ProgressLine(task.total_steps, metric, place.log.say, live=config.monitor.progress),
+    ]
 
 
 _ONE_BUCKET_MB = 1 << 14

@@ -14,7 +14,8 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,24 +95,13 @@ def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Se
         raise UserError("trainer.devices", "a model of your own cannot be handed to other processes", mend=mend)
     warm_start()
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it tells in pages what we say in a line
-    launch = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=len(devices),
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=0,
-        start_method=multiprocessing.get_start_method() if _cannot_fork() else "forkserver",
-        shutdown_timeout=_SHUTDOWN_S,
-    )
+    launch = elastic_launch(_launch_of(len(devices)), _rank)
     # Which devices are meant was said; the ranks count those they see.
     config = replace(config, trainer={**config.trainer, "devices": None})
     started = time.time()
-    handlers = {number: signal.getsignal(number) for number in _HANDLED}  # torch takes them and does not give them back
     try:
-        found = elastic_launch(launch, _rank)(config, folder, list(overrides), _environment(config, devices))[0]
+        with _handlers_given_back():
+            found = launch(config, folder, list(overrides), _environment(config, devices))[0]
     except ChildFailedError as error:
         mark_broken(folder, started)
         raise _told(error, len(devices), folder) from None
@@ -120,17 +110,36 @@ def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Se
         if stopped.sigval is signal.SIGINT:
             raise KeyboardInterrupt from None
         raise SystemExit(128 + stopped.sigval) from None
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     return Result(predictor=load_predictor(folder), **found)
 
 
-_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+def _launch_of(count: int) -> LaunchConfig:
+    """So many processes on this machine, on ports that are free; one that dies is not started again."""
+    has_server = "forkserver" in multiprocessing.get_all_start_methods()
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        start_method="forkserver" if has_server else multiprocessing.get_start_method(),
+        shutdown_timeout=_SHUTDOWN_S,
+    )
 
 
-def _cannot_fork() -> bool:
-    return "forkserver" not in multiprocessing.get_all_start_methods()
+@contextmanager
+def _handlers_given_back() -> Iterator[None]:
+    """Torch's launcher takes the handlers of signals and keeps them."""
+    taken = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    handlers = {number: signal.getsignal(number) for number in taken}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _environment(config: RunConfig, devices: list[int]) -> dict[str, str]:
