@@ -51,17 +51,26 @@ def job(cfg: DictConfig) -> float | None:
     described = HydraConfig.get()
     folder, overrides = Path(described.runtime.output_dir), list(described.overrides.task)
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
-        with suppress(OSError):
-            folder.rmdir()  # Hydra made it, but the first rank's folder is that of all
+        _remove_empty(folder)  # Hydra made it, but the first rank's folder is that of all
     try:
         config = read_config(cfg, overrides)
         from flatout.scale.processes import start
 
-        return start(config, folder=folder, overrides=overrides).objective
+        result = start(config, folder=folder, overrides=overrides)
+        if result.folder != folder.absolute():
+            _remove_empty(folder)  # Hydra made it, but another run was gone on with
+        return result.objective
     except UserError as mistake:
-        with suppress(OSError):
-            folder.rmdir()  # only where the run left nothing in it
+        _remove_empty(folder)
         leave(mistake)
+    except BaseException:
+        _remove_empty(folder)
+        raise
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

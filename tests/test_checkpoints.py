@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from flatout.checkpoints import FolderCheckpointIO, load_weights
+from flatout.checkpoint_folder import FolderCheckpointIO, load_weights
 from flatout.errors import UserError
 
 STATE = {

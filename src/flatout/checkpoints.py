@@ -1,37 +1,43 @@
-"""Checkpoints as folders: tensors in safetensors, everything else in JSON, checksums last. Nothing is pickled.
+"""When a checkpoint is made, which ones are kept, and how training goes on from one.
 
-A checkpoint is `step-N/` with `tensors.safetensors`, `state.json` and `MANIFEST.json`, written beside its place and
-renamed when it is whole. `best` and `last` are links to two of them; others are taken away.
+Checkpoints lie between two optimizer steps: after each validation, every so many minutes or steps, when a signal asks
+the run to end, when an exception ends it outside of an update, and at the end. `best` and `last` are links to two of
+them; the one before the last is kept too, in case the last is damaged.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import re
 import shutil
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.fabric.plugins import CheckpointIO
-from lightning.pytorch.callbacks import Checkpoint
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+import torch.distributed as dist
+from lightning.pytorch.callbacks import Checkpoint, Timer
 
-from flatout.data.store import file_checksum
+from flatout.checkpoint_folder import ABOUT, MAKE_ROOM
+from flatout.data.batch import FlatBatch
+from flatout.data.feed import Feed
+from flatout.durable import no_room
 from flatout.errors import UserError, require
 from flatout.metrics import BEST_MODE
+from flatout.monitor.signals import Signals, SignalWatch
+from flatout.position import Position, RandomState, go_on_from, loops_at, of_all_ranks
+from flatout.tasks.step import StepTask, callbacks_of
 
 CHECKPOINTS = "checkpoints"
 """Their folder in a run's folder."""
-TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
+_NAME = re.compile(r"step-(\d+)")
 
 
 @dataclass(kw_only=True, slots=True)
 class CheckpointConfig:
-    """What counts as best, and when to stop waiting for better."""
+    """What counts as best, when to stop waiting for better, and how often a checkpoint is made."""
 
     metric: str | None = None
     """Validation metric to choose by, such as accuracy or macro_f1; null: the problem's usual one."""
@@ -39,106 +45,211 @@ class CheckpointConfig:
     """Validations without a better metric before training stops; null: never."""
     min_delta: float = 0.0
     """Least change that counts as better."""
+    every_minutes: float | None = 10.0
+    """Minutes between two checkpoints while training; null: only after validations."""
+    every_steps: int | None = None
+    """Optimizer steps between two checkpoints; null: minutes decide."""
 
     def __post_init__(self) -> None:
         ok = self.patience is None or self.patience >= 1
         require(ok, "checkpoint.patience", f"{self.patience}", allowed="1 or more, or null")
         require(self.min_delta >= 0, "checkpoint.min_delta", f"{self.min_delta}", allowed="0 or more")
+        for name in ("every_minutes", "every_steps"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"checkpoint.{name}", f"{value}", allowed="above 0, or null")
 
 
-class FolderCheckpointIO(CheckpointIO):
-    """Writes and reads Lightning's checkpoint dictionaries as folders."""
+class Checkpoints(Checkpoint):
+    """Keeps the best checkpoint and the last two, stops where a signal asks to, and restores what it has saved."""
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        target = Path(path)
-        beside = target.with_name(f".{target.name}-{os.getpid()}")
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        tensors: dict[str, Tensor] = {}
-        state = _without_tensors(checkpoint, "", tensors)
-        save_file(tensors, beside / TENSORS)
-        (beside / STATE).write_text(json.dumps(state), encoding="utf-8")
-        files = {
-            name: {"bytes": (beside / name).stat().st_size, "xxh3": file_checksum(beside / name)}
-            for name in (TENSORS, STATE)
-        }
-        (beside / MANIFEST).write_text(json.dumps({"schema": 1, "files": files}), encoding="utf-8")
-        shutil.rmtree(target, ignore_errors=True)
-        beside.rename(target)
-
-    def load_checkpoint(
-        self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        folder = Path(path)
-        require_whole(folder)
-        tensors = load_file(folder / TENSORS, device="cpu")
-        return _with_tensors(json.loads((folder / STATE).read_text(encoding="utf-8")), tensors)
-
-    def remove_checkpoint(self, path: Any) -> None:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def require_whole(folder: Path) -> None:
-    """Refuse a checkpoint whose bytes are not those that were written."""
-    try:
-        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        broken = [name for name, written in files.items() if file_checksum(folder / name) != written["xxh3"]]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"checkpoint {folder}", f"not a whole checkpoint: {error}") from None
-    if broken:
-        raise UserError(f"checkpoint {folder}", f"damaged: {', '.join(broken)} differ from what was written")
-
-
-def load_weights(module: torch.nn.Module, folder: Path) -> None:
-    """The `state_dict` of a checkpoint, into a module; the running mean of a model's weights where there is one."""
-    checkpoint = FolderCheckpointIO().load_checkpoint(folder)
-    means = {f"model.{name}": mean for name, mean in checkpoint.get("average", {}).items()}
-    module.load_state_dict(checkpoint["state_dict"] | means)
-
-
-class BestAndLast(Checkpoint):
-    """Saves after each validation; keeps the newest checkpoint and the one with the best metric."""
-
-    def __init__(self, folder: Path, metric: str, min_delta: float = 0.0) -> None:
-        self.folder, self.metric, self.min_delta = folder, metric, min_delta
+    def __init__(
+        self,
+        folder: Path,
+        settings: CheckpointConfig,
+        metric: str,
+        *,
+        feed: Feed,
+        batches_in_epoch: int,
+        about: dict[str, Any],
+        signals: Signals,
+        others_draw: bool = False,
+    ) -> None:
+        """`about` goes into each manifest; `others_draw`: somebody's callback may use Python's or numpy's numbers."""
+        self.folder, self.settings, self.metric = folder, settings, metric
+        self.feed, self.batches_in_epoch, self.about = feed, batches_in_epoch, about
+        self.watch, self.others_draw = SignalWatch(signals), others_draw
         self.best_value: float | None = None
+        self.best_step: int | None = None
+        self.at = Position()
+        """The last boundary between two steps."""
+        self._random: RandomState | None = None
+        self._saved: Position | None = None
+        self._has_stopped = False
+        self._stops_early = False
+        self._next_save = self._later()
 
     @property
     def best(self) -> Path:
         return self.folder / "best"
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._next_save = self._later()
+        self._has_stopped = self._stops_early = False
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: FlatBatch, batch_idx: int
+    ) -> None:
+        if not batch.ends_step:
+            # Whoever asked to stop gets it, when the step is done.
+            self._stops_early = self._stops_early or bool(trainer.should_stop)
+            trainer.should_stop = False
+            return
+        if self._stops_early:
+            trainer.should_stop = True
+        taken = (batch_idx + 1) // self.feed.plan.accumulate
+        self.at = Position(trainer.current_epoch, taken, trainer.global_step, self.at.validated)
+        self._random = RandomState(pl_module.device, with_others=self.others_draw)
+        asked, is_due = self.watch.look(pl_module.device, time.monotonic() >= self._next_save)
+        every = self.settings.every_steps
+        if asked or is_due or (every and self.at.step % every == 0):
+            self._save(trainer)
+        if asked:
+            self._stop(asked)
+
+    def on_validation_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        asked = self.watch.look(pl_module.device)[0]
+        if asked:
+            assert isinstance(pl_module, StepTask)
+            pl_module.put_back_weights()
+            if self._saved != self.at:
+                self._save(trainer)
+            self._stop(asked)
+
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.sanity_checking:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         value = float(trainer.callback_metrics[f"val/{self.metric}"])
-        name = f"step-{trainer.global_step}"
+        self.at = replace(self.at, validated=self.at.step)
+        self._random = RandomState(pl_module.device)
         is_best = self._is_better(value)
         if is_best:
-            self.best_value = value
-        trainer.save_checkpoint(self.folder / name)
-        if trainer.is_global_zero:
-            _link(self.folder / "last", name)
-            if is_best or not self.best.exists():
-                _link(self.best, name)
-            self._remove_others()
+            self.best_value, self.best_step = value, self.at.step
+        self._save(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._saved != self.at and self.at.step:
+            self._save(trainer)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Save the last boundary where the weights are still those it left; ranks that are gone cannot be asked."""
+        assert isinstance(pl_module, StepTask)
+        is_ours = self._has_stopped or isinstance(exception, UserError | KeyboardInterrupt)
+        if is_ours or trainer.state.fn != "fit" or _are_several() or pl_module.is_torn():
+            return
+        pl_module.put_back_weights()
+        if trainer.global_step != self.at.step:  # the step was taken, and a callback before this one has failed
+            taken = self.at.step_in_epoch + 1 if self.at.epoch == trainer.current_epoch else 1
+            self.at = Position(trainer.current_epoch, taken, trainer.global_step, self.at.validated)
+            self._random = RandomState(pl_module.device)
+        if self.at.step and self._saved != self.at:
+            self._save(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_value": self.best_value}
+        return {"best_value": self.best_value, "best_step": self.best_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best_value = state_dict["best_value"]
+        self.best_value, self.best_step = state_dict["best_value"], state_dict["best_step"]
+        if self.feed.plan.rank == 0:
+            _link(self.folder, "best", self.best_step)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        assert isinstance(pl_module, StepTask) and self._random is not None
+        del checkpoint["loops"]  # the position says it, for any number of ranks and micro-batches
+        out_of_time = any(isinstance(each, Timer) and not each.time_remaining() for each in callbacks_of(trainer))
+        checkpoint["position"] = self.at.as_dict()
+        checkpoint["should_stop"] = bool(trainer.should_stop) and not out_of_time
+        checkpoint["ranks"] = of_all_ranks({"random": self._random.as_dict(), **pl_module.unread()})
+        checkpoint[ABOUT] = {**self.about, "position": self.at.as_dict()}
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        assert isinstance(pl_module, StepTask)
+        self.at = self._saved = Position(**checkpoint["position"])
+        checkpoint["loops"] = loops_at(self.at, self.feed.plan.accumulate, self.batches_in_epoch)
+        trainer.should_stop = checkpoint["should_stop"]
+        plan, states = self.feed.plan, checkpoint["ranks"]
+        is_same_world = len(states) == plan.world
+        pl_module.take_unread(states, plan.rank)
+        device = trainer.strategy.root_device
+
+        def restore() -> None:
+            if is_same_world:
+                RandomState.from_dict(states[plan.rank]["random"]).restore(device)
+            else:
+                torch.manual_seed(plan.seed + (self.at.step << 20) + plan.rank)
+            self._random = RandomState(device)
+
+        go_on_from(trainer, self.at, restore)
 
     def _is_better(self, value: float) -> bool:
         if self.best_value is None or self.best_value != self.best_value:
             return True
         gain = value - self.best_value if best_mode(self.metric) == "max" else self.best_value - value
-        return gain > self.min_delta
+        return gain > self.settings.min_delta
 
-    def _remove_others(self) -> None:
-        kept = {(self.folder / link).resolve() for link in ("best", "last")}
-        for path in self.folder.glob("step-*"):
-            if path.resolve() not in kept:
+    def _save(self, trainer: L.Trainer) -> None:
+        pl_module = trainer.lightning_module
+        assert isinstance(pl_module, StepTask)
+        pl_module.require_sound()
+        trainer.save_checkpoint(self.folder / f"step-{self.at.step}")
+        self._saved = self.at
+        self._next_save = self._later()
+        if trainer.is_global_zero:
+            shelve(self.folder, last=self.at.step, best=self.best_step)
+
+    def _later(self) -> float:
+        minutes = self.settings.every_minutes
+        return float("inf") if minutes is None else time.monotonic() + 60 * minutes
+
+    def _stop(self, number: int) -> None:
+        self._has_stopped = True
+        raise SystemExit(128 + number)
+
+
+def shelve(folder: Path, *, last: int, best: int | None) -> None:
+    """Point the links at the last checkpoint and the best, keep both and the newest before the last, remove others."""
+    try:
+        _link(folder, "last", last)
+        _link(folder, "best", best)
+        others = [path for path in newest_first(folder) if path.name != f"step-{last}"]
+        for path in others[1:]:
+            if path.name != f"step-{best}":
                 shutil.rmtree(path)
+        for path in folder.glob(".step-*"):
+            shutil.rmtree(path, ignore_errors=True)
+    except OSError as error:
+        raise no_room(error, "checkpoint", folder, 0, MAKE_ROOM) from None
+
+
+def _link(folder: Path, name: str, step: int | None) -> None:
+    """Point a link at a checkpoint in one step, so that it never dangles."""
+    if step is None or not (folder / f"step-{step}").exists():
+        return
+    new = folder / f".{name}-new"
+    new.unlink(missing_ok=True)
+    new.symlink_to(f"step-{step}")
+    new.replace(folder / name)
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, those of most steps first; links are none."""
+    return sorted(_real_checkpoints(folder), key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+
+
+def _real_checkpoints(folder: Path) -> Iterator[Path]:
+    if folder.is_dir() and not folder.is_symlink():
+        yield from (path for path in folder.iterdir() if _NAME.fullmatch(path.name) and not path.is_symlink())
 
 
 def best_mode(metric: str) -> str:
@@ -146,40 +257,5 @@ def best_mode(metric: str) -> str:
     return "min" if metric == "loss" else BEST_MODE[metric]
 
 
-def _link(link: Path, target: str) -> None:
-    """Point a link at a neighbour in one step, so that it never dangles."""
-    new = link.with_name(f".{link.name}-new")
-    new.unlink(missing_ok=True)
-    new.symlink_to(target)
-    new.replace(link)
-
-
-def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """`value` as JSON, its tensors moved out under their paths. What JSON cannot say is tagged."""
-    if isinstance(value, Tensor):
-        tensors[path] = value.detach().contiguous().clone()
-        return {"~tensor": path}
-    if isinstance(value, dict):
-        pairs = [[key, _without_tensors(item, f"{path}/{key}", tensors)] for key, item in value.items()]
-        is_plain = all(isinstance(key, str) and not key.startswith("~") for key in value)
-        return dict(pairs) if is_plain else {"~pairs": pairs}
-    if isinstance(value, list | tuple):
-        items = [_without_tensors(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
-        return {"~tuple": items} if isinstance(value, tuple) else items
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"checkpoint value {path} is a {type(value).__name__}: only plain values and tensors are kept")
-
-
-def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_with_tensors(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "~tensor" in value:
-        return tensors[value["~tensor"]]
-    if "~tuple" in value:
-        return tuple(_with_tensors(item, tensors) for item in value["~tuple"])
-    if "~pairs" in value:
-        return {key: _with_tensors(item, tensors) for key, item in value["~pairs"]}
-    return {key: _with_tensors(item, tensors) for key, item in value.items()}
+def _are_several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

@@ -75,6 +75,10 @@ class RunConfig:
     """Packages of your own whose classes a `_target_` may name; on the command line only."""
     precision: Precision = Precision.auto
     """Arithmetic of matrix products; auto: bf16 where it is native, else fp16 on a GPU, else fp32."""
+    resume: str | None = None
+    """auto: go on with the newest run that this command began; a run's folder: with that one; null: a new run."""
+    resume_anyway: bool = False
+    """Whether a run is gone on with although its data or settings are not those it was begun with."""
     seed: int = 0
     """Start of every random number."""
     experiment: str = "default"

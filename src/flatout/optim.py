@@ -24,6 +24,13 @@ class Schedule(StrEnum):
     constant = "constant"
 
 
+class NotFinite(StrEnum):
+    """What happens at a step whose gradient is not a number, or infinite."""
+
+    stop = "stop"
+    skip = "skip"
+
+
 @dataclass(kw_only=True, slots=True)
 class OptimConfig:
     """AdamW, its schedule and the clipping of gradients."""
@@ -50,9 +57,12 @@ class OptimConfig:
     """Memory of a running mean of the weights, which validation, test and the saved model then use; 0: none."""
     clip: float | None = None
     """Longest gradient; null: what the model recommends; 0: no clipping."""
+    not_finite: NotFinite = NotFinite.stop
+    """What happens at a step whose gradient is not finite: stop before the update, or skip the step and count it."""
 
     def __post_init__(self) -> None:
         self.schedule = as_choice(Schedule, self.schedule, "optim.schedule")
+        self.not_finite = as_choice(NotFinite, self.not_finite, "optim.not_finite")
         require(self.lr is None or self.lr > 0, "optim.lr", f"{self.lr}", allowed="above 0")
         require(self.weight_decay >= 0, "optim.weight_decay", f"{self.weight_decay}", allowed="0 or more")
         for name in ("beta1", "beta2"):
@@ -108,3 +118,8 @@ class OptimConfig:
 def clip_gradients(parameters: list[nn.Parameter], longest: float) -> torch.Tensor:
     """Shorten the gradient to `longest` where it is longer; its length before, still on the device."""
     return nn.utils.clip_grad_norm_(parameters, longest, foreach=True)
+
+
+def gradient_length(parameters: list[nn.Parameter]) -> torch.Tensor:
+    """The length of the whole gradient, still on the device."""
+    return nn.utils.get_total_norm([weight.grad for weight in parameters if weight.grad is not None], foreach=True)

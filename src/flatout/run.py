@@ -7,47 +7,50 @@ first one tells it.
 
 from __future__ import annotations
 
-import inspect
-import logging
 import os
 import signal
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from flatout.checkpoints import CHECKPOINTS, BestAndLast, FolderCheckpointIO, best_mode, load_weights
+from flatout.checkpoint_folder import load_weights, require_whole
+from flatout.checkpoints import CHECKPOINTS
 from flatout.config import RunConfig
 from flatout.data.feed import Feed, choose_feed
 from flatout.data.feeding import FeedKind
 from flatout.data.plan import Layout, PlanSettings
 from flatout.data.store import Store
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 from flatout.kinds import kind_of
 from flatout.kinds.kind import Answers, Feeds, Kind, Prepared
 from flatout.memory import keep_freed_memory
-from flatout.metrics import require_metric
-from flatout.monitor.flush import Curves, Flush, Listener, MetricsFile, NoProfiler, silence_unused_hooks
-from flatout.monitor.progress import ProgressLine
-from flatout.monitor.signals import agree_on_signals_seldom
-from flatout.precision import PrecisionChoice, choose_precision, fast_fp32_products
+from flatout.monitor.flush import Flush
+from flatout.monitor.signals import Signals, requeue_with_slurm
+from flatout.precision import choose_precision, fast_fp32_products
 from flatout.ranks import Ranks, cores_here, end_group, others_watched
 from flatout.report.closing import print_closing
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import hardware
-from flatout.run_folder import RunFolder, new_folder, open_run_folder
-from flatout.tasks.step import StepTask, callbacks_of
+from flatout.resume import Start, about_run, find_checkpoint, folder_of_one, require_same_run
+from flatout.run_folder import RunFolder, open_run_folder
+from flatout.tasks.step import StepTask
+from flatout.trainer import (
+    EPOCHS,
+    Training,
+    batches_in_epoch,
+    build_trainer,
+    chosen_metric,
+    planned_steps,
+    whole_steps,
+)
 
 
 @dataclass(slots=True)
@@ -78,12 +81,15 @@ class Result:
         return self.predictor.predict(rows)
 
 
-def run(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[str] = (), number: int = 0) -> Result:
+def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), number: int = 0) -> Result:
     """One run, or one rank's part of it, from its settings to its report; alone, on the GPU of that number."""
     started = time.perf_counter()
-    ranks = Ranks.here()
-    folder = Path(ranks.agreed("folder", lambda: str((folder or new_folder(config)).absolute())))
-    with open_run_folder(config, folder, overrides, is_first=ranks.is_first) as place:
+    ranks, is_again = Ranks.here(), config.resume is not None
+    with (
+        Signals() as signals,
+        open_run_folder(config, folder, overrides, is_first=ranks.is_first, is_again=is_again) as place,
+        folder_of_one(folder) if ranks.is_first else nullcontext(),
+    ):
         L.seed_everything(config.seed, verbose=False)
         device = ranks.device(config.trainer.get("accelerator", "auto"), number)
         share_processor(ranks, device, place)
@@ -92,20 +98,26 @@ def run(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[st
         kind = prepare_data(config, ranks, place)
         model = build_model(config, kind, place)
         feeds = build_feeds(config, kind.store, model, device, ranks, place)
+        config = replace(config, trainer=whole_steps(config.trainer, feeds.train, place))
         task = build_task(config, kind, model, feeds, place)
-        kind.before_training(task, feeds, place)
         precision = choose_precision(config.precision, device)
         place.choose("precision", precision.precision.value, precision.why, precision.evidence)
-        trainer, flush = build_trainer(config, task, feeds, precision, ranks, place)
+        batches = batches_in_epoch(config.trainer, feeds.train)
+        about = about_run(config, kind.data.report.key, task.model, feeds.train, batches, precision.lightning_name)
+        start = where_to_start(config, about, ranks, place)
+        kind.before_training(task, feeds, place)
+        parts: dict[str, Any] = {"about": about, "signals": signals, "start": start}
+        training = build_trainer(config, task, feeds.train, precision, ranks, place, **parts)
+        trainer, flush = training.trainer, training.flush
         ranks.join(device)
         with fast_fp32_products(precision.precision, device) as found:
             if found is not None:
                 place.choose("fp32 products", found.value, found.why, found.evidence)
-            train(trainer, task, feeds, flush, place)
-            load_best(trainer, task)
+            train(training, task, feeds, place, signals, start)
+            load_best(training, task)
             task.to(device)  # Lightning has taken it back to the host
             kind.after_best(task, feeds, place)
-            metrics = evaluate(trainer, task, feeds, place)
+            metrics = evaluate(config, trainer, task, feeds, place)
         per_class, predictor = task.per_class(), kind.predictor(task)
         end_group()
         if ranks.is_first:
@@ -193,10 +205,7 @@ def build_feeds(
 
 def build_task(config: RunConfig, kind: Kind, model: nn.Module, feeds: Feeds, place: RunFolder) -> StepTask:
     """The loss, with the optimizer that was asked for or that suits the model."""
-    epochs = config.trainer.get("max_epochs") or EPOCHS
-    total_steps = config.trainer.get("max_steps", -1)
-    if total_steps < 1:
-        total_steps = epochs * len(feeds.train) // feeds.train.plan.accumulate
+    total_steps = planned_steps(config.trainer, feeds.train)
     clip = config.optim.clip
     if clip is None:
         clip = getattr(config.model, "recommended_clip", 0.0)
@@ -205,126 +214,113 @@ def build_task(config: RunConfig, kind: Kind, model: nn.Module, feeds: Feeds, pl
     if optim.lr is None and recommended is not None:
         optim = replace(optim, lr=recommended)
         place.choose("optim.lr", f"{recommended:g}", "usual for such a model", "set optim.lr for another")
-    return kind.build_task(model, config.task, optim, total_steps=total_steps, clip=clip, seed=config.seed)
+    task = kind.build_task(model, config.task, optim, total_steps=total_steps, clip=clip, seed=config.seed)
+    steps_an_epoch = batches_in_epoch(config.trainer, feeds.train) // feeds.train.plan.accumulate
+    task.tell_rows = lambda step: rows_told(feeds.train, *divmod(step, steps_an_epoch))
+    return task
 
 
-EPOCHS = 8
+def rows_told(feed: Feed, epoch: int, step: int, most: int = 12) -> str:
+    """The rows of the table that an optimizer step trains, in words."""
+    numbers = feed.rows_of_step(epoch, step)
+    if "rows" in feed.split.columns:
+        numbers = feed.split.fixed("rows")[numbers] + 1
+    shown = ", ".join(str(number) for number in sorted(numbers.tolist())[:most])
+    return f" (rows {shown}{', …' if len(numbers) > most else ''} of the table)"
 
 
-def build_trainer(
-    config: RunConfig, task: StepTask, feeds: Feeds, precision: PrecisionChoice, ranks: Ranks, place: RunFolder
-) -> tuple[L.Trainer, Flush]:
-    """Lightning's Trainer with our callbacks; a person's own settings come last and win."""
-    metric = chosen_metric(config, task)
-    flush = Flush(feeds.train, listeners_of(config, task, metric, place), config.monitor.flush_every)
-    best = BestAndLast(place.path / CHECKPOINTS, metric, config.checkpoint.min_delta)
-    callbacks = [flush, *config.callbacks.values(), best]
-    if config.checkpoint.patience is not None:
-        callbacks.insert(1, _early_stopping(config, metric))
-    defaults: dict[str, Any] = {
-        "max_epochs": EPOCHS,
-        "precision": precision.lightning_name,
-        "logger": False,
-        "profiler": NoProfiler(),
-        "num_sanity_val_steps": 0,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "use_distributed_sampler": False,
-        "default_root_dir": str(place.path),
-        "plugins": [FolderCheckpointIO(), *([ranks.environment()] if ranks.are_several else [])],
-    }
-    if ranks.are_several:
-        defaults["strategy"] = ddp(task, feeds.train.device)
-    # One process a device is running already, however many were asked for.
-    started = ranks.lightning_settings(feeds.train.device)
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    try:
-        trainer = L.Trainer(**{**defaults, **config.trainer, **started}, callbacks=callbacks)
-    except (TypeError, ValueError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
-        raise UserError("trainer", str(error), mend="These settings go to Lightning's Trainer.") from None
-    silence_unused_hooks(trainer)
-    if ranks.are_several:
-        agree_on_signals_seldom(trainer)
-    return trainer, flush
+def where_to_start(config: RunConfig, about: dict[str, Any], ranks: Ranks, place: RunFolder) -> Start | None:
+    """The checkpoint to go on from, where the run is still the same; None at the beginning."""
+    found: list[Start] = []
+
+    def look() -> str:
+        if config.resume is None:
+            return ""
+        start, lines = find_checkpoint(place.path)
+        for line in lines:
+            place.log.say(line)
+        if start is None:
+            if lines and not config.resume_anyway:
+                mend = "Add resume_anyway=true to train it from the beginning."
+                raise UserError("resume", f"{place.path} has no whole checkpoint left", mend=mend)
+            place.log.say(f"resume: {place.path} has no checkpoint yet: it starts from the beginning")
+            return ""
+        found.append(start)
+        return str(start.checkpoint)
+
+    path = ranks.agreed("checkpoint", look)
+    start = None
+    if path:
+        start = found[0] if found else Start(Path(path), require_whole(Path(path)))
+        for line in require_same_run(start.about, about, anyway=config.resume_anyway):
+            place.log.say(line)
+        _require_more_to_train(config, start)
+        place.summary.set("training.resumed_from", start.step)
+        position = start.about["position"]
+        place.log.say(f"resume: going on from step {start.step}, in epoch {position['epoch'] + 1} ({path})")
+    place.begin()
+    return start
 
 
-def listeners_of(config: RunConfig, task: StepTask, metric: str, place: RunFolder) -> list[Listener]:
-    """Who is told how training goes; on other ranks than the first, nobody."""
-    if not place.is_first:
-        return []
-    return [
-        MetricsFile(place.path / "metrics.csv", ["loss", *task.metric_names]),
-        Curves(place.path),
-        ProgressLine(task.total_steps, metric, place.log.say, live=config.monitor.progress),
-    ]
+def _require_more_to_train(config: RunConfig, start: Start) -> None:
+    """A run cannot be asked for less than it has done."""
+    epochs, most = config.trainer.get("max_epochs") or EPOCHS, config.trainer.get("max_steps") or -1
+    begun = start.about["position"]["epoch"] + 1
+    mend = "The run's model/ and report are what it has reached so far."
+    require(epochs >= begun, "trainer.max_epochs", f"{epochs}, but epoch {begun} has begun", mend=mend)
+    require(most == -1 or most >= start.step, "trainer.max_steps", f"{most}, but {start.step} are done", mend=mend)
 
 
-_ONE_BUCKET_MB = 1 << 14
-"""On a CPU what exchanges gradients takes its cores from what computes them: all are exchanged when all are there."""
-
-
-def ddp(task: StepTask, device: torch.device) -> DDPStrategy:
-    """Lightning's DDP without a copy of the gradients, and without buffers in each step that never change."""
-    # Only the running means of batch normalisation do, and then the first rank's count.
-    has_means = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.modules())
-    known = inspect.signature(DistributedDataParallel).parameters
-    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: has_means}
-    if device.type == "cpu":
-        settings["bucket_cap_mb"] = _ONE_BUCKET_MB
-    return DDPStrategy(**settings)
-
-
-def chosen_metric(config: RunConfig, task: StepTask) -> str:
-    """The validation metric that decides what is best."""
-    available = [*task.metric_names, "loss"]
-    if config.checkpoint.metric is None:
-        return task.usual_metric
-    require_metric(config.checkpoint.metric, available, "checkpoint.metric")
-    return config.checkpoint.metric
-
-
-def _early_stopping(config: RunConfig, metric: str) -> EarlyStopping:
-    return EarlyStopping(
-        f"val/{metric}",
-        mode=best_mode(metric),
-        patience=config.checkpoint.patience or 1,
-        min_delta=config.checkpoint.min_delta,
-        check_on_train_epoch_end=False,
-    )
-
-
-def train(trainer: L.Trainer, task: StepTask, feeds: Feeds, flush: Flush, place: RunFolder) -> None:
+def train(
+    training: Training, task: StepTask, feeds: Feeds, place: RunFolder, signals: Signals, start: Start | None
+) -> None:
     """Train to the end, or to where nothing gets better."""
+    trainer, flush = training.trainer, training.flush
     place.log.say(
         f"training: {sum(p.numel() for p in task.model.parameters()):,} parameters, {task.total_steps:,} steps of"
         f" {feeds.train.plan.rows_per_batch * feeds.train.plan.parts} rows"
     )
-    with _without_loader_advice(), others_watched():
+    listeners = list(flush.listeners)
+    with _without_loader_advice(), others_watched(), signals.waiting():
         try:
-            trainer.fit(task, train_dataloaders=feeds.train, val_dataloaders=feeds.validation)
-        except SIGTERMException:
-            raise SystemExit(128 + signal.SIGTERM) from None
-        except SystemExit:
-            if trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
+            trainer.fit(
+                task,
+                train_dataloaders=feeds.train,
+                val_dataloaders=feeds.validation,
+                ckpt_path=None if start is None else start.checkpoint,
+            )
+        except SystemExit as stopped:
+            if not signals.number:  # Lightning turns Ctrl-C into exit code 1
                 raise KeyboardInterrupt from None
+            _tell_of_signal(stopped, training, place)
             raise
         finally:
-            for listener in flush.listeners:
-                listener.close()
+            for listener in listeners:
+                with suppress(OSError):
+                    listener.close()
+    flush.steps, flush.epochs = trainer.global_step, trainer.current_epoch
+    require(trainer.global_step > 0, "trainer", "not one step was planned", mend="Give it rows, epochs and time.")
+    if task.skipped:
+        rows = task.tell_rows(task.skipped[0])
+        place.log.say(f"{len(task.skipped)} steps were skipped, their gradient was not finite: the first{rows}")
 
 
-def load_best(trainer: L.Trainer, task: StepTask) -> None:
+def _tell_of_signal(stopped: SystemExit, training: Training, place: RunFolder) -> None:
+    name = signal.Signals(int(str(stopped.code)) - 128).name
+    place.log.say(f"stopped by {name} after step {training.checkpoints.at.step}: resume=auto goes on from there")
+    if place.is_first and (told := requeue_with_slurm(int(str(stopped.code)) - 128)):
+        place.log.say(told)
+
+
+def load_best(training: Training, task: StepTask) -> None:
     """The weights that were best on the validation rows."""
-    best = next(callback for callback in callbacks_of(trainer) if isinstance(callback, BestAndLast))
     with others_watched():
-        trainer.strategy.barrier()  # the first rank may still be linking it
-    if best.best.exists():
-        load_weights(task, best.best)
+        training.trainer.strategy.barrier()  # the first rank may still be linking it
+    if training.checkpoints.best.exists():
+        load_weights(task, training.checkpoints.best)
 
 
-def evaluate(trainer: L.Trainer, task: StepTask, feeds: Feeds, place: RunFolder) -> dict[str, float]:
+def evaluate(config: RunConfig, trainer: L.Trainer, task: StepTask, feeds: Feeds, place: RunFolder) -> dict[str, float]:
     """Metrics on the validation rows, and on the test rows where there are any."""
     metrics: dict[str, float] = {}
     with _without_loader_advice(), others_watched():
@@ -334,6 +330,7 @@ def evaluate(trainer: L.Trainer, task: StepTask, feeds: Feeds, place: RunFolder)
             trainer.test(task, dataloaders=feeds.test, verbose=False)
             metrics |= {f"test/{name}": value for name, value in task.results.items()}
     place.summary.update("metrics", metrics)
+    place.summary.set("metric", chosen_metric(config, task))
     return metrics
 
 

@@ -15,10 +15,12 @@ from typing import Any
 import yaml
 
 from flatout.config import RunConfig
+from flatout.durable import FULL, no_room
 from flatout.errors import RunBroke, UserError
 from flatout.report.page import read_curves, write_page
 from flatout.report.run_log import RunLog
-from flatout.report.summary import Summary
+from flatout.report.summary import FILE as SUMMARY
+from flatout.report.summary import Summary, write_atomically
 
 
 @dataclasses.dataclass(slots=True)
@@ -30,6 +32,21 @@ class RunFolder:
     log: RunLog
     is_first: bool = True
     """Whether this rank prints and writes; the others only read here."""
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+    """What `begin` writes."""
+
+    def begin(self) -> None:
+        """Write down what this run is; one taken up again keeps what it has until it is known to be the same."""
+        if not self.is_first or self.has_begun:
+            return
+        for name, text in self.files.items():
+            write_atomically(self.path / name, text)
+        self.summary.path = self.path / SUMMARY
+        self.summary.write()
+
+    @property
+    def has_begun(self) -> bool:
+        return self.summary.path is not None
 
     def choose(self, name: str, value: object, why: str, evidence: str) -> None:
         """Keep and print one choice that the run made by itself."""
@@ -39,9 +56,9 @@ class RunFolder:
 
 @contextmanager
 def open_run_folder(
-    config: RunConfig, path: Path, overrides: Sequence[str], *, is_first: bool = True
+    config: RunConfig, path: Path, overrides: Sequence[str], *, is_first: bool = True, is_again: bool = False
 ) -> Iterator[RunFolder]:
-    """The folder of a run that is about to begin; closes its summary with how the run ended."""
+    """The folder of a run that is about to begin, or to go on; closes its summary with how the run ended."""
     command = shlex.join(["python", "-m", "train", *overrides])
     if not is_first:
         with RunLog(None) as log:
@@ -52,23 +69,39 @@ def open_run_folder(
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError("output", f"cannot make {path}: {error.strerror}", mend="Set output=FOLDER.") from None
-    summary = Summary(path, experiment=config.experiment, command=command, seed=config.seed)
-    (path / "config.yaml").write_text(
-        yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True), encoding="utf-8"
-    )
-    (path / "overrides.txt").write_text("".join(f"{override}\n" for override in overrides), encoding="utf-8")
-    with RunLog(path / "log.txt") as log:
-        try:
-            yield RunFolder(path, summary, log)
-        except BaseException as error:
-            log.keep(str(error) if isinstance(error, UserError | RunBroke) else traceback.format_exc())
-            status = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
-            summary.finish(status)
-            with suppress(OSError):
-                write_page(path, summary.values, read_curves(path), [])
-            log.say(f"{status}: {path}")
+    summary = Summary(None, experiment=config.experiment, command=command, seed=config.seed)
+    files = {
+        "config.yaml": yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True),
+        "overrides.txt": "".join(f"{override}\n" for override in overrides),
+    }
+    try:
+        with RunLog(path / "log.txt") as log:
+            place = RunFolder(path, summary, log, files=files)
+            if not is_again:
+                place.begin()
+            try:
+                yield place
+            except BaseException as error:
+                _close_early(place, error)
+                raise
+            summary.finish("finished")
+    except OSError as error:
+        if error.errno not in FULL:
             raise
-        summary.finish("finished")
+        mend = "Make room, or set output=FOLDER on another disk; resume=auto goes on from the last checkpoint."
+        raise no_room(error, "output", path, 1_000_000, mend) from None
+
+
+def _close_early(place: RunFolder, error: BaseException) -> None:
+    """Say how a run ended before its end; what cannot be written then is not worth another error."""
+    place.log.keep(str(error) if isinstance(error, UserError | RunBroke) else traceback.format_exc())
+    if not place.has_begun:
+        return
+    status = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
+    with suppress(OSError):
+        place.summary.finish(status)
+        write_page(place.path, place.summary.values, read_curves(place.path), [])
+    place.log.say(f"{status}: {place.path}")
 
 
 def plain(value: Any) -> Any:

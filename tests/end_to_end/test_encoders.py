@@ -25,7 +25,7 @@ from flatout import (
     fit,
     load_predictor,
 )
-from flatout.checkpoints import FolderCheckpointIO
+from flatout.checkpoint_folder import FolderCheckpointIO
 from flatout.data.problem import Problem
 
 SMALL = TransformerConfig(hidden=32, layers=2, heads=4)

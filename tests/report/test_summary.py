@@ -39,6 +39,7 @@ SCHEMA = {
     "verdict": None,
     "baseline": None,
     "calibration": None,
+    "metric": None,
     "metrics": None,
     "artifacts": None,
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flatout.checkpoints import require_whole
+from flatout.checkpoint_folder import require_whole
 
 SMALL = [
     "+experiment=bert_tiny",

@@ -9,6 +9,7 @@ A feed is a Lightning loader: its state is the epoch and the batches taken, so a
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from flatout.data.batch import FlatBatch
 from flatout.data.feeding import FeedKind
 from flatout.data.gather import TOKENS, Gatherer, Run, cut_run, move_run
-from flatout.data.plan import Plan, PlanSettings, count_batches
+from flatout.data.plan import Plan, PlanSettings, Rows, count_batches
 from flatout.data.store import StoreSplit
 
 Transform = Callable[[FlatBatch], FlatBatch]
@@ -100,6 +101,11 @@ class Feed:
         feed._gatherer = self._gatherer
         return feed
 
+    def rows_of_step(self, epoch: int, step: int) -> Rows:
+        """Numbers of the rows that all ranks train in one optimizer step of an epoch."""
+        plan = Plan(self._lengths, self.plan, epoch)
+        return plan.order[plan.bounds[step] : plan.bounds[step + 1]]
+
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch, "consumed": self.consumed}
 
@@ -153,6 +159,9 @@ class Feed:
             batch_size=None,
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
+            generator=torch.Generator().manual_seed(self.plan.seed),  # else it draws from the run's own numbers
+            # A worker ends when its parent is gone; that of a server's child would be the server.
+            multiprocessing_context="fork" if "fork" in multiprocessing.get_all_start_methods() else None,
         )
         return (batch.to(self.device) for batch in loader)
 

@@ -7,9 +7,11 @@ one point of each TensorBoard curve and one turn of the progress line.
 from __future__ import annotations
 
 import csv
+import os
 import time
+import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -91,12 +93,32 @@ class Flush(Callback):
         self.steps, self.epochs = 0, 0
         self.seconds_to_first_step: float | None = None
         self._now = Counts()
+        self._phase_s = dict.fromkeys(PHASES, 0.0)
         self._fit_started = self._since = time.perf_counter()
         self._wait_before = 0.0
         self._steps_since = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._restart_clock(pl_module)
+        assert isinstance(pl_module, StepTask)
+        self._phase_s = pl_module.phase_s
+        self._start_clock()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is counted and not told yet, and what was told so far."""
+        self._take_times()
+        return {
+            "now": asdict(self._now),
+            "total": asdict(self.total),
+            "steps_since": self._steps_since,
+            "files": [listener.size() for listener in self.listeners if isinstance(listener, MetricsFile)],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._now, self.total = Counts(**state_dict["now"]), Counts(**state_dict["total"])
+        self._steps_since = state_dict["steps_since"]
+        files = [listener for listener in self.listeners if isinstance(listener, MetricsFile)]
+        for file, size in zip(files, state_dict["files"], strict=False):
+            file.cut(size)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: FlatBatch, batch_idx: int
@@ -128,8 +150,8 @@ class Flush(Callback):
         assert isinstance(pl_module, StepTask)
         values = {f"val/{name}": value for name, value in pl_module.results.items()}
         for listener in self.listeners:
-            listener.on_validation(trainer.global_step, _epoch(trainer), values)
-        self._restart_clock(pl_module)
+            self._tell(listener, "on_validation", trainer, values)
+        self._start_clock()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.steps, self.epochs = trainer.global_step, trainer.current_epoch
@@ -140,10 +162,8 @@ class Flush(Callback):
         if not self._now.batches:
             return
         losses, norms = pl_module.take_losses()
-        now = self._now
-        now.seconds = time.perf_counter() - self._since
-        now.wait_s = self.feed.wait_s - self._wait_before
-        now.phase_s = dict(pl_module.phase_s)
+        self._take_times()
+        now, self._now = self._now, Counts()
         self.total.add(now)
         values = now.values(is_host_clock=pl_module.device.type == "cpu")
         if losses:
@@ -153,13 +173,28 @@ class Flush(Callback):
         values["train/lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         self._steps_since = 0
         for listener in self.listeners:
-            listener.on_flush(trainer.global_step, _epoch(trainer), values)
-        self._restart_clock(pl_module)
+            self._tell(listener, "on_flush", trainer, values)
+        self._start_clock()
 
-    def _restart_clock(self, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, StepTask)
-        self._now = Counts()
-        pl_module.phase_s.update(dict.fromkeys(PHASES, 0.0))
+    def _tell(self, listener: Listener, event: str, trainer: L.Trainer, values: dict[str, float]) -> None:
+        """Tell a listener; one that cannot write any more is let go, and training goes on."""
+        try:
+            getattr(listener, event)(trainer.global_step, _epoch(trainer), values)
+        except OSError as error:
+            self.listeners = [each for each in self.listeners if each is not listener]
+            warnings.warn(f"{type(listener).__name__} ends here: {error}", RuntimeWarning, stacklevel=2)
+
+    def _take_times(self) -> None:
+        """Add what the clocks have counted, and start them anew."""
+        now = self._now
+        now.seconds += time.perf_counter() - self._since
+        now.wait_s += self.feed.wait_s - self._wait_before
+        for phase in PHASES:
+            now.phase_s[phase] += self._phase_s[phase]
+        self._start_clock()
+
+    def _start_clock(self) -> None:
+        self._phase_s.update(dict.fromkeys(PHASES, 0.0))
         self._wait_before = self.feed.wait_s
         self._since = time.perf_counter()
 
@@ -189,6 +224,16 @@ class MetricsFile:
 
     on_validation = on_flush
 
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._file.tell()
+
+    def cut(self, size: int) -> None:
+        """Take away rows that were written after a checkpoint: they will be written again."""
+        if self._file.seek(0, os.SEEK_END) > size:
+            self._file.truncate(size)
+            self._file.seek(0, os.SEEK_END)
+
     def close(self) -> None:
         self._file.close()
 
@@ -196,10 +241,11 @@ class MetricsFile:
 class Curves:
     """TensorBoard's event file in the run folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, after: int | None = None) -> None:
+        """`after`: the step a run goes on from; what was written beyond it counts no more."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder))
+        self.writer = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
 
     def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
         for name, value in values.items():

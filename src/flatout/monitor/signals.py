@@ -1,55 +1,129 @@
-"""A signal to one rank is a signal to all: they agree on it about twice a second, not in every step.
+"""Signals ask a run to end: it does so between two optimizer steps, with a checkpoint, on all ranks.
 
-Lightning lets the first rank tell the others before each batch whether it was asked to stop, which is one wait for the
-device a batch and does not see signals to other ranks.
+While training waits for such a place a signal only sets a flag; everywhere else, and the second time, it ends the
+process at once. Ranks agree about twice a second whether one of them was asked, not in every step: Lightning lets the
+first rank tell the others before each batch, which is one wait for the device a batch and does not see signals to
+other ranks.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import threading
 import time
-from types import FrameType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
 
-import lightning as L
 import torch
 import torch.distributed as dist
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 _WARM_UP = 8
 _SECONDS = 0.5
 _MOST_BATCHES = 256
+_ECHO_S = 1.0
+"""A terminal and a launcher both pass a signal on to a rank; within this time they are one."""
 
 
-def agree_on_signals_seldom(trainer: L.Trainer) -> None:
-    """Put our agreement in the place of Lightning's."""
-    watch = SignalWatch()
-    vars(trainer.fit_loop.epoch_loop)["_broadcast_sigterm_tensor"] = lambda: watch.look(trainer.strategy.root_device)
-    vars(vars(trainer)["_signal_connector"])["_sigterm_notifier_fn"] = watch.note
+def asking() -> list[signal.Signals]:
+    """The signals that ask a run to end."""
+    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
+    return [getattr(signal, name) for name in names if hasattr(signal, name)]
+
+
+class Signals:
+    """What this process was asked, from `__enter__` to `__exit__`."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        """The signal that asked to end; 0: none."""
+        self._waits = False
+        self._asked_at = 0.0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in asking():
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+                    self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before.clear()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """In here somebody looks for `number` often: a first signal disturbs nothing."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.number and now - self._asked_at < _ECHO_S and multiprocessing.parent_process() is not None:
+            return
+        if self._waits and not self.number:
+            self.number, self._asked_at = number, now
+            if multiprocessing.parent_process() is None:
+                # A process that hangs in a library never comes back to a handler of ours; the system needs none.
+                for again in self._before:
+                    signal.signal(again, signal.SIG_DFL)
+            return
+        self.number, self._asked_at = number, now
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
 
 
 class SignalWatch:
-    """Counts batches and asks all ranks every so many of them whether one was asked to stop."""
+    """Looks for a signal between two steps; several ranks agree on it every so many looks."""
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Signals) -> None:
+        self.signals = signals
         self.every = _WARM_UP
-        self.was_asked = False
-        self._batches = 0
+        self._looks = 0
         self._since = time.perf_counter()
 
-    def note(self, number: int, frame: FrameType | None) -> None:
-        """The handler of the signal: it waits for nobody."""
-        self.was_asked = True
-
-    def look(self, device: torch.device) -> None:
-        """Once before each batch, on every rank."""
-        self._batches += 1
-        if self._batches % self.every:
-            return
+    def look(self, device: torch.device, is_due: bool = False) -> tuple[int, bool]:
+        """The signal that some rank was sent, and whether the first rank finds something due. On every rank."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return self.signals.number, is_due
+        self._looks += 1
+        if self._looks % self.every:
+            return 0, False
         now = time.perf_counter()
-        batch_s = (now - self._since) / self.every
-        told = torch.tensor([float(self.was_asked), batch_s], device=device)
+        look_s = (now - self._since) / self.every
+        is_mine = is_due and dist.get_rank() == 0
+        told = torch.tensor([float(self.signals.number), float(is_mine), look_s], device=device)
         dist.all_reduce(told, dist.ReduceOp.MAX)
-        asked, slowest_s = told.tolist()
-        if asked:
-            raise SIGTERMException
-        self._batches, self._since = 0, now
+        asked, due, slowest_s = told.tolist()
+        self._looks, self._since = 0, now
         self.every = min(_MOST_BATCHES, max(1, int(_SECONDS / max(slowest_s, 1e-6))))
+        return int(asked), bool(due)
+
+
+def requeue_with_slurm(number: int) -> str | None:
+    """Ask SLURM to run this job again, where its warning was what ended the run; what was done about it, in words."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    if number != getattr(signal, "SIGUSR1", None) or not job.isdecimal():
+        return None
+    import shutil
+    import subprocess
+
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID", ""), os.environ.get("SLURM_ARRAY_TASK_ID", "")
+    name = f"{array}_{task}" if array.isdecimal() and task.isdecimal() else job
+    if (program := shutil.which("scontrol")) is None:
+        return f"SLURM job {name} is not queued again: there is no scontrol here"
+    done = subprocess.run([program, "requeue", name], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return f"SLURM job {name} is not queued again: {done.stderr.strip() or done.returncode}"
+    return f"SLURM job {name} is queued again"

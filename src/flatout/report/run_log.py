@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -15,6 +16,7 @@ class RunLog:
     def __init__(self, path: Path | None) -> None:
         self._file: TextIO | None = None if path is None else path.open("a", encoding="utf-8")
         self._caught = warnings.catch_warnings()
+        self._has_failed = False
 
     def __enter__(self) -> RunLog:
         self._caught.__enter__()
@@ -47,5 +49,10 @@ class RunLog:
         if self._file is None:
             return
         stamp = time.strftime("%H:%M:%S")
-        self._file.writelines(f"{stamp} {line}\n" for line in text.splitlines())
-        self._file.flush()
+        try:
+            self._file.writelines(f"{stamp} {line}\n" for line in text.splitlines())
+            self._file.flush()
+        except OSError as error:  # a full disk; the run is worth more than its log
+            if not self._has_failed:
+                self._has_failed = True
+                print(f"log.txt ends here: {error}", file=sys.stderr)

@@ -49,6 +49,7 @@ def empty_summary() -> dict[str, Any]:
         "verdict": None,
         "baseline": None,
         "calibration": None,
+        "metric": None,
         "metrics": {},
         "artifacts": {},
     }

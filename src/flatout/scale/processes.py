@@ -30,8 +30,10 @@ from flatout.checkpoints import CHECKPOINTS
 from flatout.config import RunConfig
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require
 from flatout.inference import load_predictor
+from flatout.monitor.signals import asking
 from flatout.ranks import Ranks, cores_here
-from flatout.report.summary import mark_broken
+from flatout.report.summary import mark_broken, read_summary
+from flatout.resume import find_run, unfinished_before
 from flatout.run import Result, run
 from flatout.run_folder import new_folder
 from flatout.scale.children import end_with_parent, interrupt_once, redirect_output, warm_start
@@ -43,7 +45,7 @@ _LATER_S = 2
 
 
 def start(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[str] = ()) -> Result:
-    """One run, here or on as many processes as devices are asked for."""
+    """One run, here or on as many processes as devices are asked for; one that is gone on with has its old folder."""
     ranks = Ranks.here()
     wanted = devices_wanted(config.trainer)
     if ranks.are_several:
@@ -54,9 +56,33 @@ def start(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[
     elif config.trainer.get("num_nodes", 1) != 1:
         what = f"{config.trainer['num_nodes']}, but nobody has started a rank on another machine"
         raise UserError("trainer.num_nodes", what, mend="Start the run on each machine with torchrun or srun.")
+    place = json.loads(ranks.agreed("folder", lambda: json.dumps(_place(config, folder, overrides))))
+    at = Path(place["folder"])
+    if place["is_finished"]:
+        return finished_result(at)
+    config = replace(config, resume=place["resume"])
     if ranks.are_several or len(wanted) == 1:
-        return run(config, folder=folder, overrides=overrides, number=wanted[0])
-    return _on_ranks(config, wanted, folder or new_folder(config), overrides)
+        return run(config, at, overrides=overrides, number=wanted[0])
+    return _on_ranks(config, wanted, at, overrides)
+
+
+def _place(config: RunConfig, folder: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
+    """Where the run's folder is, and whether something is in it to go on with."""
+    found = find_run(config, overrides)
+    for line in found.lines:
+        print(line, flush=True)
+    if found.folder is not None:
+        return {"folder": str(found.folder), "resume": str(found.folder), "is_finished": found.is_finished}
+    if config.resume is None and (word := unfinished_before(config, overrides)):
+        print(word, flush=True)
+    return {"folder": str((folder or new_folder(config)).absolute()), "resume": None, "is_finished": False}
+
+
+def finished_result(folder: Path) -> Result:
+    """What a run has left that has finished before."""
+    summary = read_summary(folder)
+    metrics = {name: float(value) for name, value in summary["metrics"].items() if value is not None}
+    return Result(folder, metrics, [], load_predictor(folder), summary, summary["metric"])
 
 
 def devices_wanted(trainer: dict[str, Any]) -> list[int]:
@@ -103,8 +129,9 @@ def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Se
         with _handlers_given_back():
             found = launch(config, folder, list(overrides), _environment(config, devices))[0]
     except ChildFailedError as error:
-        mark_broken(folder, started)
-        raise _told(error, len(devices), folder) from None
+        told = _told(error, len(devices), folder)
+        mark_broken(folder, started, "interrupted" if isinstance(told, SystemExit) else "failed")
+        raise told from None
     except SignalException as stopped:
         mark_broken(folder, started, "interrupted")
         if stopped.sigval is signal.SIGINT:
@@ -116,6 +143,9 @@ def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Se
 def _launch_of(count: int) -> LaunchConfig:
     """So many processes on this machine, on ports that are free; one that dies is not started again."""
     has_server = "forkserver" in multiprocessing.get_all_start_methods()
+    # Older releases pass on no other signals than their own four.
+    passes_on = "signals_to_handle" in LaunchConfig.__dataclass_fields__
+    signals: dict[str, Any] = {"signals_to_handle": ",".join(each.name for each in asking())} if passes_on else {}
     return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -127,14 +157,14 @@ def _launch_of(count: int) -> LaunchConfig:
         max_restarts=0,
         start_method="forkserver" if has_server else multiprocessing.get_start_method(),
         shutdown_timeout=_SHUTDOWN_S,
+        **signals,
     )
 
 
 @contextmanager
 def _handlers_given_back() -> Iterator[None]:
     """Torch's launcher takes the handlers of signals and keeps them."""
-    taken = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    handlers = {number: signal.getsignal(number) for number in taken}
+    handlers = {number: signal.getsignal(number) for number in asking()}
     try:
         yield
     finally:
@@ -161,7 +191,7 @@ def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: di
     os.environ |= {name: value for name, value in environment.items() if name not in ours}
     redirect_output()
     try:
-        result = run(config, folder=folder, overrides=overrides)
+        result = run(config, folder, overrides=overrides)
     except UserError as mistake:
         _write_down(mistake)
         sys.exit(EXIT_CODE)
@@ -190,7 +220,7 @@ def _write_down(mistake: UserError) -> None:
         Path(path).write_text(json.dumps({"message": words}), encoding="utf-8")
 
 
-def _told(error: ChildFailedError, count: int, folder: Path) -> Exception:
+def _told(error: ChildFailedError, count: int, folder: Path) -> BaseException:
     """What the first failure means to a person."""
     rank, failure = _first_cause(error)
     words = failure.error_file_data.get("message")
@@ -205,8 +235,7 @@ def _told(error: ChildFailedError, count: int, folder: Path) -> Exception:
         mend = " Out of memory is the usual cause." if name == "SIGKILL" else ""
         return RunBroke(f"rank {rank} of {count} was ended by {name}; the other ranks were stopped.{mend}{rest}")
     if failure.exitcode > 128:
-        name = signal.Signals(failure.exitcode - 128).name
-        return RunBroke(f"rank {rank} of {count} was asked to end by {name}; the other ranks were stopped.{rest}")
+        return KeyboardInterrupt() if failure.exitcode == 128 + signal.SIGINT else SystemExit(failure.exitcode)
     trace = told.get("py_callstack", "")
     return RunBroke(f"{trace}\nrank {rank} of {count} failed; the other ranks were stopped.{rest}".strip())
 

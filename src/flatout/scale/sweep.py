@@ -28,7 +28,6 @@ from flatout.config import RunConfig
 from flatout.errors import RunBroke, UserError, as_choice, require
 from flatout.report.summary import json_safe, write_atomically
 from flatout.report.sweep_page import Confirmed, SweepReport, TrialRow, write_sweep
-from flatout.run import EPOCHS
 from flatout.scale.board import Board
 from flatout.scale.durations import seconds
 from flatout.scale.hyperparameters import write_hyperparameters
@@ -37,6 +36,7 @@ from flatout.scale.slots import Slot, slots
 from flatout.scale.space import Choice, Interval, Part, Space, grid, words
 from flatout.scale.study import Pruner, Sampler, Study
 from flatout.scale.trials import Ending, Judge, Status, Trial, endings
+from flatout.trainer import EPOCHS
 
 FILE = "sweep.json"
 _CONFIRMED = "confirmed.json"

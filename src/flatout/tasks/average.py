@@ -13,6 +13,8 @@ class WeightAverage:
         self.memory = memory
         self._weights = dict(model.named_parameters())
         self._means = {name: weight.detach().clone() for name, weight in self._weights.items()}
+        self.is_in_model = False
+        """Whether the mean stands in the model's place and the weights aside."""
 
     @torch.no_grad()
     def add(self, step: int) -> None:
@@ -23,6 +25,7 @@ class WeightAverage:
     @torch.no_grad()
     def exchange(self) -> None:
         """Put the mean into the model and keep the weights aside; the second time, the other way round."""
+        self.is_in_model = not self.is_in_model
         for name, weight in self._weights.items():
             kept = weight.clone()
             weight.copy_(self._means[name])

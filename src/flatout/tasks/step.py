@@ -31,7 +31,7 @@ from flatout.data.batch import FlatBatch
 from flatout.data.plan import Layout
 from flatout.errors import UserError
 from flatout.models.lean import LeanEmbedding
-from flatout.optim import OptimConfig, clip_gradients
+from flatout.optim import NotFinite, OptimConfig, clip_gradients, gradient_length
 from flatout.tasks.average import WeightAverage
 
 PHASES = ("forward", "backward", "optimizer")
@@ -42,6 +42,8 @@ AVERAGE = "average"
 class StepTask(L.LightningModule):
     """A model, a loss and an optimizer; subclasses say what the loss and the metrics are."""
 
+    finds_at_once = True
+    """Whether a step that went wrong on a CPU is found there and then; elsewhere the device leaves it out itself."""
     _loss_sum: Tensor
 
     def __init__(self, model: nn.Module, optim: OptimConfig, *, total_steps: int, clip: float = 0.0) -> None:
@@ -66,6 +68,13 @@ class StepTask(L.LightningModule):
         self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
         self._rows_judged = 0
         self._stepper: list[LightningOptimizer] = []  # in a list, so that it is no submodule and no state
+        self._is_updating = self._is_under_way = False
+        self._kept_average: dict[str, Tensor] = {}
+        self._broken: Tensor | None = None
+        self.tell_rows: Callable[[int], str] = lambda step: ""
+        """Names the rows of an optimizer step, counted from 0, where one went wrong."""
+        self.skipped: list[int] = []
+        """Steps, counted from 0, that were left out because their gradient was not finite."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
@@ -131,6 +140,9 @@ class StepTask(L.LightningModule):
         self._trained = [weight for group in optimizer.param_groups for weight in group["params"]]
         if self.optim.ema:
             self.average = WeightAverage(self.model, self.optim.ema)
+            self.average.load_state_dict(self._kept_average)
+        self._losses = [loss.to(self.device) for loss in self._losses]
+        self._norms = [norm.to(self.device) for norm in self._norms]
         self._is_scaled = self._scaler() is not None
         self._is_plain = isinstance(self.trainer.strategy, SingleDeviceStrategy) and not self._is_scaled
         self._exchanges = _are_several()
@@ -161,6 +173,7 @@ class StepTask(L.LightningModule):
 
     def training_step(self, batch: FlatBatch, batch_idx: int) -> None:
         started = time.perf_counter()
+        self._is_under_way = True
         loss = self.loss(self.model(batch), batch)
         forwarded = time.perf_counter()
         self._backward(loss, batch.ends_step)
@@ -171,6 +184,7 @@ class StepTask(L.LightningModule):
             self._losses.append(window[0] if len(window) == 1 else torch.stack(window).sum())
             window.clear()
             self._step()
+            self._is_under_way = False
         phase_s = self.phase_s
         phase_s["forward"] += forwarded - started
         phase_s["backward"] += backwarded - forwarded
@@ -197,16 +211,44 @@ class StepTask(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         self._close_split("val")
-        if self.average is not None:
+        self.put_back_weights()
+
+    def put_back_weights(self) -> None:
+        """The trained weights, where a validation has put their mean in their place."""
+        if self.average is not None and self.average.is_in_model:
             self.average.exchange()
+
+    def is_torn(self) -> bool:
+        """Whether weights or running statistics are no longer those that the last step has left."""
+        has_statistics = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.modules())
+        return self._is_updating or (self._is_under_way and has_statistics)
+
+    def unread(self) -> dict[str, Any]:
+        """Losses and gradient lengths that nobody has taken yet."""
+        return {
+            "losses": torch.stack(self._losses) if self._losses else None,
+            "norms": torch.stack(self._norms) if self._norms else None,
+        }
+
+    def take_unread(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
+        """What `unread` told on each rank; on other ranks than then, the first takes the sum of all losses."""
+        is_same_world = len(of_ranks) == (dist.get_world_size() if _are_several() else 1)
+        own = of_ranks[rank if is_same_world else 0]
+        losses, norms = own["losses"], own["norms"]
+        if losses is not None and not is_same_world:
+            losses = sum(each["losses"] for each in of_ranks) if rank == 0 else torch.zeros_like(losses)
+        self._losses = [] if losses is None else list(losses.unbind())
+        self._norms = [] if norms is None else list(norms.unbind())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.average is not None:
             checkpoint[AVERAGE] = self.average.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self.average is not None and AVERAGE in checkpoint:
-            self.average.load_state_dict(checkpoint[AVERAGE])
+        """Before the optimizer and the mean of the weights are there."""
+        self._kept_average = checkpoint.get(AVERAGE, {})
+        if self._thaw is not None and checkpoint["global_step"]:
+            self._thaw(self._epochs_done(checkpoint["global_step"]))
 
     def on_test_epoch_end(self) -> None:
         self._close_split("test")
@@ -245,13 +287,21 @@ class StepTask(L.LightningModule):
         if _are_several():
             dist.all_reduce(losses)  # each rank's loss is its share of the step's
         both = torch.cat([losses, torch.stack(self._norms).float()] if self._norms else [losses]).tolist()
-        wrong = [place for place, value in enumerate(both[:count]) if not math.isfinite(value)]
+        losses_of, norms_of = both[:count], both[count:]
+        wrong = {place for place, value in enumerate(losses_of) if not math.isfinite(value)}
         if not self._is_scaled:  # a scaler looks for steps it must leave out by just that
-            wrong += [place for place, value in enumerate(both[count:]) if not math.isfinite(value)]
-        if wrong:
-            raise _not_finite(self._steps_done - count + min(wrong) + 1)
+            wrong |= {place for place, value in enumerate(norms_of) if not math.isfinite(value)}
+        first = self._steps_done - count
+        if wrong and (self.optim.not_finite is NotFinite.stop or self._is_scaled):
+            raise self._not_finite(first + min(wrong))
+        self.skipped += [first + place for place in sorted(wrong)]
         self._losses, self._norms = [], []
-        return both[:count], both[count:]
+        return _without(losses_of, wrong), _without(norms_of, wrong)
+
+    def require_sound(self) -> None:
+        """Refuse to keep weights while a step that went wrong is waiting to be found; no wait where none can."""
+        if self._broken is not None and bool(self._broken):
+            self.take_losses()
 
     def _backward(self, loss: Tensor, ends_step: bool) -> None:
         if self._is_plain:
@@ -273,15 +323,14 @@ class StepTask(L.LightningModule):
         if self._exchanges:
             for embedding in self._lean:
                 embedding.exchange()
-        if self.clip:
-            if (scaler := self._scaler()) is not None:
-                scaler.unscale_(optimizer)
-            self._norms.append(clip_gradients(self._trained, self.clip))
-        if self._steps_directly:
+        is_wanted = self._is_sound(optimizer, step)
+        self._is_updating = True
+        if self._steps_directly or not is_wanted:
             # Lightning's way to the optimizer serves scalers, closures and hooks; where there are none it is 30 µs
             # for nothing. Its own count of steps is kept.
             stepper._on_before_step()
-            optimizer.step()
+            if is_wanted:
+                optimizer.step()
             stepper._on_after_step()
         else:
             stepper.step()
@@ -290,8 +339,50 @@ class StepTask(L.LightningModule):
         optimizer.zero_grad()
         if self.average is not None:
             self.average.add(step)
-        if self._thaw is not None and self._thaw((step + 1) / self.total_steps * (self.trainer.max_epochs or 1)):
+        if self._thaw is not None and self._thaw(self._epochs_done(step + 1)):
             self._exchange_what_thawed()
+        self._is_updating = False
+
+    def _is_sound(self, optimizer: torch.optim.Optimizer, step: int) -> bool:
+        """Clip the gradient; whether the step may be taken, which elsewhere than on a CPU the device decides itself."""
+        scaler = self._scaler()
+        if self.clip:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            length = clip_gradients(self._trained, self.clip)
+        elif scaler is None:
+            length = gradient_length(self._trained)
+        else:
+            return True
+        self._norms.append(length)
+        if scaler is not None:  # it leaves such steps out itself
+            return True
+        stops = self.optim.not_finite is NotFinite.stop
+        if length.device.type == "cpu" and self.finds_at_once:
+            if math.isfinite(length) and (not stops or math.isfinite(self._losses[-1])):
+                return True
+            if stops:
+                raise self._not_finite(step)
+            return False
+        # A fused optimizer leaves a step out where this number is 1, and once it is, so are all that follow: nothing
+        # is waited for, and the next flush finds which step it was.
+        broken = (~torch.isfinite(length)).float()
+        if stops and self._broken is not None:
+            broken = torch.maximum(broken, self._broken)
+        self._broken = broken
+        vars(optimizer)["found_inf"] = broken
+        return True
+
+    def _not_finite(self, step: int) -> UserError:
+        what = f"the loss or its gradient is not finite at step {step + 1}{self.tell_rows(step)}"
+        mend = (
+            "Lower optim.lr, set precision=fp32, or leave such steps out with optim.not_finite=skip."
+            " No weight was changed by it, and the last checkpoint is kept."
+        )
+        return UserError("training", what, mend=mend)
+
+    def _epochs_done(self, steps: int) -> float:
+        return steps / self.total_steps * (self.trainer.max_epochs or 1)
 
     def _exchange_what_thawed(self) -> None:
         """DDP exchanges the gradients of those weights that were trained when it was set up: set it up anew."""
@@ -307,10 +398,8 @@ def _are_several() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _not_finite(step: int) -> UserError:
-    what = f"the loss or its gradient is not finite at step {step}"
-    mend = "Lower optim.lr, or set precision=fp32. The last checkpoint was written before and is kept."
-    return UserError("training", what, mend=mend)
+def _without(values: list[float], places: set[int]) -> list[float]:
+    return [value for place, value in enumerate(values) if place not in places]
 
 
 def callbacks_of(trainer: L.Trainer) -> list[Callback]:

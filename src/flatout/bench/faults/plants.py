@@ -1,0 +1,117 @@
+"""Callbacks that do harm at a chosen place: a signal, an exception, an answer that is no number."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+PLACES = (
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+    "on_validation_start",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+    "on_validation_epoch_end",
+    "on_validation_end",
+    "on_train_epoch_end",
+    "on_train_end",
+)
+"""Hooks in which a callback can do something."""
+STEPS = "steps.txt"
+"""Tells in the run's folder how many steps were done when the harm was done."""
+
+
+class _Once(L.Callback):
+    """Does something the first time that a hook comes in which so many steps are done."""
+
+    def __init__(self, place: str, step: int) -> None:
+        assert place in PLACES
+        self.step, self.is_done = step, False
+        setattr(self, place, self._come)
+
+    def _come(self, trainer: L.Trainer, *_: Any) -> None:
+        if not self.is_done and trainer.state.fn == "fit" and trainer.global_step >= self.step:
+            self.is_done = True
+            Path(trainer.default_root_dir, STEPS).write_text(f"{trainer.global_step}", encoding="utf-8")
+            self.harm()
+
+    def harm(self) -> None:
+        raise NotImplementedError
+
+
+class SignalAt(_Once):
+    """Sends this process a signal."""
+
+    def __init__(self, place: str, step: int, number: int) -> None:
+        super().__init__(place, step)
+        self.number = number
+
+    def harm(self) -> None:
+        os.kill(os.getpid(), self.number)
+
+
+class KillAt(SignalAt):
+    """Ends this process as if the power had failed."""
+
+    def __init__(self, place: str, step: int) -> None:
+        super().__init__(place, step, signal.SIGKILL)
+
+
+class Planted(Exception):
+    """An exception of somebody's callback."""
+
+
+class RaiseAt(_Once):
+    """Raises."""
+
+    def harm(self) -> None:
+        raise Planted
+
+
+class NotANumberAt(L.Callback):
+    """Spoils the model's outputs in training, in the optimizer step of that number, counted from 0."""
+
+    def __init__(self, step: int, value: float, rank: int | None = None) -> None:
+        self.step, self.value, self.rank = step, value, rank
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        model: Any = pl_module.model
+        is_meant = self.rank is None or trainer.global_rank == self.rank
+
+        def spoil(module: Any, inputs: Any, outputs: Any) -> Any:
+            if is_meant and module.training and trainer.global_step == self.step:
+                return outputs * self.value
+            return outputs
+
+        model.register_forward_hook(spoil)
+
+
+class DrawsNumbers(L.Callback):
+    """Uses Python's and numpy's random numbers in training, as a callback may, and remembers their sum."""
+
+    def __init__(self) -> None:
+        self.sum = 0.0
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        import random
+
+        import numpy as np
+
+        self.sum += random.random() + float(np.random.rand()) + random.gauss(0, 1) + float(np.random.randn())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sum": self.sum}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.sum = state_dict["sum"]
+
+
+Plant = Callable[[], L.Callback]

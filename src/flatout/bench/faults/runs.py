@@ -1,0 +1,235 @@
+"""Small runs in processes of their own, cut short and taken up again, and what tells that nothing was lost.
+
+A run here is a few dozen steps on some hundred made-up rows and takes half a second; a process is forked from a warm
+server. Each computes on one thread, so that as many run at once as there are cores, and the same numbers come out.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lightning as L
+import torch
+from safetensors.torch import load_file
+
+from flatout.bits.data import BitsDataConfig
+from flatout.checkpoints import CHECKPOINTS, CheckpointConfig, newest_first
+from flatout.config import MonitorConfig
+from flatout.data.feeding import FeedKind
+from flatout.data.text import TextDataConfig
+from flatout.errors import EXIT_CODE, RunBroke, UserError
+from flatout.fitting import fit
+from flatout.models.bilstm import BiLSTMConfig
+from flatout.models.bitmlp import BitMLPConfig
+from flatout.models.transformer import TransformerConfig
+from flatout.optim import OptimConfig
+from flatout.ranks import cores_here
+from flatout.scale.children import end_with_parent, redirect_output, warm_start
+
+FAMILIES = ("bilstm", "encoder", "bits")
+_WORDS = "ash birch cedar elm fir hazel larch maple oak pine rowan willow yew".split()
+_CASE = "case"
+Case = TypeVar("Case")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One small run."""
+
+    family: str = "bilstm"
+    workers: int = 0
+    accumulate: int = 1
+    precision: str = "fp32"
+    batch_size: int = 12
+    trainer: dict[str, Any] = field(default_factory=dict)
+    optim: dict[str, Any] = field(default_factory=dict)
+    checkpoint: dict[str, Any] = field(default_factory=lambda: {"every_steps": 3})
+    monitor: dict[str, Any] = field(default_factory=lambda: {"flush_every": 4, "progress": False})
+    data: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    plants: tuple[tuple[type[L.Callback], dict[str, Any]], ...] = ()
+
+    def planted(self, kind: type[L.Callback], **settings: Any) -> Spec:
+        return replace(self, plants=(*self.plants, (kind, settings)))
+
+
+def write_rows(path: Path, rows: int = 130) -> None:
+    """A table of made-up texts of unequal length and their labels, the same for everybody."""
+    numbers = random.Random(7)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label"])
+        for row in range(rows):
+            label = numbers.randrange(3)
+            words = [numbers.choice(_WORDS[label * 2 :]) for _ in range(numbers.randrange(1, 9))]
+            writer.writerow([f"{' '.join(words)} {row}", "abc"[label]])
+
+
+def train(spec: Spec, folder: Path, *, resume: str | None = "auto") -> Any:
+    """The run of a spec below a folder, in this process."""
+    is_bits = spec.family == "bits"
+    feeding: dict[str, Any] = {"batch_size": spec.batch_size, "accumulate": spec.accumulate, **spec.data}
+    if spec.workers:
+        feeding |= {"feed": FeedKind.workers, "workers": spec.workers}
+    if is_bits:
+        data: Any = BitsDataConfig(**feeding)
+        data.sample.rows = 160
+        model: Any = BitMLPConfig(widths=[24], dropout=0.1)
+    else:
+        rows = folder.parent / "rows.csv"
+        if not rows.exists():
+            write_rows(rows)
+        data = TextDataConfig(train=str(rows), text="text", label="label", max_length=16, **feeding)
+        model = _MODELS[spec.family]()
+    return fit(
+        data,
+        model,
+        output=str(folder),
+        experiment=_CASE,
+        resume=resume,
+        precision=spec.precision,
+        trainer={"max_epochs": 3, "accelerator": "cpu", **spec.trainer},
+        optim=OptimConfig(**spec.optim),
+        checkpoint=CheckpointConfig(**{"patience": None, **spec.checkpoint}),
+        monitor=MonitorConfig(**spec.monitor),
+        callbacks={f"plant_{number}": kind(**settings) for number, (kind, settings) in enumerate(spec.plants)},
+        **spec.settings,
+    )
+
+
+_MODELS: dict[str, Callable[[], Any]] = {
+    "bilstm": lambda: BiLSTMConfig(embedding=8, hidden=8, dropout=0.2),
+    "encoder": lambda: TransformerConfig(hidden=16, layers=2, heads=2, intermediate=32),
+}
+
+
+def attempt(spec: Spec, folder: Path, *, kill_after_s: float | None = None, number: int = signal.SIGKILL) -> int:
+    """The exit code of one process that trains; killed after some seconds where it has not ended by then."""
+    warm_start()
+    context = multiprocessing.get_context("forkserver")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    output = folder.parent / f"{folder.name}.txt"
+    process = context.Process(target=_child, args=(spec, folder, str(output), dict(os.environ)))
+    process.start()
+    process.join(kill_after_s)
+    if process.is_alive() and kill_after_s is not None:
+        assert process.pid is not None
+        os.kill(process.pid, number)
+    process.join(120)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        raise RuntimeError(f"{folder}: the process did not end")
+    code = process.exitcode
+    assert code is not None
+    return code
+
+
+def _child(spec: Spec, folder: Path, output: str, environment: dict[str, str]) -> None:
+    os.environ |= {**environment, "FLATOUT_OUTPUT": output}
+    end_with_parent()
+    redirect_output()
+    torch.set_num_threads(1)
+    try:
+        train(spec, folder)
+    except UserError as mistake:
+        print(mistake, file=sys.stderr)
+        sys.exit(EXIT_CODE)
+    except RunBroke as broken:
+        print(broken, file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+
+
+def finished(spec: Spec, folder: Path) -> Path:
+    """The folder of a run that goes to its end."""
+    if code := attempt(spec, folder):
+        raise RuntimeError(f"{folder} ended with {code}:\n{said(folder)}")
+    return run_folder(folder)
+
+
+def run_folder(folder: Path) -> Path:
+    """The newest run below a folder."""
+    return max((folder / _CASE).iterdir(), key=lambda path: path.name)
+
+
+def said(folder: Path) -> str:
+    path = folder.parent / f"{folder.name}.txt"
+    return path.read_text(encoding="utf-8", errors="replace")[-3000:] if path.exists() else ""
+
+
+def saved_step(run: Path) -> int:
+    """The step of the newest checkpoint; 0 where there is none."""
+    names = [path.name for path in newest_first(run / CHECKPOINTS)]
+    return int(names[0].removeprefix("step-")) if names else 0
+
+
+def differences(run: Path, reference: Path) -> list[str]:
+    """What tells two finished runs apart, bit by bit: weights, optimizer, random numbers, metrics, the model left."""
+    found = []
+    for name in ("checkpoints/last", "checkpoints/best", "model"):
+        file = "model.safetensors" if name == "model" else "tensors.safetensors"
+        ours, theirs = (load_file(place / name / file) for place in (run, reference))
+        if ours.keys() != theirs.keys():
+            found.append(f"{name}: other tensors")
+        found += [f"{name}: {key}" for key in ours.keys() & theirs.keys() if not same_bits(ours[key], theirs[key])]
+    if (ours_rows := _metrics(run)) != (theirs_rows := _metrics(reference)):
+        found.append(f"metrics.csv: {len(ours_rows)} rows against {len(theirs_rows)}")
+    summaries = [json.loads((place / "summary.json").read_text(encoding="utf-8")) for place in (run, reference)]
+    if summaries[0]["metrics"] != summaries[1]["metrics"]:
+        found.append("summary.json: other metrics")
+    return found
+
+
+def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether two tensors are alike to the last bit, what is not a number too."""
+    if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
+        return False
+    return bool(
+        torch.equal(ours.contiguous().view(-1).view(torch.uint8), theirs.contiguous().view(-1).view(torch.uint8))
+    )
+
+
+def _metrics(run: Path) -> list[dict[str, str]]:
+    """Rows of metrics.csv without what the clock says."""
+    with (run / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    timed = ("time/", "speed/rows_per_s", "speed/tokens_per_s", "speed/mfu", "host/", "gpu/")
+    return [{name: value for name, value in row.items() if not name.startswith(timed)} for row in rows]
+
+
+def seconds_of(make: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    make()
+    return time.perf_counter() - began
+
+
+def side_by_side(work: Callable[[Case], Answer], cases: Iterable[Case]) -> list[Answer]:
+    """The answers of all cases, as many at once as there are cores."""
+    with ThreadPoolExecutor(max(1, len(cores_here()))) as pool:
+        return list(pool.map(work, cases))
+
+
+def tally(problems: Sequence[list[str]]) -> tuple[int, int, str]:
+    """How many cases had no problem, of how many, and the first problem there was."""
+    good = sum(not each for each in problems)
+    first = next((each[0] for each in problems if each), "")
+    return good, len(problems), first

@@ -1,0 +1,193 @@
+"""Lightning's Trainer for one run: our callbacks, our checkpoints, and whatever a person set, which wins."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from flatout.checkpoint_folder import FolderCheckpointIO
+from flatout.checkpoints import CHECKPOINTS, Checkpoints, best_mode
+from flatout.config import RunConfig
+from flatout.data.feed import Feed
+from flatout.errors import UserError, require
+from flatout.metrics import require_metric
+from flatout.monitor.flush import Curves, Flush, Listener, MetricsFile, NoProfiler, silence_unused_hooks
+from flatout.monitor.progress import ProgressLine
+from flatout.monitor.signals import Signals
+from flatout.precision import PrecisionChoice
+from flatout.ranks import Ranks
+from flatout.resume import Start
+from flatout.run_folder import RunFolder
+from flatout.tasks.step import StepTask
+
+EPOCHS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A Trainer, and the callbacks that are asked afterwards."""
+
+    trainer: L.Trainer
+    flush: Flush
+    checkpoints: Checkpoints
+
+
+def whole_steps(trainer: dict[str, Any], feed: Feed, place: RunFolder) -> dict[str, Any]:
+    """A Trainer's settings with epochs and validations that end where an optimizer step does, never inside one."""
+    accumulate, settings = feed.plan.accumulate, dict(trainer)
+    limit = settings.get("limit_train_batches")
+    if limit is not None:
+        batches = _whole(_count(limit, len(feed)), accumulate)
+        require(batches > 0, "trainer.limit_train_batches", f"{limit}", allowed="at least one batch")
+        settings["limit_train_batches"] = min(batches, len(feed))
+    interval = settings.get("val_check_interval")
+    if accumulate > 1 and isinstance(interval, int | float) and interval != 1.0:
+        asked = _count(interval, batches_in_epoch(settings, feed))
+        settings["val_check_interval"] = batches = _whole(asked, accumulate)
+        if batches != asked:
+            evidence = f"{accumulate} batches make a step, {asked} were asked for"
+            place.choose("validation every", f"{batches} batches", "a step is never cut in two", evidence)
+    return settings
+
+
+def batches_in_epoch(trainer: dict[str, Any], feed: Feed) -> int:
+    """Batches of one rank in each epoch."""
+    limit = trainer.get("limit_train_batches")
+    return len(feed) if limit is None else min(len(feed), _count(limit, len(feed)))
+
+
+def planned_steps(trainer: dict[str, Any], feed: Feed) -> int:
+    """Optimizer steps of the whole run."""
+    epochs, most = trainer.get("max_epochs") or EPOCHS, trainer.get("max_steps")
+    if most is not None and most != -1:
+        require(most > 0, "trainer.max_steps", f"{most}", allowed="1 or more")
+        return int(most)
+    return epochs * batches_in_epoch(trainer, feed) // feed.plan.accumulate
+
+
+def _count(given: float, total: int) -> int:
+    """A number of batches, given as such or as a share."""
+    return int(given) if isinstance(given, int) and not isinstance(given, bool) else math.floor(float(given) * total)
+
+
+def _whole(batches: int, accumulate: int) -> int:
+    return -(-batches // accumulate) * accumulate
+
+
+def build_trainer(
+    config: RunConfig,
+    task: StepTask,
+    feed: Feed,
+    precision: PrecisionChoice,
+    ranks: Ranks,
+    place: RunFolder,
+    *,
+    about: dict[str, Any],
+    signals: Signals,
+    start: Start | None,
+) -> Training:
+    """Lightning's Trainer with our callbacks; a person's own settings come last and win."""
+    metric = chosen_metric(config, task)
+    listeners = listeners_of(config, task, metric, place, None if start is None else start.step)
+    flush = Flush(feed, listeners, config.monitor.flush_every)
+    checkpoints = Checkpoints(
+        place.path / CHECKPOINTS,
+        config.checkpoint,
+        metric,
+        feed=feed,
+        batches_in_epoch=batches_in_epoch(config.trainer, feed),
+        about=about,
+        signals=signals,
+        others_draw=bool(config.callbacks),
+    )
+    stopping = [] if config.checkpoint.patience is None else [_early_stopping(config, metric)]
+    defaults: dict[str, Any] = {
+        "max_epochs": EPOCHS,
+        "precision": precision.lightning_name,
+        "logger": False,
+        "profiler": NoProfiler(),
+        "num_sanity_val_steps": 0,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "default_root_dir": str(place.path),
+        "plugins": [FolderCheckpointIO(), *([ranks.environment()] if ranks.are_several else [])],
+    }
+    if ranks.are_several:
+        defaults["strategy"] = ddp(task, feed.device)
+    # One process a device is running already, however many were asked for.
+    started = ranks.lightning_settings(feed.device)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    callbacks = [flush, *stopping, *config.callbacks.values(), checkpoints]
+    try:
+        trainer = L.Trainer(**{**defaults, **config.trainer, **started}, callbacks=callbacks)
+    except (TypeError, ValueError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
+        raise UserError("trainer", str(error), mend="These settings go to Lightning's Trainer.") from None
+    silence_unused_hooks(trainer)
+    _leave_signals_to_us(trainer)
+    return Training(trainer, flush, checkpoints)
+
+
+def listeners_of(
+    config: RunConfig, task: StepTask, metric: str, place: RunFolder, after: int | None = None
+) -> list[Listener]:
+    """Who is told how training goes, from the step `after` on; on other ranks than the first, nobody."""
+    if not place.is_first:
+        return []
+    return [
+        MetricsFile(place.path / "metrics.csv", ["loss", *task.metric_names]),
+        Curves(place.path, after),
+        ProgressLine(task.total_steps, metric, place.log.say, live=config.monitor.progress),
+    ]
+
+
+_ONE_BUCKET_MB = 1 << 14
+"""On a CPU what exchanges gradients takes its cores from what computes them: all are exchanged when all are there."""
+
+
+def ddp(task: StepTask, device: torch.device) -> DDPStrategy:
+    """Lightning's DDP without a copy of the gradients, and without buffers in each step that never change."""
+    # Only the running means of batch normalisation do, and then the first rank's count.
+    has_means = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.modules())
+    known = inspect.signature(DistributedDataParallel).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: has_means}
+    if device.type == "cpu":
+        settings["bucket_cap_mb"] = _ONE_BUCKET_MB
+    return DDPStrategy(**settings)
+
+
+def chosen_metric(config: RunConfig, task: StepTask) -> str:
+    """The validation metric that decides what is best."""
+    available = [*task.metric_names, "loss"]
+    if config.checkpoint.metric is None:
+        return task.usual_metric
+    require_metric(config.checkpoint.metric, available, "checkpoint.metric")
+    return config.checkpoint.metric
+
+
+def _early_stopping(config: RunConfig, metric: str) -> EarlyStopping:
+    return EarlyStopping(
+        f"val/{metric}",
+        mode=best_mode(metric),
+        patience=config.checkpoint.patience or 1,
+        min_delta=config.checkpoint.min_delta,
+        check_on_train_epoch_end=False,
+    )
+
+
+def _leave_signals_to_us(trainer: L.Trainer) -> None:
+    """Lightning's handlers end a run without a checkpoint, and its ranks wait for each other before every batch."""
+    vars(vars(trainer)["_signal_connector"])["register_signal_handlers"] = lambda: None
+    vars(trainer.fit_loop.epoch_loop)["_broadcast_sigterm_tensor"] = lambda: None

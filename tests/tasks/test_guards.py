@@ -1,0 +1,76 @@
+"""A step whose loss or gradient is not finite changes no weight: found at once on a CPU, left out by the device itself
+elsewhere and found at the next flush."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.tasks.test_step import make_task, quiet_trainer
+
+from flatout.data.feed import Feed
+from flatout.data.feeding import FeedKind
+from flatout.data.plan import Layout, PlanSettings
+from flatout.data.problem import Problem
+from flatout.errors import UserError
+from flatout.monitor.flush import Flush
+from flatout.optim import NotFinite
+
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+
+LENGTHS = [3, 5, 2, 7, 4, 4, 1, 6] * 4
+BAD_STEP = 5
+"""Of eight, counted from 1; flushes come after the third, the fourth (an epoch ends), the seventh and the eighth."""
+
+
+def spoilt(split, folder, *, value=1.0, late=False, policy=NotFinite.stop, clip=0.5):
+    """A task that was trained with the outputs of one step multiplied, its weights after each step, and the error."""
+    feed = Feed(split, PlanSettings(rows_per_batch=8, layout=Layout.padded), kind=FeedKind.resident)
+    task = make_task("bilstm", Problem.single, total_steps=8)
+    task.optim.not_finite, task.clip, task.finds_at_once = policy, clip, not late
+    seen: list[torch.Tensor] = []
+
+    def spoil(module, inputs, outputs):
+        seen.append(torch.cat([weight.detach().flatten().clone() for weight in task.model.parameters()]))
+        return outputs * value if len(seen) == BAD_STEP else outputs
+
+    task.model.register_forward_hook(spoil)
+    error = None
+    try:
+        quiet_trainer(folder, 2, Flush(feed, [], every=3)).fit(task, train_dataloaders=feed)
+    except UserError as found:
+        error = found
+    seen.append(torch.cat([weight.detach().flatten() for weight in task.model.parameters()]))
+    return task, seen, error
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_step_that_is_not_finite_stops_the_run_before_it_changes_a_weight(make_split, tmp_path, value, late, clip):
+    _, seen, error = spoilt(make_split(LENGTHS), tmp_path, value=value, late=late, clip=clip)
+    assert f"not finite at step {BAD_STEP}" in str(error)
+    assert torch.equal(seen[-1], seen[BAD_STEP - 1])
+    assert len(seen) - 1 == (7 if late else BAD_STEP)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+def test_skipping_leaves_out_just_that_step_and_counts_it(make_split, tmp_path, late):
+    task, seen, error = spoilt(make_split(LENGTHS), tmp_path, value=float("nan"), late=late, policy=NotFinite.skip)
+    assert error is None and task.skipped == [BAD_STEP - 1] and task.trainer.global_step == 8
+    assert torch.equal(seen[BAD_STEP], seen[BAD_STEP - 1])
+    assert not torch.equal(seen[BAD_STEP + 1], seen[BAD_STEP])
+
+
+def test_both_ways_of_finding_train_the_same_weights(make_split, tmp_path):
+    split = make_split(LENGTHS)
+    for value in (1.0, float("nan")):
+        ways = [spoilt(split, tmp_path, value=value, late=late, policy=NotFinite.skip) for late in (False, True)]
+        assert torch.equal(ways[0][1][-1], ways[1][1][-1])
+
+
+def test_the_rows_of_a_step_are_those_of_its_batches(make_split):
+    feed = Feed(make_split(LENGTHS), PlanSettings(rows_per_batch=4, accumulate=2, layout=Layout.padded))
+    batches = list(feed)
+    for step in range(4):
+        trained = torch.cat([batch.rows for batch in batches[2 * step : 2 * step + 2]])
+        assert sorted(feed.rows_of_step(0, step).tolist()) == sorted(trained.tolist())
