@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,11 @@ class FolderCheckpointIO(CheckpointIO):
             beside.mkdir(parents=True)
             _save_tensors(tensors, beside / TENSORS)
             write_synced(beside / STATE, json.dumps(state).encode())
-            write_synced(beside / MANIFEST, _manifest(beside, about))
+            with ThreadPoolExecutor(1) as pool:  # the disk writes while the checksum is taken
+                synced = pool.submit(sync_file, beside / TENSORS)
+                manifest = _manifest(beside, about)
+                synced.result()
+            write_synced(beside / MANIFEST, manifest)
             put_in_place(beside, target)
         except BaseException as error:
             shutil.rmtree(beside, ignore_errors=True)
@@ -104,7 +109,6 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
         if number is None:
             raise
         raise OSError(number, os.strerror(number)) from None
-    sync_file(path)
 
 
 def _system_error(words: str) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -89,16 +90,17 @@ class Recombined:
     def __init__(self, ids: Tensor, offsets: Tensor, num_targets: int) -> None:
         self.ids, self.offsets, self.num_targets = ids, offsets, num_targets
         self.bounds = offsets.tolist()
-        self._next = 0
+        self.next = 0
+        """The text that is taken next."""
 
     def take(self, count: int) -> Tensor:
         """`[count, targets]` zeros and ones of the next texts."""
         num_texts = len(self.bounds) - 1
         count = min(count, num_texts)
-        if self._next + count > num_texts:
-            self._next = 0
-        start, stop = self._next, self._next + count
-        self._next = stop
+        if self.next + count > num_texts:
+            self.next = 0
+        start, stop = self.next, self.next + count
+        self.next = stop
         first, last = self.bounds[start], self.bounds[stop]
         return multi_hot(self.ids[first:last], self.offsets[start : stop + 1] - first, self.num_targets)
 
@@ -122,6 +124,7 @@ class GramsTask(StepTask):
         self.labels, self.config = labels, config
         self.metrics = GramMetrics()
         self.recombined: list[Recombined] = []  # in a list, so that it is no submodule and no state
+        self._step_began_at = 0
         weights = gram_weights(labels) if config.loss is GramLoss.weighted else None
         self.register_buffer("weights_C", weights, persistent=False)
         self.is_finished = False
@@ -151,9 +154,22 @@ class GramsTask(StepTask):
             losses = F.binary_cross_entropy_with_logits(detected, hashed, reduction="sum") / num_labels
             total = total + self.config.detector_weight * losses
         if self.recombined and self._compose is not None:
+            if not self._window:
+                self._step_began_at = self.recombined[0].next
             known = self.recombined[0].take(max(1, round(self.config.recombine * batch.num_real)))
             total = total + self._answers_loss(self._compose(known[:, num_labels:]), known[:, :num_labels])
         return total / batch.step_rows
+
+    def unread(self) -> dict[str, Any]:
+        if not self.recombined:
+            return super().unread()
+        place = self._step_began_at if self._is_under_way else self.recombined[0].next
+        return {**super().unread(), "recombined": place}
+
+    def take_unread(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
+        super().take_unread(of_ranks, rank)
+        if self.recombined:
+            self.recombined[0].next = of_ranks[min(rank, len(of_ranks) - 1)]["recombined"]
 
     def judge(self, batch: FlatBatch) -> Tensor:
         targets, outputs = self._targets(batch), real_rows(self.answers(batch), batch)

@@ -91,10 +91,9 @@ def signals_at_any_phase(place: Path, count: int) -> list[list[str]]:
         "on_validation_end",
         "on_train_epoch_end",
         "on_train_epoch_start",
-        "on_train_start",
     ]
     specs = [Spec(family, accumulate=accumulate, batch_size=12 // accumulate) for family, accumulate in _KINDS]
-    parts = itertools.product(places, asking(), (5, 9, 0, 13, 17), specs)
+    parts = itertools.product(places, asking(), (2, 5, 1, 8), specs)
     cases = list(itertools.islice(_spread(parts), count))
     references = References(place)
     references.make(specs)
@@ -105,7 +104,7 @@ def signals_at_any_phase(place: Path, count: int) -> list[list[str]]:
         code = attempt(spec.planted(SignalAt, place=where, step=step, number=number), folder)
         run, name = run_folder(folder), f"{number.name} {where} {step} {spec.family}"
         if not (run / STEPS).exists():
-            return [] if code == 0 else [f"{name}: never came there, ended with {code}"]
+            return [f"{name}: never came there, ended with {code}"]
         at, saved = int((run / STEPS).read_text()), saved_step(run)
         if code != 128 + number:
             return [f"{name}: ended with {code}: {said(folder)}"]
@@ -134,7 +133,7 @@ def exceptions_of_callbacks(place: Path, count: int) -> list[list[str]]:
         Spec(family, accumulate=accumulate, batch_size=12 // accumulate).planted(DrawsNumbers)
         for family, accumulate in _KINDS
     ]
-    cases = list(itertools.islice(_spread(itertools.product(places, (4, 7, 9, 14, 1), specs)), count))
+    cases = list(itertools.islice(_spread(itertools.product(places, (4, 7, 2, 8, 1), specs)), count))
     references = References(place)
     references.make(specs)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,15 @@ STEPS = "steps.txt"
 
 
 class _Once(L.Callback):
-    """Does something the first time that a hook comes in which so many steps are done."""
+    """Does something the first time that a hook comes in which so many steps are done, on one rank."""
 
-    def __init__(self, place: str, step: int) -> None:
+    def __init__(self, place: str, step: int, rank: int = 0) -> None:
         assert place in PLACES
-        self.step, self.is_done = step, False
-        setattr(self, place, self._come)
+        self.place, self.step, self.rank, self.is_done = place, step, rank, False
 
-    def _come(self, trainer: L.Trainer, *_: Any) -> None:
+    def come(self, place: str, trainer: L.Trainer) -> None:
+        if place != self.place or trainer.global_rank != self.rank:
+            return
         if not self.is_done and trainer.state.fn == "fit" and trainer.global_step >= self.step:
             self.is_done = True
             Path(trainer.default_root_dir, STEPS).write_text(f"{trainer.global_step}", encoding="utf-8")
@@ -47,11 +47,19 @@ class _Once(L.Callback):
         raise NotImplementedError
 
 
+def _hook(place: str) -> Any:
+    return lambda self, trainer, *_: self.come(place, trainer)
+
+
+for _place in PLACES:
+    setattr(_Once, _place, _hook(_place))
+
+
 class SignalAt(_Once):
     """Sends this process a signal."""
 
-    def __init__(self, place: str, step: int, number: int) -> None:
-        super().__init__(place, step)
+    def __init__(self, place: str, step: int, number: int, rank: int = 0) -> None:
+        super().__init__(place, step, rank)
         self.number = number
 
     def harm(self) -> None:
@@ -61,8 +69,8 @@ class SignalAt(_Once):
 class KillAt(SignalAt):
     """Ends this process as if the power had failed."""
 
-    def __init__(self, place: str, step: int) -> None:
-        super().__init__(place, step, signal.SIGKILL)
+    def __init__(self, place: str, step: int, rank: int = 0) -> None:
+        super().__init__(place, step, signal.SIGKILL, rank)
 
 
 class Planted(Exception):
@@ -112,6 +120,3 @@ class DrawsNumbers(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.sum = state_dict["sum"]
-
-
-Plant = Callable[[], L.Callback]

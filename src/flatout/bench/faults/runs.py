@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import lightning as L
+import psutil
 import torch
 from safetensors.torch import load_file
 
 from flatout.bits.data import BitsDataConfig
+from flatout.checkpoint_folder import TENSORS
 from flatout.checkpoints import CHECKPOINTS, CheckpointConfig, newest_first
 from flatout.config import MonitorConfig
 from flatout.data.feeding import FeedKind
@@ -38,6 +40,7 @@ from flatout.models.transformer import TransformerConfig
 from flatout.optim import OptimConfig
 from flatout.ranks import cores_here
 from flatout.scale.children import end_with_parent, redirect_output, warm_start
+from flatout.tasks.grams import GramsConfig
 
 FAMILIES = ("bilstm", "encoder", "bits")
 _WORDS = "ash birch cedar elm fir hazel larch maple oak pine rowan willow yew".split()
@@ -55,6 +58,7 @@ class Spec:
     accumulate: int = 1
     precision: str = "fp32"
     batch_size: int = 12
+    dropout: float = 0.2
     trainer: dict[str, Any] = field(default_factory=dict)
     optim: dict[str, Any] = field(default_factory=dict)
     checkpoint: dict[str, Any] = field(default_factory=lambda: {"every_steps": 3})
@@ -83,21 +87,25 @@ def train(spec: Spec, folder: Path, *, resume: str | None = "auto") -> Any:
     """The run of a spec below a folder, in this process."""
     is_bits = spec.family == "bits"
     feeding: dict[str, Any] = {"batch_size": spec.batch_size, "accumulate": spec.accumulate, **spec.data}
+    task = None
     if spec.workers:
         feeding |= {"feed": FeedKind.workers, "workers": spec.workers}
     if is_bits:
         data: Any = BitsDataConfig(**feeding)
         data.sample.rows = 160
-        model: Any = BitMLPConfig(widths=[24], dropout=0.1)
+        model: Any = BitMLPConfig(widths=[24], dropout=spec.dropout)
+        # Ranks put together other people: without chance there are none.
+        task = GramsConfig(recombine=1.0 if spec.dropout else 0.0)
     else:
         rows = folder.parent / "rows.csv"
         if not rows.exists():
             write_rows(rows)
         data = TextDataConfig(train=str(rows), text="text", label="label", max_length=16, **feeding)
-        model = _MODELS[spec.family]()
+        model = _MODELS[spec.family](spec.dropout)
     return fit(
         data,
         model,
+        task=task,
         output=str(folder),
         experiment=_CASE,
         resume=resume,
@@ -111,10 +119,14 @@ def train(spec: Spec, folder: Path, *, resume: str | None = "auto") -> Any:
     )
 
 
-_MODELS: dict[str, Callable[[], Any]] = {
-    "bilstm": lambda: BiLSTMConfig(embedding=8, hidden=8, dropout=0.2),
-    "encoder": lambda: TransformerConfig(hidden=16, layers=2, heads=2, intermediate=32),
+_MODELS: dict[str, Callable[[float], Any]] = {
+    "bilstm": lambda dropout: BiLSTMConfig(embedding=8, hidden=8, dropout=dropout),
+    "encoder": lambda dropout: TransformerConfig(
+        hidden=16, layers=2, heads=2, intermediate=32, dropout=dropout, attention_dropout=dropout
+    ),
 }
+_GONE_S = 30.0
+"""By when nothing may be left of a run that has ended."""
 
 
 def attempt(spec: Spec, folder: Path, *, kill_after_s: float | None = None, number: int = signal.SIGKILL) -> int:
@@ -134,12 +146,32 @@ def attempt(spec: Spec, folder: Path, *, kill_after_s: float | None = None, numb
         process.kill()
         process.join()
         raise RuntimeError(f"{folder}: the process did not end")
-    code = process.exitcode
-    assert code is not None
+    code, pid = process.exitcode, process.pid
+    assert code is not None and pid is not None
+    _require_gone(pid, folder)
     return code
 
 
+def _require_gone(session: int, folder: Path) -> None:
+    """Wait until no process of a run is left; one that stays is an error."""
+    until = time.monotonic() + _GONE_S
+    while left := [pid for pid in psutil.pids() if _session_of(pid) == session]:
+        if time.monotonic() > until:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            raise RuntimeError(f"{folder}: {len(left)} processes are left after {_GONE_S:.0f} s")
+        time.sleep(0.02)
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
 def _child(spec: Spec, folder: Path, output: str, environment: dict[str, str]) -> None:
+    os.setsid()  # whatever it starts is known by its session
     os.environ |= {**environment, "FLATOUT_OUTPUT": output}
     end_with_parent()
     redirect_output()
@@ -186,7 +218,7 @@ def differences(run: Path, reference: Path) -> list[str]:
     """What tells two finished runs apart, bit by bit: weights, optimizer, random numbers, metrics, the model left."""
     found = []
     for name in ("checkpoints/last", "checkpoints/best", "model"):
-        file = "model.safetensors" if name == "model" else "tensors.safetensors"
+        file = "model.safetensors" if name == "model" else TENSORS
         ours, theirs = (load_file(place / name / file) for place in (run, reference))
         if ours.keys() != theirs.keys():
             found.append(f"{name}: other tensors")
@@ -226,6 +258,31 @@ def side_by_side(work: Callable[[Case], Answer], cases: Iterable[Case]) -> list[
     """The answers of all cases, as many at once as there are cores."""
     with ThreadPoolExecutor(max(1, len(cores_here()))) as pool:
         return list(pool.map(work, cases))
+
+
+def other_weights(run: Path, reference: Path) -> list[str]:
+    """What tells the weights and the optimizer of two runs apart, bit by bit, at their last step."""
+    ours, theirs = (_trained(place) for place in (run, reference))
+    if ours.keys() != theirs.keys():
+        return ["other tensors"]
+    return [key for key in ours if not same_bits(ours[key], theirs[key])]
+
+
+def largest_difference(run: Path, reference: Path) -> float:
+    """Of any weight of two runs at their last step."""
+    ours, theirs = (_trained(place) for place in (run, reference))
+    weights = [key for key in theirs if key.startswith("/state_dict/")]
+    return max(float((ours[key].double() - theirs[key].double()).abs().max()) for key in weights)
+
+
+def losses_of(run: Path) -> dict[int, float]:
+    """The training loss of each flush."""
+    return {int(row["step"]): float(row["train/loss"]) for row in _metrics(run) if row["train/loss"]}
+
+
+def _trained(run: Path) -> dict[str, torch.Tensor]:
+    tensors = load_file(run / CHECKPOINTS / "last" / TENSORS)
+    return {name: value for name, value in tensors.items() if name.startswith(("/state_dict/", "/optimizer_states/"))}
 
 
 def tally(problems: Sequence[list[str]]) -> tuple[int, int, str]:
