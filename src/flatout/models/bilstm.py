@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import as_choice, require
+from flatout.models.flops import Lengths, Product, look_up, through, training_flops
 from flatout.models.pooling import Pool, Pooling
 from flatout.models.vectors import load_vectors
 
@@ -108,6 +109,19 @@ class BiLSTM(nn.Module):
     def computed_tokens(self, batch: FlatBatch) -> int:
         """Tokens computed for a batch, padding included."""
         return batch.longest() * batch.num_rows
+
+    def products(self, lengths: Lengths) -> list[Product]:
+        """A token meets 4H(E + H) weights in each direction of each layer, a row 2H x C at the end."""
+        tokens, found = float(lengths.sum()), [look_up(self.embedding.weight)]
+        for depth in range(len(self.layers)):
+            for name in ("weight_ih_l0", "weight_hh_l0"):
+                both = (self.get_parameter(f"layers.{depth}.{side}.{name}") for side in ("ahead", "back"))
+                found.append(through(tokens, *both))
+        return [*found, *self.pool.products(tokens), through(len(lengths), self.output.weight)]
+
+    def training_flops(self, lengths: Lengths) -> float:
+        """Operations of a training step on rows of these lengths."""
+        return training_flops(self.products(lengths))
 
 
 class _Layer(nn.Module):

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import as_choice, require
+from flatout.models.flops import Lengths, Product, look_up, through, training_flops
 
 if TYPE_CHECKING:
     from flatout.data.batch import FlatBatch
@@ -232,6 +233,20 @@ class BitMLP(nn.Module):
         """Bytes or numbers computed for a batch; nothing is padded."""
         return batch.num_tokens
 
+    def products(self, lengths: Lengths) -> list[Product]:
+        """Each record meets every weight once; a layer that reads sets only adds up rows, which is no product."""
+        rows, found = len(lengths), []
+        if self.detectors is not None:
+            found.append(_product(rows, self.detectors))
+        layers = [_product(rows, layer) for layer in self.composer.modules() if isinstance(layer, _LINEAR)]
+        if self.straight is not None:  # reads what the first hidden layer reads
+            layers[:1] = [sum(layers[:1], _product(rows, self.straight))]
+        return found + layers
+
+    def training_flops(self, lengths: Lengths) -> float:
+        """Operations of a training step on so many records; the composer's turns on recombined grams not counted."""
+        return training_flops(self.products(lengths))
+
     def _features(self, batch: FlatBatch) -> Any:
         """What the first layer reads: bits as numbers, or the batch itself where records are sets."""
         if self.is_set:
@@ -251,6 +266,14 @@ class _SetLinear(nn.Module):
     def forward(self, batch: FlatBatch) -> Tensor:
         starts_B = batch.offsets[:-1].to(batch.tokens.dtype)
         return nn.functional.embedding_bag(batch.tokens, self.weight, starts_B, mode="sum") + self.bias
+
+
+_LINEAR = (nn.Linear, _SetLinear)
+
+
+def _product(rows: int, layer: nn.Module) -> Product:
+    weight = layer.get_parameter("weight")
+    return look_up(weight) if isinstance(layer, _SetLinear) else through(rows, weight)
 
 
 class _Residual(nn.Module):

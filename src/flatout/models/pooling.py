@@ -10,6 +10,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor, nn
 
+from flatout.models.flops import Product, between, through
+
 
 class Pooling(StrEnum):
     """What a row's vector is made of."""
@@ -44,6 +46,12 @@ class Pool(nn.Module):
             return states_BLD.mean(1)
         summed_BD = states_BLD.masked_fill(~mask_BL.unsqueeze(-1), 0).sum(1)
         return summed_BD / lengths_B.unsqueeze(1).to(summed_BD.dtype)
+
+    def products(self, tokens: float) -> list[Product]:
+        """Learned attention scores each token and sums up by the scores; the others multiply nothing."""
+        if self.score is None:
+            return []
+        return [through(tokens, self.score.weight), between(2 * tokens * self.score.in_features)]
 
 
 def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:

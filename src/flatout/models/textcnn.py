@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import require
+from flatout.models.flops import Lengths, Product, look_up, through, training_flops
 from flatout.models.pooling import padding_bias
 from flatout.models.vectors import load_vectors
 
@@ -105,6 +106,20 @@ class TextCNN(nn.Module):
     def computed_tokens(self, batch: FlatBatch) -> int:
         """Tokens computed for a batch, padding included."""
         return batch.longest() * batch.num_rows
+
+    def products(self, lengths: Lengths) -> list[Product]:
+        """Each window meets width x E x F weights; a row has a window a token, for even widths one more."""
+        tokens, rows = float(lengths.sum()), len(lengths)
+        windows = [tokens + rows * (weight.shape[-1] % 2 == 0) for weight in self._weights()]
+        filters = [through(count, weight) for count, weight in zip(windows, self._weights(), strict=True)]
+        return [look_up(self.embedding.weight), sum(filters[1:], filters[0]), through(rows, self.output.weight)]
+
+    def training_flops(self, lengths: Lengths) -> float:
+        """Operations of a training step on rows of these lengths."""
+        return training_flops(self.products(lengths))
+
+    def _weights(self) -> list[Tensor]:
+        return [conv.get_parameter("weight") for conv in self.filters]
 
     def _highest(
         self, conv: nn.Module, words_BEL: Tensor, lengths_B: Tensor, places_L: Tensor, is_even: bool

@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from flatout.errors import UserError, as_choice, did_you_mean, require
+from flatout.models.flops import Lengths, Product, between, look_up, through, training_flops
 from flatout.models.lean import make_lean
 from flatout.models.lora import LoraConfig, add_lora
 
@@ -44,6 +46,10 @@ _NUMBERED_PAIRS = {"albert", "bert", "electra", "deberta-v2", "deberta"}
 """Families that tell the texts of a pair apart by numbers beside the tokens."""
 _NARROW_FAMILIES = {"bert", "camembert", "electra", "roberta", "xlm-roberta"}
 """Families whose layers end in a feed-forward part; in the last layer only a row's first token needs it."""
+_COUNTED_FAMILIES = {*FLAT_FAMILIES, "mpnet"}
+"""Families whose layers are linear layers and plain attention, so that their operations can be counted."""
+_ATTENTION_INPUTS = {"query", "key", "value", "q_lin", "k_lin", "v_lin", "q", "k", "v", "Wqkv"}
+"""What families call the layers that make queries, keys and values."""
 _SIZES = {
     "distilbert": {"hidden": "dim", "layers": "n_layers", "heads": "n_heads", "intermediate": "hidden_dim"},
 }
@@ -287,13 +293,54 @@ class Transformer(nn.Module):
         """Tokens computed for a batch, padding included."""
         return batch.num_tokens if self.is_flat else batch.longest() * batch.num_rows
 
-    def flops_per_token(self, mean_length: float) -> float:
-        """Of a training step, after the formula 6 N + 12 L H: N weights that multiply, L layers of H numbers."""
-        table = self.net.get_input_embeddings().weight
-        weights = sum(weight.numel() for weight in self.parameters() if weight.ndim == 2)
-        weights -= sum(module.weight.numel() for module in self.net.modules() if isinstance(module, nn.Embedding))
-        layers, hidden = len(self.blocks()), table.shape[1]
-        return 6.0 * weights + 12.0 * layers * hidden * mean_length
+    def products(self, lengths: Lengths) -> list[Product]:
+        """A token meets the weights of every layer (2 N forwards) and, in attention, each token of its row (4 L H T).
+
+        The head, and in families of BERT's kind the last feed-forward part, see rows. Empty where a family has
+        products of its own kind.
+        """
+        if self.family not in _COUNTED_FAMILIES or getattr(self.described, "inner_group_num", 1) != 1:
+            return []
+        tokens, blocks = float(lengths.sum()), self.blocks()
+        in_blocks = {id(module) for block in blocks for module in block.modules()}
+        backbone = list(self.net.base_model.modules())
+        in_backbone = set(map(id, backbone))
+        head = [module for module in self.net.modules() if id(module) not in in_backbone]  # some declare it first
+        found, below = [look_up(self.net.get_input_embeddings().weight)], True
+        for module in [*backbone, *head]:
+            if module is blocks[0]:
+                found += self._block_products(blocks, lengths)
+                below = False
+            elif isinstance(module, nn.Linear) and id(module) not in in_blocks:
+                found.append(through(tokens if below or self.is_tagging else len(lengths), module.weight))
+        return found
+
+    def _block_products(self, blocks: list[Any], lengths: Lengths) -> list[Product]:
+        """Of all layers; ALBERT goes through the same ones again."""
+        tokens, rows = float(lengths.sum()), len(lengths)
+        found: list[Product] = []
+        is_narrow = self.is_flat and not self.is_tagging and self.family in _NARROW_FAMILIES
+        for block in blocks:
+            inputs: list[Product] = []
+            others: list[Product] = []
+            ends_in_rows = is_narrow and block is blocks[-1]
+            for name, module in block.named_modules():
+                if not isinstance(module, nn.Linear):
+                    continue
+                of_rows = ends_in_rows and not name.startswith("attention.")
+                part = through(rows if of_rows else tokens, module.weight)
+                is_input = not _ATTENTION_INPUTS.isdisjoint(name.split("."))
+                # A small matrix of LoRA's second kind reads what the first one made.
+                (inputs if is_input and "lora_B" not in name else others).append(part)
+            window = next((each.sliding_window for each in block.modules() if hasattr(each, "sliding_window")), None)
+            attention = between(4.0 * _pairs(lengths, window) * self.described.hidden_size)
+            products = [sum(inputs[1:], inputs[0]), attention, *others]
+            found += products * (self.described.num_hidden_layers // len(blocks))
+        return found
+
+    def training_flops(self, lengths: Lengths) -> float | None:
+        """Operations of a training step on rows of these lengths; None for families that are not counted."""
+        return training_flops(self.products(lengths)) or None
 
     def blocks(self) -> list[Any]:
         """The encoder's layers, first to last."""
@@ -428,6 +475,15 @@ def _first_tokens(module: nn.Module, arguments: Any, given: dict[str, Any], foun
         return found
     states_1TH, *others = found
     return states_1TH.index_select(1, starts_B), *others
+
+
+def _pairs(lengths: Lengths, window: int | None) -> float:
+    """Pairs of tokens of the same row that see each other."""
+    lengths = lengths.astype(np.float64)
+    if window is None:
+        return float((lengths**2).sum())
+    beyond = np.maximum(lengths - window, 0)  # so many tokens are the window or more away from the row's first
+    return float((lengths**2 - beyond * (beyond + 1)).sum())
 
 
 def _use_plain_attention(net: Any) -> None:
