@@ -13,7 +13,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_curve_table_lists_every_curve():
-    listed = dict(re.findall(r"^\| `((?:train|speed|time)/\w+)` \| (.+?) \|$", README, re.MULTILINE))
+    listed = dict(re.findall(r"^\| `((?:train|speed|time|gpu|host)/\w+)` \| (.+?) \|$", README, re.MULTILINE))
     assert listed == COLUMNS
 
 

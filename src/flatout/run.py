@@ -33,6 +33,8 @@ from flatout.kinds import kind_of
 from flatout.kinds.kind import Answers, Feeds, Kind, Prepared
 from flatout.memory import keep_freed_memory
 from flatout.monitor.flush import Flush
+from flatout.monitor.host import limits
+from flatout.monitor.peaks import measured_peak
 from flatout.monitor.signals import Signals, requeue_with_slurm
 from flatout.precision import choose_precision, fast_fp32_products
 from flatout.ranks import Ranks, cores_here, end_group, others_watched
@@ -118,6 +120,7 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
             task.to(device)  # Lightning has taken it back to the host
             kind.after_best(task, feeds, place)
             metrics = evaluate(config, trainer, task, feeds, place)
+            find_peak(trainer, feeds, flush, ranks)
         per_class, predictor = task.per_class(), kind.predictor(task)
         end_group()
         if ranks.is_first:
@@ -334,6 +337,16 @@ def evaluate(config: RunConfig, trainer: L.Trainer, task: StepTask, feeds: Feeds
     return metrics
 
 
+def find_peak(trainer: L.Trainer, feeds: Feeds, flush: Flush, ranks: Ranks) -> None:
+    """Where no table tells what the device could do, try it: now, so that no first step waits for it.
+
+    The run's threads and its way of making fp32 products are still set. So a CPU has no curve of its MFU; measured
+    before the first step, it would delay each run by up to a tenth of a second for a curve like that of rows a second.
+    """
+    if ranks.is_first and flush.peak is None and flush.total.flops:
+        flush.peak = measured_peak(feeds.train.device, str(trainer.precision))
+
+
 def save_model(config: RunConfig, predictor: Answers, place: RunFolder) -> None:
     """The `model/` folder."""
     if isinstance(config.model, nn.Module):
@@ -351,6 +364,9 @@ def summarise(place: RunFolder, kind: Kind, task: StepTask, feeds: Feeds, flush:
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     summary.update("model", {"name": type(task.model).__name__, "parameters": count, "trainable": trained})
     summary.update("hardware", hardware(feeds.train.device, feeds.train.plan.world, str(task.trainer.precision)))
+    summary.update("hardware", limits().facts())
+    if flush.peak is not None:
+        summary.update("hardware", {"peak_tflops": flush.peak.tflops, "peak_source": flush.peak.source})
     summary.update(
         "training",
         {
@@ -366,6 +382,9 @@ def summarise(place: RunFolder, kind: Kind, task: StepTask, feeds: Feeds, flush:
     for name, value in rates.items():
         if name.startswith("time/"):
             summary.set(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value)
+    summary.set("speed.mfu", flush.mfu(flush.total))
+    for group, found in flush.watch.summary().items():
+        summary.update(f"speed.{group}", found)
 
 
 def show(place: RunFolder, per_class: list[dict[str, Any]]) -> None:

@@ -22,8 +22,12 @@ from flatout.data.feed import Feed
 from flatout.errors import UserError, require
 from flatout.metrics import require_metric
 from flatout.monitor.flush import Curves, Flush, Listener, MetricsFile, NoProfiler, silence_unused_hooks
+from flatout.monitor.gpu import watched_card
+from flatout.monitor.host import Host
+from flatout.monitor.peaks import known_peak
 from flatout.monitor.progress import ProgressLine
 from flatout.monitor.signals import Signals
+from flatout.monitor.watch import Watch
 from flatout.precision import PrecisionChoice
 from flatout.ranks import Ranks
 from flatout.resume import Start
@@ -99,7 +103,7 @@ def build_trainer(
     """Lightning's Trainer with our callbacks; a person's own settings come last and win."""
     metric = chosen_metric(config, task)
     listeners = listeners_of(config, task, metric, place, None if start is None else start.step)
-    flush = Flush(feed, listeners, config.monitor.flush_every)
+    flush = Flush(feed, listeners, config.monitor.flush_every, watch_of(feed.device, place))
     checkpoints = Checkpoints(
         place.path / CHECKPOINTS,
         config.checkpoint,
@@ -135,6 +139,7 @@ def build_trainer(
     except (TypeError, ValueError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
         raise UserError("trainer", str(error), mend="These settings go to Lightning's Trainer.") from None
     silence_unused_hooks(trainer)
+    flush.peak = known_peak(feed.device, str(trainer.precision))
     _leave_signals_to_us(trainer)
     return Training(trainer, flush, checkpoints)
 
@@ -150,6 +155,14 @@ def listeners_of(
         Curves(place.path, after),
         ProgressLine(task.total_steps, metric, place.log.say, live=config.monitor.progress),
     ]
+
+
+def watch_of(device: torch.device, place: RunFolder) -> Watch:
+    """The first rank looks at its machine and its card while it trains; the others look at nothing."""
+    if not place.is_first:
+        return Watch([])
+    found = [Host(), watched_card(device)]
+    return Watch([source for source in found if source is not None], place.log.say)
 
 
 _ONE_BUCKET_MB = 1 << 14

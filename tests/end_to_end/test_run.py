@@ -6,12 +6,14 @@ import csv
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import lightning as L
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.monitor.recorded_nvml import hot_4090, shared_card
 from tests.verbs import verb
 from torch import nn
 
@@ -30,6 +32,8 @@ from flatout import (
 from flatout.data.checks.cleaning import CleaningConfig, Escapes
 from flatout.data.problem import Problem
 from flatout.data.vocabulary import VocabularyConfig
+from flatout.monitor.gpu import find_card
+from flatout.monitor.watch import Watch
 from flatout.report.summary import read_summary
 
 SMALL = BiLSTMConfig(embedding=16, hidden=16)
@@ -103,6 +107,8 @@ def test_the_summary_is_finished_and_filled(finished):
     assert summary["data"]["classes"] == 3
     assert summary["training"]["steps"] > 0
     assert summary["speed"]["step_ms"]["forward"] > 0
+    assert 0 < summary["speed"]["mfu"] < 1
+    assert summary["hardware"]["peak_source"].startswith("measured: ")
     assert {choice["name"] for choice in summary["choices"]} >= {"feed", "precision"}
     assert summary["metrics"]["test/accuracy"] == finished.metrics["test/accuracy"]
 
@@ -117,6 +123,34 @@ def test_curves_have_a_row_a_flush_and_a_row_a_validation(finished):
         rows = list(csv.DictReader(file))
     assert sum(bool(row["val/accuracy"]) for row in rows) == read_summary(finished.folder)["training"]["epochs"]
     assert all(row["train/loss"] or row["val/loss"] for row in rows)
+
+
+def test_what_the_card_and_the_machine_were_like_stands_in_the_summary_and_the_curves(tmp_path, monkeypatch):
+    monkeypatch.setattr("flatout.run.watched_card", lambda device: find_card(shared_card(), 0))
+    monkeypatch.setattr("flatout.run.Watch", partial(Watch, every_s=0.02))
+    result = small_fit(tmp_path, rows_about_things(400), epochs=4)
+    speed = read_summary(result.folder)["speed"]
+    assert (speed["gpu"]["utilisation"], speed["gpu"]["power_w"]) == pytest.approx((0.99, 449.0))
+    assert (speed["gpu"]["throttled"], speed["gpu"]["others"]["processes"]) == ({"power limit": 1.0}, 2)
+    assert speed["host"]["process_memory_gb"] > 0.1
+    with (result.folder / "metrics.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["gpu/temperature_c"] for row in rows} >= {"84"}
+    assert any(row["host/process_cpu_cores"] for row in rows)
+    assert "held down by power limit 100%" in (result.folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_card_that_is_lost_in_mid_run_ends_no_training(tmp_path, monkeypatch):
+    machine = hot_4090()
+    card = find_card(machine, 0)
+    machine.cards[0].is_lost = True
+    monkeypatch.setattr("flatout.run.watched_card", lambda device: card)
+    monkeypatch.setattr("flatout.run.Watch", partial(Watch, every_s=0.02))
+    result = small_fit(tmp_path, rows_about_things(150), epochs=2)
+    summary = read_summary(result.folder)
+    assert (summary["status"], summary["speed"]["gpu"]["power_w"]) == ("finished", None)
+    log = (result.folder / "log.txt").read_text(encoding="utf-8")
+    assert log.count("gpu: no longer watched (GPU is lost); training goes on") == 1
 
 
 @pytest.mark.parametrize("model", [SMALL, TextCNNConfig(embedding=16, filters=8)])

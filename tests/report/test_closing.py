@@ -46,6 +46,19 @@ def test_the_closing_table_is_plain_text_with_the_ceiling_beside(width):
     assert max(map(len, shown.splitlines())) <= width
 
 
+def test_mfu_and_the_card_are_told_where_they_are_known():
+    assert "card" not in printed(filled(), Path("outputs/x"), [])
+    summary = filled()
+    summary["speed"]["mfu"] = 0.317
+    summary["speed"]["gpu"] |= {"utilisation": 0.96, "memory_gb": 9.04, "power_w": 58.2, "temperature_c": 61.0}
+    summary["speed"]["gpu"]["throttled"] = {"power limit": 0.5, "heat": 0.25}
+    summary["speed"]["gpu"]["others"] = {"processes": 2, "share": 1.0, "memory_gb": None}
+    shown = " ".join(printed(summary, Path("outputs/x"), [], width=80).split())
+    assert "padding 1.5%, MFU 31.7%" in shown
+    assert "card busy 96%, 9.0 GB, 58 W, 61 °C, held down by power limit 50%, held down by heat 25%" in shown
+    assert "shared 100% of the time with up to 2 other processes" in shown
+
+
 def test_labels_are_shown_as_they_are():
     assert EVIL in printed(filled(), Path("outputs/x"), PER_CLASS)
 

@@ -8,8 +8,11 @@ import os
 import numpy as np
 import pytest
 import torch
+from tests.monitor.recorded_nvml import hot_4090
 
 from flatout.errors import UserError
+from flatout.monitor.gpu import GPU_CURVES, find_card
+from flatout.monitor.host import HOST_CURVES, Limits
 from flatout.report.summary import Summary, hardware, read_summary, versions
 
 SCHEMA = {
@@ -19,7 +22,17 @@ SCHEMA = {
     "command": None,
     "seed": None,
     "versions": None,
-    "hardware": {"device", "count", "cores", "memory_gb", "precision", "peak_tflops", "peak_source"},
+    "hardware": {
+        "device",
+        "count",
+        "cores",
+        "memory_gb",
+        "precision",
+        "peak_tflops",
+        "peak_source",
+        "cores_allowed",
+        "memory_allowed_gb",
+    },
     "data": {
         "source",
         "rows",
@@ -35,7 +48,7 @@ SCHEMA = {
     "model": {"name", "parameters", "trainable"},
     "choices": None,
     "training": {"epochs", "steps", "rows_per_step", "seconds", "seconds_to_first_step", "resumed_from"},
-    "speed": {"rows_per_s", "tokens_per_s", "padding_share", "mfu", "step_ms", "gpu"},
+    "speed": {"rows_per_s", "tokens_per_s", "padding_share", "mfu", "step_ms", "gpu", "host"},
     "verdict": None,
     "baseline": None,
     "calibration": None,
@@ -49,6 +62,18 @@ def start(folder) -> Summary:
     return Summary(folder, experiment="x", command="python -m train", seed=0)
 
 
+def test_every_curve_of_the_hardware_has_its_place(tmp_path):
+    summary = start(tmp_path)
+    for curve in [*GPU_CURVES, *HOST_CURVES]:
+        summary.set(f"speed.{curve.replace('/', '.')}", 1.0)
+    card = find_card(hot_4090(), 0)
+    card.sample()
+    summary.update("speed.gpu", card.facts())
+    summary.update("hardware", Limits(1.5, 2**30).facts())
+    summary.write()
+    assert read_summary(tmp_path)["speed"]["gpu"]["throttled"] == {"power limit": 1.0}
+
+
 def test_a_fresh_summary_has_every_key_and_says_running(tmp_path):
     start(tmp_path)
     found = read_summary(tmp_path)
@@ -56,7 +81,7 @@ def test_a_fresh_summary_has_every_key_and_says_running(tmp_path):
     for name, keys in SCHEMA.items():
         assert keys is None or found[name].keys() == keys, name
     assert found["speed"]["step_ms"].keys() == {"wait", "transfer", "forward", "backward", "optimizer", "other"}
-    assert found["speed"]["gpu"].keys() == {"utilisation", "memory_gb", "power_w"}
+    assert found["speed"]["gpu"].keys() >= {"utilisation", "memory_gb", "power_w"}
     assert found["data"]["rows"].keys() == {"train", "val", "test"}
     assert found["data"]["cache"].keys() == {"key", "hit", "seconds"}
     assert (found["schema"], found["status"]) == (1, "running")
@@ -96,7 +121,7 @@ def test_hardware_and_versions_are_told_without_a_model(tmp_path):
     summary = start(tmp_path)
     found = hardware(torch.device("cpu"), 1, "32-true")
     summary.update("hardware", found)
-    assert found.keys() == SCHEMA["hardware"]
+    assert found.keys() | Limits(None, None).facts().keys() == SCHEMA["hardware"]
     assert found["cores"] >= 1 and found["memory_gb"] > 0
     assert {"flatout", "python", "torch", "lightning", "numpy", "tokenizers"} <= versions().keys()
 

@@ -10,17 +10,24 @@ import csv
 import os
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PassThroughProfiler
+from torch import Tensor
 
 from flatout.data.batch import FlatBatch
 from flatout.data.feed import Feed
+from flatout.monitor.gpu import GPU_CURVES
+from flatout.monitor.host import HOST_CURVES
+from flatout.monitor.peaks import Peak
+from flatout.monitor.watch import Watch
 from flatout.tasks.step import PHASES, StepTask, callbacks_of
 
 COLUMNS = {
@@ -30,11 +37,14 @@ COLUMNS = {
     "speed/rows_per_s": "rows trained a second since the last flush, over all ranks",
     "speed/tokens_per_s": "real tokens (padding not counted) a second",
     "speed/padding_share": "share of computed tokens that were padding",
+    "speed/mfu": "share of the device's peak that real tokens took (on GPUs whose peak is known)",
     "time/wait_ms": "a step's wait for data",
     "time/forward_ms": "a step's forward pass and loss (on CPU)",
     "time/backward_ms": "a step's backward pass (on CPU)",
     "time/optimizer_ms": "a step's clipping and optimizer step (on CPU)",
     "time/other_ms": "what is left of a step: the framework, logging, callbacks",
+    **GPU_CURVES,
+    **HOST_CURVES,
 }
 """Every curve of training, and what it shows."""
 
@@ -57,12 +67,13 @@ class Counts:
     rows: int = 0
     tokens: int = 0
     computed: int = 0
+    flops: float = 0.0
     seconds: float = 0.0
     wait_s: float = 0.0
     phase_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     def add(self, other: Counts) -> None:
-        for name in ("batches", "rows", "tokens", "computed", "seconds", "wait_s"):
+        for name in ("batches", "rows", "tokens", "computed", "flops", "seconds", "wait_s"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for phase in PHASES:
             self.phase_s[phase] += other.phase_s[phase]
@@ -87,8 +98,11 @@ class Counts:
 class Flush(Callback):
     """Counts each step on the host and flushes every `every` optimizer steps and at the end of each epoch."""
 
-    def __init__(self, feed: Feed, listeners: list[Listener], every: int) -> None:
+    def __init__(self, feed: Feed, listeners: list[Listener], every: int, watch: Watch | None = None) -> None:
         self.feed, self.listeners, self.every = feed, listeners, every
+        self.watch = watch or Watch([])
+        self.peak: Peak | None = None
+        """Of one device, where it is known before training; a CPU's is measured afterwards."""
         self.total = Counts()
         self.steps, self.epochs = 0, 0
         self.seconds_to_first_step: float | None = None
@@ -97,10 +111,19 @@ class Flush(Callback):
         self._fit_started = self._since = time.perf_counter()
         self._wait_before = 0.0
         self._steps_since = 0
+        self._lengths: list[Tensor] = []
+        self._count_flops: Callable[[Any], float | None] | None = None
+
+    def mfu(self, counts: Counts) -> float | None:
+        """Share of all devices' peak that the real tokens of these counts took; None where either is not known."""
+        if self.peak is None or not counts.flops or not counts.seconds:
+            return None
+        return counts.flops / counts.seconds / (self.peak.tflops * 1e12 * self.feed.plan.world)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepTask)
         self._phase_s = pl_module.phase_s
+        self._count_flops = getattr(pl_module.model, "training_flops", None)
         self._start_clock()
 
     def state_dict(self) -> dict[str, Any]:
@@ -130,6 +153,7 @@ class Flush(Callback):
         now.rows += ranks * batch.num_real
         now.tokens += ranks * batch.num_tokens
         now.computed += ranks * pl_module.computed_tokens(batch)
+        self._lengths.append(batch.lengths[: batch.num_real])
         if self.seconds_to_first_step is None:
             self.seconds_to_first_step = time.perf_counter() - self._fit_started
         if batch.ends_step:
@@ -165,7 +189,9 @@ class Flush(Callback):
         self._take_times()
         now, self._now = self._now, Counts()
         self.total.add(now)
-        values = now.values(is_host_clock=pl_module.device.type == "cpu")
+        values = now.values(is_host_clock=pl_module.device.type == "cpu") | self.watch.take()
+        if (share := self.mfu(now)) is not None:
+            values["speed/mfu"] = share
         if losses:
             values["train/loss"] = sum(losses) / len(losses)
         if norms:
@@ -184,9 +210,18 @@ class Flush(Callback):
             self.listeners = [each for each in self.listeners if each is not listener]
             warnings.warn(f"{type(listener).__name__} ends here: {error}", RuntimeWarning, stacklevel=2)
 
+    def _take_flops(self) -> float:
+        """Operations of the batches since the last look, as the model's own shape tells; 0 where it does not.
+
+        Layers that thawed in between are counted as if they had been trained since the last flush.
+        """
+        lengths, self._lengths = self._lengths, []
+        return float(self._count_flops(torch.cat(lengths).numpy()) or 0.0) if self._count_flops and lengths else 0.0
+
     def _take_times(self) -> None:
         """Add what the clocks have counted, and start them anew."""
         now = self._now
+        now.flops += self.feed.plan.world * self._take_flops()
         now.seconds += time.perf_counter() - self._since
         now.wait_s += self.feed.wait_s - self._wait_before
         for phase in PHASES:

@@ -81,7 +81,12 @@ def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     speed = summary["speed"]
-    forms = {"rows_per_s": "{:,.0f} rows/s", "tokens_per_s": "{:,.0f} tokens/s", "padding_share": "padding {:.1%}"}
+    forms = {
+        "rows_per_s": "{:,.0f} rows/s",
+        "tokens_per_s": "{:,.0f} tokens/s",
+        "padding_share": "padding {:.1%}",
+        "mfu": "MFU {:.1%}",
+    }
     known = [form.format(speed[name]) for name, form in forms.items() if speed[name] is not None]
     rows = [("speed", ", ".join(known))] if known else []
     steps = {name: value for name, value in speed["step_ms"].items() if value is not None}
@@ -89,9 +94,26 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if total:
         parts = ", ".join(f"{name} {value / total:.1%}" for name, value in steps.items())
         rows.append(("each step", f"{total:.1f} ms: {parts}"))
+    if text := gpu_text(speed["gpu"]):
+        rows.append(("card", text))
     if text := verdict_text(summary["verdict"]):
         rows.append(("verdict", text))
     return rows
+
+
+def gpu_text(gpu: dict[str, Any]) -> str:
+    """What the card was like in one line; empty where nobody looked."""
+    forms = {
+        "utilisation": "busy {:.0%}",
+        "memory_gb": "{:.1f} GB",
+        "power_w": "{:.0f} W",
+        "temperature_c": "{:.0f} °C",
+    }
+    known = [form.format(gpu[name]) for name, form in forms.items() if gpu.get(name) is not None]
+    known += [f"held down by {reason} {share:.0%}" for reason, share in (gpu.get("throttled") or {}).items()]
+    if others := gpu.get("others"):
+        known.append(f"shared {others['share']:.0%} of the time with up to {others['processes']} other processes")
+    return ", ".join(known)
 
 
 def verdict_text(verdict: dict[str, Any] | None) -> str:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flatout.report.closing import verdict_text
+from flatout.report.closing import gpu_text, verdict_text
 from flatout.report.curves import Curve, line_chart, stacked_bar
 
 STYLE = """
@@ -53,6 +53,7 @@ def write_page(
         section("What limited the run", html.escape(verdict_text(summary["verdict"]))),
         f'<div class="charts">{_charts(curves)}</div>',
         section("Where each step's time went", stacked_bar(_known(summary["speed"]["step_ms"]), "ms")),
+        section("The card", html.escape(gpu_text(summary["speed"]["gpu"]))),
         section("What was chosen, and why", _choices(summary["choices"])),
         section("Classes", _classes(per_class)),
         section("Settings", f"<pre>{html.escape(config.read_text('utf-8'))}</pre>" if config.is_file() else ""),
@@ -101,6 +102,8 @@ def _figures(summary: Mapping[str, Any]) -> str:
         tiles.append((f"{speed['rows_per_s']:,.0f}", "rows/s", _said("padding {:.1%}", speed["padding_share"])))
     if speed["tokens_per_s"]:
         tiles.append((f"{speed['tokens_per_s']:,.0f}", "tokens/s", ""))
+    if speed["mfu"] is not None:
+        tiles.append((f"{speed['mfu']:.1%}", "MFU", _said("of {:,.3g} TFLOP/s", summary["hardware"]["peak_tflops"])))
     if training["seconds"]:
         tiles.append((f"{training['seconds']:.0f} s", "in all", _said("{:,} steps", training["steps"])))
     made = (

@@ -31,7 +31,9 @@ def empty_summary() -> dict[str, Any]:
         "command": None,
         "seed": None,
         "versions": versions(),
-        "hardware": _nulls("device count cores memory_gb precision peak_tflops peak_source"),
+        "hardware": _nulls(
+            "device count cores memory_gb precision peak_tflops peak_source cores_allowed memory_allowed_gb"
+        ),
         "data": {
             "source": None,
             "rows": _nulls("train val test"),
@@ -44,7 +46,14 @@ def empty_summary() -> dict[str, Any]:
         "speed": {
             **_nulls("rows_per_s tokens_per_s padding_share mfu"),
             "step_ms": _nulls("wait transfer forward backward optimizer other"),
-            "gpu": _nulls("utilisation memory_gb power_w"),
+            "gpu": _nulls(
+                "utilisation memory_gb power_w temperature_c sm_clock_mhz memory_clock_mhz throttled_share throttled"
+                " pcie_in_mb_per_s pcie_out_mb_per_s pcie other_processes others"
+            ),
+            "host": _nulls(
+                "process_cpu_cores machine_cpu_share process_memory_gb available_memory_gb swap_in_mb_per_s"
+                " swap_out_mb_per_s disk_read_mb_per_s cpu_held_back_share"
+            ),
         },
         "verdict": None,
         "baseline": None,

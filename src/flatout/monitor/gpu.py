@@ -1,0 +1,264 @@
+"""What the driver tells of the card a run trains on: load, memory, power, heat, clocks, the bus, and who else is there.
+
+Asked by NVML, which is there wherever an NVIDIA driver is. Whatever a card does not tell is left out, and a machine
+without a card, a driver or the library is silent. "Utilisation" is the driver's word: the share of the time in which
+any kernel ran, however little of the card it filled.
+
+NVML counts cards in the order of the bus, CUDA in its own and only those in CUDA_VISIBLE_DEVICES; so a card is found by
+its place on the bus or by the name it was made visible by. A slice of a card (MIG) tells its own memory and processes,
+and shares the heat and the clocks of the whole; load, power and the bus of a whole card are not its own, and are left
+out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+GPU_CURVES = {
+    "gpu/utilisation": "share of the time in which any kernel ran on the card",
+    "gpu/memory_gb": "memory in use on the card, or on the slice of it, by whomever",
+    "gpu/power_w": "power that the card draws",
+    "gpu/temperature_c": "the card's temperature, in degrees Celsius",
+    "gpu/sm_clock_mhz": "clock of the multiprocessors",
+    "gpu/memory_clock_mhz": "clock of the memory",
+    "gpu/throttled_share": "share of looks at which something held the clocks down",
+    "gpu/pcie_in_mb_per_s": "sent to the card over the bus",
+    "gpu/pcie_out_mb_per_s": "sent by the card over the bus",
+    "gpu/other_processes": "processes that compute on the card beside this one",
+}
+"""Every curve of a card, and what it shows."""
+
+_REASONS = {
+    0x02: "clocks set by hand",
+    0x04: "power limit",
+    0x10: "kept in step with other cards",
+    0x20: "heat",
+    0x40: "heat",
+    0x80: "power supply",
+    0x100: "display",
+}
+"""Bits of NVML's reasons why a clock is not higher; that it idles (1) is none."""
+_SLOWED = 0x08
+"""Set beside a closer reason, or alone where the card knows none."""
+
+
+def watched_card(device: torch.device) -> Card | None:
+    """The card behind a CUDA device; None where there is nobody to ask about it."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    place = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    bus_id = None if None in place else bus_place(*place)
+    number = torch.cuda.current_device() if device.index is None else device.index
+    return find_card(pynvml, number, os.environ.get("CUDA_VISIBLE_DEVICES"), bus_id)
+
+
+def find_card(nvml: Any, number: int, visible: str | None = None, bus_id: str | None = None) -> Card | None:
+    """The card that CUDA calls `number` among those in `visible`; None where the driver knows no such card."""
+    try:
+        nvml.nvmlInit()
+        entries = None if visible is None else visible_entries(visible)
+        if entries is None:
+            entry = str(number)
+        elif number < len(entries):
+            entry = entries[number]
+        elif bus_id is not None:
+            entry = ""  # made visible by words that we do not know, but it is there
+        else:
+            return None
+        if entry.startswith("MIG-"):
+            return _card_of_slice(nvml, entry)
+        if entry.startswith("GPU-"):
+            handle = _by_uuid(nvml, entry)
+        elif bus_id is not None:
+            handle = nvml.nvmlDeviceGetHandleByPciBusId(bus_id)
+        else:
+            handle = nvml.nvmlDeviceGetHandleByIndex(int(entry))
+        if handle is None:
+            return None
+        own = next(iter(_slices(nvml, handle)), None)  # of a card that is cut up CUDA takes the first slice
+        return Card(nvml, handle, own)
+    except nvml.NVMLError:
+        return None
+
+
+def bus_place(domain: Any, bus: Any, device: Any) -> str:
+    """A card's place on the bus, as NVML writes it."""
+    return f"{domain:08X}:{bus:02X}:{device:02X}.0"
+
+
+def visible_entries(text: str) -> list[str]:
+    """Devices that CUDA_VISIBLE_DEVICES names, up to the first entry that names none, where CUDA stops reading too."""
+    found: list[str] = []
+    for entry in (part.strip() for part in text.split(",")):
+        if not re.fullmatch(r"\d+|(GPU|MIG)-.+", entry) or entry in found:
+            break
+        found.append(entry)
+    return found
+
+
+class Card:
+    """One card, or a slice of one."""
+
+    name = "gpu"
+
+    def __init__(self, nvml: Any, whole: Any, own_slice: Any = None) -> None:
+        self.nvml, self.whole = nvml, whole
+        self.is_slice = own_slice is not None
+        self.own = own_slice if self.is_slice else whole
+        self.looks = self.shared_looks = self.most_others = 0
+        self.others_gb = 0.0
+        self.reasons: Counter[str] = Counter()
+        self.link: dict[str, int] = {}
+        lost = ("GPU_IS_LOST", "UNINITIALIZED", "DRIVER_NOT_LOADED", "GPU_NOT_FOUND", "RESET_REQUIRED")
+        self._lost = {value for name in lost if (value := getattr(nvml, f"NVML_ERROR_{name}", None)) is not None}
+
+    def sample(self) -> dict[str, float]:
+        """What the card tells at the moment, by curve name; NVML's error where it is gone for good."""
+        nvml = self.nvml
+        memory = self._ask("MemoryInfo", self.own)  # first of all: of a card that is gone nothing is counted
+        self.looks += 1
+        found = {
+            "gpu/memory_gb": self._scaled(1e-9, memory, "used"),
+            "gpu/temperature_c": self._scaled(1, self._ask("Temperature", self.whole, nvml.NVML_TEMPERATURE_GPU)),
+            "gpu/sm_clock_mhz": self._scaled(1, self._ask("ClockInfo", self.whole, nvml.NVML_CLOCK_SM)),
+            "gpu/memory_clock_mhz": self._scaled(1, self._ask("ClockInfo", self.whole, nvml.NVML_CLOCK_MEM)),
+            "gpu/throttled_share": self._throttled(),
+            "gpu/other_processes": self._others(),
+        }
+        if not self.is_slice:
+            sent, received = nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES
+            found |= {
+                "gpu/utilisation": self._scaled(1e-2, self._ask("UtilizationRates", self.own), "gpu"),
+                "gpu/power_w": self._scaled(1e-3, self._ask("PowerUsage", self.own)),
+                "gpu/pcie_in_mb_per_s": self._scaled(1e-3, self._ask("PcieThroughput", self.own, received)),
+                "gpu/pcie_out_mb_per_s": self._scaled(1e-3, self._ask("PcieThroughput", self.own, sent)),
+            }
+            self._look_at_link()
+        return {name: value for name, value in found.items() if value is not None}
+
+    def facts(self) -> dict[str, Any]:
+        """What is no curve: why the clocks were held down, who else was there, how wide the bus is; None if unknown."""
+        shares = {reason: count / self.looks for reason, count in self.reasons.most_common()}
+        others = {"processes": self.most_others, "share": self.shared_looks / max(1, self.looks)}
+        return {
+            "throttled": shares or None,
+            "others": others | {"memory_gb": self.others_gb or None} if self.most_others else None,
+            "pcie": self.link or None,
+        }
+
+    def _ask(self, what: str, *about: Any) -> Any:
+        """An answer of NVML; None where this card, this driver or this moment has none."""
+        try:
+            return getattr(self.nvml, f"nvmlDeviceGet{what}")(*about)
+        except self.nvml.NVMLError as error:
+            if getattr(error, "value", None) in self._lost:
+                raise
+            return None
+
+    @staticmethod
+    def _scaled(factor: float, answer: Any, part: str | None = None) -> float | None:
+        value = getattr(answer, part) if part is not None and answer is not None else answer
+        return None if value is None else factor * value
+
+    def _throttled(self) -> float | None:
+        # Its name until driver 535, and in older packages.
+        newer = hasattr(self.nvml, "nvmlDeviceGetCurrentClocksEventReasons")
+        bits = self._ask("CurrentClocksEventReasons", self.whole) if newer else None
+        if bits is None:
+            bits = self._ask("CurrentClocksThrottleReasons", self.whole)
+        if bits is None:
+            return None
+        words = {word for bit, word in _REASONS.items() if bits & bit}
+        if bits & _SLOWED and not bits & 0xC0:
+            words.add("the card slowed itself")
+        self.reasons.update(words)
+        return float(bool(words))
+
+    def _others(self) -> float | None:
+        """Processes beside this one; in a container the driver may number it otherwise, but one of them it is."""
+        processes = self._ask("ComputeRunningProcesses", self.own)
+        if processes is None:
+            return None
+        others = [each for each in processes if each.pid != os.getpid()]
+        is_known = len(others) < len(processes)
+        count = len(others) if is_known else max(0, len(others) - 1)
+        self.shared_looks += bool(count)
+        self.most_others = max(self.most_others, count)
+        if is_known:
+            self.others_gb = max(self.others_gb, sum(each.usedGpuMemory or 0 for each in others) / 1e9)
+        return float(count)
+
+    def _look_at_link(self) -> None:
+        """The link narrows when it idles: the widest that was seen counts."""
+        for name, what in (("generation", "CurrPcieLinkGeneration"), ("width", "CurrPcieLinkWidth")):
+            if (value := self._ask(what, self.own)) is not None:
+                self.link[name] = max(value, self.link.get(name, 0))
+        for name, what in (("most_generation", "MaxPcieLinkGeneration"), ("most_width", "MaxPcieLinkWidth")):
+            if name not in self.link and (value := self._ask(what, self.own)) is not None:
+                self.link[name] = value
+
+
+def _by_uuid(nvml: Any, uuid: str) -> Any:
+    """The card of this name, which may be cut short as long as it fits one card only."""
+    fitting = [handle for handle in _cards(nvml) if _text(nvml.nvmlDeviceGetUUID(handle)).startswith(uuid)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _card_of_slice(nvml: Any, name: str) -> Card | None:
+    """By its own name, or in the older form by its card's name and two numbers."""
+    older = re.fullmatch(r"MIG-(GPU-[\w-]+)/(\d+)/(\d+)", name)
+    fits: Callable[[Any], bool]
+    if older:
+        whole = _by_uuid(nvml, older[1])
+        cards = [] if whole is None else [whole]
+        numbers = int(older[2]), int(older[3])
+        fits = lambda part: (  # noqa: E731  # one of two ways to know a slice
+            (nvml.nvmlDeviceGetGpuInstanceId(part), nvml.nvmlDeviceGetComputeInstanceId(part)) == numbers
+        )
+    else:
+        cards = _cards(nvml)
+        fits = lambda part: _text(nvml.nvmlDeviceGetUUID(part)).startswith(name)  # noqa: E731
+    found = [(whole, part) for whole in cards for part in _slices(nvml, whole) if fits(part)]
+    return Card(nvml, *found[0]) if len(found) == 1 else None
+
+
+def _cards(nvml: Any) -> list[Any]:
+    found = []
+    for number in range(nvml.nvmlDeviceGetCount()):
+        try:
+            found.append(nvml.nvmlDeviceGetHandleByIndex(number))
+        except nvml.NVMLError:  # one that has fallen off the bus hides no other
+            continue
+    return found
+
+
+def _slices(nvml: Any, whole: Any) -> list[Any]:
+    """The slices that a card is cut into; none where it is whole."""
+    try:
+        if not nvml.nvmlDeviceGetMigMode(whole)[0]:
+            return []
+        most = nvml.nvmlDeviceGetMaxMigDeviceCount(whole)
+    except nvml.NVMLError:
+        return []
+    found = []
+    for number in range(most):
+        try:
+            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, number))
+        except nvml.NVMLError:  # a number that is not in use
+            continue
+    return found
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,138 @@
+"""MFU: operations of the rows that were trained, over what the devices could have done in that time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flatout.data.feed import Feed
+from flatout.data.plan import Layout, PlanSettings
+from flatout.data.problem import Problem
+from flatout.models.textcnn import TextCNNConfig
+from flatout.monitor.flush import COLUMNS, Counts, Curves, Flush, MetricsFile
+from flatout.monitor.peaks import Peak
+from flatout.monitor.watch import Watch
+from flatout.optim import OptimConfig
+from flatout.tasks.classification import ClassificationConfig, ClassificationTask, Labels
+
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+LENGTHS = [3, 5, 2, 7, 4, 4, 1, 6, 2, 3, 5]
+
+
+class Keep:
+    def __init__(self) -> None:
+        self.flushes: list[dict[str, float]] = []
+
+    def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
+        self.flushes.append(values)
+
+    def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def trained(make_split, folder: Path, model: nn.Module, *, peak: Peak | None, **settings) -> tuple[Flush, Keep]:
+    labels = Labels(Problem.single, ["a", "b", "c"], [5, 3, 3], 11, mean=0.0, spread=1.0)
+    optim = OptimConfig(lr=0.01)
+    task = ClassificationTask(model, labels, ClassificationConfig(), optim, total_steps=6, clip=0.0)
+    feed = Feed(make_split(LENGTHS), PlanSettings(rows_per_batch=4, layout=Layout.padded))
+    keep = Keep()
+    flush = Flush(feed, [keep], every=2, **settings)
+    flush.peak = peak
+    trainer = L.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        callbacks=[flush],
+    )
+    trainer.fit(task, train_dataloaders=feed)
+    return flush, keep
+
+
+def small() -> nn.Module:
+    return TextCNNConfig(embedding=6, filters=4).build(num_outputs=3, vocabulary_size=50)
+
+
+def test_the_operations_of_a_run_are_those_of_its_rows_at_their_own_lengths(make_split, tmp_path):
+    model = small()
+    flush, keep = trained(make_split, tmp_path, model, peak=Peak(0.5, "made up"))
+    assert flush.total.flops == pytest.approx(2 * model.training_flops(np.array(LENGTHS)))  # two epochs
+    assert flush.total.computed > flush.total.tokens  # of which padding had a part, in operations it has none
+    assert flush.mfu(flush.total) == pytest.approx(flush.total.flops / flush.total.seconds / 0.5e12)
+    assert all(values["speed/mfu"] > 0 for values in keep.flushes)
+
+
+def test_several_devices_could_do_several_times_as_much():
+    feed = SimpleNamespace(plan=SimpleNamespace(world=4), wait_s=0.0)
+    flush = Flush(feed, [], every=1)
+    flush.peak = Peak(100.0, "made up")
+    assert flush.mfu(Counts(flops=2e14, seconds=2.0)) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("peak", [None, Peak(0.5, "made up")])
+def test_a_model_of_ones_own_without_a_formula_has_no_mfu_and_says_nothing(make_split, tmp_path, peak):
+    class Own(nn.Module):
+        layout = "padded"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = small()
+
+        def forward(self, batch):
+            return self.inner(batch)
+
+    flush, keep = trained(make_split, tmp_path, Own(), peak=peak)
+    assert flush.total.flops == 0
+    assert flush.mfu(flush.total) is None
+    assert not any("speed/mfu" in values for values in keep.flushes)
+
+
+def test_without_a_known_peak_there_is_no_curve_but_operations_are_counted(make_split, tmp_path):
+    flush, keep = trained(make_split, tmp_path, small(), peak=None)
+    assert flush.total.flops > 0
+    assert not any("speed/mfu" in values for values in keep.flushes)
+
+
+def test_what_is_seen_of_the_hardware_goes_to_all_who_listen_to_flushes(make_split, tmp_path):
+    class Card:
+        name = "gpu"
+
+        def sample(self) -> dict[str, float]:
+            return {"gpu/power_w": 61.0}
+
+        def facts(self) -> dict[str, object]:
+            return {}
+
+    watch = Watch([Card()])
+    watch.look()
+    _, keep = trained(make_split, tmp_path, small(), peak=None, watch=watch)
+    assert [values.get("gpu/power_w") for values in keep.flushes] == [61.0] + [None] * (len(keep.flushes) - 1)
+    listeners = [MetricsFile(tmp_path / "metrics.csv", []), Curves(tmp_path)]
+    for listener in listeners:
+        listener.on_flush(1, 0.1, keep.flushes[0])
+        listener.close()
+    head, row = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert dict(zip(head.split(","), row.split(","), strict=True))["gpu/power_w"] == "61"
+    assert set(COLUMNS) < set(head.split(","))
+    assert any(b"gpu/power_w" in path.read_bytes() for path in tmp_path.glob("events.*"))
+
+
+def test_counting_costs_a_flush_little_and_a_step_next_to_nothing():
+    model, lengths = small(), [torch.randint(1, 60, (512,)) for _ in range(50)]
+    taken = []
+    for _ in range(5):
+        started = time.perf_counter()
+        model.training_flops(torch.cat(lengths).numpy())
+        taken.append(time.perf_counter() - started)
+    assert min(taken) < 0.005
