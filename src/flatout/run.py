@@ -340,8 +340,8 @@ def evaluate(config: RunConfig, trainer: L.Trainer, task: StepTask, feeds: Feeds
 def find_peak(trainer: L.Trainer, feeds: Feeds, flush: Flush, ranks: Ranks) -> None:
     """Where no table tells what the device could do, try it: now, so that no first step waits for it.
 
-    The run's threads and its way of making fp32 products are still set. So a CPU has no curve of its MFU; measured
-    before the first step, it would delay each run by up to a tenth of a second for a curve like that of rows a second.
+    The run's threads and its way of making fp32 products are still set. So a CPU has no curve of its MFU: measured
+    before the first step it would delay every run, for a curve with the shape of that of rows a second.
     """
     if ranks.is_first and flush.peak is None and flush.total.flops:
         flush.peak = measured_peak(feeds.train.device, str(trainer.precision))

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from flatout.monitor import peaks
+from flatout.monitor.host import Limits
 from flatout.monitor.peaks import Arithmetic, arithmetic_of, known_peak, listed_peak, measured_peak
 
 CPU = torch.device("cpu")
@@ -128,8 +130,8 @@ def test_a_cpu_is_measured_and_no_random_state_or_setting_is_touched(precision):
     assert state() == before
     assert found.tflops > 1e-4
     dtype = "bfloat16" if precision == "bf16-mixed" else "float32"
-    assert found.source.startswith("measured: ")
-    assert f"{dtype} product, {torch.get_num_threads()} threads" in found.source
+    assert found.source.startswith("measured")
+    assert f"512 {dtype} product" in found.source or f"1024 {dtype} product" in found.source
 
 
 def test_the_measured_peak_is_no_less_than_a_product_reaches_by_itself():
@@ -142,6 +144,35 @@ def test_the_measured_peak_is_no_less_than_a_product_reaches_by_itself():
         taken.append(time.perf_counter() - started)
     # Half of it, because the machine may be busy with something else for as long as one of them takes.
     assert found.tflops > 0.5 * 2 * 512**3 / sorted(taken)[2] / 1e12
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+# A product waits for its slowest thread: where others take the cores in turn, the threads hardly ever run at once.
+@pytest.mark.parametrize(
+    ("together", "allowed", "tflops", "source"),
+    [
+        (170e9, None, 0.17, "measured: 512 x 512 bfloat16 product, 2 threads"),
+        (30e9, None, 0.2, "measured on a busy machine: 512 x 512 bfloat16 product of one thread, times 2"),
+        (30e9, 1.5, 0.15, "measured on a busy machine: 512 x 512 bfloat16 product of one thread, times 1.5"),
+        (95e9, 1.0, 0.095, "measured: 512 x 512 bfloat16 product, 2 threads"),
+    ],
+)
+def test_on_a_busy_machine_one_thread_tells_for_all(two_threads, monkeypatch, together, allowed, tflops, source):
+    monkeypatch.setattr(
+        peaks, "_fastest", lambda device, dtype: (100e9 if torch.get_num_threads() == 1 else together, 512)
+    )
+    monkeypatch.setattr(peaks, "cores_here", lambda: [0, 1])
+    monkeypatch.setattr(peaks, "limits", lambda: Limits(allowed, None))
+    found = measured_peak(CPU, "bf16-mixed")
+    assert (found.tflops, found.source) == (pytest.approx(tflops), source)
+    assert torch.get_num_threads() == 2
 
 
 def test_precisions_that_nothing_is_known_of_have_no_peak():

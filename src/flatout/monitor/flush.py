@@ -153,7 +153,8 @@ class Flush(Callback):
         now.rows += ranks * batch.num_real
         now.tokens += ranks * batch.num_tokens
         now.computed += ranks * pl_module.computed_tokens(batch)
-        self._lengths.append(batch.lengths[: batch.num_real])
+        is_whole = batch.num_real == batch.num_rows
+        self._lengths.append(batch.lengths if is_whole else batch.lengths[: batch.num_real])
         if self.seconds_to_first_step is None:
             self.seconds_to_first_step = time.perf_counter() - self._fit_started
         if batch.ends_step:

@@ -3,6 +3,8 @@
 For GPUs in the table it is the vendor's figure for *dense* products with fp32 sums, never the doubled one for sparse
 matrices; for every other device, and for every CPU, a product of matrices is timed here. Both are of one device. A
 measured roof is what the library reaches, not what the silicon could, so it is a little low and says so by its source.
+On a CPU that others use as well, threads that must wait for each other reach a twentieth of what they could; then one
+thread is timed, and counts as often as there are cores.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
+
+from flatout.monitor.host import limits
+from flatout.ranks import cores_here
 
 
 class Arithmetic(StrEnum):
@@ -120,31 +125,56 @@ _TYPES = {
 _SMALLEST, _LARGEST = 512, 4096
 _LONG_ENOUGH_S = 1e-3
 """A product this long is not made of overheads; a longer one is sooner disturbed by whatever else runs here."""
-_BUDGET_S, _MOST_S = 0.02, 0.15
+_BUDGET_S, _MOST_S = 0.02, 0.08
 _TIMES = 10
+_BUSY = 0.6
+"""All threads together below this share of one thread's rate times their number were kept from running together."""
 
 
 def measured_peak(device: torch.device, precision: str) -> Peak | None:
     """The best of some products of matrices, timed on this device with as many threads as the run has.
 
-    Takes some tens of milliseconds and no memory that a run would miss; draws from a generator of its own. How fp32
-    products are made is as it is set at the moment.
+    Takes a tenth of a second or less, three on a busy machine, and no memory that a run would miss; draws from a
+    generator of its own. How fp32 products are made is as it is set at the moment.
     """
     arithmetic = arithmetic_of(precision)
     if arithmetic is None or device.type not in ("cpu", "cuda"):
         return None
+    dtype = _TYPES[arithmetic]
+    words = f"{str(dtype).removeprefix('torch.')} product"
+    rate, size = _fastest(device, dtype)
+    threads = torch.get_num_threads()
+    if device.type == "cpu" and threads > 1:
+        cores = min(threads, len(cores_here()), limits().cores or threads)
+        alone, small = _fastest_of_one_thread(dtype)
+        if rate < _BUSY * cores * alone:
+            source = f"measured on a busy machine: {small} x {small} {words} of one thread, times {cores:g}"
+            return Peak(cores * alone / 1e12, source)
+    on = f", {threads} threads" if device.type == "cpu" else ""
+    return Peak(rate / 1e12, f"measured: {size} x {size} {words}{on}")
+
+
+def _fastest_of_one_thread(dtype: torch.dtype) -> tuple[float, int]:
+    """A single thread is left in peace where several are never all running at once; it has no barrier to wait at."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _fastest(torch.device("cpu"), dtype)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _fastest(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
+    """Most operations a second of some products, and the size of the fastest."""
     size, fastest, found = _SMALLEST, 0.0, _SMALLEST
     with torch.inference_mode(), torch.autocast(device.type, enabled=False):
         while True:
-            seconds = _best_s(_multiplier(size, device, _TYPES[arithmetic]), device)
+            seconds = _best_s(_multiplier(size, device, dtype), device)
             if 2 * size**3 / seconds > fastest:
                 fastest, found = 2 * size**3 / seconds, size
             if seconds >= _LONG_ENOUGH_S or size >= _LARGEST:
-                break
+                return fastest, found
             size *= 2
-    on = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-    dtype = str(_TYPES[arithmetic]).removeprefix("torch.")
-    return Peak(fastest / 1e12, f"measured: {found} x {found} {dtype} product{on}")
 
 
 def _multiplier(size: int, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
