@@ -150,7 +150,7 @@ def measured_peak(device: torch.device, precision: str) -> Peak | None:
         if rate < _BUSY * cores * alone:
             source = f"measured on a busy machine: {small} x {small} {words} of one thread, times {cores:g}"
             return Peak(cores * alone / 1e12, source)
-    on = f", {threads} threads" if device.type == "cpu" else ""
+    on = f", {threads} thread{'s'[: threads - 1]}" if device.type == "cpu" else ""
     return Peak(rate / 1e12, f"measured: {size} x {size} {words}{on}")
 
 

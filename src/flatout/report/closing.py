@@ -110,9 +110,11 @@ def gpu_text(gpu: dict[str, Any]) -> str:
         "temperature_c": "{:.0f} °C",
     }
     known = [form.format(gpu[name]) for name, form in forms.items() if gpu.get(name) is not None]
-    known += [f"held down by {reason} {share:.0%}" for reason, share in (gpu.get("throttled") or {}).items()]
+    known += [
+        f"held down {share:.0%} of the time by {reason}" for reason, share in (gpu.get("throttled") or {}).items()
+    ]
     if others := gpu.get("others"):
-        known.append(f"shared {others['share']:.0%} of the time with up to {others['processes']} other processes")
+        known.append(f"shared {others['share']:.0%} of the time (processes beside this one: {others['processes']})")
     return ", ".join(known)
 
 

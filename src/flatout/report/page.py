@@ -35,6 +35,7 @@ _CHARTS = {
     "quality on validation": ("val/accuracy", "val/macro_f1", "val/subset_accuracy", "val/auroc"),
     "2-grams on validation": ("val/dice", "val/precision", "val/recall", "val/exact"),
     "rows a second": ("speed/rows_per_s",),
+    "the card's use": ("speed/mfu", "gpu/utilisation"),
     "error on validation": ("val/rmse", "val/mae"),
 }
 
