@@ -84,7 +84,8 @@ class Checkpoints(Checkpoint):
         """The last boundary between two steps."""
         self._random: RandomState | None = None
         self._saved: Position | None = None
-        self._has_stopped = False
+        self.stopped_by = 0
+        """The signal that has ended training, whichever rank it was sent to; 0: none."""
         self._stops_early = False
         self._next_save = self._later()
 
@@ -94,7 +95,7 @@ class Checkpoints(Checkpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._next_save = self._later()
-        self._has_stopped = self._stops_early = False
+        self.stopped_by, self._stops_early = 0, False
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: FlatBatch, batch_idx: int
@@ -145,7 +146,7 @@ class Checkpoints(Checkpoint):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Save the last boundary where the weights are still those it left; ranks that are gone cannot be asked."""
         assert isinstance(pl_module, StepTask)
-        is_ours = self._has_stopped or isinstance(exception, UserError | KeyboardInterrupt)
+        is_ours = self.stopped_by or isinstance(exception, UserError | KeyboardInterrupt)
         if is_ours or trainer.state.fn != "fit" or _are_several() or pl_module.is_torn():
             return
         pl_module.put_back_weights()
@@ -213,7 +214,7 @@ class Checkpoints(Checkpoint):
         return float("inf") if minutes is None else time.monotonic() + 60 * minutes
 
     def _stop(self, number: int) -> None:
-        self._has_stopped = True
+        self.stopped_by = number
         raise SystemExit(128 + number)
 
 

@@ -284,7 +284,7 @@ def train(
         f" {feeds.train.plan.rows_per_batch * feeds.train.plan.parts} rows"
     )
     listeners = list(flush.listeners)
-    with _without_loader_advice(), others_watched(), signals.waiting():
+    with _without_loader_advice(), others_watched(), signals.waiting(), flush.watch:
         try:
             trainer.fit(
                 task,
@@ -292,10 +292,12 @@ def train(
                 val_dataloaders=feeds.validation,
                 ckpt_path=None if start is None else start.checkpoint,
             )
-        except SystemExit as stopped:
-            if not signals.number:  # Lightning turns Ctrl-C into exit code 1
+        except SystemExit:
+            number = training.checkpoints.stopped_by
+            if not number and trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
                 raise KeyboardInterrupt from None
-            _tell_of_signal(stopped, training, place)
+            if number:
+                tell_of_signal(number, training, place)
             raise
         finally:
             for listener in listeners:
@@ -308,10 +310,11 @@ def train(
         place.log.say(f"{len(task.skipped)} steps were skipped, their gradient was not finite: the first{rows}")
 
 
-def _tell_of_signal(stopped: SystemExit, training: Training, place: RunFolder) -> None:
-    name = signal.Signals(int(str(stopped.code)) - 128).name
-    place.log.say(f"stopped by {name} after step {training.checkpoints.at.step}: resume=auto goes on from there")
-    if place.is_first and (told := requeue_with_slurm(int(str(stopped.code)) - 128)):
+def tell_of_signal(number: int, training: Training, place: RunFolder) -> None:
+    """Say where training stopped; where SLURM gave the warning, ask it for another turn."""
+    name, step = signal.Signals(number).name, training.checkpoints.at.step
+    place.log.say(f"stopped by {name} after step {step}: the same command with resume=auto goes on from there")
+    if place.is_first and (told := requeue_with_slurm(number)):
         place.log.say(told)
 
 

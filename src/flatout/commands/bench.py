@@ -18,6 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help=", ".join(BENCHES))
     parser.add_argument("--list", action="store_true", help="name all benches")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and rows, under two minutes")
+    parser.add_argument(
+        "--rounds", choices=["ci", "full"], default="ci", help="of faults: as many cases as the tests, or all"
+    )
     parser.add_argument("--data", metavar="FOLDER", type=Path, help="folder of published data sets, for quality")
     parser.add_argument("--pretrained", metavar="FOLDER", help="a pretrained encoder, for bert and quality")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows there")
@@ -36,7 +39,12 @@ def run(arguments: argparse.Namespace) -> None:
     claims = []
     print(f"{'claim':<58} {'ours':>12} {'theirs':>12} {'ratio':>7}  {'goal':<12} holds")
     for claim in importlib.import_module(f"flatout.bench.{arguments.name}").claims(
-        Options(quick=arguments.quick, data=arguments.data, pretrained=arguments.pretrained)
+        Options(
+            quick=arguments.quick,
+            full=arguments.rounds == "full",
+            data=arguments.data,
+            pretrained=arguments.pretrained,
+        )
     ):
         claims.append(claim)
         print(line(claim), flush=True)

@@ -148,7 +148,7 @@ def exceptions_of_callbacks(place: Path, count: int) -> list[list[str]]:
     return side_by_side(case, enumerate(cases))
 
 
-def epoch_edges(place: Path) -> list[list[str]]:
+def epoch_edges(place: Path, count: int) -> list[list[str]]:
     """kill -9 and SIGTERM just around the ends of epochs and validations, for every way to place validations."""
     schedules: dict[str, dict[str, Any]] = {
         "each epoch": {},
@@ -167,7 +167,7 @@ def epoch_edges(place: Path) -> list[list[str]]:
         ("on_train_epoch_start", 1),
     ]
     specs = {name: Spec(trainer=schedule) for name, schedule in schedules.items()}
-    cases = list(itertools.product(schedules, edges, ("kill", "term")))
+    cases = _spread(itertools.product(schedules, edges, ("kill", "term")))[:count]
     references = References(place)
     references.make(list(specs.values()))
 

@@ -39,7 +39,7 @@ def one_of_two_harmed(place: Path, count: int) -> list[list[str]]:
     references = References(place)
     references.make([_TWO])
     found = []
-    cases = itertools.product((7, 11, 4), harms.items(), (0, 1))
+    cases = itertools.product(range(7, 27), harms.items(), (0, 1))
     for number, (step, (name, (kind, settings, code)), rank) in enumerate(itertools.islice(cases, count)):
         folder = place / f"harmed-{number}"
         spec = _TWO.planted(kind, place="on_train_batch_end", step=step, rank=rank, **settings)
@@ -69,7 +69,8 @@ def not_a_number(place: Path, count: int) -> list[list[str]]:
     kinds = [("bilstm", 1), ("encoder", 1), ("bits", 1), ("bilstm", 3)]
     specs = [Spec(family, accumulate=parts, batch_size=12 // parts) for family, parts in kinds]
     values = (float("nan"), float("inf"))
-    cases = list(itertools.islice(itertools.product((4, 0, 13, 9, 7), values, specs), count))
+    every = list(itertools.product(range(1, 30), values, specs))
+    cases = every[:: max(1, len(every) // count)][:count]
     references = References(place)
     references.make(specs)
 
@@ -95,7 +96,7 @@ def _goes_on(spec: Spec, folder: Path, reference: Path) -> list[str]:
 
 def other_numbers_of_ranks(place: Path, count: int) -> list[list[str]]:
     """1, 2 and 1 ranks in turn, their product with the micro-batch the same: the losses of one rank alone."""
-    chains = [
+    chains: list[tuple[tuple[int, int, int], ...]] = [
         ((1, 12, 1), (2, 6, 1), (1, 6, 2)),
         ((2, 6, 1), (1, 12, 1), (2, 3, 2)),
         ((1, 4, 3), (2, 6, 1), (1, 12, 1)),
@@ -132,7 +133,7 @@ def _alike(run: Path, reference: Path) -> list[str]:
     return [*problems, *([f"weights {weights:.1e} apart"] if weights > 10 * _CLOSE else [])]
 
 
-def plans_of_other_worlds(count: int, seed: int = 0) -> list[list[str]]:
+def plans(place: Path, count: int, seed: int = 0) -> list[list[str]]:
     """However a step is divided among ranks and micro-batches: the same rows in it, each exactly once an epoch."""
     return [_plan_case(np.random.default_rng((seed, number))) for number in range(count)]
 
