@@ -8,8 +8,11 @@ an error of any other class is a defect of ours and keeps its traceback.
 from __future__ import annotations
 
 import difflib
+import errno
+import shutil
 from collections.abc import Iterable
 from enum import StrEnum
+from pathlib import Path
 from typing import TypeVar
 
 EXIT_CODE = 2
@@ -64,3 +67,37 @@ def require(condition: bool, where: str, what: str, *, allowed: str = "", mend: 
     """Check one setting; used by the Config classes in `__post_init__`."""
     if not condition:
         raise UserError(where, what, allowed=allowed, mend=mend)
+
+
+def out_of_space(error: OSError, place: Path, needed: int | None, where: str, mend: str) -> UserError:
+    """What to tell a person when a disk refuses a write; `needed` are the bytes of the whole, where they are known."""
+    words = {
+        errno.ENOSPC: "no space left",
+        errno.EDQUOT: "over your quota",
+        errno.EROFS: f"{place} is on a disk that can only be read",
+        errno.EACCES: f"no permission to write in {place}",
+        errno.EPERM: f"no permission to write in {place}",
+        errno.EIO: f"the disk of {place} gives errors: it may be failing",
+    }
+    what = words.get(error.errno or 0, f"cannot write in {place}: {error.strerror or error}")
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(where, what, mend=mend)
+    known = [] if needed is None else [f"needs about {_megabytes(needed)}"]
+    if (free := _free_bytes(place)) is not None:
+        known.append(f"{_megabytes(free)} free")
+    return UserError(where, f"{what}: {', '.join(known)}" if known else what, mend=mend)
+
+
+def _free_bytes(place: Path) -> int | None:
+    """Bytes that this person may still write on the disk of a folder, or of the nearest one above that exists."""
+    for folder in (place, *place.absolute().parents):
+        try:
+            return shutil.disk_usage(folder).free
+        except OSError:
+            continue
+    return None
+
+
+def _megabytes(num_bytes: int) -> str:
+    megabytes = num_bytes / 1e6
+    return f"{megabytes:,.0f} MB" if megabytes >= 10 else f"{megabytes:.1f} MB" if megabytes >= 0.1 else "0.1 MB"

@@ -68,7 +68,7 @@ def test_a_builder_that_fails_leaves_nothing_behind(tmp_path):
 
     with pytest.raises(RuntimeError, match="half way"):
         Cache(tmp_path).open_or_build("rows.csv", RECIPE, fail)
-    assert [path for path in tmp_path.iterdir() if path.suffix != ".lock"] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
@@ -79,11 +79,12 @@ def test_a_flipped_bit_is_found_and_the_store_built_again(tmp_path_factory, data
     folder = cache.folder / report.key
     (folder / "verified").unlink()
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
-    broken = data.draw(st.sampled_from([path for path in files if path.name != "manifest.json"]))
+    broken = data.draw(st.sampled_from(files))
     content = bytearray(broken.read_bytes())
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     broken.write_bytes(bytes(content))
-    assert damaged_files(folder) == [str(broken.relative_to(folder))]
+    named = "manifest.json" if broken.name == "manifest.sum" else str(broken.relative_to(folder))
+    assert damaged_files(folder) == [named]
     with pytest.warns(UserWarning, match="is damaged"):
         again, report = cache.open_or_build("rows.csv", RECIPE, build)
     assert not report.hit

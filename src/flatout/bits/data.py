@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from flatout.data.cache import Cache, CacheReport, Recipe
 from flatout.data.feeding import FeedingConfig, require_other_content, require_other_files
 from flatout.data.progress import Progress
 from flatout.data.store import SCHEMA, Column, Store, StoreSplit, StoreWriter
+from flatout.data.table import require_unchanged
 from flatout.errors import UserError, as_choice, require
 
 _MOST_HASHED = 6_144
@@ -132,7 +134,8 @@ class BitsPreparation:
     def run(self) -> PreparedBits:
         cache = Cache(self.config.cache)
         source = self.tables["train"].name
-        store, report = cache.open_or_build(source, self._recipe(), self._build)
+        recipe = self._recipe()
+        store, report = cache.open_or_build(source, recipe, partial(self._build, recipe["source"]))
         return PreparedBits(store, report, source)
 
     def _recipe(self) -> Recipe:
@@ -152,10 +155,12 @@ class BitsPreparation:
             "schema": SCHEMA,
         }
 
-    def _build(self, writer: StoreWriter) -> None:
+    def _build(self, fingerprints: dict[str, str], writer: StoreWriter) -> None:
         with Progress() as progress:
             survey = self._survey(progress)
+            writer.expected_rows = survey.num_records
             totals = self._write(writer, survey, progress)
+        require_unchanged(self.tables, fingerprints)
         writer.facts |= {
             "classes": list(LABELS),
             "class_counts": survey.label_counts.tolist(),
@@ -178,6 +183,7 @@ class BitsPreparation:
         counts: dict[int, int] = {}
         encode = self._reader() if self._holds_sets() else None
         for split, record in self.source.records(progress.task("reading"), with_bits=encode is not None):
+            survey.num_records += len(record.rows)
             if split != "train":
                 continue
             raw = record.raw
@@ -292,6 +298,8 @@ class _Survey:
         self.hashed = GramIndex()
         self.label_counts = np.zeros(len(LABELS), dtype=np.int64)
         self.num_rows = self.num_labels = self.without_label = self.num_inputs = self.bits_set = self.numbers_met = 0
+        self.num_records = 0
+        """Of all splits."""
         self.numbers: NDArray[np.int64] | None = None
 
 

@@ -3,23 +3,28 @@
 A store is one folder: `manifest.json`, small named texts (the tokenizer, the class names), and a folder of columns for
 each split. A column is either fixed (one value, or one run of `width` values, a row) or ragged (values one row after
 the other, with offsets and lengths). Opening reads the manifest alone, so it takes milliseconds at any size; rows are
-written in blocks, so building needs memory for one block only. Every file's checksum stands in the manifest.
+written in blocks, so building needs memory for one block only. Every file's checksum stands in the manifest, and the
+manifest's own in `manifest.sum`, so no bit of a store can change unnoticed; what the manifest says of sizes and types
+must also agree with itself, so that even one with a right checksum cannot make a reader go astray.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-SCHEMA = 1
-MANIFEST = "manifest.json"
+SCHEMA = 2
+MANIFEST, MANIFEST_SUM = "manifest.json", "manifest.sum"
 _READ_BYTES = 1 << 24
+_DTYPES = ("uint8", "uint16", "int32", "int64", "float32")
 
 Array = NDArray[Any]
 
@@ -34,6 +39,29 @@ class Column:
     """Any number of values a row, instead of `width`."""
     width: int = 0
     """Values a row of a fixed column; 0 for a plain value."""
+
+
+class DamagedStore(Exception):
+    """A store whose manifest is not the one that was written, or says what cannot be."""
+
+
+class WriteFailed(Exception):
+    """The disk refused what a store's writer wrote; `error` tells how. Not an OSError: sources raise these too."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.needed: int | None = None
+        """Bytes of the whole store, where they are known."""
+
+
+@contextmanager
+def written() -> Iterator[None]:
+    """Around what writes to a store's disk: an OSError there is a WriteFailed."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteFailed(error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +106,9 @@ class StoreSplit:
 class Store:
     """A finished store. Its arrays may be written to in memory (copy on write); the files never change."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, manifest: dict[str, Any] | None = None) -> None:
         self.folder = folder
-        self.manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        self.manifest = read_manifest(folder) if manifest is None else manifest
         self.facts: dict[str, Any] = self.manifest["facts"]
         self.splits = {name: self._open_split(name, split) for name, split in self.manifest["splits"].items()}
 
@@ -110,19 +138,65 @@ class Store:
         return np.memmap(self.folder / name, dtype=dtype, mode="c").view(np.ndarray) if size else np.empty(0, dtype)
 
 
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """A store's manifest, if it is byte for byte the one that was written and agrees with itself."""
+    try:
+        content = (folder / MANIFEST).read_bytes()
+        if xxhash.xxh3_128_hexdigest(content).encode() != (folder / MANIFEST_SUM).read_bytes():
+            raise DamagedStore(f"{MANIFEST} differs from {MANIFEST_SUM}")
+        manifest = json.loads(content)
+        _require_sound(manifest)
+    except PermissionError:
+        raise  # not damaged: somebody else's
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedStore(f"{MANIFEST}: {error}") from None
+    return manifest
+
+
+def _require_sound(manifest: dict[str, Any]) -> None:
+    """Names stay in the folder, and every column has the size that its rows and its type need."""
+    files = manifest["files"]
+    for name, file in files.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not _is_count(file["bytes"]):
+            raise ValueError(f"no such file can be: {name}")
+    for name, split in manifest["splits"].items():
+        rows = split["rows"]
+        columns = {f"{name}/{column}": Column(**spec) for column, spec in split["columns"].items()}
+        if not _is_count(rows) or not all(_is_sound(path, column, rows, files) for path, column in columns.items()):
+            raise ValueError(f"the sizes of {name} do not fit its {rows} rows")
+
+
+def _is_sound(path: str, column: Column, rows: int, files: dict[str, Any]) -> bool:
+    size, num_bytes = np.dtype(column.dtype).itemsize, files[f"{path}.bin"]["bytes"]
+    if column.dtype not in _DTYPES or not _is_count(column.width):
+        return False
+    if not column.ragged:
+        return num_bytes == rows * size * max(1, column.width)
+    offsets, lengths = files[f"{path}.offsets.bin"]["bytes"], files[f"{path}.lengths.bin"]["bytes"]
+    return num_bytes % size == 0 and offsets == 8 * (rows + 1) and lengths == 4 * rows
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
 def damaged_files(folder: Path) -> list[str]:
     """Files of a store that are missing or differ from the manifest's checksums; empty when the store is whole."""
     try:
-        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError):
+        files = read_manifest(folder)["files"]
+    except DamagedStore:
         return [MANIFEST]
-    return [
-        name
-        for name, written in files.items()
-        if not (folder / name).is_file()
-        or (folder / name).stat().st_size != written["bytes"]
-        or file_checksum(folder / name) != written["xxh3"]
-    ]
+    return [name for name, file in files.items() if not _is_whole(folder / name, file)]
+
+
+def _is_whole(path: Path, file: dict[str, Any]) -> bool:
+    try:
+        return path.stat().st_size == file["bytes"] and file_checksum(path) == file["xxh3"]
+    except PermissionError:
+        raise
+    except (OSError, KeyError):
+        return False
 
 
 def file_checksum(path: Path) -> str:
@@ -139,26 +213,30 @@ class _FileWriter:
 
     def __init__(self, path: Path, dtype: str) -> None:
         self.dtype = np.dtype(dtype)
-        self._file: BinaryIO = path.open("xb")
+        with written():
+            self._file: BinaryIO = path.open("xb")
         self._digest = xxhash.xxh3_128()
-        self._bytes = 0
+        self.num_bytes = 0
 
     def append(self, values: Array) -> None:
         data = np.ascontiguousarray(values, dtype=self.dtype).tobytes()
-        self._file.write(data)
+        with written():
+            self._file.write(data)
         self._digest.update(data)
-        self._bytes += len(data)
+        self.num_bytes += len(data)
 
     def close(self) -> dict[str, Any]:
-        self._file.close()
-        return {"bytes": self._bytes, "xxh3": self._digest.hexdigest()}
+        with written():
+            self._file.close()
+        return {"bytes": self.num_bytes, "xxh3": self._digest.hexdigest()}
 
 
 class SplitWriter:
     """Writes the rows of one split, block by block."""
 
     def __init__(self, folder: Path, name: str, columns: dict[str, Column]) -> None:
-        (folder / name).mkdir()
+        with written():
+            (folder / name).mkdir()
         self.name, self.columns, self.num_rows = name, columns, 0
         self._files: dict[str, _FileWriter] = {}
         self._totals = dict.fromkeys(columns, 0)
@@ -175,8 +253,18 @@ class SplitWriter:
         assert len(counts) == 1, f"columns of unequal length: {counts}"
         self.num_rows += counts.pop()
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self._files.values())
+
     def close(self) -> dict[str, Any]:
         return {name: file.close() for name, file in self._files.items()}
+
+    def abandon(self) -> None:
+        """Close every file, whatever the disk says."""
+        for file in self._files.values():
+            with suppress(WriteFailed):
+                file.close()
 
     def _append(self, name: str, block: Array | tuple[Array, Array]) -> int:
         path = f"{self.name}/{name}"
@@ -203,6 +291,8 @@ class StoreWriter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.facts: dict[str, Any] = {}
+        self.expected_rows: int | None = None
+        """Rows of all splits together, where they are known before: a full disk is then told with what is needed."""
         self._splits: list[SplitWriter] = []
         self._texts: dict[str, dict[str, Any]] = {}
 
@@ -211,16 +301,19 @@ class StoreWriter:
         return self._splits[-1]
 
     def write_text(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text, encoding="utf-8")
-        self._texts[name] = {
-            "bytes": (self.folder / name).stat().st_size,
-            "xxh3": file_checksum(self.folder / name),
-        }
+        self._texts[name] = self._write(name, text.encode())
+
+    def expected_bytes(self) -> int | None:
+        """What the whole store will take, judged by the rows that were written; None while nobody can know."""
+        rows = sum(split.num_rows for split in self._splits)
+        if not rows or self.expected_rows is None:
+            return None
+        return sum(split.num_bytes for split in self._splits) * max(self.expected_rows, rows) // rows
 
     def abandon(self) -> None:
         """Close every file of a store that will not be finished."""
         for split in self._splits:
-            split.close()
+            split.abandon()
 
     def close(self, about: dict[str, Any]) -> None:
         """Finish every file and write the manifest with `about` (key, recipe and the like) in it."""
@@ -234,7 +327,13 @@ class StoreWriter:
             }
             splits[split.name] = {"rows": split.num_rows, "columns": columns}
         manifest = {"schema": SCHEMA, **about, "facts": self.facts, "splits": splits, "files": files}
-        (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+        last = self._write(MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
+        self._write(MANIFEST_SUM, last["xxh3"].encode())
+
+    def _write(self, name: str, content: bytes) -> dict[str, Any]:
+        with written(), (self.folder / name).open("xb") as file:
+            file.write(content)
+        return {"bytes": len(content), "xxh3": xxhash.xxh3_128_hexdigest(content)}
 
 
 def smallest_token_type(vocabulary_size: int) -> str:

@@ -45,6 +45,18 @@ class Table(ABC):
         return self.name
 
 
+def require_unchanged(tables: Mapping[str, Table], fingerprints: Mapping[str, str]) -> None:
+    """Tables that were read several times must have been the same each time."""
+    for split, table in tables.items():
+        if table.fingerprint() != fingerprints[split]:
+            raise changed(table.name)
+
+
+def changed(name: str) -> UserError:
+    mend = "Wait until it is written, then run the same command again."
+    return UserError("data", f"{name} changed while it was read", mend=mend)
+
+
 def require_columns(table: Table, wanted: Mapping[str, str]) -> None:
     """Check that the columns named by some settings exist, once each; all that are missing in one message."""
     keys: dict[str, str] = {}

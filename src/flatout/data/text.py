@@ -308,6 +308,7 @@ class TextPreparation:
         }
         tables = self.source.tables
         writers = {split: writer.split(split, columns) for split in self.config.split_names(tables)}
+        writer.expected_rows = sum(surveyed.rows(split) for split in writers)
         totals = {split: _Totals() for split in writers}
         for split, block in self.source.texts_and_labels(surveyed, told):
             encoded, targets = self._encoded(split, block, surveyed, vocabulary)

@@ -21,8 +21,7 @@ from flatout.data.roles import find_roles
 from flatout.data.sources import open_splits
 from flatout.data.splits import SPLITS
 from flatout.data.subwords import PAIR
-from flatout.data.table import Table, require_columns
-from flatout.errors import UserError
+from flatout.data.table import Table, changed, require_columns, require_unchanged
 
 if TYPE_CHECKING:
     from flatout.data.text import TextDataConfig
@@ -92,13 +91,11 @@ class TextSource:
 
     def require_unchanged(self) -> None:
         """What was read three times must have been the same each time."""
-        for split, table in self.tables.items():
-            self._require_same(table.fingerprint() == self.fingerprints[split], table)
+        require_unchanged(self.tables, self.fingerprints)
 
     def _require_same(self, is_same: bool, table: Table) -> None:
         if not is_same:
-            mend = "Wait until it is written, then run the same command again."
-            raise UserError("data", f"{table.name} changed while it was read", mend=mend)
+            raise changed(table.name)
 
     def _columns_read_again(self) -> list[str]:
         return [*self.roles.columns, *([TOPIC] if self.is_sample else [])]
