@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import json
 import multiprocessing
+import os
+import re
+import shutil
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flatout.data import cache as cache_module
+from flatout.data import store as store_module
 from flatout.data.cache import Cache, recipe_key
-from flatout.data.store import Column, Ragged, Store, StoreWriter, damaged_files
-from flatout.errors import UserError
+from flatout.data.lease import boot_id
+from flatout.data.store import MANIFEST, MANIFEST_SUM, Column, Ragged, Store, StoreWriter, damaged_files
+from flatout.errors import UserError, out_of_space
 
 RECIPE = {"source": {"train": "abc"}, "max_length": 64, "vocabulary": {"size": 10}}
 
@@ -26,8 +39,8 @@ def build(writer: StoreWriter) -> None:
     writer.facts["classes"] = ["a", "b"]
 
 
-def refuse(writer: StoreWriter) -> None:
-    raise AssertionError("must not be built again")
+def refuse(given: object) -> None:
+    raise AssertionError("must be neither built nor read again")
 
 
 def test_what_was_built_is_opened_the_next_time(tmp_path):
@@ -71,7 +84,7 @@ def test_a_builder_that_fails_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
 @given(st.data())
 def test_a_flipped_bit_is_found_and_the_store_built_again(tmp_path_factory, data):
     cache = Cache(tmp_path_factory.mktemp("cache"))
@@ -98,6 +111,128 @@ def test_a_store_cut_short_is_found(tmp_path):
     assert cache.verify() == {report.key: ["train/tokens.bin"]}
 
 
+TOKENS = "train/tokens.bin"
+
+
+def rewritten(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    """A manifest that says something else, with a checksum that fits."""
+
+    def damage(folder: Path) -> None:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        content = json.dumps(change(manifest) or manifest).encode()
+        (folder / MANIFEST).write_bytes(content)
+        (folder / MANIFEST_SUM).write_text(xxhash.xxh3_128_hexdigest(content), encoding="ascii")
+
+    return damage
+
+
+def in_place_of(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "cut short": lambda folder: os.truncate(folder / TOKENS, 17),
+    "emptied": lambda folder: os.truncate(folder / TOKENS, 0),
+    "longer": lambda folder: os.truncate(folder / TOKENS, 4000),
+    "gone": lambda folder: (folder / TOKENS).unlink(),
+    "a folder in its place": lambda folder: in_place_of(folder / TOKENS),
+    "text gone": lambda folder: (folder / "labels.json").unlink(),
+    "text changed": lambda folder: (folder / "labels.json").write_text("{}", encoding="utf-8"),
+    "no manifest": lambda folder: (folder / MANIFEST).unlink(),
+    "no checksum of the manifest": lambda folder: (folder / MANIFEST_SUM).unlink(),
+    "an empty manifest": lambda folder: (folder / MANIFEST).write_bytes(b""),
+    "a manifest of zeros": lambda folder: (folder / MANIFEST).write_bytes(bytes(900)),
+    "a folder for a manifest": lambda folder: in_place_of(folder / MANIFEST),
+    "nothing in it": lambda folder: [shutil.rmtree(folder), folder.mkdir()],
+    "a list for a manifest": rewritten(lambda manifest: [1]),
+    "a manifest without files": rewritten(lambda manifest: manifest.pop("files") and None),
+    "fewer than no bytes": rewritten(lambda manifest: manifest["files"][TOKENS].update(bytes=-2)),
+    "fewer than no rows": rewritten(lambda manifest: manifest["splits"]["train"].update(rows=-1)),
+    "a text for a number": rewritten(lambda manifest: manifest["splits"]["train"].update(rows="10")),
+    "another type": rewritten(lambda manifest: manifest["splits"]["train"]["columns"]["targets"].update(dtype="int64")),
+    "no such type": rewritten(
+        lambda manifest: manifest["splits"]["train"]["columns"]["targets"].update(dtype="object")
+    ),
+    "a width that does not fit": rewritten(
+        lambda manifest: manifest["splits"]["train"]["columns"]["targets"].update(width=3)
+    ),
+    "a file elsewhere": rewritten(lambda manifest: manifest["files"].update({"../a": {"bytes": 0, "xxh3": ""}})),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_store_damaged_in_any_way_is_built_again(tmp_path, damage):
+    cache = Cache(tmp_path)
+    _, report = cache.open_or_build("rows.csv", RECIPE, build)
+    DAMAGES[damage](tmp_path / report.key)
+    assert cache.opened(report.key) is None
+    assert [bool(damaged) for damaged in cache.verify().values()] == [True]
+    assert cache.entries() == [] or damaged_files(tmp_path / report.key) != [MANIFEST]
+    with pytest.warns(UserWarning, match="is damaged"):
+        again, report = cache.open_or_build("rows.csv", RECIPE, build)
+    assert not report.hit
+    assert again.splits["train"].fixed("targets").tolist() == list(range(10))
+    assert cache.verify() == {report.key: []}
+
+
+def test_a_damaged_store_does_not_trouble_others(tmp_path):
+    cache = Cache(tmp_path)
+    _, damaged = cache.open_or_build("rows.csv", RECIPE, build)
+    (tmp_path / damaged.key / MANIFEST).write_bytes(b"\xff\0")
+    _, report = cache.open_or_build("rows.csv", RECIPE | {"max_length": 32}, build)
+    assert report.reason == "first time for this data"
+    assert cache.verify() == {damaged.key: [MANIFEST], report.key: []}
+    assert cache.clear() == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [TOKENS, "labels.json", MANIFEST, MANIFEST_SUM])
+def test_a_change_after_the_check_is_found_though_size_and_time_are_set_back(tmp_path, name):
+    cache = Cache(tmp_path)
+    _, report = cache.open_or_build("rows.csv", RECIPE, build)
+    path = tmp_path / report.key / name
+    before = path.stat()
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert cache.opened(report.key) is None
+
+
+def test_bytes_are_read_once_a_boot_and_again_when_a_file_was_touched(tmp_path, monkeypatch):
+    cache = Cache(tmp_path)
+    _, report = cache.open_or_build("rows.csv", RECIPE, build)
+    read: list[str] = []
+    checksum = store_module.file_checksum
+    monkeypatch.setattr(store_module, "file_checksum", lambda path: read.append(path.name) or checksum(path))
+
+    def files_read() -> int:
+        read.clear()
+        assert cache.opened(report.key) is not None
+        return len(read)
+
+    assert [files_read(), files_read()] == [0, 0]
+    monkeypatch.setattr(cache_module, "boot_id", lambda: "after a restart")
+    assert [files_read(), files_read()] == [5, 0]
+    (tmp_path / report.key / TOKENS).touch()
+    assert [files_read(), files_read()] == [5, 0]
+    (tmp_path / report.key / "verified").write_bytes(b"\0{")
+    assert [files_read(), files_read()] == [5, 0]
+
+
+def test_two_machines_on_one_disk_each_check_once(tmp_path, monkeypatch):
+    cache = Cache(tmp_path)
+    _, report = cache.open_or_build("rows.csv", RECIPE, build)
+    cache.opened(report.key)
+    monkeypatch.setattr(cache_module, "boot_id", lambda: "the other")
+    cache.opened(report.key)
+    monkeypatch.undo()
+    monkeypatch.setattr(store_module, "file_checksum", refuse)
+    assert cache.opened(report.key) is not None
+
+
 def slow_build(writer: StoreWriter) -> None:
     marker = Path(writer.folder.parent) / f"build-{time.monotonic_ns()}.txt"
     marker.touch()
@@ -120,12 +255,181 @@ def test_of_many_processes_one_builds_and_the_others_wait(tmp_path):
     assert len(list(tmp_path.glob("build-*.txt"))) == 1
 
 
-def test_what_a_dead_builder_left_is_taken_away(tmp_path):
-    left = tmp_path / f".building-{recipe_key(RECIPE)}-999999"
-    left.mkdir()
-    (left / "tokens.bin").touch()
+def test_what_dead_builders_left_is_taken_away_whatever_they_built(tmp_path):
+    for name in (f".building-{recipe_key(RECIPE)}-999999", ".building-another-abcdef", ".removed-another-abcdef"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokens.bin").touch()
+    _, report = Cache(tmp_path).open_or_build("rows.csv", RECIPE, build)
+    assert [path.name for path in tmp_path.iterdir()] == [report.key]
+
+
+def lease_of(folder: Path, key: str, number: int, token: str, *, boot: str = "elsewhere", age_s: float = 0) -> Path:
+    path = folder / f".lease-{key}-{number}"
+    holder = {"boot": boot, "machine": "node7", "process": 12, "token": token}
+    path.write_text(f"{json.dumps(holder)}\n{0:012d}\n", encoding="utf-8")
+    os.utime(path, (time.time() - age_s, time.time() - age_s))
+    (folder / f".building-{key}-{token}").mkdir()
+    return path
+
+
+def test_what_may_live_on_another_machine_is_left_alone_for_an_hour(tmp_path):
+    living = lease_of(tmp_path, "a" * 20, 0, "aaaa", age_s=600)
+    dead = lease_of(tmp_path, "b" * 20, 0, "bbbb", age_s=7200)
+    died_here = lease_of(tmp_path, "c" * 20, 3, "cccc", boot=boot_id())
     Cache(tmp_path).open_or_build("rows.csv", RECIPE, build)
-    assert not left.exists()
+    left = {path.name for path in tmp_path.glob(".*")}
+    assert left == {living.name, f".building-{'a' * 20}-aaaa"}
+    assert not dead.exists() and not died_here.exists()
+
+
+def slow_other_build(writer: StoreWriter) -> None:
+    build(writer)
+    (writer.folder.parent / "begun").touch()
+    while not (writer.folder.parent / "go on").exists():
+        time.sleep(0.01)
+
+
+def open_another_in_child(folder: Path) -> None:
+    _, report = Cache(folder).open_or_build("rows.csv", RECIPE | {"max_length": 7}, slow_other_build)
+    assert not report.hit
+
+
+def test_a_living_builder_of_another_store_is_left_alone(tmp_path):
+    child = multiprocessing.get_context("fork").Process(target=open_another_in_child, args=(tmp_path,))
+    child.start()
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.01)
+    Cache(tmp_path).open_or_build("rows.csv", RECIPE, build)
+    Cache(tmp_path).clear()
+    assert len(list(tmp_path.glob(".building-*"))) == len(list(tmp_path.glob(".lease-*"))) == 1
+    (tmp_path / "go on").touch()
+    child.join(30)
+    assert child.exitcode == 0
+    assert [entry.rows for entry in Cache(tmp_path).entries()] == [{"train": 10}]
+
+
+def test_a_builder_whose_folder_was_taken_away_begins_again(tmp_path):
+    times = []
+
+    def interrupted(writer: StoreWriter) -> None:
+        times.append(1)
+        if len(times) == 1:
+            shutil.rmtree(writer.folder)
+        build(writer)
+
+    store, _ = Cache(tmp_path).open_or_build("rows.csv", RECIPE, interrupted)
+    assert len(times) == 2
+    assert store.splits["train"].fixed("targets").tolist() == list(range(10))
+
+
+def test_a_whole_store_is_not_taken_away_for_the_damaged_one_that_lay_there_before(tmp_path):
+    cache = Cache(tmp_path)
+    _, report = cache.open_or_build("rows.csv", RECIPE, build)
+    damaged = cache_module._identity(tmp_path / report.key)
+    cache.clear()
+    store, _ = cache.open_or_build("rows.csv", RECIPE, build)
+    cache._remove(store.folder, damaged)
+    assert cache.opened(report.key) is not None
+    assert [path.name for path in tmp_path.iterdir()] == [report.key]
+
+
+def test_who_waits_says_so_once_and_who_takes_over_says_why(tmp_path, capfd):
+    lease = lease_of(tmp_path, recipe_key(RECIPE), 0, "aaaa")
+    beating = threading.Event()
+
+    def beat() -> None:
+        for number in range(5):
+            time.sleep(0.1)
+            lease.write_text(lease.read_text(encoding="utf-8")[:-13] + f"{number:012d}\n", encoding="utf-8")
+        beating.set()
+
+    threading.Thread(target=beat).start()
+    started = time.monotonic()
+    Cache(tmp_path).open_or_build("rows.csv", RECIPE, build)
+    assert beating.is_set()
+    assert 4 < time.monotonic() - started < 0.5 + 5
+    assert capfd.readouterr().err.splitlines() == [
+        "cache: waiting for process 12 on node7, which is building this store",
+        "cache: process 12 on node7 has been silent for 4 s: building the store here instead",
+    ]
+
+
+def busy_build(writer: StoreWriter) -> None:
+    (writer.folder.parent / "begun").touch()
+    until = time.monotonic() + 6
+    while time.monotonic() < until:
+        sum(number * number for number in range(10_000))
+    build(writer)
+
+
+def open_busily(folder: Path) -> None:
+    Cache(folder).open_or_build("rows.csv", RECIPE, busy_build)
+
+
+@pytest.mark.slow
+def test_a_slow_builder_that_lives_is_waited_for(tmp_path):
+    child = multiprocessing.get_context("fork").Process(target=open_busily, args=(tmp_path,))
+    child.start()
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.01)
+    _, report = Cache(tmp_path).open_or_build("rows.csv", RECIPE, refuse)
+    assert report.hit
+    child.join(30)
+    assert child.exitcode == 0
+
+
+class FullDisk(io.RawIOBase):
+    def write(self, data: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_what_the_disk_refuses_is_told_with_what_is_needed_and_what_is_free(tmp_path):
+    def too_large(writer: StoreWriter) -> None:
+        writer.expected_rows = 400_000_000
+        split = writer.split("train", {"targets": Column("int32")})
+        for _ in range(3):
+            split.append(targets=np.zeros(1000))
+        file = split._files["train/targets.bin"]
+        file.close()
+        file._file = FullDisk()
+        split.append(targets=np.zeros(1000))
+
+    message = r"^cache .*: no space left: needs about 1,600 MB, [\d,]+ MB free\. Make room .*data\.cache=FOLDER\.$"
+    with pytest.raises(UserError, match=message):
+        Cache(tmp_path / "cache").open_or_build("rows.csv", RECIPE, too_large)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_errors_of_a_source_are_not_told_as_the_caches(tmp_path):
+    def unreadable(writer: StoreWriter) -> None:
+        build(writer)
+        raise OSError(errno.EIO, "the source's disk")
+
+    with pytest.raises(OSError, match="the source's disk"):
+        Cache(tmp_path).open_or_build("rows.csv", RECIPE, unreadable)
+    assert list(tmp_path.iterdir()) == []
+
+
+REFUSALS = {
+    errno.ENOSPC: r"no space left: needs about 12 MB, [\d,.]+ MB free\. Mend it\.",
+    errno.EDQUOT: r"over your quota: needs about 12 MB, [\d,.]+ MB free\. Mend it\.",
+    errno.EROFS: r"/\S+ is on a disk that can only be read\. Mend it\.",
+    errno.EACCES: r"no permission to write in /\S+\. Mend it\.",
+    errno.EIO: r"the disk of /\S+ gives errors: it may be failing\. Mend it\.",
+    errno.ENOTDIR: r"cannot write in /\S+: Not a directory\. Mend it\.",
+}
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_each_refusal_has_its_words(tmp_path, code):
+    error = out_of_space(OSError(code, os.strerror(code)), tmp_path / "not/there", 12_300_000, "here", "Mend it.")
+    assert re.fullmatch("here: " + REFUSALS[code], str(error))
+
+
+def test_a_cache_in_the_place_of_a_file_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/cache: cannot write in .*: Not a directory\. .*data\.cache=FOLDER"):
+        Cache(tmp_path / "file" / "cache").open_or_build("rows.csv", RECIPE, build)
 
 
 def test_entries_and_clearing(tmp_path):

@@ -216,8 +216,10 @@ def _token_of_living(path: Path, now: float) -> str:
         with path.open("r+b" if os.access(path, os.W_OK) else "rb", buffering=0) as file:
             holder = Holder.of(file.readline(4096))
             status = os.fstat(file.fileno())
-            is_dead = now - status.st_mtime > _ABANDONED_S
-            if fcntl is not None and holder.boot == boot_id():
+            age_s = now - status.st_mtime
+            is_dead = age_s > _ABANDONED_S
+            # One that died between making the file and filling it has not said which machine it was on.
+            if fcntl is not None and (holder.boot == boot_id() or (not holder.boot and age_s > SILENCE_S)):
                 is_dead = _locked(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The name may belong to another lease by now; while this one is locked nobody gives its name away.
             if is_dead and os.path.samestat(status, path.stat()):
