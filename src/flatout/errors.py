@@ -70,10 +70,13 @@ def require(condition: bool, where: str, what: str, *, allowed: str = "", mend: 
 
 
 def out_of_space(error: OSError, place: Path, needed: int | None, where: str, mend: str) -> UserError:
-    """What to tell a person when a disk refuses a write; `needed` are the bytes of the whole, where they are known."""
+    """What to tell a person when a disk refuses a write; `needed` are the bytes of the whole, where they are known.
+
+    `where` is the setting that names the place. What was written in vain should be gone by now: it counts as free.
+    """
     words = {
-        errno.ENOSPC: "no space left",
-        errno.EDQUOT: "over your quota",
+        errno.ENOSPC: f"no space left in {place}",
+        errno.EDQUOT: f"over your quota in {place}",
         errno.EROFS: f"{place} is on a disk that can only be read",
         errno.EACCES: f"no permission to write in {place}",
         errno.EPERM: f"no permission to write in {place}",

@@ -394,7 +394,9 @@ def test_what_the_disk_refuses_is_told_with_what_is_needed_and_what_is_free(tmp_
         file._file = FullDisk()
         split.append(targets=np.zeros(1000))
 
-    message = r"^cache .*: no space left: needs about 1,600 MB, [\d,]+ MB free\. Make room .*data\.cache=FOLDER\.$"
+    message = (
+        r"^data\.cache: no space left in \S+: needs about 1,600 MB, [\d,]+ MB free\. Make room .*data\.cache=FOLDER\.$"
+    )
     with pytest.raises(UserError, match=message):
         Cache(tmp_path / "cache").open_or_build("rows.csv", RECIPE, too_large)
     assert list((tmp_path / "cache").iterdir()) == []
@@ -411,8 +413,8 @@ def test_errors_of_a_source_are_not_told_as_the_caches(tmp_path):
 
 
 REFUSALS = {
-    errno.ENOSPC: r"no space left: needs about 12 MB, [\d,.]+ MB free\. Mend it\.",
-    errno.EDQUOT: r"over your quota: needs about 12 MB, [\d,.]+ MB free\. Mend it\.",
+    errno.ENOSPC: r"no space left in /\S+: needs about 12 MB, [\d,.]+ MB free\. Mend it\.",
+    errno.EDQUOT: r"over your quota in /\S+: needs about 12 MB, [\d,.]+ MB free\. Mend it\.",
     errno.EROFS: r"/\S+ is on a disk that can only be read\. Mend it\.",
     errno.EACCES: r"no permission to write in /\S+\. Mend it\.",
     errno.EIO: r"the disk of /\S+ gives errors: it may be failing\. Mend it\.",
@@ -428,7 +430,9 @@ def test_each_refusal_has_its_words(tmp_path, code):
 
 def test_a_cache_in_the_place_of_a_file_is_told(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file/cache: cannot write in .*: Not a directory\. .*data\.cache=FOLDER"):
+    with pytest.raises(
+        UserError, match=r"data\.cache: cannot write in .*file/cache: Not a directory\. Set data\.cache=FOLDER"
+    ):
         Cache(tmp_path / "file" / "cache").open_or_build("rows.csv", RECIPE, build)
 
 

@@ -171,7 +171,7 @@ class Cache:
         return 1 if key else len(keys)
 
     def _closed_to_us(self, place: Path) -> UserError:
-        return UserError(f"cache {self.folder}", f"no permission to read {place}", mend="Set data.cache=FOLDER.")
+        return UserError("data.cache", f"no permission to read {place}", mend=_ELSEWHERE)
 
     def _folders(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("*") if _KEY.fullmatch(path.name) and path.is_dir())
@@ -214,8 +214,9 @@ class Cache:
         try:
             yield
         except WriteFailed as failed:
-            mend = "Make room (python -m flatout cache clear), or name another folder: data.cache=FOLDER."
-            raise out_of_space(failed.error, self.folder, failed.needed, f"cache {self.folder}", mend) from None
+            is_full = failed.error.errno in (errno.ENOSPC, errno.EDQUOT)
+            mend = "Make room (python -m flatout cache clear), or set data.cache=FOLDER." if is_full else _ELSEWHERE
+            raise out_of_space(failed.error, self.folder, failed.needed, "data.cache", mend) from None
 
     def _remove_leftovers(self, own: Lease | None = None) -> None:
         """Take away what builders left that have died, of any key. Folders are listed before leases: one that is
@@ -324,6 +325,7 @@ def _entry(folder: Path) -> CacheEntry | None:
         return None
 
 
+_ELSEWHERE = "Set data.cache=FOLDER."
 _DISK = "The disk or its memory may be failing; try another folder with data.cache=FOLDER."
 
 

@@ -69,7 +69,7 @@ class Holder:
             return cls()
 
     def __str__(self) -> str:
-        return f"process {self.process} on {self.machine}" if self.boot else "a process that is just starting"
+        return f"process {self.process} on {self.machine}" if self.boot else "another process"
 
 
 class Lease:

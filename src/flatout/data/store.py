@@ -11,7 +11,7 @@ must also agree with itself, so that even one with a right checksum cannot make 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 SCHEMA = 2
 MANIFEST, MANIFEST_SUM = "manifest.json", "manifest.sum"
 _READ_BYTES = 1 << 24
+_BYTES_A_RAGGED_ROW = 8 + 4
+"""Of its offset and its length."""
 _DTYPES = ("uint8", "uint16", "int32", "int64", "float32")
 
 Array = NDArray[Any]
@@ -216,19 +218,19 @@ class _FileWriter:
         with written():
             self._file: BinaryIO = path.open("xb")
         self._digest = xxhash.xxh3_128()
-        self.num_bytes = 0
+        self._bytes = 0
 
     def append(self, values: Array) -> None:
         data = np.ascontiguousarray(values, dtype=self.dtype).tobytes()
         with written():
             self._file.write(data)
         self._digest.update(data)
-        self.num_bytes += len(data)
+        self._bytes += len(data)
 
     def close(self) -> dict[str, Any]:
         with written():
             self._file.close()
-        return {"bytes": self.num_bytes, "xxh3": self._digest.hexdigest()}
+        return {"bytes": self._bytes, "xxh3": self._digest.hexdigest()}
 
 
 class SplitWriter:
@@ -238,6 +240,8 @@ class SplitWriter:
         with written():
             (folder / name).mkdir()
         self.name, self.columns, self.num_rows = name, columns, 0
+        self.asked_rows = self.asked_bytes = 0
+        """What was to be written, whether the disk has taken it or not."""
         self._files: dict[str, _FileWriter] = {}
         self._totals = dict.fromkeys(columns, 0)
         for column, spec in columns.items():
@@ -249,13 +253,19 @@ class SplitWriter:
     def append(self, **blocks: Array | tuple[Array, Array]) -> None:
         """Add rows: an array for a fixed column, `(values, lengths)` for a ragged one."""
         assert blocks.keys() == self.columns.keys()
+        self._note_asked(blocks)
         counts = {self._append(name, block) for name, block in blocks.items()}
         assert len(counts) == 1, f"columns of unequal length: {counts}"
         self.num_rows += counts.pop()
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(file.num_bytes for file in self._files.values())
+    def _note_asked(self, blocks: Mapping[str, Array | tuple[Array, Array]]) -> None:
+        rows = 0
+        for name, block in blocks.items():
+            values, lengths = block if isinstance(block, tuple) else (block, None)
+            rows = len(values) if lengths is None else len(lengths)
+            size = np.dtype(self.columns[name].dtype).itemsize
+            self.asked_bytes += np.size(values) * size + (0 if lengths is None else rows * _BYTES_A_RAGGED_ROW)
+        self.asked_rows += rows
 
     def close(self) -> dict[str, Any]:
         return {name: file.close() for name, file in self._files.items()}
@@ -304,11 +314,11 @@ class StoreWriter:
         self._texts[name] = self._write(name, text.encode())
 
     def expected_bytes(self) -> int | None:
-        """What the whole store will take, judged by the rows that were written; None while nobody can know."""
-        rows = sum(split.num_rows for split in self._splits)
+        """What the whole store will take, judged by the rows that came so far; None while nobody can know."""
+        rows = sum(split.asked_rows for split in self._splits)
         if not rows or self.expected_rows is None:
             return None
-        return sum(split.num_bytes for split in self._splits) * max(self.expected_rows, rows) // rows
+        return sum(split.asked_bytes for split in self._splits) * max(self.expected_rows, rows) // rows
 
     def abandon(self) -> None:
         """Close every file of a store that will not be finished."""
