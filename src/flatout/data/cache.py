@@ -243,7 +243,8 @@ class Cache:
             if there is not None and _identity(doomed) != there:
                 # We were stopped since we looked, and the store that another has built lies here now.
                 _renamed(doomed, folder)
-            shutil.rmtree(doomed, ignore_errors=True)
+            # A person who clears is told what stays; a builder goes on.
+            shutil.rmtree(doomed, ignore_errors=there is not None)
 
 
 def _is_known_whole(folder: Path, manifest: dict[str, Any]) -> bool:

@@ -244,11 +244,15 @@ class SplitWriter:
         """What was to be written, whether the disk has taken it or not."""
         self._files: dict[str, _FileWriter] = {}
         self._totals = dict.fromkeys(columns, 0)
-        for column, spec in columns.items():
-            self._open(folder, f"{name}/{column}.bin", spec.dtype)
-            if spec.ragged:
-                self._open(folder, f"{name}/{column}.offsets.bin", "int64").append(np.zeros(1, np.int64))
-                self._open(folder, f"{name}/{column}.lengths.bin", "int32")
+        try:
+            for column, spec in columns.items():
+                self._open(folder, f"{name}/{column}.bin", spec.dtype)
+                if spec.ragged:
+                    self._open(folder, f"{name}/{column}.offsets.bin", "int64").append(np.zeros(1, np.int64))
+                    self._open(folder, f"{name}/{column}.lengths.bin", "int32")
+        except WriteFailed:
+            self.abandon()
+            raise
 
     def append(self, **blocks: Array | tuple[Array, Array]) -> None:
         """Add rows: an array for a fixed column, `(values, lengths)` for a ragged one."""
