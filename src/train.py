@@ -19,10 +19,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 import flatout
-from flatout.boundary import read_config
+from flatout.boundary import as_typed, guard_hydra, read_config, require_folders
 from flatout.compose import ComposeError, explain
 from flatout.config import COMPONENTS, RunConfig
-from flatout.errors import EXIT_CODE, RunBroke, UserError
+from flatout.errors import EXIT_CODE, RunBroke, UserError, require
 from flatout.scale.children import warm_start
 
 
@@ -49,7 +49,7 @@ def register_schemas() -> None:
 def job(cfg: DictConfig) -> float | None:
     """One run of the composed settings."""
     described = HydraConfig.get()
-    folder, overrides = Path(described.runtime.output_dir), list(described.overrides.task)
+    folder, overrides = Path(described.runtime.output_dir), as_typed(described.overrides.task)
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
         _remove_empty(folder)  # Hydra made it, but the first rank's folder is that of all
     try:
@@ -82,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         warm_start()  # it imports beside us what the processes to come will need
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us whole instead of being printed and swallowed
     try:
+        guard_hydra()
+        refuse_pickles_and_packages(sys.argv[1:])
         register_schemas()
         hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
     except KeyboardInterrupt:
@@ -94,6 +96,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if mistake is None:
             raise
         leave(mistake)
+
+
+def refuse_pickles_and_packages(words: Sequence[str]) -> None:
+    """Two options of Hydra's own: one unpickles a file, one may import a package to look for settings in it."""
+    for number, word in enumerate(words):
+        name, _, value = word.partition("=")
+        is_rerun = len(name) > len("--e") and "--experimental-rerun".startswith(name)  # argparse takes beginnings too
+        require(not is_rerun, "--experimental-rerun", "reads a pickle", mend="Type the run's overrides.txt again.")
+        is_path = name == "-cp" or (len(name) > len("--config-") and "--config-path".startswith(name))
+        if word.startswith("-cp") or is_path:
+            require_folders("--config-path", " ".join([value or word, *words[number + 1 : number + 2]]))
 
 
 def leave(mistake: UserError) -> NoReturn:

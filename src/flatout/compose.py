@@ -1,31 +1,18 @@
 """What went wrong while composing the settings, told as a person's mistake with the nearest right word.
 
-Works on the words and attributes of Hydra's and OmegaConf's errors, without importing either. Also holds the rule of
-what a foreign `_target_` may name: classes a run is made of, from packages that are known or were allowed by hand.
+Works on the words and attributes of Hydra's and OmegaConf's errors, without importing either.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from flatout.config import COMPONENTS, RunConfig
 from flatout.errors import UserError, did_you_mean
-
-TRUSTED_PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "flatout")
-_KINDS = (
-    ("torch.nn", "Module"),
-    ("torch.optim", "Optimizer"),
-    ("torch.optim.lr_scheduler", "LRScheduler"),
-    ("torch.utils.data", "Dataset"),
-    ("lightning.pytorch.callbacks", "Callback"),
-    ("lightning.pytorch.loggers", "Logger"),
-    ("torchmetrics", "Metric"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +62,14 @@ def explain(error: ComposeError, conf: Path) -> UserError | None:
         return UserError(error.key, "has no value", mend=f"Give it one: {error.key}=VALUE.")
     if error.kind in ("ConfigAttributeError", "ConfigKeyError", "ConfigCompositionException"):
         return _unknown_key(error, conf)
-    if error.kind in ("ScannerError", "ParserError"):
+    if error.kind in ("ScannerError", "ParserError", "ConstructorError", "ComposerError", "ReaderError"):
         return UserError("conf", error.message.replace("\n", " "), mend="The file is not valid YAML.")
+    if error.kind == "RecursionError":
+        return UserError("conf", "is nested too deeply")
+    if error.kind == "AttributeError" and "full_key: hydra." in error.message:
+        return UserError(error.key, "does not fit")
+    if error.kind.startswith("Interpolation") or error.kind in ("UnsupportedInterpolationType", "GrammarParseError"):
+        return UserError(error.key or "conf", error.message.splitlines()[0], mend="Write the value itself.")
     return None
 
 
@@ -146,43 +139,6 @@ def _settings_named(name: str) -> type | None:
         nested: list[Any] = [field.default_factory for field in fields(settings)]
         waiting += [kind for kind in nested if isinstance(kind, type) and is_dataclass(kind)]
     return None
-
-
-def check_targets(config: Mapping[Any, Any], allowed_packages: tuple[str, ...] = ()) -> None:
-    """Refuse every `_target_` that is not a class of the kinds a run is made of, from a trusted package."""
-    for where, target in _targets(config, ""):
-        package = target.partition(".")[0]
-        trusted = (*TRUSTED_PACKAGES, *allowed_packages)
-        if package not in trusted:
-            mend = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
-            raise UserError(
-                where, f"_target_ {target} is from a package not trusted", allowed=", ".join(trusted), mend=mend
-            )
-        if not _is_part_of_a_run(target):
-            kinds = ", ".join(name for _, name in _KINDS)
-            raise UserError(where, f"_target_ {target} is no class of a kind a run is made of", allowed=kinds)
-
-
-def _is_part_of_a_run(target: str) -> bool:
-    module, _, name = target.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
-        raise UserError(target, "there is no such class") from None
-    kinds = tuple(getattr(importlib.import_module(place), kind) for place, kind in _KINDS)
-    return isinstance(found, type) and issubclass(found, kinds)
-
-
-def _targets(value: Any, where: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for key in value:
-            if key == "_target_":
-                yield where, str(value[key])
-            else:
-                yield from _targets(value[key], f"{where}.{key}".lstrip("."))
-    elif isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            yield from _targets(item, f"{where}[{number}]")
 
 
 def _field_names(settings: type, prefix: str = "") -> Iterator[str]:

@@ -32,6 +32,7 @@ _OURS = {
     "gradient_clip_algorithm": "optim.clip",
     "accumulate_grad_batches": "data.accumulate",
     "callbacks": "callbacks",
+    "default_root_dir": "output",
 }
 """Arguments of Lightning's Trainer that a setting of ours decides."""
 _STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
@@ -101,6 +102,9 @@ class RunConfig:
             self.data = self._with_tokenizer(self.data)
         is_plain = bool(_PLAIN_NAME.fullmatch(self.experiment))
         require(is_plain, "experiment", f"{self.experiment!r}", allowed="letters, digits, '_', '-', '+' and '.'")
+        for name, callback in self.callbacks.items():
+            is_callback = isinstance(callback, L.Callback)
+            require(is_callback, f"callbacks.{name}", f"{type(callback).__name__} is no callback of Lightning")
         require(0 <= self.seed < 2**63, "seed", f"{self.seed}", allowed="0 or more")
         arguments = list(inspect.signature(L.Trainer.__init__).parameters)[1:]
         for name in self.trainer:

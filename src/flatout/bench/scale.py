@@ -105,6 +105,7 @@ def _accounted(place: Path, options: Options) -> Claim:
     folder = place / "sweep"
     planted = [
         "+callbacks.planted._target_=flatout.bench.scale.Planted",
+        "+allow_targets=[flatout.bench.scale]",
         "+callbacks.planted.crash=3",
         "+callbacks.planted.hang=5",
     ]
