@@ -21,13 +21,14 @@ from hydra.errors import InstantiationException
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from hydra.utils import instantiate
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from flatout.compose import ComposeError
 from flatout.config import RunConfig
 from flatout.errors import UserError, require
-from flatout.targets import check_targets, is_allowed, is_plain_part, require_inside, targets
+from flatout.paths import is_plain_part, require_inside
+from flatout.targets import check_targets, is_allowed, targets
 from flatout.yaml_size import require_modest
 
 _ONLY_TYPED = "Such a thing is done where it stands on the command line only."
@@ -60,7 +61,7 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
         raise UserError(where, reason, mend="These arguments do not fit what _target_ names.") from None
 
 
-def as_typed(words: ListConfig) -> list[str]:
+def as_typed(words: Any) -> list[str]:
     """Words of a command line, nothing in them looked up."""
     typed = OmegaConf.to_container(words, resolve=False)
     assert isinstance(typed, list)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import UserError, require
+from flatout.paths import is_plain_part, require_inside
 
 TRUSTED_PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "flatout")
 _KINDS = (
@@ -163,7 +164,7 @@ def _check_arguments(found: type, settings: Mapping[Any, Any], where: str, folde
             require_inside(str(value), folders, f"{where}.{name}")
         elif name in _PARTS and isinstance(value, str):
             allowed = "a name without '..' that begins with no '/' or '~'"
-            require(is_plain_part(value), f"{where}.{name}", repr(value), allowed=allowed)
+            require(not value or is_plain_part(value), f"{where}.{name}", repr(value), allowed=allowed)
 
 
 def _arguments(found: type, settings: Mapping[Any, Any]) -> dict[str, Any]:
@@ -174,20 +175,6 @@ def _arguments(found: type, settings: Mapping[Any, Any]) -> dict[str, Any]:
         names = list(inspect.signature(found.__init__).parameters)[1:]  # type: ignore[misc]
         given |= dict(zip(names, places, strict=False))
     return given
-
-
-def is_plain_part(text: str) -> bool:
-    """Whether a text can be put behind a folder and stay below it, on any system."""
-    parts = re.split(r"[/\\]", text)
-    is_rooted = text.startswith(("/", "\\", "~")) or bool(re.match(r"[A-Za-z]:", text))
-    return not is_rooted and ".." not in parts and text.isprintable()
-
-
-def require_inside(path: str, folders: Sequence[Path], where: str, mend: str = "Begin it with ${output}/.") -> None:
-    """Refuse a path that is not below one of the folders, through links too."""
-    is_odd = not path.isprintable() or path.startswith("~")
-    if is_odd or not any(Path(path).resolve().is_relative_to(folder.resolve()) for folder in folders):
-        raise UserError(where, f"{path!r} lies outside of the folder of all runs", allowed=str(folders[0]), mend=mend)
 
 
 def _lies_in(name: str, place: str) -> bool:

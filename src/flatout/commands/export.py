@@ -193,7 +193,7 @@ def _require_same_tokens(predictor: Any, folder: Path) -> None:
 
     text = "A short text, of 12 words or so: naïve, ÉCOLE & more."
     expected = predictor.vocabulary.encode(pa.array([text]), max_length=1_000).tokens.tolist()
-    found = AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+    found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)(text)["input_ids"]
     require(found == expected, "export", "the saved tokenizer makes other tokens than the run's", mend=_DEFECT)
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from flatout.data.vocabulary import EncodedBlock, Vocabulary, VocabularyConfig, VocabularyKind
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 
 PAIR = "\ue003"
 """Stands between the two texts of a pair; a character of Unicode's private range."""
@@ -30,6 +30,8 @@ _NOTHING = "?"
 _BEGINS = "▁"
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _ROWS_A_CALL = 4_096
+_ENDINGS = (".json", ".txt", ".jinja", ".model")
+"""Of a tokenizer's files: all are data."""
 _KIND = "subwords"
 
 
@@ -78,12 +80,14 @@ class Subwords:
 
         from flatout.data.hub import fetched
 
-        found = fetched(name, where, lambda: AutoTokenizer.from_pretrained(name, use_fast=True))
+        found = fetched(
+            name, where, lambda: AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+        )
         if not getattr(found, "is_fast", False):
             raise UserError(where, f"{name} has no fast tokenizer", mend="Convert it to a tokenizer.json first.")
         if words and "ByteLevel" in found.backend_tokenizer.to_str():
             # Pieces with a blank before them are other pieces: each word of a list has one, as in a text.
-            found = AutoTokenizer.from_pretrained(name, use_fast=True, add_prefix_space=True)
+            found = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False, add_prefix_space=True)
         return cls.of(found)
 
     @classmethod
@@ -116,6 +120,9 @@ class Subwords:
     def from_json(cls, text: str) -> Subwords:
         """The tokenizer that `to_json` wrote."""
         held = json.loads(text)
+        for name in held["files"]:
+            is_plain = Path(name).name == name and name.endswith(_ENDINGS)
+            require(is_plain, "tokenizer.json", f"holds a file named {name!r}", allowed=", ".join(_ENDINGS))
         return cls(Tokenizer.from_str(held["tokenizer"]), Frame(**held["frame"]), held["files"])
 
     @staticmethod

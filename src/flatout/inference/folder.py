@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 from flatout.models import MODELS
 
+_UNREADABLE = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    AssertionError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+    OSError,
+    RuntimeError,  # weights of other shapes than the settings say
+    ZeroDivisionError,
+    SafetensorError,
+)
+_MOST_CHARACTERS = 50_000_000
 WEIGHTS, SETTINGS, LABELS = "model.safetensors", "config.json", "labels.json"
 
 
@@ -36,13 +55,41 @@ class ModelFolder:
         )
 
     def settings(self) -> dict[str, Any]:
-        return self.read_json(SETTINGS)
+        with self.read():
+            settings = self.read_json(SETTINGS)
+            what = f"{SETTINGS} holds no settings of a model"
+            require(isinstance(settings, dict) and settings.get("schema") == 1, str(self.path), what)
+            kind = settings["model"]["kind"]
+            require(kind in MODELS, f"{self.path}: {SETTINGS}", f"no model {kind!r}", allowed=", ".join(MODELS))
+            return settings
 
     def weights(self) -> dict[str, Tensor]:
         return load_file(self.path / WEIGHTS)
 
+    def labels(self) -> list[str]:
+        """Names of the outputs."""
+        labels = self.read_json(LABELS)
+        is_plain = isinstance(labels, list) and bool(labels) and all(isinstance(name, str) for name in labels)
+        require(is_plain, f"{self.path}: {LABELS}", "is no list of names")
+        return labels
+
     def read_json(self, name: str) -> Any:
-        return json.loads((self.path / name).read_text(encoding="utf-8"))
+        text = (self.path / name).read_text(encoding="utf-8")
+        require(len(text) <= _MOST_CHARACTERS, f"{self.path}: {name}", f"{len(text):,} characters")
+        return json.loads(text)
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """Say of a folder that cannot be read what is wrong: it may come from anybody."""
+        try:
+            yield
+        except UserError:
+            raise
+        except _UNREADABLE as error:
+            reason = next(iter(str(error).strip().splitlines()), "")
+            mend = "It is damaged, or was not written by this program."
+            where, what = f"{self.path}", f"no model that can be read ({type(error).__name__}: {reason})"
+            raise UserError(where, what, mend=mend) from error
 
     def write(self, model: nn.Module, model_config: Any, labels: list[str], settings: dict[str, Any]) -> None:
         """`model_config` must be of a class in MODELS."""

@@ -22,7 +22,7 @@ from flatout.data.feed import Feed
 from flatout.data.plan import PlanSettings
 from flatout.data.store import Ragged, StoreSplit
 from flatout.errors import UserError
-from flatout.inference.folder import LABELS, ModelFolder
+from flatout.inference.folder import ModelFolder
 from flatout.models import MODELS
 from flatout.models.bitmlp import BitMLP
 from flatout.tasks.grams import GramLabels, finished_answers
@@ -66,10 +66,15 @@ class GramPredictor:
     def load(cls, run: str | Path, device: str | torch.device = "cpu") -> GramPredictor:
         """The best model of a run, from the run's folder or its `model` folder."""
         folder = ModelFolder.find(run)
+        with folder.read():
+            return cls._read(folder, torch.device(device))
+
+    @classmethod
+    def _read(cls, folder: ModelFolder, device: torch.device) -> GramPredictor:
         settings = folder.settings()
         if settings.get("problem") != cls.problem:
-            raise UserError(str(run), "a run on texts", mend="It answers texts, not bit strings.")
-        labels = GramLabels(tuple(folder.read_json(LABELS)), folder.read_json(HASHED), [], 0)
+            raise UserError(str(folder.path), "a run on texts", mend="It answers texts, not bit strings.")
+        labels = GramLabels(tuple(folder.labels()), folder.read_json(HASHED), [], 0)
         data, described = settings["data"], settings["model"]
         numbers = np.array(folder.read_json(NUMBERS), dtype=np.int64) if data["is_set"] else None
         config = MODELS[described["kind"]](**described["config"])

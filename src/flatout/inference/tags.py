@@ -20,7 +20,7 @@ from flatout.data.roles import Roles
 from flatout.data.store import Ragged, StoreSplit
 from flatout.data.subwords import EncodedWords, Subwords
 from flatout.errors import UserError
-from flatout.inference.folder import LABELS, ModelFolder
+from flatout.inference.folder import ModelFolder
 from flatout.inference.text import TOKENIZER, load_encoder, save_encoder
 from flatout.models.transformer import Outputs, Transformer
 
@@ -79,10 +79,15 @@ class TagPredictor:
     def load(cls, run: str | Path, device: str | torch.device = "cpu") -> TagPredictor:
         """The best model of a run, from the run's folder or its `model` folder."""
         folder = ModelFolder.find(run)
+        with folder.read():
+            return cls._read(folder, torch.device(device))
+
+    @classmethod
+    def _read(cls, folder: ModelFolder, device: torch.device) -> TagPredictor:
         settings = folder.settings()
         if settings.get("problem") != cls.problem:
-            raise UserError(str(run), "no run on tags", mend="It answers whole texts.")
-        names, data = folder.read_json(LABELS), settings["data"]
+            raise UserError(str(folder.path), "no run on tags", mend="It answers whole texts.")
+        names, data = folder.labels(), settings["data"]
         model, vocabulary = load_encoder(folder, Outputs(names, "tags"), separator=False)
         roles = Roles(tuple(data["columns"]["texts"]), data["columns"]["label"])
         return cls(model.to(device).eval(), vocabulary, names, data["max_length"], roles)

@@ -26,7 +26,7 @@ from flatout.data.roles import Roles
 from flatout.data.store import Ragged, StoreSplit
 from flatout.data.subwords import PAIR, Encoder, Subwords, read_encoder
 from flatout.errors import UserError
-from flatout.inference.folder import LABELS, ModelFolder
+from flatout.inference.folder import ModelFolder
 from flatout.models import MODELS
 from flatout.models.transformer import Outputs, Transformer, TransformerConfig
 from flatout.settings import built
@@ -66,11 +66,16 @@ class Predictor:
     def load(cls, run: str | Path, device: str | torch.device = "cpu") -> Predictor:
         """The best model of a run, from the run's folder or its `model` folder."""
         folder = ModelFolder.find(run)
+        with folder.read():
+            return cls._read(folder, torch.device(device))
+
+    @classmethod
+    def _read(cls, folder: ModelFolder, device: torch.device) -> Predictor:
         settings = folder.settings()
         if "scale" not in settings:
-            raise UserError(str(run), "a run on bit strings", mend="It answers bit strings, not texts.")
+            raise UserError(str(folder.path), "a run on bit strings", mend="It answers bit strings, not texts.")
         vocabulary = read_encoder((folder.path / TOKENIZER).read_text(encoding="utf-8"))
-        classes = folder.read_json(LABELS)
+        classes = folder.labels()
         labels = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"])
         described, data = settings["model"], settings["data"]
         columns = data["columns"]

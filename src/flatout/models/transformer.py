@@ -12,7 +12,8 @@ Shapes: T tokens, B rows, L longest row, C outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -55,6 +56,8 @@ _SIZES = {
 }
 _HIDDEN_DROPOUTS = ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout")
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
+_CODE = ("auto_map", "attn_implementation", "experts_implementation", "quantization_config", "use_kernels")
+"""Settings of an encoder's own configuration that can name code to be fetched and run."""
 _HEAD_DROPOUTS = ("classifier_dropout", "seq_classif_dropout", "classifier_dropout_prob")
 
 
@@ -146,6 +149,7 @@ class TransformerConfig:
     def rebuild(self, outputs: Outputs, described: dict[str, Any], separator_id: int | None) -> Transformer:
         """The encoder that a run saved, without weights: `described` is what its own configuration was."""
         kept = dict(described)
+        _require_no_code(kept, "encoder.json")
         config = _config_class(kept.pop("model_type"))(**kept)
         model = Transformer(_auto_class(outputs).from_config(config), outputs.is_tagging, self.compute, separator_id)
         if self.lora.rank:
@@ -160,7 +164,9 @@ class TransformerConfig:
             from flatout.data.hub import fetched
 
             name = self.pretrained
-            return fetched(name, "model.pretrained", lambda: AutoConfig.from_pretrained(name))
+            found = fetched(name, "model.pretrained", lambda: AutoConfig.from_pretrained(name, trust_remote_code=False))
+            _require_no_code(vars(found), f"model.pretrained: {name}")
+            return found
         names = {"hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
         names |= {"intermediate": "intermediate_size"} | _SIZES.get(self.family, {})
         sizes = {"hidden": self.hidden, "layers": self.layers, "heads": self.heads}
@@ -177,6 +183,7 @@ class TransformerConfig:
             for name in names:
                 if value is not None and hasattr(described, name):
                     setattr(described, name, value)
+        _require_no_code(self.settings, "model.settings")
         for name, value in self.settings.items():
             if not hasattr(described, name):
                 mend = did_you_mean(name, list(described.to_dict()))
@@ -206,7 +213,12 @@ class TransformerConfig:
                 self.pretrained,
                 "model.pretrained",
                 lambda: auto.from_pretrained(
-                    self.pretrained, config=described, dtype=torch.float32, ignore_mismatched_sizes=True
+                    self.pretrained,
+                    config=described,
+                    dtype=torch.float32,
+                    ignore_mismatched_sizes=True,
+                    trust_remote_code=False,
+                    weights_only=True,
                 ),
             )
         finally:
@@ -504,6 +516,14 @@ def _auto_class(outputs: Outputs) -> Any:
     from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
     return AutoModelForTokenClassification if outputs.is_tagging else AutoModelForSequenceClassification
+
+
+def _require_no_code(described: Mapping[str, Any], where: str) -> None:
+    """Refuse a configuration that names code of others: a module beside it, or a kernel of the Hub."""
+    for name, value in described.items():
+        is_named = value is not None and name.removeprefix("_").removesuffix("_internal") in _CODE
+        is_local = isinstance(value, str) and name != "auto_map" and not re.search(r"[/|:]", value)
+        require(not is_named or is_local, f"{where}: {name}", f"{value!r} names code of others", mend="Take it out.")
 
 
 def _config_class(family: str) -> Any:

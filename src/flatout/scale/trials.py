@@ -157,6 +157,8 @@ class _Running:
 
     def __init__(self, trial: Trial, slot: Slot, metric: str) -> None:
         self.trial, self.slot = trial, slot
+        if trial.folder.is_symlink():  # it may lead anywhere
+            trial.folder.unlink()
         if trial.is_again:
             shutil.rmtree(trial.folder, ignore_errors=True)
         trial.folder.mkdir(parents=True, exist_ok=True)
