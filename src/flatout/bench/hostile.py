@@ -18,8 +18,10 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+from flatout.bench.hostile_paths import Planted, carelessly, path_cases
 from flatout.bench.hostile_targets import Case, all_cases, quick_cases
 from flatout.errors import EXIT_CODE, UserError
+from flatout.scale.children import warm_start
 
 TINY = (
     "data.sample.rows=100",
@@ -43,22 +45,43 @@ class Outcome:
 def refused_targets(full: bool) -> tuple[int, int]:
     """Attempts that were refused without anything executed, and how many were made."""
     cases = all_cases() if full else quick_cases()
+    warm_start()  # from a folder that stays
     found = [tried(case) for case in cases]
     return sum(each.is_refused and not each.is_executed for each in found), len(found)
+
+
+def kept_inside(full: bool) -> tuple[int, int]:
+    """Attempts to leave the folder of runs after which all outside was as before, and how many were made."""
+    warm_start()
+    found = [stayed(case) for case in path_cases(full)]
+    return sum(found), len(found)
+
+
+def stayed(case: Case | Planted) -> bool:
+    """Whether all outside of the folder of runs is as it was; by settings, also whether it was refused."""
+    if isinstance(case, Case):
+        found = tried(case)
+        return found.is_refused and not found.is_executed
+    with bait() as place:
+        found = outcome(place, lambda: carelessly(case, place))
+        return not found.is_executed and "Error" not in found.said
 
 
 def tried(case: Case) -> Outcome:
     """Try a case in this process."""
     with bait() as place:
         run = _run_whole if case.is_whole else _compose
-        return _outcome(place, lambda: run(*filled(case, place)))
+        words, environment = filled(case, place)
+        return outcome(place, lambda: run(words, environment))
 
 
 def filled(case: Case, place: Path) -> tuple[list[str], dict[str, str]]:
     """A case's words and environment for a place, and its files put there."""
 
     def fill(text: str) -> str:
-        return text.replace("<canary>", str(place / "canary")).replace("<bait>", str(place / "bait"))
+        for name in ("canary", "bait", "outside"):
+            text = text.replace(f"<{name}>", str(place / name))
+        return text
 
     for name, text in case.files.items():
         (place / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +121,7 @@ def _run_whole(words: list[str], environment: dict[str, str]) -> None:
         train.main([*options, *TINY, f"output={Path.cwd()}/outputs", *rest])
 
 
-def _outcome(place: Path, attempt: Callable[[], None]) -> Outcome:
+def outcome(place: Path, attempt: Callable[[], None]) -> Outcome:
     """Whether an attempt ended in a message, and whether anything new lies outside of the folder of runs."""
     before, said, is_refused = files_outside(place), io.StringIO(), False
     with redirect_stdout(io.StringIO()), redirect_stderr(said), warnings.catch_warnings():
@@ -158,8 +181,12 @@ def lay_bait(place: Path) -> None:
     import torch
 
     canary, folder = place / "canary", place / "bait"
-    for name in ("work", "conf", "bait/evilpackage/inner", "bait/remote"):
+    for name in ("work", "conf", "outside", "bait/evilpackage/inner", "bait/remote"):
         (place / name).mkdir(parents=True)
+    (place / "outside" / "kept.txt").write_text("kept")
+    (place / "outside" / "store").mkdir()
+    store = '{"files": {}, "splits": {}, "name": "somebody\'s", "built": "long ago"}'
+    (place / "outside" / "store" / "manifest.json").write_text(store)
     code = f"open({str(canary)!r}, 'w').close()\n\n\ndef call(*_, **__):\n    pass\n\n\nclass Evil:\n    pass\n"
     for name in ("evil.py", "evilpackage/__init__.py", "evilpackage/inner/__init__.py", "hubconf.py", "spare"):
         (folder / name).write_text(code)

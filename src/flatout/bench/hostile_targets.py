@@ -240,8 +240,8 @@ def _in_places(call: Settings) -> Iterator[Case]:
     yield Case(f"{name} as data", ("data=evil",), {"data/evil.yaml": yaml.safe_dump(call)})
     yield Case(f"{name} as optim", ("optim=evil",), {"optim/evil.yaml": yaml.safe_dump(call)})
     yield Case(f"{name} as task", ("task=evil",), {"task/evil.yaml": yaml.safe_dump(call)})
-    for key in ("callbacks.x", "launcher.x", "sweeper.x", "job.config.x"):
-        words = ("-m", "seed=0,1") if key.startswith(("launcher", "sweeper")) else ()
+    for key in ("callbacks.x", "launcher.x", "sweeper.x"):
+        words: tuple[str, ...] = () if key == "callbacks.x" else ("-m", "seed=0,1")
         yield Case(f"{name} as hydra.{key}", (*words, f"+hydra.{key}={value}"), is_whole=True)
     yield Case(f"{name} as launcher", ("-m", "seed=0,1", f"hydra.launcher={value}"), is_whole=True)
     yield Case(f"{name} as sweeper", ("-m", "seed=0,1", f"hydra.sweeper={value}"), is_whole=True)
@@ -254,10 +254,14 @@ def _hidden(call: Settings) -> Iterator[Case]:
     rest = {key: value for key, value in call.items() if key != "_target_"}
     for key, value in (("_partial_", True), ("_recursive_", False), ("_convert_", "all"), ("_convert_", "object")):
         yield _callback(f"{name} with {key}: {value}", {**call, key: value})
-    words = f"+callbacks.x={as_value({'_target_': '${callbacks.y}', **rest})}"
-    yield Case(f"{name} by reference", (f"+callbacks.y={target}", words))
-    words = f"+callbacks.x={as_value({'_target_': '${experiment}', **rest})}"
-    yield Case(f"{name} by the experiment's name", (words,), {"experiment/evil.yaml": f"experiment: {target}\n"})
+    word = f"+callbacks.x={as_value({'_target_': '${callbacks.y}', **rest})}"
+    yield Case(f"{name} by reference", (f"+callbacks.y={target}", word))
+    word = f"+callbacks.x={as_value({'_target_': '${experiment}', **rest})}"
+    yield Case(
+        f"{name} by the experiment's name",
+        ("+experiment=evil", word),
+        {"experiment/evil.yaml": f"# @package _global_\nexperiment: {target}\n"},
+    )
     environment = {"FLATOUT_HOSTILE": target}
     for resolver in ("oc.env:FLATOUT_HOSTILE", "oc.decode:${oc.env:FLATOUT_HOSTILE}", "oc.env:NOWHERE,${callbacks.y}"):
         settings = {"_target_": f"${{{resolver}}}", **rest}
@@ -267,8 +271,8 @@ def _hidden(call: Settings) -> Iterator[Case]:
             environment=environment,
         )
     parts = target.rpartition(".")
-    words = f"+callbacks.x={as_value({'_target_': '${callbacks.y}.' + parts[2], **rest})}"
-    yield Case(f"{name} in two parts", (f"+callbacks.y={parts[0]}", words))
+    word = f"+callbacks.x={as_value({'_target_': '${callbacks.y}.' + parts[2], **rest})}"
+    yield Case(f"{name} in two parts", (f"+callbacks.y={parts[0]}", word))
     whole = json.dumps(call)
     yield Case(
         f"{name} by oc.decode of the environment",
@@ -377,8 +381,8 @@ def _of_hydra() -> Iterator[Case]:
     yield Case("a pickle, the option cut short", ("--exp", "<bait>/payload.pickle"), is_whole=True)
     yield Case("a pickle, with =", ("--experimental-rerun=<bait>/payload.pickle",), is_whole=True)
     for name in ("attn_implementation", "_attn_implementation", "auto_map"):
-        words = ("model=transformer", f"+model.settings.{name}='somebody/kernels'")
-        yield Case(f"code by the setting {name}", (*words, "trainer.max_epochs=1"), is_whole=True)
+        setting = f"+model.settings.{name}='somebody/kernels'"
+        yield Case(f"code by the setting {name}", ("model=transformer", setting), is_whole=True)
     for searched in ("choice(os.mkdir,os.makedirs)", "choice(evil.Evil,evil.call)"):
         yield Case(
             f"a sweep of {searched}",

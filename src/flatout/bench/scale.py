@@ -119,7 +119,7 @@ def _accounted(place: Path, options: Options) -> Claim:
         time.sleep(0.05)
     begun.kill()
     begun.wait()
-    _run([*command, "resume", str(folder)])
+    _run([*command, "resume", str(folder), "+allow_targets=[flatout.bench.scale]"])
     with (folder / "sweep.csv").open(newline="", encoding="utf-8") as file:
         states = Counter(row["status"] for row in csv.DictReader(file))
     note = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))

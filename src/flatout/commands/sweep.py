@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 
 from flatout.errors import UserError
+from flatout.scale.children import warm_start
 
 _SHORT = {
     "trials": "hydra.sweeper.trials",
@@ -54,11 +56,29 @@ def run(arguments: argparse.Namespace) -> None:
             )
         folder = Path(words[1]).absolute()
         asked = read_asked(folder)
+        _require_said_again(asked["typed"], words[2:], folder)
+        warm_start()  # before this process stands in a folder that a file names: what is imported must not come from it
         os.chdir(asked["place"])
-        sys.path.insert(0, asked["place"])  # as `python -m` did when it was begun
+        if any(_trusts(word) for word in words[2:]):
+            sys.path.insert(0, asked["place"])  # as `python -m` did when it was begun
         again = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.sweeper.resume=true"]
-        words = [*asked["typed"], *again, *words[2:]]
+        words = [*asked["typed"], *again, *(word for word in words[2:] if word not in asked["typed"])]
     train.main(["-m", "hydra/sweeper=flatout", *map(in_full, words)])
+
+
+def _require_said_again(typed: list[str], said: list[str], folder: Path) -> None:
+    """A sweep's folder may come from anybody: what its words would trust must be trusted by the person who goes on."""
+    missing = [word for word in typed if _trusts(word) and word not in said]
+    if missing:
+        mend = f"If that is meant, type it again: sweep resume {folder} {shlex.join(missing)}"
+        raise UserError("sweep resume", f"{folder} was begun with {' '.join(missing)}", mend=mend)
+
+
+def _trusts(word: str) -> bool:
+    """Whether a word lets code of others in, or is Hydra's own and not of a sweep."""
+    key = word.lstrip("+~").partition("=")[0]
+    is_ours = key in (*_SHORT.values(), "hydra/sweeper", "hydra/launcher", "hydra.sweep.dir", "hydra.mode")
+    return key.startswith(("allow_targets", "-")) or (key.startswith("hydra") and not is_ours)
 
 
 def in_full(word: str) -> str:

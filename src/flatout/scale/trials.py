@@ -157,11 +157,7 @@ class _Running:
 
     def __init__(self, trial: Trial, slot: Slot, metric: str) -> None:
         self.trial, self.slot = trial, slot
-        if trial.folder.is_symlink():  # it may lead anywhere
-            trial.folder.unlink()
-        if trial.is_again:
-            shutil.rmtree(trial.folder, ignore_errors=True)
-        trial.folder.mkdir(parents=True, exist_ok=True)
+        new_trial_folder(trial.folder, is_again=trial.is_again)
         self._started, self._clock = time.time(), time.monotonic()
         self._readings = Readings(trial.folder / "metrics.csv", f"val/{metric}")
         self._seen, self._was_told, self._is_closed = 0, False, False
@@ -243,6 +239,15 @@ class _Running:
 
     def _ending(self, status: Status, **known: Any) -> Ending:
         return Ending(status, time.monotonic() - self._clock, **{"value": self._value, **known})
+
+
+def new_trial_folder(folder: Path, *, is_again: bool) -> None:
+    """Make a trial's folder; what was left there goes, and a link goes without what it leads to."""
+    if folder.is_symlink():
+        folder.unlink()
+    if is_again:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 class Readings:
