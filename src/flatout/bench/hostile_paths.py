@@ -51,18 +51,18 @@ def path_cases(full: bool) -> list[Case | Planted]:
 
 def _in_settings(names: tuple[str, ...]) -> Iterator[Case]:
     for name in names:
-        yield _file(f"experiment {name!r}", f"experiment: {json.dumps(name)}\n")
+        yield _file(f"experiment {name!r}", f"experiment: {json.dumps(name)}\n", is_whole=True)
     for name in names[:7]:
         text = json.dumps(name)
         yield _file(f"sweep.subdir {name!r}", f"hydra: {{mode: MULTIRUN, sweep: {{subdir: {text}}}}}\n")
-        yield _file(f"output_subdir {name!r}", f"hydra: {{output_subdir: {text}}}\n")
-        yield _file(f"run.dir {name!r}", f"hydra: {{run: {{dir: {text}}}}}\n")
+        yield _file(f"output_subdir {name!r}", f"hydra: {{output_subdir: {text}}}\n", is_whole=True)
+        yield _file(f"run.dir {name!r}", f"hydra: {{run: {{dir: {text}}}}}\n", is_whole=True)
     for name in names[:4]:
         text = json.dumps(name)
         yield _file(f"sweep.dir {name!r}", f"hydra: {{mode: MULTIRUN, sweep: {{dir: {text}}}}}\n")
         defaults = "defaults: [override /hydra/job_logging: default]\n"
         yield _file(f"job.name {name!r}", f"{defaults}hydra: {{job: {{name: {text}}}}}\n")
-        yield _file(f"checkpoint.metric {name!r}", f"checkpoint: {{metric: {text}}}\n")
+        yield _file(f"checkpoint.metric {name!r}", f"checkpoint: {{metric: {text}}}\n", is_whole=True)
         yield _file(f"a callback's name {name!r}", f"callbacks: {{{text}: 1}}\n")
         yield _file(f"default_root_dir {name!r}", f"trainer: {{default_root_dir: {text}}}\n")
     loggers = {"CSVLogger": ("name", "version"), "TensorBoardLogger": ("name", "version", "sub_dir", "filename_suffix")}
@@ -87,9 +87,9 @@ def _in_settings(names: tuple[str, ...]) -> Iterator[Case]:
         yield Case(word, (word,), is_whole=True)
 
 
-def _file(name: str, text: str) -> Case:
+def _file(name: str, text: str, *, is_whole: bool = False) -> Case:
     head = "# @package _global_\n"
-    return Case(name, ("+experiment=evil",), {"experiment/evil.yaml": head + text}, is_whole=True)
+    return Case(name, ("+experiment=evil",), {"experiment/evil.yaml": head + text}, is_whole=is_whole)
 
 
 def _planted() -> Iterator[Planted]:

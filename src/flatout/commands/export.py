@@ -208,7 +208,7 @@ _DEFECT = "Nothing was written; please report this with the family of the encode
 
 
 def _opened(predictor: Any, folder: Path) -> Any:
-    return auto_class(predictor).from_pretrained(folder, dtype=torch.float32).eval()
+    return auto_class(predictor).from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
 
 
 class _OnlyLogits(nn.Module):

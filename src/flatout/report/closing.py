@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flatout.errors import printable
+
 _MOST_CLASSES = 12
 
 
@@ -48,7 +50,7 @@ def class_table(per_class: list[dict[str, Any]]) -> Table:
         table.title = f"the {_MOST_CLASSES // 2} best and the {_MOST_CLASSES // 2} worst of {len(per_class)} classes"
     for row in shown:
         scores = (f"{row[name]:.3f}" for name in ("precision", "recall", "f1"))
-        table.add_row(Text(row["class"]), *scores, f"{row['support']:,}")
+        table.add_row(Text(printable(row["class"])), *scores, f"{row['support']:,}")
     return table
 
 
