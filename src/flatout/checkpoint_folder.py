@@ -17,17 +17,19 @@ from typing import Any
 import torch
 import xxhash
 from lightning.fabric.plugins import CheckpointIO
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flatout.data.store import file_checksum
-from flatout.durable import no_room, put_in_place, sync_file, write_synced
-from flatout.errors import UserError
+from flatout.durable import put_in_place, sync_file, write_synced
+from flatout.errors import UserError, out_of_space
 
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
 ABOUT = "about"
 """Key of a checkpoint's dictionary that goes into the manifest: what it is of, readable without the rest."""
 SCHEMA = 2
+OWN_FOLDER = "Checkpoints are kept in a run's own folder only."
 MAKE_ROOM = "Make room, or set output=FOLDER on another disk. The checkpoints before are kept: resume=auto uses them."
 
 
@@ -36,6 +38,8 @@ class FolderCheckpointIO(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         target = Path(path)
+        if target.parent.is_symlink():
+            raise UserError("checkpoint", f"{target.parent} is a link", mend=OWN_FOLDER)
         beside = target.with_name(f".{target.name}-{os.getpid()}")
         tensors: dict[str, Tensor] = {}
         about = checkpoint.get(ABOUT, {})
@@ -56,7 +60,7 @@ class FolderCheckpointIO(CheckpointIO):
             if not isinstance(error, OSError):
                 raise
             needed = sum(tensor.nbytes for tensor in tensors.values())
-            raise no_room(error, "checkpoint", target, needed, MAKE_ROOM) from None
+            raise out_of_space(error, target.parent, needed, "checkpoint", MAKE_ROOM) from None
 
     def load_checkpoint(
         self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
@@ -66,8 +70,10 @@ class FolderCheckpointIO(CheckpointIO):
         try:
             tensors = load_file(folder / TENSORS, device="cpu")
             state = _with_tensors(json.loads((folder / STATE).read_text(encoding="utf-8")), tensors)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UserError(f"checkpoint {folder}", f"not a checkpoint of ours: {error}") from None
+            if not isinstance(state, dict):
+                raise TypeError(f"{STATE} holds no mapping")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+            raise UserError(f"checkpoint {folder}", f"not a checkpoint of ours: {_words(error)}") from None
         return {**state, ABOUT: about} if about else state
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -79,17 +85,21 @@ def require_whole(folder: Path) -> dict[str, Any]:
     try:
         text = (folder / MANIFEST).read_bytes()
         manifest = json.loads(text)
-        files, about = manifest["files"], manifest[ABOUT]
-        if _sealed({name: part for name, part in manifest.items() if name != "checksum"}) != text:
+        files, about = manifest["files"], dict(manifest[ABOUT])
+        if sealed({name: part for name, part in manifest.items() if name != "checksum"}) != text:
             raise ValueError("its manifest is damaged")
         if set(files) != {TENSORS, STATE}:
             raise ValueError("its manifest names other files than a checkpoint has")
         broken = [name for name, written in files.items() if not _is_as_written(folder / name, written)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"checkpoint {folder}", f"not a whole checkpoint: {error}") from None
+        raise UserError(f"checkpoint {folder}", f"not a whole checkpoint: {_words(error)}") from None
     if broken:
         raise UserError(f"checkpoint {folder}", f"damaged: {', '.join(broken)} differ from what was written")
-    return dict(about)
+    return about
+
+
+def _words(error: Exception) -> str:
+    return f"no {error} in it" if isinstance(error, KeyError) else str(error)
 
 
 def load_weights(module: torch.nn.Module, folder: Path) -> None:
@@ -123,10 +133,10 @@ def _manifest(folder: Path, about: dict[str, Any]) -> bytes:
         name: {"bytes": (folder / name).stat().st_size, "xxh3": file_checksum(folder / name)}
         for name in (TENSORS, STATE)
     }
-    return _sealed({"schema": SCHEMA, ABOUT: about, "files": files})
+    return sealed({"schema": SCHEMA, ABOUT: about, "files": files})
 
 
-def _sealed(manifest: dict[str, Any]) -> bytes:
+def sealed(manifest: dict[str, Any]) -> bytes:
     """The manifest's bytes with a checksum of its values; there is one way to write them, so bytes can be compared."""
     checksum = xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode())
     return json.dumps({**manifest, "checksum": checksum}, indent=1, sort_keys=True).encode()

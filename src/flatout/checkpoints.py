@@ -20,11 +20,10 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Checkpoint, Timer
 
-from flatout.checkpoint_folder import ABOUT, MAKE_ROOM
+from flatout.checkpoint_folder import ABOUT, MAKE_ROOM, OWN_FOLDER
 from flatout.data.batch import FlatBatch
 from flatout.data.feed import Feed
-from flatout.durable import no_room
-from flatout.errors import UserError, require
+from flatout.errors import UserError, out_of_space, require
 from flatout.metrics import BEST_MODE
 from flatout.monitor.signals import Signals, SignalWatch
 from flatout.position import Position, RandomState, go_on_from, loops_at, of_all_ranks
@@ -220,6 +219,8 @@ class Checkpoints(Checkpoint):
 
 def shelve(folder: Path, *, last: int, best: int | None) -> None:
     """Point the links at the last checkpoint and the best, keep both and the newest before the last, remove others."""
+    if folder.is_symlink():
+        raise UserError("checkpoint", f"{folder} is a link", mend=OWN_FOLDER)
     try:
         _link(folder, "last", last)
         _link(folder, "best", best)
@@ -230,7 +231,7 @@ def shelve(folder: Path, *, last: int, best: int | None) -> None:
         for path in folder.glob(".step-*"):
             shutil.rmtree(path, ignore_errors=True)
     except OSError as error:
-        raise no_room(error, "checkpoint", folder, 0, MAKE_ROOM) from None
+        raise out_of_space(error, folder, None, "checkpoint", MAKE_ROOM) from None
 
 
 def _link(folder: Path, name: str, step: int | None) -> None:

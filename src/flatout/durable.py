@@ -11,25 +11,42 @@ import os
 import shutil
 from pathlib import Path
 
-from flatout.errors import UserError
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""Errors of a disk rather than of a name."""
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 
 
 def sync_file(path: Path) -> None:
-    """Wait until a file's bytes are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """Wait until a file's bytes are on the disk; the disk's late errors are told here and nowhere else."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on the disk; some file systems cannot be asked, and need not be."""
+    """Wait until a folder's names are on the disk, where its file system can do that."""
     try:
-        sync_file(path)
+        folder = os.open(path, os.O_RDONLY)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EISDIR):
+        if error.errno in _NO_FOLDER_SYNC:
+            return
+        raise
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
             raise
+    finally:
+        os.close(folder)
+
+
+def sync_tree(folder: Path) -> None:
+    """Wait until everything below a folder is on the disk, and its names."""
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            sync_folder(path)
+        elif path.is_file():
+            sync_file(path)
+    sync_folder(folder)
 
 
 def write_synced(path: Path, data: bytes) -> None:
@@ -65,33 +82,3 @@ def put_back(parent: Path) -> None:
 
 
 _ASIDE = "-replaced"
-
-
-def no_room(error: OSError, where: str, place: Path, needed: int, mend: str) -> UserError:
-    """What a person can do about a disk that takes no more."""
-    reason = _REASONS.get(error.errno or 0, (error.strerror or str(error)).lower())
-    what = f"{place}: {reason}; {needed / 1e6:,.1f} MB needed"
-    try:
-        what += f", {shutil.disk_usage(_nearest(place)).free / 1e6:,.1f} MB free"
-    except OSError:
-        what += ", free space unknown"
-    return UserError(where, what, mend=mend)
-
-
-_REASONS = {
-    errno.ENOSPC: "no space left on the disk",
-    errno.EDQUOT: "the quota is used up",
-    errno.EROFS: "the disk is read-only",
-    errno.EACCES: "not allowed to write",
-    errno.EPERM: "not allowed to write",
-    errno.EIO: "the disk failed",
-}
-
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""Errors of a disk rather than of a name."""
-
-
-def _nearest(place: Path) -> Path:
-    """The place itself, or the nearest folder above it that exists."""
-    return next(path for path in (place, *place.absolute().parents) if path.exists())

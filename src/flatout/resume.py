@@ -37,7 +37,7 @@ _PATIENCE_S = 30.0
 _FREE = (
     # Settings that may differ: they decide how long, where and how fast is trained and what is said, not what.
     *(f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_time", "min_epochs", "min_steps")),
-    *(f"trainer.{name}" for name in ("devices", "num_nodes", "accelerator", "strategy", "default_root_dir", "logger")),
+    *(f"trainer.{name}" for name in ("devices", "num_nodes", "accelerator", "strategy", "logger")),
     *(f"trainer.{name}" for name in ("val_check_interval", "check_val_every_n_epoch", "limit_val_batches")),
     *(f"data.{name}" for name in ("feed", "workers", "cache", "eval_batch_size")),
     *("data.batch_size", "data.accumulate", "precision", "trainer.limit_train_batches"),  # compared as what they make

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from flatout.config import RunConfig
-from flatout.durable import FULL, no_room
-from flatout.errors import RunBroke, UserError
+from flatout.durable import REFUSALS
+from flatout.errors import RunBroke, UserError, out_of_space
 from flatout.report.page import read_curves, write_page
 from flatout.report.run_log import RunLog
 from flatout.report.summary import FILE as SUMMARY
@@ -86,10 +86,10 @@ def open_run_folder(
                 raise
             summary.finish("finished")
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in REFUSALS:
             raise
         mend = "Make room, or set output=FOLDER on another disk; resume=auto goes on from the last checkpoint."
-        raise no_room(error, "output", path, 1_000_000, mend) from None
+        raise out_of_space(error, path, None, "output", mend) from None
 
 
 def _close_early(place: RunFolder, error: BaseException) -> None:

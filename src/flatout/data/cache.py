@@ -35,7 +35,6 @@ from typing import Any
 
 import xxhash
 
-from flatout.data.durable import sync_folder, sync_tree
 from flatout.data.lease import Lease, boot_id, living_tokens, take_turn
 from flatout.data.store import (
     MANIFEST,
@@ -48,6 +47,7 @@ from flatout.data.store import (
     read_manifest,
     written,
 )
+from flatout.durable import sync_folder, sync_tree
 from flatout.errors import UserError, out_of_space
 
 Recipe = dict[str, Any]
@@ -264,6 +264,8 @@ def _verify(folder: Path, manifest: dict[str, Any]) -> None:
         raise DamagedStore(", ".join(damaged))
     boots = [boot_id(), *_other_boots(folder, stamps)][:_MOST_BOOTS]
     with suppress(OSError):  # a shared cache may be read-only: its stores are checked by every process
+        if (folder / VERIFIED).is_symlink():
+            (folder / VERIFIED).unlink()
         (folder / VERIFIED).write_text(json.dumps({"boots": boots, "files": stamps}), encoding="utf-8")
 
 

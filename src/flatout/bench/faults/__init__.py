@@ -15,6 +15,8 @@ from flatout.bench.claim import Claim, Options, reaching
 from flatout.bench.faults import disks, killed, ranks, switches
 from flatout.bench.faults.costs import costs
 from flatout.bench.faults.runs import tally
+from flatout.bench.hostile import kept_inside, refused_targets
+from flatout.bench.store_faults import flips_detected, write_faults_survived
 from flatout.scale.children import wait_until_warm, warm_start
 
 Problems = Sequence[list[str]]
@@ -52,11 +54,36 @@ def _claim(name: str, problems: Problems) -> Claim:
     return reaching(name, good, f"of {count}", least=count, note=first[:300])
 
 
+def _store_flips(place: Path, count: int) -> Problems:
+    place.mkdir()
+    detected, tried = flips_detected(count, 7, folder=place)
+    return [[]] * detected + [["a wrong bit passed"]] * (tried - detected)
+
+
+def _store_writes(place: Path, count: int) -> Problems:
+    place.mkdir()
+    survived, tried = write_faults_survived(each_refusal=count > 1, folder=place)
+    return [[]] * survived + [["a store or its neighbours were lost"]] * (tried - survived)
+
+
+def _hostile_targets(place: Path, count: int) -> Problems:
+    return _refusals(*refused_targets(count > 1))
+
+
+def _escapes(place: Path, count: int) -> Problems:
+    return _refusals(*kept_inside(count > 1))
+
+
+def _refusals(good: int, tried: int) -> Problems:
+    return [[]] * good + [["executed, or outside"]] * (tried - good)
+
+
 Rows = Callable[[Path, int], Iterator[list[str]] | Problems]
 _ROWS: list[tuple[str, dict[str, int], Rows]] = [
     ("R1 kill -9 at random moments", {"quick": 8, "ci": 40, "full": 1000}, killed.random_kills),
     ("R4 a damaged newest checkpoint", {"quick": 60, "ci": 60, "full": 200}, disks.damaged_newest),
     ("R5 wrong bits in checkpoints", {"quick": 500, "ci": 500, "full": 10_000}, disks.flipped_bits),
+    ("R5 wrong bits in stores", {"quick": 200, "ci": 500, "full": 10_000}, _store_flips),
     ("R6 signals at any phase", {"quick": 8, "ci": 40, "full": 400}, killed.signals_at_any_phase),
     ("R7 edges of epochs and validations", {"quick": 8, "ci": 72, "full": 72}, killed.epoch_edges),
     ("R8 exceptions of callbacks", {"quick": 8, "ci": 40, "full": 200}, killed.exceptions_of_callbacks),
@@ -65,6 +92,9 @@ _ROWS: list[tuple[str, dict[str, int], Rows]] = [
     ("R10 runs on other numbers of ranks", {"quick": 1, "ci": 6, "full": 100}, ranks.other_numbers_of_ranks),
     ("R12 switches without effect", {"quick": 6, "ci": 20, "full": 20}, switches.without_effect),
     ("R16 outputs that are no number", {"quick": 8, "ci": 38, "full": 296}, ranks.not_a_number),
+    ("R13 a store's build killed or refused at each step", {"quick": 1, "ci": 2, "full": 2}, _store_writes),
     ("R16 on either of two ranks", {"quick": 1, "ci": 2, "full": 4}, ranks.not_a_number_on_either),
+    ("S1 hostile targets", {"quick": 1, "ci": 1, "full": 2}, _hostile_targets),
+    ("S3 paths that lead outside", {"quick": 1, "ci": 1, "full": 2}, _escapes),
 ]
 """Each row's name, how many cases there are of each size, and what makes them."""

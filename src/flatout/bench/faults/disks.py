@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from flatout.bench.faults.runs import side_by_side
-from flatout.checkpoint_folder import ABOUT, MANIFEST, STATE, TENSORS, FolderCheckpointIO, require_whole
+from flatout.checkpoint_folder import ABOUT, MAKE_ROOM, MANIFEST, STATE, TENSORS, FolderCheckpointIO, require_whole
 from flatout.checkpoints import CHECKPOINTS, shelve
 from flatout.errors import UserError
 from flatout.resume import find_checkpoint
@@ -182,7 +182,7 @@ def _nothing_lost(folder: Path, said: str) -> list[str]:
 
 def _nothing_lost_and_told(folder: Path, said: str) -> list[str]:
     problems = _nothing_lost(folder, said)
-    is_told = said == "saved" or ("needed" in said and "free" in said and said.startswith("checkpoint: "))
+    is_told = said == "saved" or (said.startswith("checkpoint: ") and MAKE_ROOM in said)
     return problems if is_told else [*problems, f"was told as {said!r}"]
 
 
