@@ -45,15 +45,20 @@ class FolderCheckpointIO(CheckpointIO):
         about = checkpoint.get(ABOUT, {})
         state = _without_tensors({name: part for name, part in checkpoint.items() if name != ABOUT}, "", tensors)
         try:
+            _part(tensors)
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir(parents=True)
             _save_tensors(tensors, beside / TENSORS)
-            write_synced(beside / STATE, json.dumps(state).encode())
-            with ThreadPoolExecutor(1) as pool:  # the disk writes while the checksum is taken
-                synced = pool.submit(sync_file, beside / TENSORS)
-                manifest = _manifest(beside, about)
-                synced.result()
-            write_synced(beside / MANIFEST, manifest)
+            (beside / STATE).write_text(json.dumps(state), encoding="utf-8")
+            with ThreadPoolExecutor(2) as pool:  # the disk writes while checksums are taken
+                synced = [pool.submit(sync_file, beside / name) for name in (TENSORS, STATE)]
+                files = {
+                    TENSORS: _written(beside / TENSORS, _checksum_of_tensors(tensors, beside / TENSORS)),
+                    STATE: _written(beside / STATE, file_checksum(beside / STATE)),
+                }
+                write_synced(beside / MANIFEST, sealed({"schema": SCHEMA, ABOUT: about, "files": files}))
+                for each in synced:
+                    each.result()
             put_in_place(beside, target)
         except BaseException as error:
             shutil.rmtree(beside, ignore_errors=True)
@@ -109,6 +114,16 @@ def load_weights(module: torch.nn.Module, folder: Path) -> None:
     module.load_state_dict(checkpoint["state_dict"] | means)
 
 
+def _part(tensors: dict[str, Tensor]) -> None:
+    """Copy tensors that lie in the memory of another one: the format has none that share."""
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        if place in taken or tensor.nbytes != tensor.untyped_storage().nbytes():
+            tensors[name] = tensor.clone()
+        taken.add(place)
+
+
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(tensors, path)
@@ -128,12 +143,25 @@ def _system_error(words: str) -> int | None:
     return int(number) if found and number.isdecimal() else None
 
 
-def _manifest(folder: Path, about: dict[str, Any]) -> bytes:
-    files = {
-        name: {"bytes": (folder / name).stat().st_size, "xxh3": file_checksum(folder / name)}
-        for name in (TENSORS, STATE)
-    }
-    return sealed({"schema": SCHEMA, ABOUT: about, "files": files})
+def _written(path: Path, checksum: str) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "xxh3": checksum}
+
+
+def _checksum_of_tensors(tensors: dict[str, Tensor], path: Path) -> str:
+    """The checksum of a safetensors file, taken from what it was written from: reading it again costs a save twice.
+
+    The file is eight bytes that tell the length of a header, the header, and the tensors in the order it says.
+    """
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        length = file.read(8)
+        header = file.read(int.from_bytes(length, "little"))
+    digest.update(length)
+    digest.update(header)
+    places = {name: described["data_offsets"] for name, described in json.loads(header).items() if name in tensors}
+    for name in sorted(places, key=lambda name: places[name]):
+        digest.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def sealed(manifest: dict[str, Any]) -> bytes:
@@ -149,7 +177,7 @@ def _is_as_written(path: Path, written: dict[str, Any]) -> bool:
 def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """`value` as JSON, its tensors moved out under their paths. What JSON cannot say is tagged."""
     if isinstance(value, Tensor):
-        tensors[path] = value.detach().contiguous().clone()
+        tensors[path] = value.detach().contiguous()
         return {"~tensor": path}
     if isinstance(value, dict):
         pairs = [[key, _without_tensors(item, f"{path}/{key}", tensors)] for key, item in value.items()]

@@ -120,6 +120,11 @@ def clip_gradients(parameters: list[nn.Parameter], longest: float) -> torch.Tens
     return nn.utils.clip_grad_norm_(parameters, longest, foreach=True)
 
 
+def gradient_is_finite(parameters: list[nn.Parameter]) -> bool:
+    """Whether the gradient has no number that is none; on a CPU. A sum has one where any of its parts has."""
+    return all(math.isfinite(weight.grad.sum()) for weight in parameters if weight.grad is not None)
+
+
 def gradient_length(parameters: list[nn.Parameter]) -> torch.Tensor:
     """The length of the whole gradient, still on the device."""
     return nn.utils.get_total_norm([weight.grad for weight in parameters if weight.grad is not None], foreach=True)

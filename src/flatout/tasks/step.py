@@ -31,7 +31,7 @@ from flatout.data.batch import FlatBatch
 from flatout.data.plan import Layout
 from flatout.errors import UserError
 from flatout.models.lean import LeanEmbedding
-from flatout.optim import NotFinite, OptimConfig, clip_gradients, gradient_length
+from flatout.optim import NotFinite, OptimConfig, clip_gradients, gradient_is_finite, gradient_length
 from flatout.tasks.average import WeightAverage
 
 PHASES = ("forward", "backward", "optimizer")
@@ -294,7 +294,7 @@ class StepTask(L.LightningModule):
         first = self._steps_done - count
         if wrong and (self.optim.not_finite is NotFinite.stop or self._is_scaled):
             raise self._not_finite(first + min(wrong))
-        self.skipped += [first + place for place in sorted(wrong)]
+        self.skipped += [first + place for place in sorted(wrong) if first + place not in self.skipped]
         self._losses, self._norms = [], []
         return _without(losses_of, wrong), _without(norms_of, wrong)
 
@@ -350,20 +350,21 @@ class StepTask(L.LightningModule):
             if scaler is not None:
                 scaler.unscale_(optimizer)
             length = clip_gradients(self._trained, self.clip)
-        elif scaler is None:
-            length = gradient_length(self._trained)
-        else:
-            return True
-        self._norms.append(length)
+            self._norms.append(length)
         if scaler is not None:  # it leaves such steps out itself
             return True
         stops = self.optim.not_finite is NotFinite.stop
-        if length.device.type == "cpu" and self.finds_at_once:
-            if math.isfinite(length) and (not stops or math.isfinite(self._losses[-1])):
+        if self.finds_at_once and self.device.type == "cpu":
+            is_finite = math.isfinite(length) if self.clip else gradient_is_finite(self._trained)
+            if is_finite and (not stops or math.isfinite(self._losses[-1])):
                 return True
             if stops:
                 raise self._not_finite(step)
+            self.skipped.append(step)
             return False
+        if not self.clip:
+            length = gradient_length(self._trained)
+            self._norms.append(length)
         # A fused optimizer leaves a step out where this number is 1, and once it is, so are all that follow: nothing
         # is waited for, and the next flush finds which step it was.
         broken = (~torch.isfinite(length)).float()

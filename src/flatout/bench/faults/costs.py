@@ -1,134 +1,144 @@
-"""What the protections cost: steps and saves with all of them, against none."""
+"""What the protections cost: their part of each step, and of each save."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import lightning as L
 import torch
 from safetensors.torch import save_file
 
 from flatout.bench.claim import Claim, Options, in_turn, quiet
-from flatout.bench.faults.runs import Spec, train
+from flatout.bits.data import BitsDataConfig
 from flatout.checkpoint_folder import STATE, TENSORS, FolderCheckpointIO
-from flatout.checkpoints import Checkpoints
-from flatout.durable import sync_file
-from flatout.optim import clip_gradients
-from flatout.position import RandomState
+from flatout.checkpoints import CheckpointConfig, Checkpoints
+from flatout.data.text import TextDataConfig
+from flatout.durable import sync_file, sync_folder
+from flatout.fitting import fit
+from flatout.models.bitmlp import BitMLPConfig
+from flatout.models.transformer import TransformerConfig
+from flatout.tasks import step
 from flatout.tasks.step import StepTask
 
 
 def costs(place: Path, options: Options) -> Iterator[Claim]:
-    """R24: a step and a save with everything on, as shares above the same with everything off."""
-    for name, spec in _SPECS.items():
-        count = itertools.count()
-
-        def step_ms(guarded: bool, name: str = name, spec: Spec = spec, count: Iterator[int] = count) -> float:
-            return _step_ms(spec, place / f"{name}-{next(count)}", guarded)
-
-        step_ms(True)  # builds the store
-        on, off = in_turn([partial(step_ms, True), partial(step_ms, False)], options.rounds)
-        over = 100 * (on / off - 1)
-        note = f"{on:.3f} ms a step with all protections, {off:.3f} ms without"
-        yield _at_most_over(f"R24 protections' part of a step, {name}", over, 1.0, note)
-    tensors = {f"weight-{number}": torch.randn(1_000_000 if options.quick else 4_000_000) for number in range(8)}
-    on, off = in_turn([lambda: _save_s(place, tensors, True), lambda: _save_s(place, tensors, False)], options.rounds)
-    note = f"{on:.3f} s with checksums, {off:.3f} s without, of {sum(t.nbytes for t in tensors.values()) / 1e6:.0f} MB"
-    yield _at_most_over("R24 checksums' part of a save", 100 * (on / off - 1), 3.0, note)
-
-
-_SPECS = {
-    "an encoder": Spec(
-        "encoder", batch_size=32, data={"max_length": 64}, trainer={"max_epochs": 8}, checkpoint={"every_steps": None}
-    ),
-    "bit strings": Spec("bits", batch_size=32, trainer={"max_epochs": 8}, checkpoint={"every_steps": None}),
-}
+    """R24: the time spent in protections, as a share of what is left of a step and of a save without them."""
+    rows = 4_000 if options.quick else 20_000
+    text, bits = TextDataConfig(batch_size=32), BitsDataConfig(batch_size=128)
+    text.sample.rows = bits.sample.rows = rows
+    for name, data, model in (
+        ("an encoder of 2 layers", text, TransformerConfig(hidden=128, layers=2, heads=4)),
+        ("bit strings", bits, BitMLPConfig()),
+    ):
+        protecting_us, step_us = _times(data, model, place / name)
+        note = f"{protecting_us:,.0f} of {step_us:,.0f} µs: the gradient looked at, the boundary noted"
+        yield _at_most(f"R24 protections above a step, {name}", protecting_us, step_us, 1.0, note)
+    size = 1_000_000 if options.quick else 4_000_000
+    tensors = {f"weight-{number}": torch.randn(size) for number in range(8)}
+    sealed, bare = in_turn([lambda: _save_s(place, tensors), lambda: _bare_save_s(place, tensors)], options.rounds)
+    megabytes = sum(tensor.nbytes for tensor in tensors.values()) / 1e6
+    note = f"{sealed:.3f} s, and {bare:.3f} s for the same {megabytes:.0f} MB synced without checksums"
+    yield _at_most("R24 checksums above a save", sealed - bare, bare, 3.0, note)
 
 
-def _at_most_over(claim: str, over: float, most: float, note: str) -> Claim:
+def _at_most(claim: str, extra: float, rest: float, most: float, note: str) -> Claim:
+    over = 100 * extra / rest
     return Claim(claim, over, None, "%", None, f"≤ {most:g} %", over <= most, note)
 
 
-def _step_ms(spec: Spec, folder: Path, guarded: bool) -> float:
-    """A step's time in training, the median over steps, without saves and validations."""
-    clock = _Clock()
-    with quiet(), _protections(guarded):
-        train(spec.planted(_Told, clock=clock), folder, resume=None)
-    return clock.median_ms()
+def _times(data: Any, model: Any, folder: Path) -> tuple[float, float]:
+    """Microseconds a step spends in protections, and in everything else; medians over the steps of one epoch."""
+    watch = _StopWatch()
+    settings: dict[str, Any] = {
+        "trainer": {"accelerator": "cpu"},
+        "checkpoint": CheckpointConfig(every_minutes=None),
+    }
+    with (
+        quiet(),
+        watch.beginning(StepTask, "training_step"),
+        watch.on(Checkpoints, "on_train_batch_end"),
+        watch.on(StepTask, "_is_sound"),
+        watch.off(step, "clip_gradients"),
+    ):
+        fit(data, model, epochs=1, folder=folder, **settings)
+    parts = watch.parts[len(watch.parts) // 10 :]  # the first are slow in everything
+    protecting = statistics.median(part for part, _ in parts)
+    return 1e6 * protecting, 1e6 * statistics.median(whole - part for part, whole in parts)
 
 
-class _Clock:
-    """Times from the end of a step to the end of the next."""
+class _StopWatch:
+    """Time spent in some functions, a step at a time."""
 
     def __init__(self) -> None:
-        self.found: list[float] = []
-        self.last: float | None = None
+        self.parts: list[tuple[float, float]] = []
+        self._spent = 0.0
+        self._since: float | None = None
 
-    def tick(self) -> None:
+    @contextmanager
+    def beginning(self, owner: Any, name: str) -> Iterator[None]:
+        """A step begins where this is called."""
+        plain: Callable[..., Any] = getattr(owner, name)
+
+        def told(*arguments: Any) -> Any:
+            self._tell()
+            return plain(*arguments)
+
+        told.__dict__.update(plain.__dict__)
+        with mock.patch.object(owner, name, told):
+            yield
+
+    def _tell(self) -> None:
         now = time.perf_counter()
-        if self.last is not None:
-            self.found.append(now - self.last)
-        self.last = now
+        if self._since is not None:
+            self.parts.append((self._spent, now - self._since))
+        self._spent, self._since = 0.0, now
 
-    def median_ms(self) -> float:
-        return 1000 * sorted(self.found)[len(self.found) // 2]
+    def on(self, owner: Any, name: str) -> Any:
+        return self._around(owner, name, 1.0)
 
+    def off(self, owner: Any, name: str) -> Any:
+        """What would be done anyway, inside of one that is counted."""
+        return self._around(owner, name, -1.0)
 
-class _Told(L.Callback):
-    def __init__(self, clock: _Clock) -> None:
-        self.clock = clock
+    @contextmanager
+    def _around(self, owner: Any, name: str, sign: float) -> Iterator[None]:
+        plain: Callable[..., Any] = getattr(owner, name)
 
-    def on_train_batch_start(self, *_: Any) -> None:
-        self.clock.tick()
+        def timed(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return plain(*arguments)
+            finally:
+                self._spent += sign * (time.perf_counter() - began)
 
-    def on_validation_start(self, *_: Any) -> None:
-        self.clock.last = None
-
-
-@contextmanager
-def _protections(guarded: bool) -> Iterator[None]:
-    """With all of them, or with steps that are not looked at and boundaries that nobody notes."""
-    if guarded:
-        yield
-        return
-
-    def unguarded(self: StepTask, optimizer: torch.optim.Optimizer, step: int) -> bool:
-        if self.clip:
-            clip_gradients(self._trained, self.clip)
-        return True
-
-    def unnoted(self: Checkpoints, *_: Any) -> None:
-        self.at = replace(self.at, step=self.at.step + 1)
-        self._random = self._random or RandomState(torch.device("cpu"))
-
-    with (
-        mock.patch.object(StepTask, "_is_sound", unguarded),
-        mock.patch.object(Checkpoints, "on_train_batch_end", unnoted),
-    ):
-        yield
+        with mock.patch.object(owner, name, timed):
+            yield
 
 
-def _save_s(place: Path, tensors: dict[str, torch.Tensor], with_checksums: bool) -> float:
-    target = place / "saved"
+def _save_s(place: Path, tensors: dict[str, torch.Tensor]) -> float:
+    target = place / "sealed" / "step-1"
+    shutil.rmtree(target.parent, ignore_errors=True)
+    began = time.perf_counter()
+    FolderCheckpointIO().save_checkpoint({"state_dict": tensors}, target)
+    return time.perf_counter() - began
+
+
+def _bare_save_s(place: Path, tensors: dict[str, torch.Tensor]) -> float:
+    """The same bytes, synced, without checksums and without a name of their own first."""
+    target = place / "bare"
     shutil.rmtree(target, ignore_errors=True)
     began = time.perf_counter()
-    if with_checksums:
-        FolderCheckpointIO().save_checkpoint({"state_dict": tensors}, target)
-        return time.perf_counter() - began
-    # The same bytes on the disk, unsealed.
     target.mkdir()
-    save_file({name: tensor.clone() for name, tensor in tensors.items()}, target / TENSORS)
+    save_file(tensors, target / TENSORS)
     (target / STATE).write_text(json.dumps({}), encoding="utf-8")
-    for path in (target / TENSORS, target / STATE, target):
-        sync_file(path)
+    sync_file(target / TENSORS)
+    sync_file(target / STATE)
+    sync_folder(target)
     return time.perf_counter() - began
