@@ -76,7 +76,7 @@ def random_kills(place: Path, count: int, seed: int = 0) -> list[list[str]]:
         reference, seconds = references.of(spec)
         for _ in range(numbers.randint(1, _MOST_KILLS)):
             attempt(spec, folder, kill_after_s=numbers.uniform(0.1, 1.0) * seconds)
-        return _ended(spec, folder, reference)
+        return ended(spec, folder, reference)
 
     return side_by_side(case, enumerate(specs))
 
@@ -110,7 +110,7 @@ def signals_at_any_phase(place: Path, count: int) -> list[list[str]]:
             return [f"{name}: ended with {code}: {said(folder)}"]
         if not at <= saved <= at + 1:
             return [f"{name}: after step {at}, the newest checkpoint is of step {saved}"]
-        return _ended(spec, folder, references.of(spec)[0])
+        return ended(spec, folder, references.of(spec)[0])
 
     return side_by_side(case, enumerate(cases))
 
@@ -143,7 +143,7 @@ def exceptions_of_callbacks(place: Path, count: int) -> list[list[str]]:
         code = attempt(spec.planted(RaiseAt, place=where, step=step), folder)
         if code != 1:
             return [f"{where} {step}: ended with {code}: {said(folder)}"]
-        return _ended(spec, folder, references.of(spec)[0])
+        return ended(spec, folder, references.of(spec)[0])
 
     return side_by_side(case, enumerate(cases))
 
@@ -176,7 +176,7 @@ def epoch_edges(place: Path, count: int) -> list[list[str]]:
         spec, folder = specs[name], place / f"edge-{index}"
         plant = (KillAt, {}) if how == "kill" else (SignalAt, {"number": signal.SIGTERM})
         attempt(spec.planted(plant[0], place=where, step=step, **plant[1]), folder)
-        return [f"{name}, {where} {step}: {each}" for each in _ended(spec, folder, references.of(spec)[0])]
+        return [f"{name}, {where} {step}: {each}" for each in ended(spec, folder, references.of(spec)[0])]
 
     return side_by_side(case, enumerate(cases))
 
@@ -191,7 +191,7 @@ def _spread(parts: itertools.product) -> list:
     return cases
 
 
-def _ended(spec: Spec, folder: Path, reference: Path) -> list[str]:
+def ended(spec: Spec, folder: Path, reference: Path) -> list[str]:
     """What is wrong when the same command is given once more and left alone."""
     code = attempt(spec, folder)
     if code:

@@ -1,0 +1,281 @@
+"""The same command goes on with its run: found, compared, refused with the difference, or said to be finished."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from flatout.bench.faults.plants import Planted, RaiseAt
+from flatout.bench.faults.runs import Spec, run_folder, saved_step, train
+from flatout.checkpoints import CHECKPOINTS
+from flatout.errors import UserError
+from flatout.monitor.signals import requeue_with_slurm
+from flatout.report.summary import read_summary
+
+SMALL = Spec(trainer={"max_epochs": 2})
+BROKEN = SMALL.planted(RaiseAt, place="on_train_batch_end", step=14)
+
+
+@pytest.fixture
+def cut_short(tmp_path) -> Path:
+    """Where a run of two epochs of ten steps was ended by a callback after step 14."""
+    with pytest.raises(Planted):
+        train(BROKEN, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Everything that tells of a run, but what it says."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "log.txt")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_the_same_settings_go_on_from_the_newest_checkpoint(cut_short, capfd):
+    result = train(SMALL, cut_short)
+    assert "resume: going on from step 14, in epoch 2" in capfd.readouterr().out
+    assert result.folder == run_folder(cut_short)
+    assert len(list((cut_short / "case").iterdir())) == 1
+    summary = read_summary(result.folder)
+    assert summary["status"] == "finished"
+    assert summary["training"]["resumed_from"] == 14 and summary["training"]["steps"] == 20
+
+
+def test_rows_of_metrics_and_points_of_curves_are_not_doubled(cut_short):
+    folder = train(SMALL, cut_short).folder
+    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        steps = [(row["step"], bool(row["val/loss"])) for row in csv.DictReader(file)]
+    assert len(steps) == len(set(steps))
+    curves = EventAccumulator(str(folder), size_guidance={"scalars": 0}, purge_orphaned_data=True)
+    curves.Reload()
+    points = [event.step for event in curves.Scalars("train/loss")]
+    assert points == sorted(set(points)) and points[-1] == 20
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path, capfd):
+    first = train(SMALL, tmp_path / "runs")
+    before = contents(first.folder)
+    capfd.readouterr()
+    again = train(SMALL, tmp_path / "runs")
+    assert "has finished; there is nothing left to train" in capfd.readouterr().out
+    assert again.metrics == first.metrics and again.objective == first.objective
+    assert again.predict(["oak elm"])[0].label in "abc"
+    assert contents(first.folder) == before
+
+
+def test_a_finished_run_goes_on_when_more_epochs_are_asked_for(tmp_path, capfd):
+    first = train(SMALL, tmp_path / "runs")
+    more = train(replace(SMALL, trainer={"max_epochs": 3}), tmp_path / "runs")
+    assert "resume: going on from step 20" in capfd.readouterr().out
+    assert more.folder == first.folder and read_summary(more.folder)["training"]["steps"] == 30
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (replace(SMALL, optim={"lr": 0.5}), "optim.lr was null and is 0.5"),
+        (replace(SMALL, batch_size=24), "rows a step was 12 and is 24"),
+        (replace(SMALL, settings={"seed": 3}), "seed was 0 and is 3"),
+        (replace(SMALL, precision="bf16"), "precision was 32-true and is bf16-mixed"),
+        (replace(SMALL, data={"validation_share": 0.2}), "data.validation_share was 0.1 and is 0.2"),
+        (replace(SMALL, trainer={"max_epochs": 2, "limit_train_batches": 5}), "steps an epoch was 10 and is 5"),
+    ],
+    ids=["optim", "batch", "seed", "precision", "data", "part of each epoch"],
+)
+def test_a_changed_run_is_refused_with_the_difference_and_nothing_is_touched(cut_short, spec, words):
+    folder = run_folder(cut_short)
+    before = contents(folder)
+    with pytest.raises(UserError, match="not the run that was begun") as refused:
+        train(spec, cut_short, resume=str(folder))
+    assert words in str(refused.value) and "resume_anyway=true" in str(refused.value)
+    assert contents(folder) == before
+
+
+def test_changed_rows_are_refused(cut_short):
+    rows = cut_short.parent / "rows.csv"
+    rows.write_text(rows.read_text().replace("oak", "OAK"))
+    with pytest.raises(UserError, match="the data or its encoding has changed"):
+        train(SMALL, cut_short)
+
+
+def test_a_changed_run_goes_on_when_that_is_asked_for(cut_short, capfd):
+    folder = run_folder(cut_short)
+    spec = replace(SMALL, optim={"lr": 0.01}, settings={"resume_anyway": True})
+    assert train(spec, cut_short, resume=str(folder)).folder == folder
+    assert "resume: going on although optim.lr was null and is 0.01" in capfd.readouterr().out
+
+
+def test_other_weights_are_refused_whatever_is_asked_for(cut_short):
+    spec = replace(SMALL, family="encoder", settings={"resume_anyway": True})
+    with pytest.raises(UserError, match="the model has other weights"):
+        train(spec, cut_short, resume=str(run_folder(cut_short)))
+
+
+def test_fewer_epochs_than_have_begun_are_refused(cut_short):
+    with pytest.raises(UserError, match=r"trainer\.max_epochs: 1, but epoch 2 has begun"):
+        train(replace(SMALL, trainer={"max_epochs": 1}), cut_short)
+
+
+def test_another_command_begins_a_new_run_and_says_so(cut_short, capfd):
+    result = train(replace(SMALL, settings={"seed": 1}), cut_short)
+    assert "none of the 1 runs in" in capfd.readouterr().out
+    assert read_summary(result.folder)["training"]["resumed_from"] is None
+
+
+def test_without_resume_a_new_run_begins_and_the_old_one_is_named(cut_short, capfd):
+    result = train(SMALL, cut_short, resume=None)
+    assert f"({os.path.relpath(sorted((cut_short / 'case').iterdir())[0])}): resume=auto" in capfd.readouterr().out
+    assert result.folder != sorted((cut_short / "case").iterdir())[0]
+
+
+def test_a_run_without_a_checkpoint_starts_from_the_beginning_and_says_so(tmp_path, capfd):
+    with pytest.raises(Planted):
+        train(SMALL.planted(RaiseAt, place="on_train_start", step=0), tmp_path / "runs")
+    result = train(SMALL, tmp_path / "runs")
+    assert "has no checkpoint yet: it starts from the beginning" in capfd.readouterr().out
+    assert read_summary(result.folder)["training"]["steps"] == 20
+
+
+def test_without_a_whole_checkpoint_left_nothing_starts_silently(cut_short, capfd):
+    for path in (run_folder(cut_short) / CHECKPOINTS).glob("step-*"):
+        (path / "MANIFEST.json").unlink()
+    with pytest.raises(UserError, match="has no whole checkpoint left"):
+        train(SMALL, cut_short)
+    assert capfd.readouterr().out.count("passed over") == 3
+    again = train(replace(SMALL, settings={"resume_anyway": True}), cut_short)
+    assert read_summary(again.folder)["training"]["steps"] == 20
+
+
+def test_a_dangling_link_is_no_reason_to_start_afresh(cut_short, capfd):
+    last = run_folder(cut_short) / CHECKPOINTS / "last"
+    last.unlink()
+    last.symlink_to("step-999")
+    train(SMALL, cut_short)
+    assert "going on from step 14" in capfd.readouterr().out
+
+
+def test_a_folder_that_is_no_run_is_told(tmp_path):
+    with pytest.raises(UserError, match=r"no summary\.json there"):
+        train(SMALL, tmp_path / "runs", resume=str(tmp_path))
+
+
+def test_a_folder_that_another_process_trains_in_is_left_alone(cut_short, monkeypatch):
+    monkeypatch.setattr("flatout.resume._PATIENCE_S", 0.2)
+    with FileLock(run_folder(cut_short) / ".running"), pytest.raises(UserError, match="still being trained in"):
+        train(SMALL, cut_short)
+
+
+def test_two_whole_checkpoints_are_kept_and_the_best(tmp_path):
+    folder = train(replace(SMALL, checkpoint={"every_steps": 1}), tmp_path / "runs").folder / CHECKPOINTS
+    names = sorted(path.name for path in folder.iterdir() if not path.is_symlink())
+    assert {"step-20", "step-19", (folder / "best").readlink().name} == set(names)
+    assert (folder / "last").readlink().name == "step-20"
+
+
+def test_a_run_of_no_steps_is_no_success(tmp_path):
+    with pytest.raises(UserError, match="limit_train_batches"):
+        train(replace(SMALL, trainer={"limit_train_batches": 0}), tmp_path / "runs")
+    with pytest.raises(UserError, match=r"trainer\.max_steps: 0"):
+        train(replace(SMALL, trainer={"max_steps": 0}), tmp_path / "runs")
+
+
+def test_an_interval_inside_a_step_is_moved_to_its_end(tmp_path, capfd):
+    spec = replace(SMALL, accumulate=3, batch_size=4, trainer={"max_epochs": 1, "val_check_interval": 4})
+    folder = train(spec, tmp_path / "runs").folder
+    assert "validation every: 6 batches (a step is never cut in two" in capfd.readouterr().out
+    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        assert [row["step"] for row in csv.DictReader(file) if row["val/loss"]] == ["2", "4", "6", "8", "10"]
+
+
+def test_time_that_runs_out_inside_a_step_lets_it_end(tmp_path):
+    spec = replace(SMALL, accumulate=3, batch_size=4, trainer={"max_epochs": 500, "max_time": "00:00:00:01"})
+    folder = train(spec, tmp_path / "runs").folder
+    steps = read_summary(folder)["training"]["steps"]
+    assert saved_step(folder) == steps and 0 < steps < 5_000
+
+
+def test_a_full_disk_in_mid_run_is_told_in_one_message(tmp_path, monkeypatch):
+    from flatout.checkpoint_folder import FolderCheckpointIO
+
+    saved = []
+    plain = FolderCheckpointIO.save_checkpoint
+
+    def refuse(self, checkpoint, path, storage_options=None):
+        saved.append(path)
+        if len(saved) == 3:
+            monkeypatch.setattr("flatout.checkpoint_folder.write_synced", no_space)
+        plain(self, checkpoint, path, storage_options)
+
+    def no_space(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FolderCheckpointIO, "save_checkpoint", refuse)
+    with pytest.raises(UserError, match=r"^checkpoint: no space left in .*needs about .* MB, .* free"):
+        train(SMALL, tmp_path / "runs")
+    monkeypatch.undo()
+    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
+    assert saved_step(run_folder(tmp_path / "runs")) == 6
+    assert read_summary(train(SMALL, tmp_path / "runs").folder)["training"]["resumed_from"] == 6
+
+
+def test_metrics_that_cannot_be_written_stop_no_training(tmp_path, monkeypatch):
+    def refuse(self, step, epoch, values):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("flatout.monitor.flush.MetricsFile.on_flush", refuse)
+    with pytest.warns(RuntimeWarning, match="MetricsFile ends here"):
+        assert read_summary(train(SMALL, tmp_path / "runs").folder)["status"] == "finished"
+
+
+def test_slurm_is_asked_for_another_turn_after_its_warning(tmp_path, monkeypatch):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert requeue_with_slurm(signal.SIGTERM) is None
+    assert requeue_with_slurm(signal.SIGUSR1) == "SLURM job 17 is queued again"
+    assert (tmp_path / "asked").read_text() == "requeue 17\n"
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "9")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")
+    assert requeue_with_slurm(signal.SIGUSR1) == "SLURM job 9_4 is queued again"
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert requeue_with_slurm(signal.SIGUSR1) is None
+
+
+@pytest.mark.slow
+def test_the_same_words_on_the_command_line_go_on_with_the_run(tmp_path):
+    small = ["data.sample.rows=400", "model.hidden=8", "trainer.max_epochs=400", "checkpoint.patience=null"]
+    words = [sys.executable, "-m", "train", *small, f"output={tmp_path}/outputs", "checkpoint.every_steps=20"]
+    first = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert first.stdout is not None
+    for line in first.stdout:
+        if line.startswith("epoch"):
+            break
+    first.send_signal(signal.SIGTERM)
+    said = first.communicate(timeout=60)[0]
+    assert first.returncode == 143 and "stopped by SIGTERM after step" in said
+    (folder,) = (tmp_path / "outputs" / "default").iterdir()
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    step = saved_step(folder)
+    more = [word.replace("=400", "=2") if "max_epochs" in word else word for word in words]
+    again = subprocess.run([*more, "resume=auto"], capture_output=True, text=True, timeout=120)
+    begun = step // 4 + 1
+    if begun > 2:
+        assert again.returncode == 2 and f"epoch {begun} has begun" in again.stderr
+    longer = [word.replace("=400", f"={begun + 2}") if "max_epochs" in word else word for word in words]
+    again = subprocess.run([*longer, "resume=auto"], capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert f"resume: going on from step {step}" in again.stdout
+    assert [path.name for path in (tmp_path / "outputs" / "default").iterdir()] == [folder.name]
+    finished = subprocess.run([*longer, "resume=auto"], capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 0 and "nothing left to train" in finished.stdout
