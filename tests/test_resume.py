@@ -267,11 +267,7 @@ def test_the_same_words_on_the_command_line_go_on_with_the_run(tmp_path):
     (folder,) = (tmp_path / "outputs" / "default").iterdir()
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
     step = saved_step(folder)
-    more = [word.replace("=400", "=2") if "max_epochs" in word else word for word in words]
-    again = subprocess.run([*more, "resume=auto"], capture_output=True, text=True, timeout=120)
     begun = step // 4 + 1
-    if begun > 2:
-        assert again.returncode == 2 and f"epoch {begun} has begun" in again.stderr
     longer = [word.replace("=400", f"={begun + 2}") if "max_epochs" in word else word for word in words]
     again = subprocess.run([*longer, "resume=auto"], capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stderr
