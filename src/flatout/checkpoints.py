@@ -7,6 +7,7 @@ them; the one before the last is kept too, in case the last is damaged.
 
 from __future__ import annotations
 
+import copy
 import re
 import shutil
 import time
@@ -82,6 +83,8 @@ class Checkpoints(Checkpoint):
         self.at = Position()
         """The last boundary between two steps."""
         self._random: RandomState | None = None
+        self._before_validation: dict[str, Any] | None = None
+        """What callbacks and losses were before a validation that has not ended: it will be made again."""
         self._saved: Position | None = None
         self.stopped_by = 0
         """The signal that has ended training, whichever rank it was sent to; 0: none."""
@@ -93,6 +96,8 @@ class Checkpoints(Checkpoint):
         return self.folder / "best"
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, StepTask)
+        pl_module.before_validation = lambda: self._note(trainer)
         self._next_save = self._later()
         self.stopped_by, self._stops_early = 0, False
 
@@ -131,6 +136,7 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         value = float(trainer.callback_metrics[f"val/{self.metric}"])
+        self._before_validation = None
         self.at = replace(self.at, validated=self.at.step)
         self._random = RandomState(pl_module.device)
         is_best = self._is_better(value)
@@ -170,7 +176,9 @@ class Checkpoints(Checkpoint):
         out_of_time = any(isinstance(each, Timer) and not each.time_remaining() for each in callbacks_of(trainer))
         checkpoint["position"] = self.at.as_dict()
         checkpoint["should_stop"] = bool(trainer.should_stop) and not out_of_time
-        checkpoint["ranks"] = of_all_ranks({"random": self._random.as_dict(), **pl_module.unread()})
+        now = self._before_validation or {"unread": pl_module.unread()}
+        checkpoint["callbacks"] = now.get("callbacks", checkpoint["callbacks"])
+        checkpoint["ranks"] = of_all_ranks({"random": self._random.as_dict(), **now["unread"]})
         checkpoint[ABOUT] = {**self.about, "position": self.at.as_dict()}
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -191,6 +199,13 @@ class Checkpoints(Checkpoint):
             self._random = RandomState(device)
 
         go_on_from(trainer, self.at, restore)
+
+    def _note(self, trainer: L.Trainer) -> None:
+        """Before a validation, and before anybody's hooks in it."""
+        assert isinstance(trainer.lightning_module, StepTask)
+        states = {each.state_key: copy.deepcopy(each.state_dict()) for each in callbacks_of(trainer)}
+        kept = {key: state for key, state in states.items() if state}
+        self._before_validation = {"callbacks": kept, "unread": trainer.lightning_module.unread()}
 
     def _is_better(self, value: float) -> bool:
         if self.best_value is None or self.best_value != self.best_value:

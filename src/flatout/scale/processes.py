@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -164,7 +165,8 @@ def _launch_of(count: int) -> LaunchConfig:
 @contextmanager
 def _handlers_given_back() -> Iterator[None]:
     """Torch's launcher takes the handlers of signals and keeps them."""
-    handlers = {number: signal.getsignal(number) for number in asking()}
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in asking()} if is_main else {}
     try:
         yield
     finally:

@@ -73,6 +73,8 @@ class StepTask(L.LightningModule):
         self._broken: Tensor | None = None
         self.tell_rows: Callable[[int], str] = lambda step: ""
         """Names the rows of an optimizer step, counted from 0, where one went wrong."""
+        self.before_validation: Callable[[], None] = lambda: None
+        """Told when a validation is about to begin, before its hooks."""
         self.skipped: list[int] = []
         """Steps, counted from 0, that were left out because their gradient was not finite."""
 
@@ -200,6 +202,10 @@ class StepTask(L.LightningModule):
 
     def test_step(self, batch: FlatBatch, batch_idx: int) -> None:
         self.validation_step(batch, batch_idx)
+
+    def on_validation_model_zero_grad(self) -> None:
+        self.before_validation()
+        super().on_validation_model_zero_grad()
 
     def on_validation_epoch_start(self) -> None:
         if self.average is not None:

@@ -128,8 +128,10 @@ def _save_under(folder: Path, step: int, injection: str) -> tuple[bool, str]:
     ours.send("go")
     said = ""
     said = os.read(ours.fileno(), 1 << 16).decode()
+    ours.close()
     process.join()
-    tracer.wait()
+    process.close()
+    tracer.communicate()
     traced = log.read_text(encoding="utf-8")
     return "(INJECTED)" in traced or "SIGKILL" in traced, said
 

@@ -17,9 +17,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import lightning as L
 import psutil
@@ -130,11 +131,17 @@ _GONE_S = 30.0
 
 
 def attempt(spec: Spec, folder: Path, *, kill_after_s: float | None = None, number: int = signal.SIGKILL) -> int:
-    """The exit code of one process that trains; killed after some seconds where it has not ended by then."""
+    """The exit code of one process that trains; killed after some seconds where it has not ended by then.
+
+    Several ranks are started from this process: the warm server is here.
+    """
     warm_start()
     context = multiprocessing.get_context("forkserver")
     folder.parent.mkdir(parents=True, exist_ok=True)
     output = folder.parent / f"{folder.name}.txt"
+    if spec.trainer.get("devices", 1) > 1:
+        assert kill_after_s is None
+        return _attempt_ranks(spec, folder, output)
     process = context.Process(target=_child, args=(spec, folder, str(output), dict(os.environ)))
     process.start()
     process.join(kill_after_s)
@@ -148,14 +155,45 @@ def attempt(spec: Spec, folder: Path, *, kill_after_s: float | None = None, numb
         raise RuntimeError(f"{folder}: the process did not end")
     code, pid = process.exitcode, process.pid
     assert code is not None and pid is not None
-    _require_gone(pid, folder)
+    _require_gone(folder, lambda: [each for each in psutil.pids() if _session_of(each) == pid])
     return code
 
 
-def _require_gone(session: int, folder: Path) -> None:
+def _attempt_ranks(spec: Spec, folder: Path, output: Path) -> int:
+    os.environ["FLATOUT_OUTPUT"] = str(output)
+    try:
+        with output.open("a", encoding="utf-8") as file, redirect_stdout(file):
+            code = _code_of(lambda: train(spec, folder), file)
+    finally:
+        del os.environ["FLATOUT_OUTPUT"]
+    _require_gone(folder, lambda: [each for each in psutil.pids() if _prints_to(each, output)])
+    return code
+
+
+def _code_of(work: Callable[[], object], errors: TextIO) -> int:
+    """The exit code that a command would have, its last words told."""
+    try:
+        work()
+    except UserError as mistake:
+        print(mistake, file=errors)
+        return EXIT_CODE
+    except RunBroke as broken:
+        print(broken, file=errors)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except SystemExit as end:
+        return int(str(end.code))
+    except Exception:
+        traceback.print_exc(file=errors)
+        return 1
+    return 0
+
+
+def _require_gone(folder: Path, left_over: Callable[[], list[int]]) -> None:
     """Wait until no process of a run is left; one that stays is an error."""
     until = time.monotonic() + _GONE_S
-    while left := [pid for pid in psutil.pids() if _session_of(pid) == session]:
+    while left := left_over():
         if time.monotonic() > until:
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
@@ -170,25 +208,21 @@ def _session_of(pid: int) -> int:
         return -1
 
 
+def _prints_to(pid: int, output: Path) -> bool:
+    try:
+        return Path(f"/proc/{pid}/fd/1").resolve() == output.resolve()
+    except OSError:
+        return False
+
+
 def _child(spec: Spec, folder: Path, output: str, environment: dict[str, str]) -> None:
     os.setsid()  # whatever it starts is known by its session
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell in the background ignores it
     os.environ |= {**environment, "FLATOUT_OUTPUT": output}
     end_with_parent()
     redirect_output()
     torch.set_num_threads(1)
-    try:
-        train(spec, folder)
-    except UserError as mistake:
-        print(mistake, file=sys.stderr)
-        sys.exit(EXIT_CODE)
-    except RunBroke as broken:
-        print(broken, file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-    except Exception:
-        traceback.print_exc()
-        sys.exit(1)
+    sys.exit(_code_of(lambda: train(spec, folder), sys.stderr))
 
 
 def finished(spec: Spec, folder: Path) -> Path:
@@ -256,8 +290,11 @@ def seconds_of(make: Callable[[], object]) -> float:
 
 def side_by_side(work: Callable[[Case], Answer], cases: Iterable[Case]) -> list[Answer]:
     """The answers of all cases, as many at once as there are cores."""
+    every = list(cases)
+    if len(every) == 1:  # in this thread: the start of ranks handles signals
+        return [work(every[0])]
     with ThreadPoolExecutor(max(1, len(cores_here()))) as pool:
-        return list(pool.map(work, cases))
+        return list(pool.map(work, every))
 
 
 def other_weights(run: Path, reference: Path) -> list[str]:
