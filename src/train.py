@@ -5,6 +5,7 @@ Hydra lives here and nowhere else: below `run` there are only dataclasses.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -22,7 +23,8 @@ import flatout
 from flatout.boundary import as_typed, guard_hydra, read_config, require_folders
 from flatout.compose import ComposeError, explain
 from flatout.config import COMPONENTS, RunConfig
-from flatout.errors import EXIT_CODE, RunBroke, UserError, require
+from flatout.durable import REFUSALS
+from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, require
 from flatout.scale.children import warm_start
 
 
@@ -91,6 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except RunBroke as broken:
         print(broken, file=sys.stderr)
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in (*REFUSALS, errno.EACCES, errno.EPERM):
+            raise
+        place = Path(error.filename or ".")
+        leave(out_of_space(error, place, None, "output", "Set output=FOLDER to one that can be written."))
     except Exception as error:  # Hydra's errors share no class; what is no person's mistake is raised again
         mistake = explain(ComposeError.of(error), conf_folder())
         if mistake is None:

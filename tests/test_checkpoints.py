@@ -52,7 +52,7 @@ def test_half_a_checkpoint_is_refused(tmp_path):
 
 
 def test_nothing_is_pickled(tmp_path):
-    with pytest.raises(TypeError, match="checkpoint value /epoch is a complex"):
+    with pytest.raises(UserError, match="checkpoint: value /epoch is a complex"):
         FolderCheckpointIO().save_checkpoint({"epoch": 1j}, tmp_path / "step-3")
     FolderCheckpointIO().save_checkpoint({"epoch": 2, "name": None}, tmp_path / "step-4")
     assert json.loads((tmp_path / "step-4" / "state.json").read_text()) == {"epoch": 2, "name": None}

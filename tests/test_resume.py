@@ -11,12 +11,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import lightning as L
 import pytest
 from filelock import FileLock
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from flatout.bench.faults.plants import Planted, RaiseAt
-from flatout.bench.faults.runs import Spec, run_folder, saved_step, train
+from flatout.bench.faults.plants import Planted, RaiseAt, SignalAt
+from flatout.bench.faults.runs import Spec, attempt, run_folder, saved_step, train
 from flatout.checkpoints import CHECKPOINTS
 from flatout.errors import UserError
 from flatout.monitor.signals import requeue_with_slurm
@@ -275,3 +276,101 @@ def test_the_same_words_on_the_command_line_go_on_with_the_run(tmp_path):
     assert [path.name for path in (tmp_path / "outputs" / "default").iterdir()] == [folder.name]
     finished = subprocess.run([*longer, "resume=auto"], capture_output=True, text=True, timeout=120)
     assert finished.returncode == 0 and "nothing left to train" in finished.stdout
+
+
+def stopped_early(tmp_path: Path) -> Spec:
+    """A run of eight epochs whose patience has ended after two validations."""
+    spec = replace(SMALL, trainer={"max_epochs": 8}, optim={"lr": 1e-9}, checkpoint={"patience": 1, "min_delta": 0.5})
+    assert read_summary(train(spec, tmp_path / "runs").folder)["training"]["steps"] == 20
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("trainer", "patience", "steps"),
+    [({"max_epochs": 9}, 1, 30), ({"max_epochs": 8}, None, 80)],
+    ids=["epochs", "patience"],
+)
+def test_a_run_that_stopped_early_goes_on_when_more_is_asked_for(tmp_path, trainer, patience, steps):
+    spec = replace(stopped_early(tmp_path), trainer=trainer, checkpoint={"patience": patience, "min_delta": 0.5})
+    summary = read_summary(train(spec, tmp_path / "runs").folder)
+    assert summary["training"]["steps"] == steps and summary["training"]["resumed_from"] == 20
+
+
+def test_a_run_that_stopped_early_has_finished(tmp_path, capfd):
+    train(stopped_early(tmp_path), tmp_path / "runs")
+    assert "has finished" in capfd.readouterr().out
+
+
+def test_more_time_is_used(tmp_path):
+    spec = replace(SMALL, trainer={"max_epochs": 1000, "max_time": "00:00:00:01"})
+    first = read_summary(train(spec, tmp_path / "runs").folder)["training"]["steps"]
+    more = train(replace(spec, trainer={"max_epochs": 1000, "max_time": "00:00:00:02"}), tmp_path / "runs")
+    assert read_summary(more.folder)["training"]["steps"] > first
+
+
+def test_a_finished_run_of_other_settings_is_refused_too(tmp_path):
+    folder = train(SMALL, tmp_path / "runs").folder
+    with pytest.raises(UserError, match="seed was 0 and is 7"):
+        train(replace(SMALL, settings={"seed": 7}), tmp_path / "runs", resume=str(folder))
+
+
+def test_a_best_that_is_damaged_is_told_and_replaced(tmp_path):
+    spec = replace(SMALL, checkpoint={"patience": None, "min_delta": 1.0})
+    folder = train(spec, tmp_path / "runs").folder / CHECKPOINTS
+    assert (folder / "best").readlink().name == "step-10"
+    (folder / "step-10" / "state.json").write_text("{}")
+    with pytest.warns(UserWarning, match="the best checkpoint so far counts no more"):
+        train(replace(spec, trainer={"max_epochs": 3}), tmp_path / "runs")
+    assert (folder / "best").readlink().name == "step-30"
+
+
+def test_a_best_by_another_metric_counts_no_more(tmp_path):
+    folder = train(SMALL, tmp_path / "runs").folder / CHECKPOINTS
+    with pytest.warns(UserWarning, match="was accuracy and is loss"):
+        train(replace(SMALL, trainer={"max_epochs": 3}, checkpoint={"metric": "loss"}), tmp_path / "runs")
+    assert (folder / "best").readlink().name == "step-30"
+
+
+def test_checkpoints_that_were_passed_over_count_for_none(cut_short):
+    folder = run_folder(cut_short) / CHECKPOINTS
+    (folder / "step-14" / "state.json").unlink()
+    train(replace(SMALL, checkpoint={"every_steps": 1}), cut_short)
+    assert (folder / "damaged-step-14").is_dir()
+    assert {path.name for path in folder.glob("step-*")} >= {"step-19", "step-20"}
+
+
+def test_a_run_that_had_no_checkpoint_writes_its_metrics_afresh(tmp_path):
+    with pytest.raises(Planted):
+        spec = replace(SMALL, checkpoint={"every_steps": None}, monitor={"flush_every": 1, "progress": False})
+        train(spec.planted(RaiseAt, place="on_before_optimizer_step", step=0), tmp_path / "runs")
+    run = run_folder(tmp_path / "runs")
+    (run / "metrics.csv").write_text("step,epoch\n1,0.1\n2,0.2\n")
+    train(SMALL, tmp_path / "runs")
+    assert (run / "metrics.csv").read_text().count("\n1,") == 0
+
+
+class Odd(L.Callback):
+    """Its state is nothing a checkpoint can hold."""
+
+    def state_dict(self):
+        return {"seen": {1, 2}}
+
+
+def test_a_callback_with_an_odd_state_is_named_before_a_step_is_taken(tmp_path):
+    with pytest.raises(UserError, match=r"checkpoint: value /callbacks/Odd/seen is a set"):
+        train(SMALL.planted(Odd), tmp_path / "runs")
+    assert saved_step(run_folder(tmp_path / "runs")) == 0
+
+
+def test_the_clock_ends_no_step_of_several_batches(tmp_path):
+    spec = replace(SMALL, accumulate=3, batch_size=4, trainer={"val_check_interval": "00:00:00:01"})
+    with pytest.raises(UserError, match="Count batches, or set"):
+        train(spec, tmp_path / "runs")
+
+
+def test_a_signal_after_the_last_step_ends_the_run_and_nothing_is_lost(tmp_path):
+    spec = SMALL.planted(SignalAt, place="on_train_end", step=1, number=signal.SIGTERM)
+    assert attempt(spec, tmp_path / "runs") == 128 + signal.SIGTERM
+    assert read_summary(run_folder(tmp_path / "runs"))["status"] == "interrupted"
+    assert attempt(SMALL, tmp_path / "runs") == 0
+    assert read_summary(run_folder(tmp_path / "runs"))["training"]["resumed_from"] == 20

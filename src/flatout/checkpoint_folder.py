@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 from lightning.fabric.plugins import CheckpointIO
@@ -43,7 +44,7 @@ class FolderCheckpointIO(CheckpointIO):
         beside = target.with_name(f".{target.name}-{os.getpid()}")
         tensors: dict[str, Tensor] = {}
         about = checkpoint.get(ABOUT, {})
-        state = _without_tensors({name: part for name, part in checkpoint.items() if name != ABOUT}, "", tensors)
+        state = as_plain({name: part for name, part in checkpoint.items() if name != ABOUT}, "", tensors)
         try:
             _part(tensors)
             shutil.rmtree(beside, ignore_errors=True)
@@ -174,21 +175,25 @@ def _is_as_written(path: Path, written: dict[str, Any]) -> bool:
     return path.stat().st_size == written["bytes"] and file_checksum(path) == written["xxh3"]
 
 
-def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+def as_plain(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """`value` as JSON, its tensors moved out under their paths. What JSON cannot say is tagged."""
     if isinstance(value, Tensor):
         tensors[path] = value.detach().contiguous()
         return {"~tensor": path}
     if isinstance(value, dict):
-        pairs = [[key, _without_tensors(item, f"{path}/{key}", tensors)] for key, item in value.items()]
+        pairs = [[key, as_plain(item, f"{path}/{key}", tensors)] for key, item in value.items()]
         is_plain = all(isinstance(key, str) and not key.startswith("~") for key in value)
         return dict(pairs) if is_plain else {"~pairs": pairs}
     if isinstance(value, list | tuple):
-        items = [_without_tensors(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
+        items = [as_plain(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
         return {"~tuple": items} if isinstance(value, tuple) else items
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"checkpoint value {path} is a {type(value).__name__}: only plain values and tensors are kept")
+    if isinstance(value, np.generic):
+        return value.item()
+    allowed = "dicts, lists, tuples, numbers, texts and tensors"
+    mend = "Let state_dict() of the callback return such values."
+    raise UserError("checkpoint", f"value {path} is a {type(value).__name__}", allowed=allowed, mend=mend)
 
 
 def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:

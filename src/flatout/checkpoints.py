@@ -11,6 +11,7 @@ import copy
 import re
 import shutil
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +20,9 @@ from typing import Any
 import lightning as L
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import Checkpoint, Timer
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
 
-from flatout.checkpoint_folder import ABOUT, MAKE_ROOM, OWN_FOLDER
+from flatout.checkpoint_folder import ABOUT, MAKE_ROOM, OWN_FOLDER, as_plain, require_whole
 from flatout.data.batch import FlatBatch
 from flatout.data.feed import Feed
 from flatout.errors import UserError, out_of_space, require
@@ -88,7 +89,10 @@ class Checkpoints(Checkpoint):
         self._saved: Position | None = None
         self.stopped_by = 0
         """The signal that has ended training, whichever rank it was sent to; 0: none."""
-        self._stops_early = False
+        self.seconds_before = 0.0
+        """What earlier sittings of the run took."""
+        self._began = time.monotonic()
+        self._stops_early = self._asks_anew = False
         self._next_save = self._later()
 
     @property
@@ -98,6 +102,10 @@ class Checkpoints(Checkpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepTask)
         pl_module.before_validation = lambda: self._note(trainer)
+        as_plain({each.state_key: each.state_dict() for each in callbacks_of(trainer)}, "/callbacks", {})
+        if self._asks_anew:  # patience begins anew
+            for stopping in (each for each in callbacks_of(trainer) if isinstance(each, EarlyStopping)):
+                stopping.wait_count, stopping.patience = 0, self.settings.patience or stopping.patience
         self._next_save = self._later()
         self.stopped_by, self._stops_early = 0, False
 
@@ -147,6 +155,8 @@ class Checkpoints(Checkpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._saved != self.at and self.at.step:
             self._save(trainer)
+        if asked := self.watch.agree(pl_module.device):
+            self._stop(asked)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Save the last boundary where the weights are still those it left; ranks that are gone cannot be asked."""
@@ -163,29 +173,45 @@ class Checkpoints(Checkpoint):
             self._save(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_value": self.best_value, "best_step": self.best_step}
+        return {"metric": self.metric, "best_value": self.best_value, "best_step": self.best_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """A best by another metric, or one that is damaged, is the best no more."""
         self.best_value, self.best_step = state_dict["best_value"], state_dict["best_step"]
-        if self.feed.plan.rank == 0:
+        if self.feed.plan.rank != 0 or self.best_step is None:
+            return
+        try:
+            if state_dict["metric"] != self.metric:
+                raise UserError("checkpoint.metric", f"was {state_dict['metric']} and is {self.metric}")
+            require_whole(self.folder / f"step-{self.best_step}")
             _link(self.folder, "best", self.best_step)
+        except UserError as error:
+            warnings.warn(f"the best checkpoint so far counts no more: {error}", UserWarning, stacklevel=2)
+            self.best_value = self.best_step = None
+            (self.folder / "best").unlink(missing_ok=True)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         assert isinstance(pl_module, StepTask) and self._random is not None
         del checkpoint["loops"]  # the position says it, for any number of ranks and micro-batches
-        out_of_time = any(isinstance(each, Timer) and not each.time_remaining() for each in callbacks_of(trainer))
+        out_of_time = any(
+            isinstance(each, Timer) and (each.time_remaining() or 0) <= 0 for each in callbacks_of(trainer)
+        )
         checkpoint["position"] = self.at.as_dict()
         checkpoint["should_stop"] = bool(trainer.should_stop) and not out_of_time
         now = self._before_validation or {"unread": pl_module.unread()}
         checkpoint["callbacks"] = now.get("callbacks", checkpoint["callbacks"])
         checkpoint["ranks"] = of_all_ranks({"random": self._random.as_dict(), **now["unread"]})
-        checkpoint[ABOUT] = {**self.about, "position": self.at.as_dict()}
+        seconds = self.seconds_before + time.monotonic() - self._began
+        checkpoint[ABOUT] = {**self.about, "position": self.at.as_dict(), "seconds": round(seconds, 2)}
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         assert isinstance(pl_module, StepTask)
         self.at = self._saved = Position(**checkpoint["position"])
         checkpoint["loops"] = loops_at(self.at, self.feed.plan.accumulate, self.batches_in_epoch)
-        trainer.should_stop = checkpoint["should_stop"]
+        about = checkpoint[ABOUT]
+        self._asks_anew = about.get("asked") != self.about.get("asked")
+        self.seconds_before = float(about.get("seconds", 0.0))
+        trainer.should_stop = checkpoint["should_stop"] and not self._asks_anew
         plan, states = self.feed.plan, checkpoint["ranks"]
         is_same_world = len(states) == plan.world
         pl_module.take_unread(states, plan.rank)
@@ -239,10 +265,11 @@ def shelve(folder: Path, *, last: int, best: int | None) -> None:
     try:
         _link(folder, "last", last)
         _link(folder, "best", best)
-        others = [path for path in newest_first(folder) if path.name != f"step-{last}"]
-        for path in others[1:]:
-            if path.name != f"step-{best}":
-                shutil.rmtree(path)
+        steps = [int(path.name.removeprefix("step-")) for path in newest_first(folder)]
+        before = [step for step in steps if step < last][:1]
+        for step in steps:
+            if step not in (last, best, *before):  # one of more steps is of a sitting that was given up
+                shutil.rmtree(folder / f"step-{step}")
         for path in folder.glob(".step-*"):
             shutil.rmtree(path, ignore_errors=True)
     except OSError as error:

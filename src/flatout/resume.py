@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -82,13 +83,13 @@ def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
     same = [path.parent for path in runs if _is_same_command(path.parent, config, overrides)]
     if not same:
         count = f"none of the {len(runs)} runs" if runs else "no run"
-        return Found(None, [f"resume: {count} in {place} was begun by this command; a new one begins"])
+        hint = "; resume=FOLDER goes on with one of your choice" if runs else ""
+        return Found(None, [f"resume: {count} in {place} was begun by this command; a new one begins{hint}"])
     return _found(config, same[0].absolute())
 
 
 def _found(config: RunConfig, folder: Path) -> Found:
-    done = read_summary(folder)["status"] == "finished" and not _asks_for_more(config, folder)
-    if done:
+    if read_summary(folder)["status"] == "finished" and _is_all_done(config, folder):
         return Found(folder, [f"resume: {folder} has finished; there is nothing left to train"], is_finished=True)
     return Found(folder)
 
@@ -115,14 +116,31 @@ def _is_free(key: str, but: Sequence[str] = ()) -> bool:
     return key not in but and any(key == name or key.startswith(f"{name}.") for name in _FREE)
 
 
-def _asks_for_more(config: RunConfig, folder: Path) -> bool:
-    """Whether a finished run is asked for more than it was: epochs, steps or time."""
+def _is_all_done(config: RunConfig, folder: Path) -> bool:
+    """Whether a finished run is asked for just what it was: neither other settings nor more epochs, steps or time."""
     try:
-        then = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["trainer"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return True
+        then = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        is_same = deciding_settings(plain(config)) == deciding_settings(then)
+        return is_same and asked_of(config.trainer, config.checkpoint.patience) == asked_of(
+            then["trainer"], then["checkpoint"]["patience"]
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+        return False
+
+
+def asked_of(trainer: dict[str, Any], patience: int | None) -> dict[str, Any]:
+    """How long a run shall go on."""
     names = ("max_epochs", "max_steps", "max_time")
-    return any(plain(config.trainer.get(name)) != then.get(name) for name in names)
+    return {**{name: plain(trainer.get(name)) for name in names}, "patience": patience}
+
+
+def set_aside(start: Start, folder: Path) -> None:
+    """Rename checkpoints that were passed over, so that they count for none."""
+    for path in newest_first(folder / CHECKPOINTS):
+        if path == start.checkpoint:
+            return
+        shutil.rmtree(path.with_name(f"damaged-{path.name}"), ignore_errors=True)
+        path.rename(path.with_name(f"damaged-{path.name}"))
 
 
 def find_checkpoint(folder: Path) -> tuple[Start | None, list[str]]:
@@ -158,6 +176,7 @@ def about_run(
             "layout": str(plan.layout),
         },
         "precision": precision,
+        "asked": asked_of(config.trainer, config.checkpoint.patience),
         "settings": deciding_settings(plain(config)),
         "torch": torch.__version__,
     }
@@ -227,8 +246,7 @@ def folder_of_one(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.release()
-        (folder / _LOCK).unlink(missing_ok=True)
+        lock.release()  # the file stays: without it two processes could hold two locks of one name
 
 
 def unfinished_before(config: RunConfig, overrides: Sequence[str]) -> str | None:

@@ -41,7 +41,7 @@ from flatout.ranks import Ranks, cores_here, end_group, others_watched
 from flatout.report.closing import print_closing
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import hardware
-from flatout.resume import Start, about_run, find_checkpoint, folder_of_one, require_same_run
+from flatout.resume import Start, about_run, find_checkpoint, folder_of_one, require_same_run, set_aside
 from flatout.run_folder import RunFolder, open_run_folder
 from flatout.tasks.step import StepTask
 from flatout.trainer import (
@@ -125,7 +125,8 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         end_group()
         if ranks.is_first:
             save_model(config, predictor, place)
-            summarise(place, kind, task, feeds, flush, time.perf_counter() - started)
+            seconds = training.checkpoints.seconds_before + time.perf_counter() - started
+            summarise(place, kind, task, feeds, flush, seconds)
             kind.after_training(task, feeds, place)
             show(place, per_class)
         return Result(place.path, metrics, per_class, predictor, place.summary.values, chosen_metric(config, task))
@@ -246,7 +247,8 @@ def where_to_start(config: RunConfig, about: dict[str, Any], ranks: Ranks, place
             if lines and not config.resume_anyway:
                 mend = "Add resume_anyway=true to train it from the beginning."
                 raise UserError("resume", f"{place.path} has no whole checkpoint left", mend=mend)
-            place.log.say(f"resume: {place.path} has no checkpoint yet: it starts from the beginning")
+            why = "has no whole checkpoint left" if lines else "has no checkpoint yet"
+            place.log.say(f"resume: {place.path} {why}: it starts from the beginning")
             return ""
         found.append(start)
         return str(start.checkpoint)
@@ -262,6 +264,8 @@ def where_to_start(config: RunConfig, about: dict[str, Any], ranks: Ranks, place
         position = start.about["position"]
         place.log.say(f"resume: going on from step {start.step}, in epoch {position['epoch'] + 1} ({path})")
     place.begin()
+    if start is not None and place.is_first:
+        set_aside(start, place.path)
     return start
 
 
@@ -322,8 +326,13 @@ def load_best(training: Training, task: StepTask) -> None:
     """The weights that were best on the validation rows."""
     with others_watched():
         training.trainer.strategy.barrier()  # the first rank may still be linking it
-    if training.checkpoints.best.exists():
-        load_weights(task, training.checkpoints.best)
+    kept = [training.checkpoints.folder / name for name in ("best", "last")]
+    for path in (path for path in kept if path.exists()):
+        try:
+            load_weights(task, path)
+            return
+        except UserError as error:  # spoilt since it was written
+            warnings.warn(f"{error}; passed over", UserWarning, stacklevel=2)
 
 
 def evaluate(config: RunConfig, trainer: L.Trainer, task: StepTask, feeds: Feeds, place: RunFolder) -> dict[str, float]:
@@ -378,6 +387,7 @@ def summarise(place: RunFolder, kind: Kind, task: StepTask, feeds: Feeds, flush:
             "rows_per_step": feeds.train.plan.rows_per_batch * feeds.train.plan.parts,
             "seconds": round(seconds, 2),
             "seconds_to_first_step": flush.seconds_to_first_step,
+            "skipped_steps": len(task.skipped),
         },
     )
     for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if kind.counts_tokens else ())):
@@ -407,4 +417,5 @@ def _without_loader_advice() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist=True.*")
         warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
         warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")
+        warnings.filterwarnings("ignore", message=".*Be aware that when using `ckpt_path`.*")
         yield

@@ -88,7 +88,7 @@ def open_run_folder(
     except OSError as error:
         if error.errno not in REFUSALS:
             raise
-        mend = "Make room, or set output=FOLDER on another disk; resume=auto goes on from the last checkpoint."
+        mend = "Make room, or set output=FOLDER on another disk. Checkpoints that are there are kept."
         raise out_of_space(error, path, None, "output", mend) from None
 
 

@@ -55,6 +55,9 @@ def whole_steps(trainer: dict[str, Any], feed: Feed, place: RunFolder) -> dict[s
         require(batches > 0, "trainer.limit_train_batches", f"{limit}", allowed="at least one batch")
         settings["limit_train_batches"] = min(batches, len(feed))
     interval = settings.get("val_check_interval")
+    is_timed = interval is not None and not isinstance(interval, int | float)
+    mend = "Count batches, or set data.accumulate=1: the clock knows no steps."
+    require(not is_timed or accumulate == 1, "trainer.val_check_interval", f"{interval}", mend=mend)
     if accumulate > 1 and isinstance(interval, int | float) and interval != 1.0:
         asked = _count(interval, batches_in_epoch(settings, feed))
         settings["val_check_interval"] = batches = _whole(asked, accumulate)
@@ -102,7 +105,8 @@ def build_trainer(
 ) -> Training:
     """Lightning's Trainer with our callbacks; a person's own settings come last and win."""
     metric = chosen_metric(config, task)
-    listeners = listeners_of(config, task, metric, place, None if start is None else start.step)
+    after = 0 if config.resume is not None else None  # one that was cut short before its first checkpoint
+    listeners = listeners_of(config, task, metric, place, after if start is None else start.step)
     flush = Flush(feed, listeners, config.monitor.flush_every, watch_of(feed.device, place))
     checkpoints = Checkpoints(
         place.path / CHECKPOINTS,
@@ -151,7 +155,7 @@ def listeners_of(
     if not place.is_first:
         return []
     return [
-        MetricsFile(place.path / "metrics.csv", ["loss", *task.metric_names]),
+        MetricsFile(place.path / "metrics.csv", ["loss", *task.metric_names], is_afresh=not after),
         Curves(place.path, after),
         ProgressLine(task.total_steps, metric, place.log.say, live=config.monitor.progress),
     ]

@@ -246,9 +246,10 @@ def _epoch(trainer: L.Trainer) -> float:
 class MetricsFile:
     """`metrics.csv`: one row a flush or a validation, in long-lived columns, readable while the run goes on."""
 
-    def __init__(self, path: Path, metrics: list[str]) -> None:
+    def __init__(self, path: Path, metrics: list[str], *, is_afresh: bool = True) -> None:
+        """`is_afresh` false: what a run that goes on has written is kept."""
         self.columns = ["step", "epoch", *COLUMNS, *(f"val/{name}" for name in metrics)]
-        self._file: TextIO = path.open("a", newline="", encoding="utf-8")
+        self._file: TextIO = path.open("w" if is_afresh else "a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, self.columns, extrasaction="ignore")
         if self._file.tell() == 0:
             self._writer.writeheader()

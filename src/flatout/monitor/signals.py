@@ -101,14 +101,21 @@ class SignalWatch:
         if self._looks % self.every:
             return 0, False
         now = time.perf_counter()
-        look_s = (now - self._since) / self.every
-        is_mine = is_due and dist.get_rank() == 0
-        told = torch.tensor([float(self.signals.number), float(is_mine), look_s], device=device)
-        dist.all_reduce(told, dist.ReduceOp.MAX)
-        asked, due, slowest_s = told.tolist()
+        asked, due, slowest_s = self._most(device, is_due and dist.get_rank() == 0, (now - self._since) / self.every)
         self._looks, self._since = 0, now
         self.every = min(_MOST_BATCHES, max(1, int(_SECONDS / max(slowest_s, 1e-6))))
         return int(asked), bool(due)
+
+    def agree(self, device: torch.device) -> int:
+        """The signal that some rank was sent, asked now. On every rank."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return self.signals.number
+        return int(self._most(device, False, 0.0)[0])
+
+    def _most(self, device: torch.device, is_due: bool, look_s: float) -> list[float]:
+        told = torch.tensor([float(self.signals.number), float(is_due), look_s], device=device)
+        dist.all_reduce(told, dist.ReduceOp.MAX)
+        return told.tolist()
 
 
 def requeue_with_slurm(number: int) -> str | None:

@@ -121,7 +121,8 @@ def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Se
         mend = "Start your script with torchrun, or name the model's settings."
         raise UserError("trainer.devices", "a model of your own cannot be handed to other processes", mend=mend)
     warm_start()
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it tells in pages what we say in a line
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # they tell in pages what we say in a line
     launch = elastic_launch(_launch_of(len(devices)), _rank)
     # Which devices are meant was said; the ranks count those they see.
     config = replace(config, trainer={**config.trainer, "devices": None})
@@ -171,7 +172,8 @@ def _handlers_given_back() -> Iterator[None]:
         yield
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            if handler is not None:  # one of native code cannot be given back
+                signal.signal(number, handler)
 
 
 def _environment(config: RunConfig, devices: list[int]) -> dict[str, str]:

@@ -34,6 +34,8 @@ from flatout.models.lean import LeanEmbedding
 from flatout.optim import NotFinite, OptimConfig, clip_gradients, gradient_is_finite, gradient_length
 from flatout.tasks.average import WeightAverage
 
+_MOST_IN_A_ROW = 20
+"""Steps that may be skipped one after the other."""
 PHASES = ("forward", "backward", "optimizer")
 AVERAGE = "average"
 """Where a checkpoint keeps the running mean of the weights."""
@@ -234,6 +236,7 @@ class StepTask(L.LightningModule):
         return {
             "losses": torch.stack(self._losses) if self._losses else None,
             "norms": torch.stack(self._norms) if self._norms else None,
+            "skipped": list(self.skipped),
         }
 
     def take_unread(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
@@ -245,6 +248,7 @@ class StepTask(L.LightningModule):
             losses = sum(each["losses"] for each in of_ranks) if rank == 0 else torch.zeros_like(losses)
         self._losses = [] if losses is None else list(losses.unbind())
         self._norms = [] if norms is None else list(norms.unbind())
+        self.skipped = list(own["skipped"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.average is not None:
@@ -253,6 +257,7 @@ class StepTask(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Before the optimizer and the mean of the weights are there."""
         self._kept_average = checkpoint.get(AVERAGE, {})
+        self._steps_done = checkpoint["global_step"]
         if self._thaw is not None and checkpoint["global_step"]:
             self._thaw(self._epochs_done(checkpoint["global_step"]))
 
@@ -301,12 +306,14 @@ class StepTask(L.LightningModule):
         if wrong and (self.optim.not_finite is NotFinite.stop or self._is_scaled):
             raise self._not_finite(first + min(wrong))
         self.skipped += [first + place for place in sorted(wrong) if first + place not in self.skipped]
+        if len(wrong) == count >= _MOST_IN_A_ROW:
+            raise self._not_finite(first + count - 1)
         self._losses, self._norms = [], []
         return _without(losses_of, wrong), _without(norms_of, wrong)
 
     def require_sound(self) -> None:
         """Refuse to keep weights while a step that went wrong is waiting to be found; no wait where none can."""
-        if self._broken is not None and bool(self._broken):
+        if self._broken is not None and self.optim.not_finite is NotFinite.stop and bool(self._broken):
             self.take_losses()
 
     def _backward(self, loss: Tensor, ends_step: bool) -> None:
@@ -367,6 +374,8 @@ class StepTask(L.LightningModule):
             if stops:
                 raise self._not_finite(step)
             self.skipped.append(step)
+            if self.skipped[-_MOST_IN_A_ROW:] == list(range(step + 1 - _MOST_IN_A_ROW, step + 1)):
+                raise self._not_finite(step)
             return False
         if not self.clip:
             length = gradient_length(self._trained)
