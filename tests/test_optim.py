@@ -45,3 +45,22 @@ def test_clipping_shortens_long_gradients_only():
 def test_settings_out_of_range_name_themselves(field, value):
     with pytest.raises(UserError, match=f"optim.{field}: {value}"):
         OptimConfig(**{field: value})
+
+
+@pytest.mark.parametrize(("rule", "rate"), [("none", 1e-3), ("sqrt", 2e-3), ("linear", 4e-3)])
+def test_the_rate_grows_with_the_rows_of_a_step(rule, rate):
+    scaled = OptimConfig(lr=1e-3, scale_lr=rule, base_batch=64, warmup=4).scaled(256)
+    assert scaled.highest == pytest.approx(rate)
+    assert scaled.lr_at(3, 1000) == pytest.approx(rate * 0.8)  # the same warm-up, to another height
+    assert scaled.scaled(256) == scaled
+
+
+def test_a_smaller_step_gets_a_smaller_rate_and_a_cap_holds():
+    config = OptimConfig(lr=1e-3, scale_lr="linear", base_batch=64, max_lr=3e-3)
+    assert config.scaled(16).highest == pytest.approx(2.5e-4)
+    assert config.scaled(6400).highest == 3e-3
+
+
+def test_scaling_needs_the_rows_that_the_rate_was_chosen_for():
+    with pytest.raises(UserError, match=r"optim.scale_lr: sqrt without a base\. Set optim.base_batch"):
+        OptimConfig(scale_lr="sqrt")

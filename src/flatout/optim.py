@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -24,6 +24,14 @@ class Schedule(StrEnum):
     constant = "constant"
 
 
+class ScaleRate(StrEnum):
+    """How the learning rate grows with the rows of a step."""
+
+    none = "none"
+    sqrt = "sqrt"
+    linear = "linear"
+
+
 class NotFinite(StrEnum):
     """What happens at a step whose gradient is not a number, or infinite."""
 
@@ -37,6 +45,12 @@ class OptimConfig:
 
     lr: float | None = None
     """Highest learning rate; null: what the model recommends, else 0.002."""
+    scale_lr: ScaleRate = ScaleRate.none
+    """How lr grows with the rows of a step over all devices, beyond base_batch: not at all, by their root, or alike."""
+    base_batch: int | None = None
+    """Rows a step that lr was chosen for; scale_lr needs it."""
+    max_lr: float | None = None
+    """Most that scaling may make of lr; null: no cap."""
     weight_decay: float = 0.01
     """Decay of weight matrices; biases and norms have none."""
     beta1: float = 0.9
@@ -63,6 +77,13 @@ class OptimConfig:
     def __post_init__(self) -> None:
         self.schedule = as_choice(Schedule, self.schedule, "optim.schedule")
         self.not_finite = as_choice(NotFinite, self.not_finite, "optim.not_finite")
+        self.scale_lr = as_choice(ScaleRate, self.scale_lr, "optim.scale_lr")
+        base, cap = self.base_batch, self.max_lr
+        require(base is None or base >= 1, "optim.base_batch", f"{base}", allowed="1 or more")
+        require(cap is None or cap > 0, "optim.max_lr", f"{cap}", allowed="above 0")
+        is_based = self.scale_lr is ScaleRate.none or base is not None
+        mend = "Set optim.base_batch to the rows a step that optim.lr was chosen for."
+        require(is_based, "optim.scale_lr", f"{self.scale_lr.value} without a base", mend=mend)
         require(self.lr is None or self.lr > 0, "optim.lr", f"{self.lr}", allowed="above 0")
         require(self.weight_decay >= 0, "optim.weight_decay", f"{self.weight_decay}", allowed="0 or more")
         for name in ("beta1", "beta2"):
@@ -77,6 +98,15 @@ class OptimConfig:
     def highest(self) -> float:
         """The learning rate that was set, or the usual one."""
         return _USUAL_RATE if self.lr is None else self.lr
+
+    def scaled(self, rows: int) -> OptimConfig:
+        """These settings with the learning rate for so many rows a step; the warm-up to it stays."""
+        if self.scale_lr is ScaleRate.none:
+            return self
+        assert self.base_batch is not None
+        growth = rows / self.base_batch
+        lr = self.highest * (growth if self.scale_lr is ScaleRate.linear else math.sqrt(growth))
+        return replace(self, lr=lr if self.max_lr is None else min(lr, self.max_lr), scale_lr=ScaleRate.none)
 
     def build(self, model: nn.Module, *, fused: bool = True) -> AdamW:
         """AdamW over the weights that are trained or will be, in groups that decay or not, by their depth."""

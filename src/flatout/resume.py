@@ -41,7 +41,8 @@ _FREE = (
     *(f"trainer.{name}" for name in ("devices", "num_nodes", "accelerator", "strategy", "logger")),
     *(f"trainer.{name}" for name in ("val_check_interval", "check_val_every_n_epoch", "limit_val_batches")),
     *(f"data.{name}" for name in ("feed", "workers", "cache", "eval_batch_size")),
-    *("data.batch_size", "data.accumulate", "precision", "trainer.limit_train_batches"),  # compared as what they make
+    # Compared as what they make: rows a step, steps an epoch, arithmetic.
+    *("data.batch_size", "data.accumulate", "data.effective_batch", "precision", "trainer.limit_train_batches"),
     *("monitor", "checkpoint", "callbacks", "output", "experiment", "resume", "resume_anyway", "allow_targets"),
 )
 
@@ -107,7 +108,12 @@ def _is_same_command(folder: Path, config: RunConfig, overrides: Sequence[str]) 
 
 
 def _deciding(words: Sequence[str]) -> list[str]:
-    free = ("data.batch_size", "data.accumulate", "precision")  # typed otherwise, it is another command
+    free = (
+        "data.batch_size",
+        "data.accumulate",
+        "data.effective_batch",
+        "precision",
+    )  # typed otherwise, it is another command
     kept = [word for word in words if not _is_free(word.lstrip("+~").partition("=")[0], but=free)]
     return sorted(kept)
 

@@ -36,6 +36,7 @@ from flatout.monitor.flush import Flush
 from flatout.monitor.host import limits
 from flatout.monitor.peaks import measured_peak
 from flatout.monitor.signals import Signals, requeue_with_slurm
+from flatout.optim import OptimConfig, ScaleRate
 from flatout.precision import choose_precision, fast_fp32_products
 from flatout.ranks import Ranks, cores_here, end_group, others_watched
 from flatout.report.closing import print_closing
@@ -183,16 +184,17 @@ def build_feeds(
     place.choose("feed", choice.kind.value, choice.why, choice.evidence)
     layout = Layout(getattr(model, "layout", Layout.flat))
     shares: dict[str, Any] = {"layout": layout, "rank": ranks.rank, "world": ranks.world}
+    batch_size, accumulate = settings.batches(ranks.world)
     training = PlanSettings(
-        rows_per_batch=settings.batch_size,
+        rows_per_batch=batch_size,
         tokens_per_batch=settings.tokens_per_batch,
-        accumulate=settings.accumulate,
+        accumulate=accumulate,
         seed=config.seed,
         **shares,
     )
     if ranks.are_several:
-        product = f"{settings.batch_size} rows x {settings.accumulate} batches x {ranks.world} ranks"
-        value = f"{settings.batch_size * training.parts} rows"
+        product = f"{batch_size} rows x {accumulate} batches x {ranks.world} ranks"
+        value = f"{batch_size * training.parts} rows"
         place.choose("rows a step", value, "each rank trains its share", product)
     evaluation = PlanSettings(rows_per_batch=settings.eval_batch_size, shuffle=False, **shares)
     evaluation_kind = FeedKind.resident if choice.kind is FeedKind.resident else FeedKind.threaded
@@ -218,10 +220,28 @@ def build_task(config: RunConfig, kind: Kind, model: nn.Module, feeds: Feeds, pl
     if optim.lr is None and recommended is not None:
         optim = replace(optim, lr=recommended)
         place.choose("optim.lr", f"{recommended:g}", "usual for such a model", "set optim.lr for another")
+    optim = scale_rate(config, optim, feeds.train.plan, place)
     task = kind.build_task(model, config.task, optim, total_steps=total_steps, clip=clip, seed=config.seed)
     steps_an_epoch = batches_in_epoch(config.trainer, feeds.train) // feeds.train.plan.accumulate
     task.tell_rows = lambda step: rows_told(feeds.train, *divmod(step, steps_an_epoch))
     return task
+
+
+def scale_rate(config: RunConfig, optim: OptimConfig, plan: PlanSettings, place: RunFolder) -> OptimConfig:
+    """The learning rate for the rows of a step, and how these come about, in one line where anybody asked."""
+    if config.data.effective_batch is None and optim.scale_lr is ScaleRate.none:
+        return optim
+    if plan.tokens_per_batch is not None:
+        what = f"{optim.scale_lr.value}, but data.tokens_per_batch makes steps of unequal rows"
+        raise UserError("optim.scale_lr", what, mend="Leave one of them out.")
+    rows = plan.rows_per_batch * plan.parts
+    scaled = optim.scaled(rows)
+    product, rates = f"{plan.rows_per_batch} × {plan.accumulate} × {plan.world}", (optim.highest, scaled.highest)
+    is_capped = scaled is not optim and scaled.highest == optim.max_lr
+    how = "not scaled" if scaled is optim else f"{optim.scale_lr.value} from {optim.base_batch} rows"
+    told = f"{product} = {rows} rows, lr {rates[0]:g} → {rates[1]:g}"
+    place.choose("micro × accumulation × devices", told, "as asked", f"lr {how}{', capped' if is_capped else ''}")
+    return scaled
 
 
 def rows_told(feed: Feed, epoch: int, step: int, most: int = 12) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from flatout.data.effective import divided
 from flatout.data.reading import ReadingConfig
 from flatout.data.splits import SPLITS
 from flatout.errors import UserError, as_choice, require
@@ -38,6 +39,8 @@ class FeedingConfig:
     """Cap on the tokens one device computes at once; replaces batch_size."""
     accumulate: int = 1
     """Batches one device computes before the optimizer steps."""
+    effective_batch: int | None = None
+    """Rows of each step over all devices: batch_size is then the most one computes at once, accumulate follows."""
     eval_batch_size: int = 1024
     """Rows one device computes at once in validation and test."""
     feed: FeedKind = FeedKind.auto
@@ -54,9 +57,23 @@ class FeedingConfig:
         for name in ("batch_size", "eval_batch_size", "accumulate", "workers"):
             value = getattr(self, name)
             require(value >= 1, f"data.{name}", f"{value}", allowed="1 or more")
+        wanted = self.effective_batch
+        if wanted is not None:
+            where, mend = "data.effective_batch", "Leave one of them out."
+            require(wanted >= 1, where, f"{wanted}", allowed="1 or more")
+            require(
+                self.accumulate == 1, where, f"{wanted} with accumulate={self.accumulate}, which it sets", mend=mend
+            )
+            require(self.tokens_per_batch is None, where, f"{wanted} rows with tokens_per_batch", mend=mend)
         for name in ("validation_share", "test_share"):
             value = getattr(self, name)
             require(0 < value < 0.5, f"data.{name}", f"{value}", allowed="above 0 and below 0.5")
+
+    def batches(self, world: int) -> tuple[int, int]:
+        """Rows that each of so many devices computes at once, and how many such batches make a step."""
+        if self.effective_batch is None:
+            return self.batch_size, self.accumulate
+        return divided(self.effective_batch, self.batch_size, world)
 
     def taken_shares(self, given: Collection[str]) -> tuple[float, float]:
         """Shares of the training rows that become validation and test, where files are given for some splits."""
