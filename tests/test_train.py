@@ -156,6 +156,13 @@ def test_help_names_the_groups_and_the_values(monkeypatch, capsys):
     assert "rows: 20000" in said
 
 
+@pytest.mark.parametrize("word", ["monitor=profile", "+monitor=profile"])
+def test_a_profile_is_asked_for_with_or_without_a_plus_sign(word, tmp_path, monkeypatch, capsys):
+    assert run_train([*TINY, f"output={tmp_path}", word], monkeypatch) == 0
+    assert "trace.json.gz" in capsys.readouterr().out
+    assert [path.read_text() for path in tmp_path.glob("default/*/operators.csv")]
+
+
 def test_conf_can_be_named_by_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("FLATOUT_CONF", str(CONF))
     assert train.conf_folder() == CONF

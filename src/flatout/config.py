@@ -20,6 +20,7 @@ from flatout.models import MODELS
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bitmlp import BitMLPConfig
 from flatout.models.transformer import TransformerConfig
+from flatout.monitor.profiler import ProfileConfig
 from flatout.optim import OptimConfig
 from flatout.precision import Precision
 from flatout.tasks.classification import ClassificationConfig
@@ -47,6 +48,8 @@ class MonitorConfig:
     """Optimizer steps between two lines of metrics.csv; losses stay on the device until then."""
     progress: bool = True
     """Whether a live line shows how far training is (on a terminal)."""
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    """A close look at some steps."""
 
     def __post_init__(self) -> None:
         require(self.flush_every >= 1, "monitor.flush_every", f"{self.flush_every}", allowed="1 or more")

@@ -35,6 +35,7 @@ from flatout.memory import keep_freed_memory
 from flatout.monitor.flush import Flush
 from flatout.monitor.host import limits
 from flatout.monitor.peaks import measured_peak
+from flatout.monitor.profiler import TABLE, TRACE
 from flatout.monitor.signals import Signals, requeue_with_slurm
 from flatout.optim import OptimConfig, ScaleRate
 from flatout.precision import choose_precision, fast_fp32_products
@@ -425,6 +426,7 @@ def show(place: RunFolder, per_class: list[dict[str, Any]]) -> None:
     values = {**place.summary.values, "status": "finished"}
     write_page(place.path, values, read_curves(place.path), per_class)
     artifacts = {"model": "model", "checkpoints": CHECKPOINTS, "page": "report.html", "curves": "metrics.csv"}
+    artifacts |= {"trace": TRACE, "operators": TABLE}
     place.summary.update("artifacts", {name: path for name, path in artifacts.items() if (place.path / path).exists()})
     print_closing(values, place.path, per_class)
 

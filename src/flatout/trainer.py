@@ -25,6 +25,7 @@ from flatout.monitor.flush import Curves, Flush, Listener, MetricsFile, NoProfil
 from flatout.monitor.gpu import watched_card
 from flatout.monitor.host import Host
 from flatout.monitor.peaks import known_peak
+from flatout.monitor.profiler import Profile
 from flatout.monitor.progress import ProgressLine
 from flatout.monitor.signals import Signals
 from flatout.monitor.watch import Watch
@@ -137,7 +138,8 @@ def build_trainer(
     started = ranks.lightning_settings(feed.device)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    callbacks = [flush, *stopping, *config.callbacks.values(), checkpoints]
+    looking = profile_of(config, feed, listeners, place)
+    callbacks = [flush, *looking, *stopping, *config.callbacks.values(), checkpoints]
     try:
         trainer = L.Trainer(**{**defaults, **config.trainer, **started}, callbacks=callbacks)
     except (TypeError, ValueError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
@@ -159,6 +161,14 @@ def listeners_of(
         Curves(place.path, after),
         ProgressLine(task.total_steps, metric, place.log.say, live=config.monitor.progress),
     ]
+
+
+def profile_of(config: RunConfig, feed: Feed, listeners: list[Listener], place: RunFolder) -> list[Profile]:
+    """A close look at some steps of the first rank, where it is asked for."""
+    if not (config.monitor.profile.enabled and place.is_first):
+        return []
+    show = next((each.text for each in listeners if isinstance(each, Curves)), None)
+    return [Profile(config.monitor.profile, feed, place.path, place.log.say, show)]
 
 
 def watch_of(device: torch.device, place: RunFolder) -> Watch:

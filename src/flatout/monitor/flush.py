@@ -290,6 +290,10 @@ class Curves:
 
     on_validation = on_flush
 
+    def text(self, name: str, text: str, step: int) -> None:
+        """A text in markdown, on the page of texts."""
+        self.writer.add_text(name, text, step)
+
     def close(self) -> None:
         self.writer.close()
 
