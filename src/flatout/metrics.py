@@ -9,9 +9,12 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric, PearsonCorrCoef, R2Score
 from torchmetrics.classification import (
@@ -61,6 +64,19 @@ def require_metric(name: str, available: Iterable[str], where: str) -> None:
         raise UserError(where, f"no metric {name!r}", allowed=", ".join(names), mend=did_you_mean(name, names))
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a split's answers were, on the host."""
+
+    classes: list[str]
+    confusion: NDArray[np.int64] | None
+    """[C, C] rows by true class (down) and answered class (across); None unless it is one class a row."""
+    binned: NDArray[np.int64] | None
+    """[T, C, 2, 2] rows by threshold, class, whether it is theirs, whether answered; None for many classes."""
+    are_several: bool
+    """Whether a row has several classes."""
+
+
 class TaskMetrics(nn.Module, ABC):
     """The metrics of one kind of problem; `build` makes the right one."""
 
@@ -94,6 +110,14 @@ class TaskMetrics(nn.Module, ABC):
 
     def confusion(self) -> Tensor | None:
         """Rows by true class (down) and answered class (across), on the host; None unless it is one class a row."""
+        return None
+
+    def binned(self) -> Tensor | None:
+        """[T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether it was answered, over all ranks."""
+        return None
+
+    def counted(self) -> Counted | None:
+        """What the answers since the last reset were; None for numbers. On every rank at once."""
         return None
 
     def reset(self) -> None:
@@ -153,6 +177,16 @@ class SingleMetrics(TaskMetrics):
     def confusion(self) -> Tensor:
         return self.counts.compute().cpu()
 
+    def binned(self) -> Tensor | None:
+        found = _binned(self.auroc)
+        if found is None or len(self.classes) > 2:
+            return found
+        # Of two classes one is counted: the other is answered where that one is not.
+        return torch.stack([found.flip(0, 1, 2), found], 1)
+
+    def counted(self) -> Counted:
+        return Counted(self.classes, self.confusion().numpy(), _on_host(self.binned()), are_several=False)
+
     def per_class(self) -> list[dict[str, Any]]:
         counts = self.confusion().double()
         return _class_rows(self.classes, counts.diag(), counts.sum(1), counts.sum(0))
@@ -197,6 +231,12 @@ class MultiMetrics(TaskMetrics):
         if self.auroc is not None:
             values["auroc"] = _mean_over_mixed(self.auroc.compute(), targets, rows)
         return values
+
+    def binned(self) -> Tensor | None:
+        return _binned(self.auroc)
+
+    def counted(self) -> Counted:
+        return Counted(self.classes, None, _on_host(self.binned()), are_several=True)
 
     def per_class(self) -> list[dict[str, Any]]:
         return _class_rows(self.classes, *self._totals()[:3])
@@ -253,6 +293,20 @@ class _ShareOfExactRows(Metric):
 
     def compute(self) -> Tensor:
         return self.exact / self.total.clamp(min=1)
+
+
+def _binned(metric: Metric | None) -> Tensor | None:
+    """Counts by threshold of a binned curve, over all ranks."""
+    if metric is None:
+        return None
+    with metric.sync_context():
+        counts = metric.confmat
+        assert isinstance(counts, Tensor)
+        return counts.cpu().clone()
+
+
+def _on_host(counts: Tensor | None) -> NDArray[np.int64] | None:
+    return None if counts is None else counts.numpy()
 
 
 def _f1(correct: Tensor, targets: Tensor, answers: Tensor) -> Tensor:

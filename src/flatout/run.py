@@ -41,10 +41,12 @@ from flatout.optim import OptimConfig, ScaleRate
 from flatout.precision import choose_precision, fast_fp32_products
 from flatout.ranks import Ranks, cores_here, end_group, others_watched
 from flatout.report.closing import print_closing
+from flatout.report.dashboard import write_dashboard
+from flatout.report.hyperparameters import compared_settings
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import hardware
 from flatout.resume import Start, about_run, find_checkpoint, folder_of_one, require_same_run, set_aside
-from flatout.run_folder import RunFolder, open_run_folder
+from flatout.run_folder import RunFolder, open_run_folder, plain
 from flatout.tasks.step import StepTask
 from flatout.trainer import (
     EPOCHS,
@@ -131,6 +133,8 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
             summarise(place, kind, task, feeds, flush, seconds)
             kind.after_training(task, feeds, place)
             show(place, per_class)
+            settings = compared_settings(plain(config)) | {"optim.lr": task.optim.highest}
+            write_dashboard(place.path, {**place.summary.values, "status": "finished"}, settings, task.counted)
         return Result(place.path, metrics, per_class, predictor, place.summary.values, chosen_metric(config, task))
 
 
@@ -362,6 +366,7 @@ def evaluate(config: RunConfig, trainer: L.Trainer, task: StepTask, feeds: Feeds
     with _without_loader_advice(), others_watched():
         trainer.validate(task, dataloaders=feeds.validation, verbose=False)
         metrics |= {f"val/{name}": value for name, value in task.results.items()}
+        task.count_answers()
         if feeds.test is not None:
             trainer.test(task, dataloaders=feeds.test, verbose=False)
             metrics |= {f"test/{name}": value for name, value in task.results.items()}

@@ -31,6 +31,7 @@ from flatout.monitor.signals import Signals
 from flatout.monitor.watch import Watch
 from flatout.precision import PrecisionChoice
 from flatout.ranks import Ranks
+from flatout.report.dashboard import Layout, layout
 from flatout.resume import Start
 from flatout.run_folder import RunFolder
 from flatout.tasks.step import StepTask
@@ -107,8 +108,10 @@ def build_trainer(
     """Lightning's Trainer with our callbacks; a person's own settings come last and win."""
     metric = chosen_metric(config, task)
     after = 0 if config.resume is not None else None  # one that was cut short before its first checkpoint
-    listeners = listeners_of(config, task, metric, place, after if start is None else start.step)
-    flush = Flush(feed, listeners, config.monitor.flush_every, watch_of(feed.device, place))
+    watch = watch_of(feed.device, place)
+    charts = charts_of(task, feed, watch)
+    listeners = listeners_of(config, task, metric, place, after if start is None else start.step, charts)
+    flush = Flush(feed, listeners, config.monitor.flush_every, watch)
     checkpoints = Checkpoints(
         place.path / CHECKPOINTS,
         config.checkpoint,
@@ -151,16 +154,27 @@ def build_trainer(
 
 
 def listeners_of(
-    config: RunConfig, task: StepTask, metric: str, place: RunFolder, after: int | None = None
+    config: RunConfig,
+    task: StepTask,
+    metric: str,
+    place: RunFolder,
+    after: int | None = None,
+    charts: Layout | None = None,
 ) -> list[Listener]:
     """Who is told how training goes, from the step `after` on; on other ranks than the first, nobody."""
     if not place.is_first:
         return []
     return [
         MetricsFile(place.path / "metrics.csv", ["loss", *task.metric_names], is_afresh=not after),
-        Curves(place.path, after),
+        Curves(place.path, after, charts),
         ProgressLine(task.total_steps, metric, place.log.say, live=config.monitor.progress),
     ]
+
+
+def charts_of(task: StepTask, feed: Feed, watch: Watch) -> Layout:
+    """Which curves stand together in TensorBoard."""
+    has_card = any(source.name == "gpu" for source in watch.sources)
+    return layout(task.metric_names, on_host=feed.device.type == "cpu", has_card=has_card)
 
 
 def profile_of(config: RunConfig, feed: Feed, listeners: list[Listener], place: RunFolder) -> list[Profile]:

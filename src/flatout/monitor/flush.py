@@ -278,11 +278,13 @@ class MetricsFile:
 class Curves:
     """TensorBoard's event file in the run folder."""
 
-    def __init__(self, folder: Path, after: int | None = None) -> None:
-        """`after`: the step a run goes on from; what was written beyond it counts no more."""
+    def __init__(self, folder: Path, after: int | None = None, charts: dict[str, dict[str, list[Any]]] | None = None):
+        """`after`: the step a run goes on from; what was written beyond it counts no more. `charts`: their layout."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
+        if charts is not None:
+            self.writer.add_custom_scalars(charts)
 
     def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
         for name, value in values.items():

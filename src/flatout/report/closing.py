@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +104,30 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if text := verdict_text(summary["verdict"]):
         rows.append(("verdict", text))
     return rows
+
+
+def closing_markdown(summary: dict[str, Any]) -> str:
+    """The verdict, the result, the speed and every choice with its evidence, as markdown."""
+    parts = [f"**{_cell(_title(summary))}**"]
+    if text := verdict_text(summary["verdict"]):
+        parts.append(f"**Verdict:** {_cell(text)}")
+    lines = [(name, text) for name, text in [*_metric_rows(summary), *_speed_rows(summary)] if name != "verdict"]
+    parts.append(_markdown_table(["result and speed", ""], lines))
+    choices = [[each[name] for name in ("name", "value", "why", "evidence")] for each in summary["choices"]]
+    parts.append(_markdown_table(["choice", "value", "why", "evidence"], choices))
+    return "\n\n".join(filter(None, parts))
+
+
+def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    if not rows:
+        return ""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    """A value that cannot end its cell or be read as a mark."""
+    return re.sub(r"([\\|*_`\[])", r"\\\1", html.escape(printable(str(value)), quote=False))
 
 
 def gpu_text(gpu: dict[str, Any]) -> str:

@@ -26,11 +26,11 @@ from flatout.checkpoints import best_mode
 from flatout.compose import ComposeError
 from flatout.config import RunConfig
 from flatout.errors import RunBroke, UserError, as_choice, require
+from flatout.report.hyperparameters import write_hyperparameters
 from flatout.report.summary import json_safe, write_atomically
 from flatout.report.sweep_page import Confirmed, SweepReport, TrialRow, write_sweep
 from flatout.scale.board import Board
 from flatout.scale.durations import seconds
-from flatout.scale.hyperparameters import write_hyperparameters
 from flatout.scale.many import metric_of
 from flatout.scale.slots import Slot, slots
 from flatout.scale.space import Choice, Interval, Part, Space, grid, words
@@ -209,7 +209,10 @@ class _Run:
         chosen = {} if best is None else self.study.settings(best)
         report = self._report(chosen)
         write_sweep(self.searched.folder, report)
-        write_hyperparameters(self.searched.folder, report)
+        for row in report.trials:
+            folder = self.searched.folder / row.folder
+            if row.status == "complete" and row.value is not None and folder.is_dir():
+                write_hyperparameters(folder, row.params, row.metrics, row.number)
         if best is None or best.value is None:
             notes = "\n".join(f"trial {row.number}: {row.note}" for row in report.trials if row.note)
             raise RunBroke(f"{notes}\nno trial was completed; what each printed: {self.searched.folder}/*/output.txt")

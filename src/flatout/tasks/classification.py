@@ -109,6 +109,9 @@ class ClassificationTask(StepTask):
     def judged(self) -> dict[str, float]:
         return self.metrics.compute()
 
+    def count_answers(self) -> None:
+        self.counted = self.metrics.counted()
+
     @torch.inference_mode()
     def answers(self, feed: Feed, most_rows: int = 20_000) -> tuple[Tensor, Tensor]:
         """Outputs and targets of a feed's first rows, on the host."""

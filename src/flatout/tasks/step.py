@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flatout.data.batch import FlatBatch
 from flatout.data.plan import Layout
 from flatout.errors import UserError
+from flatout.metrics import Counted
 from flatout.models.lean import LeanEmbedding
 from flatout.optim import NotFinite, OptimConfig, clip_gradients, gradient_is_finite, gradient_length
 from flatout.tasks.average import WeightAverage
@@ -54,6 +55,8 @@ class StepTask(L.LightningModule):
         self.model = model
         self.results: dict[str, float] = {}
         """Metrics of the last validation or test, by plain name."""
+        self.counted: Counted | None = None
+        """What `count_answers` has found."""
         self.optim, self.total_steps, self.clip = optim, total_steps, clip
         self.phase_s = dict.fromkeys(PHASES, 0.0)
         """Host seconds in each phase: true on CPU, the time to enqueue the work elsewhere."""
@@ -263,6 +266,10 @@ class StepTask(L.LightningModule):
 
     def on_test_epoch_end(self) -> None:
         self._close_split("test")
+
+    def count_answers(self) -> None:
+        """Keep what the answers of the split just judged were, for pictures of them; nothing for most."""
+        return
 
     def over_ranks(self, counts: NDArray[Any]) -> NDArray[Any]:
         """Sums of some counts over all ranks."""

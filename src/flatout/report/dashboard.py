@@ -1,0 +1,97 @@
+"""A run on TensorBoard's other pages: which charts stand together, and what is known when it has ended.
+
+The charts are laid out when the event file is begun. All else comes at the end, in an event file of its own that a run
+which was gone on with replaces: the closing text, the pictures, and precision over recall of each class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.metrics import Counted
+from flatout.report.closing import closing_markdown
+from flatout.report.hyperparameters import EventFile, write_hyperparameters
+from flatout.report.pictures import confusion_picture, time_picture
+
+SUFFIX = ".closing"
+_MOST_POINTS = 127
+"""TensorBoard keeps no more points of such a curve."""
+_MOST_CURVES = 20
+
+Layout = dict[str, dict[str, list[Any]]]
+
+
+def layout(metrics: Sequence[str], *, on_host: bool, has_card: bool) -> Layout:
+    """Charts by heading; `on_host`: a step's parts are told by the host's clock. TensorBoard stacks no lines."""
+    parts = ("wait", "forward", "backward", "optimizer", "other") if on_host else ("wait",)
+    memory = ["host/process_memory_gb", "host/available_memory_gb", *(["gpu/memory_gb"] if has_card else [])]
+    charts = {
+        "speed": {
+            "rows a second": ["speed/rows_per_s"],
+            "tokens a second": ["speed/tokens_per_s"],
+            "share of padding": ["speed/padding_share"],
+            **({"share of the card's peak (MFU)": ["speed/mfu"]} if has_card else {}),
+        },
+        "time": {"where each step's time goes, ms": [f"time/{part}_ms" for part in parts]},
+        "memory": {"memory, GB": memory},
+        "loss": {
+            "loss of training and validation": ["train/loss", "val/loss"],
+            "learning rate": ["train/lr"],
+        },
+        "quality": {"metrics of validation": [f"val/{name}" for name in metrics]},
+    }
+    if has_card:
+        charts["gpu"] = {
+            "in use": ["gpu/utilisation", "gpu/throttled_share"],
+            "power, W": ["gpu/power_w"],
+            "temperature, °C": ["gpu/temperature_c"],
+            "clocks, MHz": ["gpu/sm_clock_mhz", "gpu/memory_clock_mhz"],
+        }
+    return {
+        heading: {title: ["Multiline", [f"{tag}$" for tag in tags]] for title, tags in group.items()}
+        for heading, group in charts.items()
+    }
+
+
+def write_dashboard(
+    folder: Path, summary: dict[str, Any], settings: Mapping[str, Any], counted: Counted | None
+) -> None:
+    """What there is to tell at the end of a run, at its last step."""
+    step = summary["training"]["steps"] or 0
+    with EventFile(folder, SUFFIX) as writer:
+        writer.add_text("verdict", closing_markdown(summary), step)
+        if (picture := time_picture(summary["speed"]["step_ms"])) is not None:
+            writer.add_image("time/each_step", picture, step, dataformats="HWC")
+        if counted is not None:
+            if counted.confusion is not None:
+                picture = confusion_picture(counted.classes, counted.confusion)
+                writer.add_image("validation/confusion", picture, step, dataformats="HWC")
+            for name, points in precision_over_recall(counted).items():
+                writer.add_pr_curve_raw(f"validation/{name}", *points, step, num_thresholds=points.shape[1])
+    speed = {name: summary["speed"][name] for name in ("rows_per_s", "tokens_per_s")}
+    write_hyperparameters(folder, settings, {**summary["metrics"], **speed}, step)
+
+
+def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
+    """[6, points] of each class: right and wrong yes, right and wrong no, precision, recall; the commonest classes.
+
+    The points lie evenly on the scale of logits, so that a confident model has a curve too: TensorBoard, which takes
+    them for evenly spaced probabilities, names other thresholds than theirs.
+    """
+    if counted.binned is None:
+        return {}
+    thinned = np.linspace(0, len(counted.binned) - 1, min(_MOST_POINTS, len(counted.binned))).round().astype(int)
+    binned = counted.binned[thinned].astype(np.float64)  # [points, classes, target, answer]
+    right, wrong, missed, left = binned[..., 1, 1], binned[..., 0, 1], binned[..., 1, 0], binned[..., 0, 0]
+    answered, given = right + wrong, right + missed
+    precision = np.where(answered > 0, right / np.maximum(answered, 1), 1.0)
+    curves = np.stack([right, wrong, left, missed, precision, right / np.maximum(given, 1)])
+    rows = given[0]
+    most = len(counted.classes) if counted.are_several else _MOST_CURVES
+    shown = [place for place in np.argsort(-rows, kind="stable")[:most] if rows[place]]
+    return {counted.classes[place]: curves[:, :, place] for place in shown}
