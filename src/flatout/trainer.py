@@ -141,7 +141,7 @@ def build_trainer(
     started = ranks.lightning_settings(feed.device)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    looking = profile_of(config, feed, listeners, place)
+    looking = profile_of(config, feed, flush, place)
     callbacks = [flush, *looking, *stopping, *config.callbacks.values(), checkpoints]
     try:
         trainer = L.Trainer(**{**defaults, **config.trainer, **started}, callbacks=callbacks)
@@ -177,12 +177,12 @@ def charts_of(task: StepTask, feed: Feed, watch: Watch) -> Layout:
     return layout(task.metric_names, on_host=feed.device.type == "cpu", has_card=has_card)
 
 
-def profile_of(config: RunConfig, feed: Feed, listeners: list[Listener], place: RunFolder) -> list[Profile]:
+def profile_of(config: RunConfig, feed: Feed, flush: Flush, place: RunFolder) -> list[Profile]:
     """A close look at some steps of the first rank, where it is asked for."""
     if not (config.monitor.profile.enabled and place.is_first):
         return []
-    show = next((each.text for each in listeners if isinstance(each, Curves)), None)
-    return [Profile(config.monitor.profile, feed, place.path, place.log.say, show)]
+    show = next((each.text for each in flush.listeners if isinstance(each, Curves)), None)
+    return [Profile(config.monitor.profile, feed, place.path, place.log.say, show, flush.leave_out)]
 
 
 def watch_of(device: torch.device, place: RunFolder) -> Watch:

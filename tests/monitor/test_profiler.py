@@ -15,14 +15,17 @@ from safetensors.torch import load_file
 from torch.autograd import DeviceType
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, UserError, fit
+from flatout.data.feed import Feed
+from flatout.data.plan import PlanSettings
+from flatout.monitor.flush import Flush
 from flatout.monitor.profiler import ProfileConfig, dearest, window
 
 
-def trained(folder, profile: ProfileConfig | None, epochs: int = 2, **settings):
+def trained(output, profile: ProfileConfig | None, epochs: int = 2, **settings):
     data = TextDataConfig(sample=HeadlinesConfig(rows=240, eval_rows=40), batch_size=16)
     monitor = MonitorConfig(profile=profile or ProfileConfig())
     return fit(
-        data, BiLSTMConfig(embedding=8, hidden=8), epochs=epochs, monitor=monitor, output=str(folder), **settings
+        data, BiLSTMConfig(embedding=8, hidden=8), epochs=epochs, monitor=monitor, output=str(output), **settings
     )
 
 
@@ -67,6 +70,20 @@ def test_a_run_shorter_than_the_window_gets_what_it_can(tmp_path, capsys):
     run = trained(tmp_path, ProfileConfig(enabled=True), epochs=1, trainer={"max_steps": 5})
     assert "profile: 4 of 8 steps, 2 to 5" in capsys.readouterr().out
     assert (run.folder / "trace.json.gz").stat().st_size > 1000
+
+
+def test_a_trace_that_cannot_be_written_ends_no_training(tmp_path, capsys):
+    (tmp_path / "run" / "trace.json.gz" / "in the way").mkdir(parents=True)
+    run = trained(tmp_path, ProfileConfig(enabled=True), epochs=1, folder=tmp_path / "run")
+    assert run.summary["training"]["steps"] == 15
+    assert "profile: cannot be written (" in capsys.readouterr().out
+    assert not list(tmp_path.glob("run/.new-*"))
+
+
+def test_time_that_belongs_to_no_step_is_not_counted(make_split):
+    flush = Flush(Feed(make_split([2, 3]), PlanSettings(rows_per_batch=2)), [], every=1)
+    flush.leave_out(1000)
+    assert flush.state_dict()["now"]["seconds"] == pytest.approx(-1000, abs=50)
 
 
 def test_a_window_is_laid_between_two_validations():

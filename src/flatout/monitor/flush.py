@@ -182,6 +182,10 @@ class Flush(Callback):
         self.steps, self.epochs = trainer.global_step, trainer.current_epoch
         self._flush(trainer, pl_module)
 
+    def leave_out(self, seconds: float) -> None:
+        """Not count seconds that were spent just now on something that is of no step."""
+        self._since += seconds
+
     def _flush(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepTask)
         if not self._now.batches:

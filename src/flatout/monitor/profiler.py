@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -113,9 +114,11 @@ class Profile(Callback):
         folder: Path,
         say: Callable[[str], None],
         show: Callable[[str, str, int], None] | None = None,
+        leave_out: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """`show` puts a text on a page, under a name, at a step."""
+        """`show` puts a text on a page, under a name, at a step; `leave_out` is told of seconds that are of no step."""
         self.config, self.feed, self.folder, self.say, self.show = config, feed, folder, say, show
+        self.leave_out = leave_out
         self.window: Window | None = None
         self._profiler: profile | None = None
         self._done = 0
@@ -170,8 +173,10 @@ class Profile(Callback):
         with warnings.catch_warnings():  # a run of one step has none to warm up in
             warnings.filterwarnings("ignore", message="Profiler won't be using warmup")
             steps = schedule(wait=0, warmup=at.warmup, active=at.active, repeat=1)
+        started = time.perf_counter()
         self._profiler = profile(activities=activities, schedule=steps, on_trace_ready=self._write)
         self._profiler.start()
+        self.leave_out(time.perf_counter() - started)
 
     def _close(self) -> None:
         """Write what there is; a window that was cut short is said."""
@@ -190,11 +195,11 @@ class Profile(Callback):
     def _write(self, done: profile) -> None:
         if not self._kept or self.window is None:
             return
-        self._has_written = True
+        self._has_written, started = True, time.perf_counter()
         first = self.window.start + self.window.warmup + 1
         wanted = "" if self._kept == self.config.active else f" of {self.config.active}"
+        beside = self.folder / f".new-{TRACE}"
         try:
-            beside = self.folder / f".new-{TRACE}"
             done.export_chrome_trace(str(beside))
             beside.replace(self.folder / TRACE)
             averages = done.key_averages()
@@ -204,6 +209,7 @@ class Profile(Callback):
             write_table(self.folder / TABLE, found)
         except OSError as error:
             self.say(f"profile: cannot be written ({error}); training goes on")
+            beside.unlink(missing_ok=True)
             return
         last = first + self._kept - 1
         self.say(f"profile: {self._kept}{wanted} steps, {first} to {last}: {TRACE} for ui.perfetto.dev, {TABLE}")
@@ -213,6 +219,7 @@ class Profile(Callback):
             self.say(line)
         if self.show is not None:
             self.show("profile/operators", as_markdown(found, first, last), last)
+        self.leave_out(time.perf_counter() - started)
 
 
 def dearest(averages: Iterable[Any], steps: int, *, on_device: bool, most: int = _MOST_OPERATORS) -> list[Operator]:

@@ -114,7 +114,8 @@ def closing_markdown(summary: dict[str, Any]) -> str:
     lines = [(name, text) for name, text in [*_metric_rows(summary), *_speed_rows(summary)] if name != "verdict"]
     parts.append(_markdown_table(["result and speed", ""], lines))
     choices = [[each[name] for name in ("name", "value", "why", "evidence")] for each in summary["choices"]]
-    parts.append(_markdown_table(["choice", "value", "why", "evidence"], choices))
+    if choices:
+        parts += ["**What was chosen, and why**", _markdown_table(["choice", "value", "why", "evidence"], choices)]
     return "\n\n".join(filter(None, parts))
 
 
