@@ -95,13 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except RunBroke as broken:
         print(broken, file=sys.stderr)
         sys.exit(1)
-    except OSError as error:
-        if error.errno not in (*REFUSALS, errno.EACCES, errno.EPERM):
-            raise
-        place = Path(error.filename or ".")
-        leave(out_of_space(error, place, None, "output", "Set output=FOLDER to one that can be written."))
     except Exception as error:  # Hydra's errors share no class; what is no person's mistake is raised again
         mistake = explain(ComposeError.of(error), conf_folder())
+        if mistake is None and isinstance(error, OSError) and error.errno in (*REFUSALS, errno.EACCES, errno.EPERM):
+            mend = "Set output=FOLDER to one that can be written."
+            mistake = out_of_space(error, Path(error.filename or "."), None, "output", mend)
         if mistake is None:
             raise
         leave(mistake)

@@ -121,8 +121,9 @@ class Checkpoints(Checkpoint):
             trainer.should_stop = True
         taken = (batch_idx + 1) // self.feed.plan.accumulate
         self.at = Position(trainer.current_epoch, taken, trainer.global_step, self.at.validated)
-        self._random = RandomState(pl_module.device, with_others=self.others_draw)
-        asked, is_due = self.watch.look(pl_module.device, time.monotonic() >= self._next_save)
+        device = self.feed.device
+        self._random = RandomState(device, with_others=self.others_draw)
+        asked, is_due = self.watch.look(device, time.monotonic() >= self._next_save)
         every = self.settings.every_steps
         if asked or is_due or (every and self.at.step % every == 0):
             self._save(trainer)
