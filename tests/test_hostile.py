@@ -14,6 +14,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import lightning as L
+import psutil
 import pytest
 import torch
 from hydra.utils import instantiate
@@ -22,6 +24,7 @@ from safetensors.torch import save_file
 import flatout
 import train
 from flatout.bench import hostile
+from flatout.bench.faults import runs
 from flatout.bench.hostile_paths import path_cases
 from flatout.bench.hostile_targets import FUNCTIONS, Case, all_cases, quick_cases
 from flatout.checkpoint_folder import MANIFEST, STATE, TENSORS, FolderCheckpointIO
@@ -470,3 +473,25 @@ def test_every_test_that_the_security_page_names_is_there():
     assert len(named) > 10
     for name in named:
         assert f"def {name}(" in tests, name
+
+
+# The network.
+
+
+class Listening(L.Callback):
+    """Notes which sockets of the internet this process holds while it trains."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: object) -> None:
+        found = psutil.Process().net_connections(kind="inet")
+        with Path(self.path).open("a", encoding="utf-8") as file:
+            file.write(f"{trainer.global_step} {found}\n")
+
+
+def test_a_run_listens_to_nobody_and_calls_nobody(tmp_path):
+    notes = tmp_path / "sockets.txt"
+    runs.train(runs.Spec(trainer={"max_epochs": 1}).planted(Listening, path=str(notes)), tmp_path / "runs")
+    lines = notes.read_text().splitlines()
+    assert len(lines) == 10 and {line.split(" ", 1)[1] for line in lines} == {"[]"}

@@ -116,7 +116,7 @@ class GuardedLoader(ConfigLoaderImpl):
 
 def guard_hydra() -> None:
     """Let Hydra compose with our loader, from here on and in every process that is handed it."""
-    hydra._internal.hydra.ConfigLoaderImpl = GuardedLoader  # type: ignore[misc]
+    vars(hydra._internal.hydra)["ConfigLoaderImpl"] = GuardedLoader
 
 
 def require_folders(where: str, places: str) -> None:
@@ -145,8 +145,9 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
         require(not _value(cfg, key) or _is_typed(key, overrides), key, "stands in a file", mend=_ONLY_TYPED)
     is_typed = _is_typed("hydra.job.env_set", overrides) or _is_typed("hydra.job.env_copy", overrides)
     require(not settings.job.env_set or is_typed, "hydra.job.env_set", "stands in a file", mend=_ONLY_TYPED)
+    plain: Any = OmegaConf.to_container(settings, resolve=False)
     for name in ("hydra_logging", "job_logging"):
-        _check_logging(OmegaConf.to_container(settings, resolve=False)[name], f"hydra.{name}")  # type: ignore[index,call-overload]
+        _check_logging(plain[name], f"hydra.{name}")
     _check_folders(cfg, overrides)
 
 

@@ -171,7 +171,10 @@ class Checkpoints(Checkpoint):
             self.at = Position(trainer.current_epoch, taken, trainer.global_step, self.at.validated)
             self._random = RandomState(pl_module.device)
         if self.at.step and self._saved != self.at:
-            self._save(trainer)
+            try:
+                self._save(trainer)
+            except UserError as error:  # the exception that is under way is the one to tell
+                warnings.warn(f"no checkpoint of step {self.at.step}: {error}", UserWarning, stacklevel=2)
 
     def state_dict(self) -> dict[str, Any]:
         return {"metric": self.metric, "best_value": self.best_value, "best_step": self.best_step}
@@ -194,9 +197,8 @@ class Checkpoints(Checkpoint):
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         assert isinstance(pl_module, StepTask) and self._random is not None
         del checkpoint["loops"]  # the position says it, for any number of ranks and micro-batches
-        out_of_time = any(
-            isinstance(each, Timer) and (each.time_remaining() or 0) <= 0 for each in callbacks_of(trainer)
-        )
+        left = [each.time_remaining() for each in callbacks_of(trainer) if isinstance(each, Timer)]
+        out_of_time = any(seconds is not None and seconds <= 0 for seconds in left)
         checkpoint["position"] = self.at.as_dict()
         checkpoint["should_stop"] = bool(trainer.should_stop) and not out_of_time
         now = self._before_validation or {"unread": pl_module.unread()}

@@ -172,7 +172,7 @@ def _arguments(found: type, settings: Mapping[Any, Any]) -> dict[str, Any]:
     given = {str(key): value for key, value in settings.items() if key not in _SETTINGS}
     places = settings.get("_args_") or []
     if isinstance(places, list | tuple):
-        names = list(inspect.signature(found.__init__).parameters)[1:]  # type: ignore[misc]
+        names = list(inspect.signature(getattr(found, "__init__")).parameters)[1:]  # noqa: B009 (of whichever class)
         given |= dict(zip(names, places, strict=False))
     return given
 

@@ -30,7 +30,7 @@ import psutil
 try:
     import fcntl
 except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # a module's name, without the module
 
 BEAT_S, SILENCE_S = 0.5, 4.0
 """A living builder renews its lease so often; one that has not for so long is taken over."""

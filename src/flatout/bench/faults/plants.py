@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ STEPS = "steps.txt"
 """Tells in the run's folder how many steps were done when the harm was done."""
 
 
-class _Once(L.Callback):
+class _Once(L.Callback, ABC):
     """Does something the first time that a hook comes in which so many steps are done, on one rank."""
 
     def __init__(self, place: str, step: int, rank: int = 0) -> None:
@@ -43,8 +44,9 @@ class _Once(L.Callback):
             Path(trainer.default_root_dir, STEPS).write_text(f"{trainer.global_step}", encoding="utf-8")
             self.harm()
 
+    @abstractmethod
     def harm(self) -> None:
-        raise NotImplementedError
+        """What is done."""
 
 
 def _hook(place: str) -> Any:

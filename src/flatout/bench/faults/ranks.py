@@ -6,7 +6,9 @@ import itertools
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 import numpy as np
 
 from flatout.bench.faults.killed import References
@@ -30,7 +32,7 @@ _TWO = Spec(batch_size=6, trainer={"devices": 2})
 
 def one_of_two_harmed(place: Path, count: int) -> list[list[str]]:
     """Either of two ranks is killed, asked to end, or raises: all are gone in time, and the run goes on as if not."""
-    harms = {
+    harms: dict[str, tuple[type[L.Callback], dict[str, Any], int]] = {
         "kill": (KillAt, {}, 1),
         "SIGTERM": (SignalAt, {"number": signal.SIGTERM}, 128 + signal.SIGTERM),
         "exception": (RaiseAt, {}, 1),

@@ -184,7 +184,7 @@ def _code_of(work: Callable[[], object], errors: TextIO) -> int:
         return 128 + signal.SIGINT
     except SystemExit as end:
         return int(str(end.code))
-    except Exception:
+    except Exception:  # as an interpreter ends
         traceback.print_exc(file=errors)
         return 1
     return 0
