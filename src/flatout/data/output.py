@@ -24,7 +24,9 @@ FORMATS = (".csv", ".jsonl", ".parquet")
 def block_writer(out: str | None) -> Iterator[Callable[[pa.RecordBatch], None]]:
     """Writes blocks to standard output, or to a file that appears when it is whole."""
     if out is None:
-        yield _format_writer(sys.stdout.buffer, ".csv")[0]
+        write, close = _format_writer(sys.stdout.buffer, ".csv")
+        yield write
+        close()
         sys.stdout.buffer.flush()
         return
     path = Path(out)
@@ -46,11 +48,14 @@ def block_writer(out: str | None) -> Iterator[Callable[[pa.RecordBatch], None]]:
 def _format_writer(file: BinaryIO, suffix: str) -> tuple[Callable[[pa.RecordBatch], None], Callable[[], None]]:
     """How blocks are written in one format, and how that ends."""
     opened: list[Any] = []
+    formulas = [0]
 
     def write_csv(block: pa.RecordBatch) -> None:
         options = pa_csv.WriteOptions(include_header=not opened)
         opened.append(True)
-        pa_csv.write_csv(_flat_lists(block), file, options)
+        columns, found = zip(*(_without_formulas(_flat(column)) for column in block.columns), strict=True)
+        formulas[0] += sum(found)
+        pa_csv.write_csv(pa.RecordBatch.from_arrays(list(columns), names=block.schema.names), file, options)
 
     def write_jsonl(block: pa.RecordBatch) -> None:
         file.writelines(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n" for row in block.to_pylist())
@@ -63,16 +68,26 @@ def _format_writer(file: BinaryIO, suffix: str) -> tuple[Callable[[pa.RecordBatc
     def close() -> None:
         if suffix == ".parquet" and opened:
             opened[0].close()
+        if formulas[0]:
+            words = f"{formulas[0]:,} cells that begin with '=' got a ' before it: a spreadsheet would run them."
+            print(f"{words} jsonl and parquet keep them as they are.", file=sys.stderr)
 
     return {".csv": write_csv, ".jsonl": write_jsonl, ".parquet": write_parquet}[suffix], close
 
 
-def _flat_lists(block: pa.RecordBatch) -> pa.RecordBatch:
-    """Lists as one text each, separated by `|`, which is what a csv can hold; lists of more than words as JSON."""
-    return pa.RecordBatch.from_arrays([_flat(column) for column in block.columns], names=block.schema.names)
+def _without_formulas(column: pa.Array) -> tuple[pa.Array, int]:
+    """Texts that a spreadsheet would run, as texts; how many there were."""
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return column, 0
+    are_formulas = pc.fill_null(pc.starts_with(column, "="), False)
+    count = pc.sum(are_formulas).as_py() or 0
+    if not count:
+        return column, 0
+    return pc.if_else(are_formulas, pc.binary_join_element_wise("'", column, ""), column), count
 
 
 def _flat(column: pa.Array) -> pa.Array:
+    """Lists as one text each, separated by `|`, which is what a csv can hold; lists of more than words as JSON."""
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         return column
     if pa.types.is_nested(column.type.value_type):

@@ -1,0 +1,34 @@
+"""Answers as files: what a spreadsheet would run is a text there."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flatout.data.output import block_writer
+
+TEXTS = ["=1+1", "@somebody says", None, "-5 degrees", " =2", "=cmd|' /C calc'!A0"]
+BLOCK = pa.RecordBatch.from_pydict({"text": TEXTS, "share": [0.5] * 6, "labels": [["=a", "b"], [], ["c"], [], [], []]})
+
+
+def test_a_csv_of_answers_holds_no_formula(tmp_path, capsys):
+    with block_writer(str(tmp_path / "answers.csv")) as write:
+        write(BLOCK)
+        write(BLOCK)
+    lines = (tmp_path / "answers.csv").read_text().splitlines()
+    assert lines[:3] == ['"text","share","labels"', '"\'=1+1",0.5,"\'=a|b"', '"@somebody says",0.5,""']
+    assert lines[6] == '"\'=cmd|\' /C calc\'!A0",0.5,""'
+    assert "6 cells that begin with '='" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_other_formats_keep_every_text(tmp_path, capsys, ending):
+    path = tmp_path / f"answers.{ending}"
+    with block_writer(str(path)) as write:
+        write(BLOCK)
+    if ending == "parquet":
+        assert pq.read_table(path)["text"].to_pylist() == TEXTS
+    else:
+        assert '"text": "=1+1"' in path.read_text()
+    assert capsys.readouterr().err == ""
