@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import os
 import signal
@@ -13,7 +14,6 @@ from pathlib import Path
 
 import lightning as L
 import pytest
-from filelock import FileLock
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flatout.bench.faults.plants import Planted, RaiseAt, SignalAt
@@ -171,8 +171,12 @@ def test_a_folder_that_is_no_run_is_told(tmp_path):
 
 def test_a_folder_that_another_process_trains_in_is_left_alone(cut_short, monkeypatch):
     monkeypatch.setattr("flatout.resume._PATIENCE_S", 0.2)
-    with FileLock(run_folder(cut_short) / ".running"), pytest.raises(UserError, match="still being trained in"):
+    handle = os.open(run_folder(cut_short), os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with pytest.raises(UserError, match="still being trained in"):
         train(SMALL, cut_short)
+    os.close(handle)
+    assert train(SMALL, cut_short).folder == run_folder(cut_short)
 
 
 def test_two_whole_checkpoints_are_kept_and_the_best(tmp_path):

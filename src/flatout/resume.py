@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,6 @@ from typing import Any
 import torch
 import xxhash
 import yaml
-from filelock import FileLock, Timeout
 
 from flatout.checkpoint_folder import require_whole
 from flatout.checkpoints import CHECKPOINTS, newest_first
@@ -31,8 +31,12 @@ from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
 from flatout.run_folder import plain
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]  # a module's name, without the module
+
 AUTO = "auto"
-_LOCK = ".running"
 _PATIENCE_S = 30.0
 """How long a run that is just ending may still hold its folder."""
 _FREE = (
@@ -235,24 +239,34 @@ def _shown(value: Any) -> str:
 
 @contextmanager
 def folder_of_one(folder: Path) -> Iterator[None]:
-    """Let no other process train in a run's folder meanwhile."""
-    lock = FileLock(folder / _LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        print(f"resume: {folder} is in use by another process; waiting up to {_PATIENCE_S:.0f} s", flush=True)
-        try:
-            lock.acquire(timeout=_PATIENCE_S)
-        except Timeout:
-            mend = "Wait for it or end it, or leave resume out: a new run begins."
-            raise UserError("resume", f"{folder} is still being trained in by another process", mend=mend) from None
-    except (OSError, NotImplementedError):  # a disk without locks
+    """Let no other process train in a run's folder meanwhile; the lock is the folder's own and leaves no file."""
+    if fcntl is None:
         yield
         return
+    handle = os.open(folder, os.O_RDONLY)
     try:
+        if not _locked(handle):
+            print(f"resume: {folder} is in use by another process; waiting up to {_PATIENCE_S:.0f} s", flush=True)
+            until = time.monotonic() + _PATIENCE_S
+            while not _locked(handle):
+                if time.monotonic() > until:
+                    mend = "Wait for it or end it, or leave resume out: a new run begins."
+                    raise UserError("resume", f"{folder} is still being trained in by another process", mend=mend)
+                time.sleep(0.1)
         yield
     finally:
-        lock.release()  # the file stays: without it two processes could hold two locks of one name
+        os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    """Whether the lock is ours now, or the disk has none to give."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def unfinished_before(config: RunConfig, overrides: Sequence[str]) -> str | None:
