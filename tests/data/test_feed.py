@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flatout.data.batch import FlatBatch
-from flatout.data.feed import Feed, choose_feed
+from flatout.data.feed import Feed, _end_with, choose_feed
 from flatout.data.feeding import FeedKind
 from flatout.data.gather import DeviceColumn, FixedColumn, HostColumn
 from flatout.data.plan import Layout, Plan, PlanSettings
@@ -182,3 +185,15 @@ def test_gathering_on_a_device_equals_gathering_on_the_host(make_split):
         device = DeviceColumn(split.ragged(name), torch.device("cpu")).gather(rows, lengths)
         assert torch.equal(host[0], device[0])
         assert torch.equal(host[1], device[1])
+
+
+def _worker_of_nobody() -> None:
+    _end_with(parent=0, number=0)
+    time.sleep(60)
+
+
+def test_a_worker_whose_parent_was_killed_while_it_began_ends():
+    worker = multiprocessing.get_context("fork").Process(target=_worker_of_nobody)
+    worker.start()
+    worker.join(10)
+    assert worker.exitcode == 1

@@ -10,10 +10,13 @@ A feed is a Lightning loader: its state is the epoch and the batches taken, so a
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import psutil
 import torch
@@ -162,6 +165,7 @@ class Feed:
             generator=torch.Generator().manual_seed(self.plan.seed),  # else it draws from the run's own numbers
             # A worker ends when its parent is gone; that of a server's child would be the server.
             multiprocessing_context="fork" if "fork" in multiprocessing.get_all_start_methods() else None,
+            worker_init_fn=partial(_end_with, os.getpid()),
         )
         return (batch.to(self.device) for batch in loader)
 
@@ -178,6 +182,17 @@ class Feed:
         yield from [(start, start + 1)] if start < plan.num_batches else []
         for first in range(start + 1, plan.num_batches, step):
             yield first, min(first + step, plan.num_batches)
+
+
+def _end_with(parent: int, number: int) -> None:
+    """Let a worker end when its parent is gone: torch's own watch never ends where that was killed while it began."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 class _PlannedBatches(Dataset[FlatBatch]):
