@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def test_the_same_settings_go_on_from_the_newest_checkpoint(cut_short, capfd):
 
 
 def test_rows_of_metrics_and_points_of_curves_are_not_doubled(cut_short):
+    time.sleep(1.1)  # TensorBoard reads files in the order of the seconds they were begun in
     folder = train(SMALL, cut_short).folder
     with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
         steps = [(row["step"], bool(row["val/loss"])) for row in csv.DictReader(file)]

@@ -191,6 +191,7 @@ def test_what_stands_in_a_cell_cannot_leave_it():
 
 def test_a_run_that_is_gone_on_with_stands_there_once(tmp_path):
     first = trained(tmp_path, epochs=1)
+    time.sleep(1.1)  # TensorBoard reads files in the order of the seconds they were begun in
     again = trained(tmp_path, epochs=2, resume=str(first.folder))
     assert again.folder == first.folder
     assert [len(list(again.folder.glob(f"events.*{suffix}"))) for suffix in (".closing", ".hparams")] == [1, 1]
