@@ -128,9 +128,7 @@ def _part(tensors: dict[str, Tensor]) -> None:
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(tensors, path)
-    except OSError:
-        raise
-    except Exception as error:  # safetensors has one error for all; what the system says stands in its words
+    except SafetensorError as error:  # one error for all; what the system says stands in its words
         number = _system_error(str(error))
         if number is None:
             raise

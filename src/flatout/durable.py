@@ -7,9 +7,16 @@ its folder, the name in the parent's) a power cut may leave a name with nothing 
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import shutil
 from pathlib import Path
+from typing import Any
+
+try:
+    fcntl: Any = importlib.import_module("fcntl")
+except ImportError:  # Windows has no such locks
+    fcntl = None
 
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of a disk rather than of a name."""

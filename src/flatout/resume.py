@@ -25,16 +25,11 @@ from flatout.checkpoint_folder import require_whole
 from flatout.checkpoints import CHECKPOINTS, newest_first
 from flatout.config import RunConfig
 from flatout.data.feed import Feed
-from flatout.durable import put_back
+from flatout.durable import fcntl, put_back
 from flatout.errors import UserError
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
 from flatout.run_folder import plain
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]  # a module's name, without the module
 
 AUTO = "auto"
 _PATIENCE_S = 30.0

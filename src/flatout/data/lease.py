@@ -27,10 +27,7 @@ from types import TracebackType
 
 import psutil
 
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]  # a module's name, without the module
+from flatout.durable import fcntl
 
 BEAT_S, SILENCE_S = 0.5, 4.0
 """A living builder renews its lease so often; one that has not for so long is taken over."""
