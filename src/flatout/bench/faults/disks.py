@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from flatout.bench.faults.runs import side_by_side
+from flatout.bench.faults.runs import exit_code, side_by_side, start
 from flatout.checkpoint_folder import ABOUT, MAKE_ROOM, MANIFEST, STATE, TENSORS, FolderCheckpointIO, require_whole
 from flatout.checkpoints import CHECKPOINTS, shelve
 from flatout.errors import UserError
@@ -102,7 +102,7 @@ def _save_under(folder: Path, step: int, injection: str) -> tuple[bool, str]:
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
     process = context.Process(target=_saver, args=(folder, step, theirs))
-    process.start()
+    start(process)
     theirs.close()
     assert ours.recv() == "ready"
     log = folder / "strace.txt"
@@ -129,8 +129,7 @@ def _save_under(folder: Path, step: int, injection: str) -> tuple[bool, str]:
     said = ""
     said = os.read(ours.fileno(), 1 << 16).decode()
     ours.close()
-    process.join()
-    process.close()
+    exit_code(process, 60)
     tracer.communicate()
     traced = log.read_text(encoding="utf-8")
     return "(INJECTED)" in traced or "SIGKILL" in traced, said

@@ -9,16 +9,19 @@ from __future__ import annotations
 import csv
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -126,6 +129,8 @@ _MODELS: dict[str, Callable[[float], Any]] = {
         hidden=16, layers=2, heads=2, intermediate=32, dropout=dropout, attention_dropout=dropout
     ),
 }
+_CODES = threading.Lock()
+"""Held by the one thread that may read exit codes: each can be read once, and every start reads all there are."""
 _GONE_S = 30.0
 """By when nothing may be left of a run that has ended."""
 
@@ -143,20 +148,30 @@ def attempt(spec: Spec, folder: Path, *, kill_after_s: float | None = None, numb
         assert kill_after_s is None
         return _attempt_ranks(spec, folder, output)
     process = context.Process(target=_child, args=(spec, folder, str(output), dict(os.environ)))
-    process.start()
-    process.join(kill_after_s)
-    if process.is_alive() and kill_after_s is not None:
-        assert process.pid is not None
-        os.kill(process.pid, number)
-    process.join(120)
-    if process.is_alive():
-        process.kill()
-        process.join()
+    start(process)
+    pid = process.pid
+    assert pid is not None
+    code = exit_code(process, kill_after_s or 120)
+    if code is None and kill_after_s is not None:
+        os.kill(pid, number)
+        code = exit_code(process, 120)
+    if code is None:
+        os.kill(pid, signal.SIGKILL)
         raise RuntimeError(f"{folder}: the process did not end")
-    code, pid = process.exitcode, process.pid
-    assert code is not None and pid is not None
     _require_gone(folder, lambda: [each for each in psutil.pids() if _session_of(each) == pid])
     return code
+
+
+def start(process: BaseProcess) -> None:
+    with _CODES:
+        process.start()
+
+
+def exit_code(process: BaseProcess, within_s: float) -> int | None:
+    """How a process ended; None where it has not by then."""
+    multiprocessing.connection.wait([process.sentinel], within_s)
+    with _CODES:
+        return process.exitcode
 
 
 def _attempt_ranks(spec: Spec, folder: Path, output: Path) -> int:
