@@ -27,6 +27,7 @@ from flatout.data.batch import FlatBatch
 from flatout.data.feed import Feed
 from flatout.errors import UserError, out_of_space, require
 from flatout.metrics import BEST_MODE
+from flatout.monitor.clock import Clock
 from flatout.monitor.signals import Signals, SignalWatch
 from flatout.position import Position, RandomState, go_on_from, loops_at, of_all_ranks
 from flatout.tasks.step import StepTask, callbacks_of
@@ -74,8 +75,10 @@ class Checkpoints(Checkpoint):
         about: dict[str, Any],
         signals: Signals,
         others_draw: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         """`about` goes into each manifest; `others_draw`: somebody's callback may use Python's or numpy's numbers."""
+        self.clock = clock or Clock()
         self.folder, self.settings, self.metric = folder, settings, metric
         self.feed, self.batches_in_epoch, self.about = feed, batches_in_epoch, about
         self.watch, self.others_draw = SignalWatch(signals), others_draw
@@ -246,11 +249,12 @@ class Checkpoints(Checkpoint):
         pl_module = trainer.lightning_module
         assert isinstance(pl_module, StepTask)
         pl_module.require_sound()
-        trainer.save_checkpoint(self.folder / f"step-{self.at.step}")
-        self._saved = self.at
-        self._next_save = self._later()
-        if trainer.is_global_zero:
-            shelve(self.folder, last=self.at.step, best=self.best_step)
+        with self.clock.spending("checkpoint"):
+            trainer.save_checkpoint(self.folder / f"step-{self.at.step}")
+            self._saved = self.at
+            self._next_save = self._later()
+            if trainer.is_global_zero:
+                shelve(self.folder, last=self.at.step, best=self.best_step)
 
     def _later(self) -> float:
         minutes = self.settings.every_minutes

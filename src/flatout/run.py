@@ -396,7 +396,7 @@ def save_model(config: RunConfig, predictor: Answers, place: RunFolder) -> None:
 def summarise(place: RunFolder, kind: Kind, task: StepTask, feeds: Feeds, flush: Flush, seconds: float) -> None:
     """Fill the summary with what was trained, on what, and how fast."""
     summary = place.summary
-    rates = flush.total.values(is_host_clock=task.device.type == "cpu")
+    rates = flush.total.values()
     parameters = list(task.model.parameters())
     count = sum(parameter.numel() for parameter in parameters)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
@@ -420,10 +420,20 @@ def summarise(place: RunFolder, kind: Kind, task: StepTask, feeds: Feeds, flush:
         summary.set(f"speed.{name}", rates[f"speed/{name}"])
     for name, value in rates.items():
         if name.startswith("time/"):
-            summary.set(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value)
+            summary.set(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value or None)
+    times = flush.step_times
+    summary.update("speed.step_percentiles_ms", {f"p{share}": _ms(times.percentile(share / 100)) for share in _SHARES})
+    summary.set("speed.first_steps_ms", [_ms(seconds) for seconds in times.first])
     summary.set("speed.mfu", flush.mfu(flush.total))
     for group, found in flush.watch.summary().items():
         summary.update(f"speed.{group}", found)
+
+
+_SHARES = (50, 90, 99)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 3)
 
 
 def show(place: RunFolder, per_class: list[dict[str, Any]]) -> None:

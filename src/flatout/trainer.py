@@ -21,6 +21,7 @@ from flatout.config import RunConfig
 from flatout.data.feed import Feed
 from flatout.errors import UserError, require
 from flatout.metrics import require_metric
+from flatout.monitor.clock import Clock
 from flatout.monitor.flush import Curves, Flush, Listener, MetricsFile, NoProfiler, silence_unused_hooks
 from flatout.monitor.gpu import watched_card
 from flatout.monitor.host import Host
@@ -109,9 +110,11 @@ def build_trainer(
     metric = chosen_metric(config, task)
     after = 0 if config.resume is not None else None  # one that was cut short before its first checkpoint
     watch = watch_of(feed.device, place)
-    charts = charts_of(task, feed, watch)
+    charts = charts_of(task, watch)
     listeners = listeners_of(config, task, metric, place, after if start is None else start.step, charts)
-    flush = Flush(feed, listeners, config.monitor.flush_every, watch)
+    clock = Clock()
+    clock.watch(config.callbacks)
+    flush = Flush(feed, listeners, config.monitor.flush_every, watch, clock)
     checkpoints = Checkpoints(
         place.path / CHECKPOINTS,
         config.checkpoint,
@@ -121,6 +124,7 @@ def build_trainer(
         about=about,
         signals=signals,
         others_draw=bool(config.callbacks),
+        clock=clock,
     )
     stopping = [] if config.checkpoint.patience is None else [_early_stopping(config, metric)]
     defaults: dict[str, Any] = {
@@ -171,10 +175,10 @@ def listeners_of(
     ]
 
 
-def charts_of(task: StepTask, feed: Feed, watch: Watch) -> Layout:
+def charts_of(task: StepTask, watch: Watch) -> Layout:
     """Which curves stand together in TensorBoard."""
     has_card = any(source.name == "gpu" for source in watch.sources)
-    return layout(task.metric_names, on_host=feed.device.type == "cpu", has_card=has_card)
+    return layout(task.metric_names, has_card=has_card)
 
 
 def profile_of(config: RunConfig, feed: Feed, flush: Flush, place: RunFolder) -> list[Profile]:

@@ -74,7 +74,7 @@ def test_the_operations_of_a_run_are_those_of_its_rows_at_their_own_lengths(make
 
 
 def test_several_devices_could_do_several_times_as_much():
-    feed = SimpleNamespace(plan=SimpleNamespace(world=4), wait_s=0.0)
+    feed = SimpleNamespace(plan=SimpleNamespace(world=4), wait_s=0.0, transfer_s=0.0)
     flush = Flush(feed, [], every=1)
     flush.peak = Peak(100.0, "made up")
     assert flush.mfu(Counts(flops=2e14, seconds=2.0)) == pytest.approx(0.25)

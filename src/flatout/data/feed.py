@@ -82,7 +82,8 @@ class Feed:
         self.split, self.plan, self.kind = split, plan, kind
         self.device, self.transform, self.workers = torch.device(device), transform, workers
         self.epoch = self.consumed = 0
-        self.wait_s = 0.0
+        self.wait_s = self.transfer_s = 0.0
+        """What was waited for batches, and what of it for their way to the device."""
         # Lightning asks every loader for these two, and calls `loader.sampler.set_epoch`.
         self.sampler, self.batch_sampler = self, None
         self._lengths = split.lengths(TOKENS)
@@ -167,7 +168,13 @@ class Feed:
             multiprocessing_context="fork" if "fork" in multiprocessing.get_all_start_methods() else None,
             worker_init_fn=partial(_end_with, os.getpid()),
         )
-        return (batch.to(self.device) for batch in loader)
+        return map(self._moved, loader)
+
+    def _moved(self, batch: FlatBatch) -> FlatBatch:
+        began = time.perf_counter()
+        moved = batch.to(self.device)
+        self.transfer_s += time.perf_counter() - began
+        return moved
 
     def _gather_on(self, device: torch.device) -> Gatherer:
         """The columns, copied to the device once for all epochs."""

@@ -6,6 +6,7 @@ one point of each TensorBoard curve and one turn of the progress line.
 
 from __future__ import annotations
 
+import copy
 import csv
 import os
 import time
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from flatout.data.batch import FlatBatch
 from flatout.data.feed import Feed
+from flatout.monitor.clock import FIRST_STEPS, PARTS, Clock, DeviceTimes, StepTimes
 from flatout.monitor.gpu import GPU_CURVES
 from flatout.monitor.host import HOST_CURVES
 from flatout.monitor.peaks import Peak
@@ -38,15 +40,23 @@ COLUMNS = {
     "speed/tokens_per_s": "real tokens (padding not counted) a second",
     "speed/padding_share": "share of computed tokens that were padding",
     "speed/mfu": "share of the device's peak that real tokens took (on GPUs whose peak is known)",
-    "time/wait_ms": "a step's wait for data",
-    "time/forward_ms": "a step's forward pass and loss (on CPU)",
-    "time/backward_ms": "a step's backward pass (on CPU)",
-    "time/optimizer_ms": "a step's clipping and optimizer step (on CPU)",
-    "time/other_ms": "what is left of a step: the framework, logging, callbacks",
+    "time/wait_ms": "a batch's wait for data",
+    "time/transfer_ms": "a batch's way to the device, where training waits for it",
+    "time/forward_ms": "a batch's forward pass and loss",
+    "time/backward_ms": "a batch's backward pass",
+    "time/optimizer_ms": "clipping and optimizer step, over all batches",
+    "time/callbacks_ms": "callbacks of your own, over all batches",
+    "time/logging_ms": "writing these curves, over all batches",
+    "time/checkpoint_ms": "checkpoints, over all batches",
+    "time/validation_ms": "validations, over all batches",
+    "time/other_ms": "what is left: the framework itself",
+    "time/p50_ms": "half of all optimizer steps so far were quicker, logging, checkpoints and validations not counted",
+    "time/p99_ms": "99 of 100 optimizer steps so far were quicker",
     **GPU_CURVES,
     **HOST_CURVES,
 }
 """Every curve of training, and what it shows."""
+_COUNTED = [part for part in PARTS if part != "other"]
 
 
 class Listener(Protocol):
@@ -69,47 +79,62 @@ class Counts:
     computed: int = 0
     flops: float = 0.0
     seconds: float = 0.0
-    wait_s: float = 0.0
-    phase_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    """Of training, validations not counted."""
+    parts_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0.0))
 
-    def add(self, other: Counts) -> None:
-        for name in ("batches", "rows", "tokens", "computed", "flops", "seconds", "wait_s"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for phase in PHASES:
-            self.phase_s[phase] += other.phase_s[phase]
+    def add(self, other: Counts, sign: int = 1) -> None:
+        for name in ("batches", "rows", "tokens", "computed", "flops", "seconds"):
+            setattr(self, name, getattr(self, name) + sign * getattr(other, name))
+        for part in _COUNTED:
+            self.parts_s[part] += sign * other.parts_s[part]
 
-    def values(self, is_host_clock: bool) -> dict[str, float]:
+    def split(self) -> dict[str, float]:
+        """Seconds of each part, what is left among them."""
+        parts = dict(self.parts_s)
+        busy = sum(parts[name] for name in _COUNTED if name not in ("wait", "validation"))
+        # Where a device computes what was enqueued, the host may wait for data meanwhile, and nothing is lost.
+        parts["wait"] = min(parts["wait"], max(0.0, self.seconds - busy))
+        return parts | {"other": max(0.0, self.seconds - busy - parts["wait"])}
+
+    def values(self) -> dict[str, float]:
         """Rates and times a batch, under their curve names."""
         seconds, batches = max(self.seconds, 1e-9), max(self.batches, 1)
-        values = {
+        return {
             "speed/rows_per_s": self.rows / seconds,
             "speed/tokens_per_s": self.tokens / seconds,
             "speed/padding_share": 1 - self.tokens / max(self.computed, 1),
-            "time/wait_ms": 1000 * self.wait_s / batches,
+            **{f"time/{part}_ms": 1000 * spent / batches for part, spent in self.split().items()},
         }
-        if is_host_clock:
-            for phase in PHASES:
-                values[f"time/{phase}_ms"] = 1000 * self.phase_s[phase] / batches
-            rest = self.seconds - self.wait_s - sum(self.phase_s.values())
-            values["time/other_ms"] = 1000 * max(0.0, rest) / batches
-        return values
 
 
 class Flush(Callback):
     """Counts each step on the host and flushes every `every` optimizer steps and at the end of each epoch."""
 
-    def __init__(self, feed: Feed, listeners: list[Listener], every: int, watch: Watch | None = None) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        listeners: list[Listener],
+        every: int,
+        watch: Watch | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.feed, self.listeners, self.every = feed, listeners, every
-        self.watch = watch or Watch([])
+        self._validation_since = 0.0
+        self.watch, self.clock = watch or Watch([]), clock or Clock()
         self.peak: Peak | None = None
         """Of one device, where it is known before training; a CPU's is measured afterwards."""
-        self.total = Counts()
+        self.total, self.first = Counts(), Counts()
+        """All that was counted, and of it the first few steps."""
+        self.step_times = StepTimes()
         self.steps, self.epochs = 0, 0
         self.seconds_to_first_step: float | None = None
         self._now = Counts()
         self._phase_s = dict.fromkeys(PHASES, 0.0)
+        self._device_times: DeviceTimes | None = None
         self._fit_started = self._since = time.perf_counter()
-        self._wait_before = 0.0
+        self._before = self._spent()
+        self._step_since, self._outside_before = self._since, 0.0
+        self._steps_s: list[float] = []
         self._steps_since = 0
         self._lengths: list[Tensor] = []
         self._count_flops: Callable[[Any], float | None] | None = None
@@ -122,9 +147,14 @@ class Flush(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepTask)
-        self._phase_s = pl_module.phase_s
+        if pl_module.device.type in ("cpu", "cuda"):  # of others only the host's time to enqueue is known
+            self._phase_s = pl_module.phase_s
         self._count_flops = getattr(pl_module.model, "training_flops", None)
+        if pl_module.device.type == "cuda":
+            self._device_times = DeviceTimes()
+            pl_module.now = self._device_times.now
         self._start_clock()
+        self._step_since, self._outside_before = time.perf_counter(), self.clock.outside_s
 
     def state_dict(self) -> dict[str, Any]:
         """What is counted and not told yet, and what was told so far."""
@@ -132,12 +162,16 @@ class Flush(Callback):
         return {
             "now": asdict(self._now),
             "total": asdict(self.total),
+            "first": asdict(self.first),
+            "step_times": self.step_times.state_dict(),
             "steps_since": self._steps_since,
             "files": [listener.size() for listener in self.listeners if isinstance(listener, MetricsFile)],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._now, self.total = Counts(**state_dict["now"]), Counts(**state_dict["total"])
+        self.first = Counts(**state_dict["first"])
+        self.step_times.load_state_dict(state_dict["step_times"])
         self._steps_since = state_dict["steps_since"]
         files = [listener for listener in self.listeners if isinstance(listener, MetricsFile)]
         for file, size in zip(files, state_dict["files"], strict=False):
@@ -158,7 +192,7 @@ class Flush(Callback):
         if self.seconds_to_first_step is None:
             self.seconds_to_first_step = time.perf_counter() - self._fit_started
         if batch.ends_step:
-            self._steps_since += 1
+            self._end_step(trainer.global_step)
             if self._steps_since >= self.every:
                 self._flush(trainer, pl_module)
 
@@ -168,6 +202,7 @@ class Flush(Callback):
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == "fit":
             self._flush(trainer, pl_module)
+            self._validation_since = time.perf_counter()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
@@ -176,15 +211,34 @@ class Flush(Callback):
         values = {f"val/{name}": value for name, value in pl_module.results.items()}
         for listener in self.listeners:
             self._tell(listener, "on_validation", trainer, values)
-        self._start_clock()
+        seconds = time.perf_counter() - self._validation_since
+        self.clock.spend("validation", seconds)
+        self._since += seconds
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.steps, self.epochs = trainer.global_step, trainer.current_epoch
+        assert isinstance(pl_module, StepTask)
         self._flush(trainer, pl_module)
+        self._take_times()  # a validation and a checkpoint may have come after the last batch
+        self.total.add(self._now)
+        self._now = Counts()
+        pl_module.now = time.perf_counter
 
     def leave_out(self, seconds: float) -> None:
         """Not count seconds that were spent just now on something that is of no step."""
         self._since += seconds
+        self.clock.outside_s += seconds
+
+    def _end_step(self, step: int) -> None:
+        """Write down how long it took, without what was done between it and the one before."""
+        self._steps_since += 1
+        now, outside = time.perf_counter(), self.clock.outside_s
+        self._steps_s.append(now - self._step_since - (outside - self._outside_before))
+        self._step_since, self._outside_before = now, outside
+        self.clock.look(step)
+        if step == FIRST_STEPS:
+            self._take_times()
+            self.first = copy.deepcopy(self._now)
 
     def _flush(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepTask)
@@ -192,9 +246,13 @@ class Flush(Callback):
             return
         losses, norms = pl_module.take_losses()
         self._take_times()
+        began = time.perf_counter()
         now, self._now = self._now, Counts()
         self.total.add(now)
-        values = now.values(is_host_clock=pl_module.device.type == "cpu") | self.watch.take()
+        values = now.values() | self.watch.take()
+        for percent in (50, 99):
+            if (quicker := self.step_times.percentile(percent / 100)) is not None:
+                values[f"time/p{percent}_ms"] = 1000 * quicker
         if (share := self.mfu(now)) is not None:
             values["speed/mfu"] = share
         if losses:
@@ -205,7 +263,7 @@ class Flush(Callback):
         self._steps_since = 0
         for listener in self.listeners:
             self._tell(listener, "on_flush", trainer, values)
-        self._start_clock()
+        self.clock.spend("logging", time.perf_counter() - began)
 
     def _tell(self, listener: Listener, event: str, trainer: L.Trainer, values: dict[str, float]) -> None:
         """Tell a listener; one that cannot write any more is let go, and training goes on."""
@@ -228,14 +286,25 @@ class Flush(Callback):
         now = self._now
         now.flops += self.feed.plan.world * self._take_flops()
         now.seconds += time.perf_counter() - self._since
-        now.wait_s += self.feed.wait_s - self._wait_before
-        for phase in PHASES:
-            now.phase_s[phase] += self._phase_s[phase]
+        if self._device_times is not None:
+            self._phase_s.update(self._device_times.take())
+        for part, seconds in self._spent().items():
+            now.parts_s[part] += seconds - self._before[part]
+        self.step_times.add(self._steps_s)
+        self._steps_s = []
         self._start_clock()
+
+    def _spent(self) -> dict[str, float]:
+        """Seconds of each part so far, as its own clock counts them."""
+        feed, clock = self.feed, self.clock
+        spent = {"wait": feed.wait_s - feed.transfer_s, "transfer": feed.transfer_s, **self._phase_s, **clock.spent}
+        if self._device_times is None:
+            spent["optimizer"] -= clock.inside_s
+        return spent
 
     def _start_clock(self) -> None:
         self._phase_s.update(dict.fromkeys(PHASES, 0.0))
-        self._wait_before = self.feed.wait_s
+        self._before = self._spent()
         self._since = time.perf_counter()
 
 

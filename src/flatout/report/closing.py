@@ -16,6 +16,7 @@ from rich.text import Text
 from flatout.errors import printable
 
 _MOST_CLASSES = 12
+_LEAST_SHARE = 0.001
 
 
 def print_closing(
@@ -97,7 +98,8 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     steps = {name: value for name, value in speed["step_ms"].items() if value is not None}
     total = sum(steps.values())
     if total:
-        parts = ", ".join(f"{name} {value / total:.1%}" for name, value in steps.items())
+        shares = {name: value / total for name, value in steps.items()}
+        parts = ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if share >= _LEAST_SHARE)
         rows.append(("each step", f"{total:.1f} ms: {parts}"))
     if text := gpu_text(speed["gpu"]):
         rows.append(("card", text))

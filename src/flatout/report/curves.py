@@ -10,7 +10,7 @@ from typing import Any
 
 WIDTH, HEIGHT = 460, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 14, 34
-COLOURS = ("#1f6f8b", "#c8553d", "#6a994e", "#7b5ea7", "#b08900", "#5c677d")
+COLOURS = ("#1f6f8b", "#c8553d", "#6a994e", "#7b5ea7", "#b08900", "#5c677d", "#2a9d8f", "#d08c60", "#9d4e6b", "#8fa35a")
 
 
 @dataclass(frozen=True, slots=True)

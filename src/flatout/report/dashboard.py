@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.metrics import Counted
+from flatout.monitor.clock import PARTS
 from flatout.report.closing import closing_markdown
 from flatout.report.hyperparameters import EventFile, write_hyperparameters
 from flatout.report.pictures import confusion_picture, time_picture
@@ -26,9 +27,8 @@ _MOST_CURVES = 20
 Layout = dict[str, dict[str, list[Any]]]
 
 
-def layout(metrics: Sequence[str], *, on_host: bool, has_card: bool) -> Layout:
-    """Charts by heading; `on_host`: a step's parts are told by the host's clock. TensorBoard stacks no lines."""
-    parts = ("wait", "forward", "backward", "optimizer", "other") if on_host else ("wait",)
+def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
+    """Charts by heading. TensorBoard stacks no lines."""
     memory = ["host/process_memory_gb", "host/available_memory_gb", *(["gpu/memory_gb"] if has_card else [])]
     charts = {
         "speed": {
@@ -37,7 +37,10 @@ def layout(metrics: Sequence[str], *, on_host: bool, has_card: bool) -> Layout:
             "share of padding": ["speed/padding_share"],
             **({"share of the card's peak (MFU)": ["speed/mfu"]} if has_card else {}),
         },
-        "time": {"where each step's time goes, ms": [f"time/{part}_ms" for part in parts]},
+        "time": {
+            "where each batch's time goes, ms": [f"time/{part}_ms" for part in PARTS],
+            "steps: half are quicker, 99 of 100 are, ms": ["time/p50_ms", "time/p99_ms"],
+        },
         "memory": {"memory, GB": memory},
         "loss": {
             "loss of training and validation": ["train/loss", "val/loss"],

@@ -45,7 +45,9 @@ def empty_summary() -> dict[str, Any]:
         "training": _nulls("epochs steps rows_per_step seconds seconds_to_first_step resumed_from skipped_steps"),
         "speed": {
             **_nulls("rows_per_s tokens_per_s padding_share mfu"),
-            "step_ms": _nulls("wait transfer forward backward optimizer other"),
+            "step_ms": _nulls("wait transfer forward backward optimizer callbacks logging checkpoint validation other"),
+            "step_percentiles_ms": _nulls("p50 p90 p99"),
+            "first_steps_ms": None,
             "gpu": _nulls(
                 "utilisation memory_gb power_w temperature_c sm_clock_mhz memory_clock_mhz throttled_share throttled"
                 " pcie_in_mb_per_s pcie_out_mb_per_s pcie other_processes others"

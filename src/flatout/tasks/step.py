@@ -60,6 +60,8 @@ class StepTask(L.LightningModule):
         self.optim, self.total_steps, self.clip = optim, total_steps, clip
         self.phase_s = dict.fromkeys(PHASES, 0.0)
         """Host seconds in each phase: true on CPU, the time to enqueue the work elsewhere."""
+        self.now: Callable[[], float] = time.perf_counter
+        """The clock that is read at the edges of phases."""
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
         self._trained: list[nn.Parameter] = []
@@ -179,12 +181,13 @@ class StepTask(L.LightningModule):
         return batch if batch.tokens.device.type == wanted.type else batch.to(wanted)
 
     def training_step(self, batch: FlatBatch, batch_idx: int) -> None:
-        started = time.perf_counter()
+        now = self.now
+        started = now()
         self._is_under_way = True
         loss = self.loss(self.model(batch), batch)
-        forwarded = time.perf_counter()
+        forwarded = now()
         self._backward(loss, batch.ends_step)
-        backwarded = time.perf_counter()
+        backwarded = now()
         window = self._window
         window.append(loss.detach())
         if batch.ends_step:
@@ -195,7 +198,7 @@ class StepTask(L.LightningModule):
         phase_s = self.phase_s
         phase_s["forward"] += forwarded - started
         phase_s["backward"] += backwarded - forwarded
-        phase_s["optimizer"] += time.perf_counter() - backwarded
+        phase_s["optimizer"] += now() - backwarded
 
     # Lightning inspects this signature every step; one that lies ready is found at once.
     training_step.__dict__["__signature__"] = inspect.signature(training_step)

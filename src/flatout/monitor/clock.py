@@ -1,0 +1,181 @@
+"""Where the time of training goes, step by step, for a few microseconds a step and without ever waiting for a device.
+
+On a CPU the host's clock tells it. Elsewhere the host only enqueues work: there events mark the edges of each phase on
+the device itself, and they are read when it has long passed them. What callbacks of a person's own take is told apart
+by their names; logging, validation and checkpoints tell what they took themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import lightning as L
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flatout.tasks.step import PHASES
+
+PARTS = ("wait", "transfer", *PHASES, "callbacks", "logging", "checkpoint", "validation", "other")
+"""What the time of training is divided into; `other` is what is left: the framework itself."""
+_BETWEEN_STEPS = ("logging", "checkpoint", "validation")
+FIRST_STEPS = 5
+"""Steps that warm up whatever needs it; they are counted apart."""
+_LOOK_CLOSELY_AT = range(20, 23)
+"""Steps in which a callback's reads of the device are counted, which itself takes time."""
+_INSIDE_A_STEP = ("on_before_backward", "on_after_backward", "on_before_zero_grad", "on_before_optimizer_step")
+_BESIDE_A_STEP = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end")
+
+
+class StepTimes:
+    """How long steps took: their spread in little memory, and the first few one by one."""
+
+    _FINENESS = 1.04
+    _SHORTEST_S = 1e-6
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(round(math.log(1e10) / math.log(self._FINENESS)), np.int64)
+        """Steps by length, each place 4 % longer than the one before."""
+        self.first: list[float] = []
+
+    def add(self, seconds: list[float]) -> None:
+        apart = FIRST_STEPS - len(self.first)
+        self.first += seconds[: max(0, apart)]
+        rest = np.asarray(seconds[max(0, apart) :])
+        if len(rest):
+            places = np.log(np.maximum(rest, self._SHORTEST_S) / self._SHORTEST_S) / math.log(self._FINENESS)
+            self.counts += np.bincount(
+                places.astype(np.int64).clip(0, len(self.counts) - 1), minlength=len(self.counts)
+            )
+
+    def percentile(self, share: float) -> float | None:
+        """Seconds that this share of all steps after the first few stayed below; None before there are any."""
+        total = int(self.counts.sum())
+        if not total:
+            return None
+        place = int(np.searchsorted(np.cumsum(self.counts), share * total))
+        return self._SHORTEST_S * self._FINENESS ** (min(place, len(self.counts) - 1) + 0.5)
+
+    def state_dict(self) -> dict[str, Any]:
+        places = np.nonzero(self.counts)[0]
+        return {"first": self.first, "counts": [[int(place), int(self.counts[place])] for place in places]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.first = list(state["first"])
+        self.counts[:] = 0
+        for place, count in state["counts"]:
+            self.counts[place] = count
+
+
+class DeviceTimes:
+    """Phases of steps between events on the device, read only when the device has passed them."""
+
+    def __init__(self, make_event: Callable[[], Any] | None = None) -> None:
+        self._make = make_event or (lambda: torch.cuda.Event(enable_timing=True))
+        self._free: list[Any] = []
+        self._open: list[Any] = []
+        self._passed: deque[list[Any]] = deque()
+
+    def now(self) -> float:
+        """The host's clock at the edge of a phase: the beginning of a batch, the ends of its three phases."""
+        event = self._free.pop() if self._free else self._make()
+        event.record()
+        self._open.append(event)
+        if len(self._open) > len(PHASES):
+            self._passed.append(self._open)
+            self._open = []
+        return time.perf_counter()
+
+    def take(self) -> dict[str, float]:
+        """Seconds of each phase in the steps that the device has finished; those under way are left for later."""
+        seconds = dict.fromkeys(PHASES, 0.0)
+        while self._passed and self._passed[0][-1].query():
+            events = self._passed.popleft()
+            for phase, before, after in zip(PHASES, events, events[1:], strict=False):
+                seconds[phase] += before.elapsed_time(after) / 1000
+            self._free += events
+        return seconds
+
+
+class Clock:
+    """Seconds spent on what is no phase of a step, by whoever spent them; and the callbacks of a person's own."""
+
+    def __init__(self) -> None:
+        self.spent = dict.fromkeys((*_BETWEEN_STEPS, "callbacks"), 0.0)
+        self.outside_s = 0.0
+        """What of it fell between two steps."""
+        self.inside_s = 0.0
+        """What of the callbacks' time fell inside the optimizer's phase."""
+        self.callbacks: dict[str, float] = {}
+        """Seconds of each callback of a person's own."""
+        self.reads: dict[str, int] = {}
+        """How often each of them made the host wait for a number of the device, in the steps that were looked at."""
+        self.counts = dict.fromkeys(_BETWEEN_STEPS, 0)
+        """How often there was logging, a checkpoint, a validation."""
+        self.looks_closely = False
+
+    def spend(self, part: str, seconds: float) -> None:
+        self.spent[part] += seconds
+        self.counts[part] += 1
+        self.outside_s += seconds
+
+    @contextmanager
+    def spending(self, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spend(part, time.perf_counter() - began)
+
+    def look(self, step: int) -> None:
+        self.looks_closely = step in _LOOK_CLOSELY_AT
+
+    def watch(self, callbacks: Mapping[str, L.Callback]) -> None:
+        """From now on tell what these take: each hook of theirs that training calls every step or epoch."""
+        for name, callback in callbacks.items():
+            self.callbacks.setdefault(name, 0.0)
+            for hook in (*_BESIDE_A_STEP, *_INSIDE_A_STEP):
+                if getattr(type(callback), hook) is not getattr(L.Callback, hook):
+                    setattr(callback, hook, self._timed(name, getattr(callback, hook), hook in _INSIDE_A_STEP))
+
+    def _timed(self, name: str, hook: Callable[..., Any], is_inside: bool) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                if not self.looks_closely:
+                    return hook(*args, **kwargs)
+                with _Reads() as reads:
+                    answer = hook(*args, **kwargs)
+                self.reads[name] = self.reads.get(name, 0) + reads.count
+                return answer
+            finally:
+                seconds = time.perf_counter() - began
+                if not self.looks_closely:
+                    self.callbacks[name] += seconds
+                    self.spent["callbacks"] += seconds
+                    self.inside_s += seconds * is_inside
+
+        return timed
+
+    @property
+    def reads_a_step(self) -> dict[str, float]:
+        return {name: count / len(_LOOK_CLOSELY_AT) for name, count in self.reads.items() if count}
+
+
+class _Reads(TorchDispatchMode):
+    """Counts how often a number is asked of the device: each time the host waits for all it has enqueued."""
+
+    _ASKING: ClassVar = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in self._ASKING
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,163 @@
+"""The clock: parts that add up to the whole, spreads in little memory, events read when the device has passed them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import lightning as L
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit
+from flatout.checkpoints import CheckpointConfig
+from flatout.monitor.clock import FIRST_STEPS, PARTS, Clock, DeviceTimes, StepTimes
+from flatout.report.page import read_curves
+
+
+class Sleeps(L.Callback):
+    """Takes its time after each batch, and reads as many numbers of the device as it is told."""
+
+    def __init__(self, seconds: float = 0.0, reads: int = 0) -> None:
+        self.seconds, self.reads = seconds, reads
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        time.sleep(self.seconds)
+        for _ in range(self.reads):
+            batch.offsets[0].item()
+
+
+class SleepsInside(Sleeps):
+    def on_train_batch_end(self, *_) -> None: ...
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
+        time.sleep(self.seconds)
+
+
+def trained(output, *, callbacks=None, checkpoint=None, flush_every=10, **trainer):
+    return fit(
+        TextDataConfig(sample=HeadlinesConfig(rows=800, eval_rows=100), batch_size=16),
+        BiLSTMConfig(embedding=8, hidden=8),
+        epochs=1,
+        callbacks=callbacks or {},
+        checkpoint=checkpoint or CheckpointConfig(),
+        monitor=MonitorConfig(flush_every=flush_every),
+        trainer=trainer,
+        output=str(output),
+    )
+
+
+def split_of(result) -> dict[str, float]:
+    return {name: value or 0.0 for name, value in result.summary["speed"]["step_ms"].items()}
+
+
+def test_the_parts_add_up_to_the_time_of_training(tmp_path):
+    result = trained(tmp_path)
+    split, steps = split_of(result), result.summary["training"]["steps"]
+    training_s = sum(value for name, value in split.items() if name != "validation") * steps / 1000
+    assert training_s == pytest.approx(800 / result.summary["speed"]["rows_per_s"], rel=0.03)
+    assert split["validation"] > 0 and split["checkpoint"] > 0 and split["logging"] > 0
+    assert split["forward"] + split["backward"] + split["optimizer"] > 0.3 * sum(split.values())
+
+
+@pytest.mark.parametrize("kind", [Sleeps, SleepsInside])
+def test_what_a_callback_of_a_persons_own_takes_is_told_apart(tmp_path, kind):
+    split = split_of(trained(tmp_path, callbacks={"slow": kind(0.005)}))
+    assert 4.6 <= split["callbacks"] < 9  # of 50 steps three are looked at otherwise
+    assert split["other"] < 4 and split["optimizer"] < 4
+
+
+def test_numbers_that_a_callback_reads_are_counted_and_change_nothing(tmp_path):
+    clock = Clock()
+    reading = Sleeps(reads=3)
+    clock.watch({"reading": reading, "silent": Sleeps()})
+    batch = next(iter(batches()))
+    for step in range(30):
+        clock.look(step)
+        reading.on_train_batch_end(None, None, None, batch, 0)
+    assert clock.reads_a_step == {"reading": 3.0}
+    assert clock.callbacks["reading"] > 0 and clock.callbacks["silent"] == 0
+
+
+def batches() -> Iterator[object]:
+    import torch
+
+    from flatout.data.batch import FlatBatch
+
+    one = torch.ones(1, dtype=torch.int64)
+    yield FlatBatch(tokens=one, offsets=torch.tensor([0, 1]), lengths=one, rows=one, num_real=1, step_rows=1)
+
+
+def test_curves_tell_the_parts_and_the_spread_of_steps(tmp_path):
+    result = trained(tmp_path, callbacks={"slow": Sleeps(0.003)})
+    told = [float(row["time/p50_ms"]) for row in read_curves(result.folder) if row["time/p50_ms"]]
+    assert len(told) >= 4 and all(value > 3 for value in told)
+    spread = result.summary["speed"]["step_percentiles_ms"]
+    assert 3 < spread["p50"] <= spread["p90"] <= spread["p99"]
+    assert len(result.summary["speed"]["first_steps_ms"]) == FIRST_STEPS
+
+
+@given(some.lists(some.floats(1e-5, 100.0), min_size=FIRST_STEPS + 1, max_size=300), some.floats(0.01, 1.0))
+def test_percentiles_are_those_of_all_steps_to_a_few_percent(seconds, share):
+    times = StepTimes()
+    for start in range(0, len(seconds), 7):
+        times.add(seconds[start : start + 7])
+    assert times.first == seconds[:FIRST_STEPS]
+    rest = np.sort(seconds[FIRST_STEPS:])
+    exact = rest[max(0, int(np.ceil(share * len(rest) - 1e-9)) - 1)]
+    assert times.percentile(share) == pytest.approx(exact, rel=0.05)
+    restored = StepTimes()
+    restored.load_state_dict(times.state_dict())
+    assert restored.percentile(share) == times.percentile(share)
+
+
+class Events:
+    """A device that passes an event a second, up to where it has come."""
+
+    def __init__(self) -> None:
+        self.made = self.recorded = self.passed = 0
+
+    def make(self) -> Event:
+        self.made += 1
+        return Event(self)
+
+
+class Event:
+    def __init__(self, device: Events) -> None:
+        self.device, self.at = device, 0
+
+    def record(self) -> None:
+        self.device.recorded += 1
+        self.at = self.device.recorded
+
+    def query(self) -> bool:
+        return self.at <= self.device.passed
+
+    def elapsed_time(self, other: Event) -> float:
+        assert self.query() and other.query(), "read before the device had passed it"
+        return 1000.0 * (other.at - self.at)
+
+
+def test_events_are_read_only_when_the_device_has_passed_them():
+    device = Events()
+    times = DeviceTimes(device.make)
+    for _ in range(3 * 4 + 2):  # three batches, and a half
+        times.now()
+    assert sum(times.take().values()) == 0
+    device.passed = 8
+    assert times.take() == {"forward": 2.0, "backward": 2.0, "optimizer": 2.0}
+    device.passed = device.recorded
+    assert times.take() == {"forward": 1.0, "backward": 1.0, "optimizer": 1.0}
+    assert times.take() == {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
+    made = device.made
+    for _ in range(6):
+        times.now()
+    assert device.made == made, "events are used again"
+
+
+def test_every_part_has_a_curve():
+    from flatout.monitor.flush import COLUMNS
+
+    assert {f"time/{part}_ms" for part in PARTS} <= COLUMNS.keys()
