@@ -13,6 +13,7 @@ VERBS = {
     "check": "what a run would find in its data: gaps, repeats, leaks, lengths, odd characters",
     "predict": "classes and probabilities for the rows of a file",
     "sweep": "many runs in search of the best settings: suggested, pruned, taken up again after a kill",
+    "doctor": "what held a run back, and the override that would mend it",
     "evaluate": "metrics of a finished run on another labelled file",
     "export": "a finished run's encoder as a folder that transformers opens, or as ONNX",
     "encode": "records with their encoding: Bloom filter, MinHash or two-step hash",

@@ -50,6 +50,8 @@ class MonitorConfig:
     """Whether a live line shows how far training is (on a terminal)."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     """A close look at some steps."""
+    verdict: bool = True
+    """Whether the end tries what could have been faster, for a twentieth of the time that training took."""
 
     def __post_init__(self) -> None:
         require(self.flush_every >= 1, "monitor.flush_every", f"{self.flush_every}", allowed="1 or more")
@@ -83,6 +85,8 @@ class RunConfig:
     """auto: go on with the newest run that this command began; a run's folder: with that one; null: a new run."""
     resume_anyway: bool = False
     """Whether a run is gone on with although its data or settings are not those it was begun with."""
+    threads: int | None = None
+    """Threads that compute on a CPU; null: as many as there are cores, shared among the ranks of a machine."""
     seed: int = 0
     """Start of every random number."""
     experiment: str = "default"
@@ -109,6 +113,7 @@ class RunConfig:
             is_callback = isinstance(callback, L.Callback)
             require(is_callback, f"callbacks.{name}", f"{type(callback).__name__} is no callback of Lightning")
         require(0 <= self.seed < 2**63, "seed", f"{self.seed}", allowed="0 or more")
+        require(self.threads is None or self.threads >= 1, "threads", f"{self.threads}", allowed="1 or more, or null")
         arguments = list(inspect.signature(L.Trainer.__init__).parameters)[1:]
         for name in self.trainer:
             where, mend = f"trainer.{name}", did_you_mean(name, arguments)

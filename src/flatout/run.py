@@ -29,6 +29,7 @@ from flatout.data.feeding import FeedKind
 from flatout.data.plan import Layout, PlanSettings
 from flatout.data.store import Store
 from flatout.errors import UserError, require
+from flatout.judge import judge, tell_early
 from flatout.kinds import kind_of
 from flatout.kinds.kind import Answers, Feeds, Kind, Prepared
 from flatout.memory import keep_freed_memory
@@ -74,7 +75,7 @@ class Result:
 
     @property
     def verdict(self) -> dict[str, Any] | None:
-        """What limited the run; None until there is a rule that can tell."""
+        """What limited the run; None where it was too short to tell."""
         return self.summary["verdict"]
 
     @property
@@ -95,10 +96,11 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         Signals() as signals,
         open_run_folder(config, folder, overrides, is_first=ranks.is_first, is_again=is_again) as place,
         folder_of_one(folder) if ranks.is_first else nullcontext(),
+        threads_put_back(),
     ):
         L.seed_everything(config.seed, verbose=False)
         device = ranks.device(config.trainer.get("accelerator", "auto"), number)
-        share_processor(ranks, device, place)
+        share_processor(config, ranks, device, place)
         if device.type == "cpu" and keep_freed_memory():
             place.choose("allocator", "keeps freed memory", "no fresh pages each step", "the C library took mallopt")
         kind = prepare_data(config, ranks, place)
@@ -115,6 +117,7 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         parts: dict[str, Any] = {"about": about, "signals": signals, "start": start}
         training = build_trainer(config, task, feeds.train, precision, ranks, place, **parts)
         trainer, flush = training.trainer, training.flush
+        flush.tell_early = lambda: tell_early(flush, str(trainer.precision), place)
         ranks.join(device)
         with fast_fp32_products(precision.precision, device) as found:
             if found is not None:
@@ -125,6 +128,7 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
             kind.after_best(task, feeds, place)
             metrics = evaluate(config, trainer, task, feeds, place)
             find_peak(trainer, feeds, flush, ranks)
+            judge(config, kind, task, feeds, flush, place)
         per_class, predictor = task.per_class(), kind.predictor(task)
         end_group()
         if ranks.is_first:
@@ -138,8 +142,21 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         return Result(place.path, metrics, per_class, predictor, place.summary.values, chosen_metric(config, task))
 
 
-def share_processor(ranks: Ranks, device: torch.device, place: RunFolder) -> None:
+@contextmanager
+def threads_put_back() -> Iterator[None]:
+    """The next run of this process computes with as many threads as this one found."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def share_processor(config: RunConfig, ranks: Ranks, device: torch.device, place: RunFolder) -> None:
     """Divide the cores among the ranks of this machine; torchrun would leave each a single thread."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+        return
     has_own = "SLURM_CPUS_PER_TASK" in os.environ  # srun has divided them
     if ranks.local_world > 1 and not has_own and os.environ.get("OMP_NUM_THREADS", "1") == "1":
         threads = max(1, len(cores_here()) // ranks.local_world)

@@ -62,6 +62,7 @@ SCHEMA = {
         *("gpu", "host"),
     },
     "verdict": None,
+    "evidence": set(),
     "baseline": None,
     "calibration": None,
     "metric": None,
@@ -126,7 +127,8 @@ def test_verdict_and_baseline_are_null_until_known_and_then_have_all_their_keys(
     summary.set("baseline", {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}})
     summary.set("verdict.limit", "feed")
     assert summary.values["baseline"] == {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}}
-    assert summary.values["verdict"] == {"limit": "feed", "share": None, "mend": None, "predicted_gain": None}
+    keys = ("limit", "share", "mend", "predicted_gain", "cause", "sentence", "others")
+    assert summary.values["verdict"] == dict.fromkeys(keys) | {"limit": "feed"}
 
 
 def test_hardware_and_versions_are_told_without_a_model(tmp_path):

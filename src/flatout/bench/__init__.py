@@ -7,6 +7,7 @@ BENCHES = {
     "bits": "bit strings: preparing, training, memory, scores, rebuilt texts (--data for published people)",
     "bert": "an encoder's training against transformers' Trainer: the same losses, tokens a second, MFU, long texts",
     "scale": "two processes against one, balance of ranks, what trials cost, a sweep that is crashed and killed",
+    "doctor": "bottlenecks planted into runs: whether the verdict names them, and what its mends are worth",
     "faults": "runs killed, asked to end, damaged and taken up again: the same bytes (--rounds full: every case)",
     "quality": "scores on published data sets (needs --data), from scratch or of an encoder (--pretrained)",
 }

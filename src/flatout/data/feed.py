@@ -77,10 +77,13 @@ class Feed:
         device: torch.device | str = "cpu",
         transform: Transform | None = None,
         workers: int = 2,
+        batches_a_run: int = _BATCHES_A_RUN,
     ) -> None:
         assert kind is not FeedKind.auto, "choose_feed decides first"
         self.split, self.plan, self.kind = split, plan, kind
         self.device, self.transform, self.workers = torch.device(device), transform, workers
+        self.batches_a_run = batches_a_run
+        """Most that are gathered at once."""
         self.epoch = self.consumed = 0
         self.wait_s = self.transfer_s = 0.0
         """What was waited for batches, and what of it for their way to the device."""
@@ -185,7 +188,7 @@ class Feed:
     def _spans(self, plan: Plan, start: int) -> Iterator[tuple[int, int]]:
         """Runs of batches of some ten thousand rows; the first is a single batch, so that training starts at once."""
         rows_a_batch = max(1, len(plan.order) // max(1, plan.num_batches * self.plan.world))
-        step = min(_BATCHES_A_RUN, max(1, _ROWS_A_RUN // rows_a_batch))
+        step = min(self.batches_a_run, max(1, _ROWS_A_RUN // rows_a_batch))
         yield from [(start, start + 1)] if start < plan.num_batches else []
         for first in range(start + 1, plan.num_batches, step):
             yield first, min(first + step, plan.num_batches)

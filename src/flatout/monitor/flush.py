@@ -56,6 +56,8 @@ COLUMNS = {
     **HOST_CURVES,
 }
 """Every curve of training, and what it shows."""
+_EARLY = 40
+"""Steps after which there is something to tell."""
 _COUNTED = [part for part in PARTS if part != "other"]
 
 
@@ -131,6 +133,9 @@ class Flush(Callback):
         self._now = Counts()
         self._phase_s = dict.fromkeys(PHASES, 0.0)
         self._device_times: DeviceTimes | None = None
+        self.tell_early: Callable[[], None] = lambda: None
+        """Called once, when some dozens of steps are counted."""
+        self._is_early = True
         self._fit_started = self._since = time.perf_counter()
         self._before = self._spent()
         self._step_since, self._outside_before = self._since, 0.0
@@ -138,6 +143,14 @@ class Flush(Callback):
         self._steps_since = 0
         self._lengths: list[Tensor] = []
         self._count_flops: Callable[[Any], float | None] | None = None
+
+    def counted(self) -> Counts:
+        """All that is counted so far, without the first few steps where there were more."""
+        found = copy.deepcopy(self.total)
+        found.add(self._now)
+        if found.batches > self.first.batches:
+            found.add(self.first, sign=-1)
+        return found
 
     def mfu(self, counts: Counts) -> float | None:
         """Share of all devices' peak that the real tokens of these counts took; None where either is not known."""
@@ -158,7 +171,7 @@ class Flush(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What is counted and not told yet, and what was told so far."""
-        self._take_times()
+        self.take_times()
         return {
             "now": asdict(self._now),
             "total": asdict(self.total),
@@ -192,7 +205,7 @@ class Flush(Callback):
         if self.seconds_to_first_step is None:
             self.seconds_to_first_step = time.perf_counter() - self._fit_started
         if batch.ends_step:
-            self._end_step(trainer.global_step)
+            self.end_step(trainer.global_step)
             if self._steps_since >= self.every:
                 self._flush(trainer, pl_module)
 
@@ -219,7 +232,7 @@ class Flush(Callback):
         self.steps, self.epochs = trainer.global_step, trainer.current_epoch
         assert isinstance(pl_module, StepTask)
         self._flush(trainer, pl_module)
-        self._take_times()  # a validation and a checkpoint may have come after the last batch
+        self.take_times()  # a validation and a checkpoint may have come after the last batch
         self.total.add(self._now)
         self._now = Counts()
         pl_module.now = time.perf_counter
@@ -229,7 +242,7 @@ class Flush(Callback):
         self._since += seconds
         self.clock.outside_s += seconds
 
-    def _end_step(self, step: int) -> None:
+    def end_step(self, step: int) -> None:
         """Write down how long it took, without what was done between it and the one before."""
         self._steps_since += 1
         now, outside = time.perf_counter(), self.clock.outside_s
@@ -237,7 +250,7 @@ class Flush(Callback):
         self._step_since, self._outside_before = now, outside
         self.clock.look(step)
         if step == FIRST_STEPS:
-            self._take_times()
+            self.take_times()
             self.first = copy.deepcopy(self._now)
 
     def _flush(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -245,7 +258,7 @@ class Flush(Callback):
         if not self._now.batches:
             return
         losses, norms = pl_module.take_losses()
-        self._take_times()
+        self.take_times()
         began = time.perf_counter()
         now, self._now = self._now, Counts()
         self.total.add(now)
@@ -264,6 +277,9 @@ class Flush(Callback):
         for listener in self.listeners:
             self._tell(listener, "on_flush", trainer, values)
         self.clock.spend("logging", time.perf_counter() - began)
+        if self._is_early and trainer.global_step >= _EARLY:
+            self._is_early = False
+            self.tell_early()
 
     def _tell(self, listener: Listener, event: str, trainer: L.Trainer, values: dict[str, float]) -> None:
         """Tell a listener; one that cannot write any more is let go, and training goes on."""
@@ -281,7 +297,7 @@ class Flush(Callback):
         lengths, self._lengths = self._lengths, []
         return float(self._count_flops(torch.cat(lengths).numpy()) or 0.0) if self._count_flops and lengths else 0.0
 
-    def _take_times(self) -> None:
+    def take_times(self) -> None:
         """Add what the clocks have counted, and start them anew."""
         now = self._now
         now.flops += self.feed.plan.world * self._take_flops()

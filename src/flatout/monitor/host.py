@@ -7,13 +7,14 @@ memory that the process may never have.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 HOST_CURVES = {
-    "host/process_cpu_cores": "cores' worth of processor time that this process took, its workers not counted",
+    "host/process_cpu_cores": "cores' worth of processor time that this process and those it started took",
     "host/machine_cpu_share": "share of all cores' time that was used, by whomever",
     "host/process_memory_gb": "memory that this process holds",
     "host/available_memory_gb": "memory of the machine that is still to be had without swapping",
@@ -40,7 +41,7 @@ class Host:
         seconds = max(now["seconds"] - before["seconds"], 1e-9)
         gone = {name: now[name] - before[name] for name in now.keys() & before.keys()}
         found = {
-            "host/process_cpu_cores": gone["process_cpu_s"] / seconds,
+            "host/process_cpu_cores": max(0.0, gone["process_cpu_s"]) / seconds,
             "host/machine_cpu_share": gone["busy_s"] / max(gone["busy_s"] + gone["idle_s"], 1e-9),
             "host/process_memory_gb": self.process.memory_info().rss / 1e9,
             "host/available_memory_gb": psutil.virtual_memory().available / 1e9,
@@ -56,20 +57,24 @@ class Host:
     def facts(self) -> dict[str, object]:
         return {}
 
+    def _own_s(self) -> float:
+        """Seconds of processor time of this process and of those it started, as far as they are there."""
+        taken = 0.0
+        for process in (self.process, *self.process.children(recursive=True)):
+            with suppress(psutil.Error):  # it has ended meanwhile
+                times = process.cpu_times()
+                taken += times.user + times.system
+        return taken
+
     def _counters(self) -> dict[str, float]:
         """What only ever grows."""
-        own, cores, swap, disk = (
-            self.process.cpu_times(),
-            psutil.cpu_times(),
-            psutil.swap_memory(),
-            psutil.disk_io_counters(),
-        )
+        cores, swap, disk = psutil.cpu_times(), psutil.swap_memory(), psutil.disk_io_counters()
         # Guests' time is in the users' already; a host that takes the cores away leaves them neither busy nor idle.
         parts = {name: value for name, value in cores._asdict().items() if name not in ("guest", "guest_nice", "steal")}
         idle = parts.get("idle", 0.0) + parts.get("iowait", 0.0)
         found = {
             "seconds": time.perf_counter(),
-            "process_cpu_s": own.user + own.system,
+            "process_cpu_s": self._own_s(),
             "busy_s": sum(parts.values()) - idle,
             "idle_s": idle,
             "swap_in": float(swap.sin),

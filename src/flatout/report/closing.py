@@ -105,6 +105,7 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("card", text))
     if text := verdict_text(summary["verdict"]):
         rows.append(("verdict", text))
+        rows += [("", f"also {each['sentence']}") for each in summary["verdict"].get("others") or []]
     return rows
 
 
@@ -113,7 +114,9 @@ def closing_markdown(summary: dict[str, Any]) -> str:
     parts = [f"**{_cell(_title(summary))}**"]
     if text := verdict_text(summary["verdict"]):
         parts.append(f"**Verdict:** {_cell(text)}")
-    lines = [(name, text) for name, text in [*_metric_rows(summary), *_speed_rows(summary)] if name != "verdict"]
+    lines = [
+        (name, text) for name, text in [*_metric_rows(summary), *_speed_rows(summary)] if name not in ("verdict", "")
+    ]
     parts.append(_markdown_table(["result and speed", ""], lines))
     choices = [[each[name] for name in ("name", "value", "why", "evidence")] for each in summary["choices"]]
     if choices:
@@ -154,6 +157,8 @@ def verdict_text(verdict: dict[str, Any] | None) -> str:
     """A verdict in one line: what limited the run, by how much, and what would mend it."""
     if not verdict or not verdict.get("limit"):
         return ""
+    if sentence := verdict.get("sentence"):
+        return str(sentence)
     share, mend = verdict.get("share"), verdict.get("mend")
     measured = f" {share:.1%}" if share is not None else ""
     return f"{verdict['limit']}{measured}" + (f": {mend}" if mend else "")

@@ -18,7 +18,7 @@ from flatout.errors import UserError
 
 SCHEMA = 1
 FILE = "summary.json"
-_OPEN = ("metrics", "artifacts", "baseline.metrics")
+_OPEN = ("metrics", "artifacts", "evidence", "baseline.metrics")
 _PACKAGES = ("flatout", "torch", "lightning", "transformers", "tokenizers", "numpy", "pyarrow")
 
 
@@ -58,6 +58,7 @@ def empty_summary() -> dict[str, Any]:
             ),
         },
         "verdict": None,
+        "evidence": {},
         "baseline": None,
         "calibration": None,
         "metric": None,
@@ -217,7 +218,7 @@ def _nulls(names: str) -> dict[str, Any]:
 
 
 _LATER: dict[str, Callable[[], dict[str, Any]]] = {
-    "verdict": lambda: _nulls("limit share mend predicted_gain"),
+    "verdict": lambda: _nulls("limit share mend predicted_gain cause sentence others"),
     "baseline": lambda: {"name": None, "metrics": {}},
     "calibration": lambda: _nulls("temperature error_before error_after"),
 }

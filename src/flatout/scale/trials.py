@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -291,7 +291,8 @@ def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connec
     redirect_output()
     slot.take()
     try:
-        result = start(trial.config, folder=trial.folder, overrides=trial.overrides)
+        monitor = replace(trial.config.monitor, verdict=False)  # what a trial tries, the next ones would wait for
+        result = start(replace(trial.config, monitor=monitor), folder=trial.folder, overrides=trial.overrides)
     except UserError as mistake:
         print(mistake, file=sys.stderr, flush=True)
         answer.send({"note": str(mistake), "is_mistake": True})

@@ -1,0 +1,203 @@
+"""Bottlenecks that are planted into runs: does the verdict name them, and is its mend worth what it says?
+
+Each planted run is a command line in a process of its own. Its verdict's override is then applied, and both are run
+again, in turn; the gain is the ratio of the median times that a row took.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from flatout.bench.claim import Claim, Options, bounded
+from flatout.monitor.evidence import Evidence
+from flatout.monitor.flush import Flush
+from flatout.scale.children import OUTPUT, end_with_parent, redirect_output, wait_until_warm, warm_start
+
+_ALWAYS = ["monitor.progress=false", "trainer.accelerator=cpu", "checkpoint.patience=null"]
+_SMALL = ["data.sample.rows=8000", "data.sample.eval_rows=400", "model.embedding=64"]
+_SMALL += ["model.hidden=64"]
+_ENCODER = ["model=transformer", "data.sample.rows=2400", "data.sample.eval_rows=200", "data.batch_size=32"]
+_ENCODER += ["model.hidden=192", "model.layers=3"]
+_PLANT = "+callbacks.plant._target_=flatout.bench.plants"
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A run with something in it that holds it back."""
+
+    name: str
+    causes: tuple[str, ...]
+    """What the verdict may call it."""
+    words: list[str]
+    epochs: int = 2
+
+
+PLANTED = [
+    Planted("a slow source", ("data",), [*_SMALL, f"{_PLANT}.SlowSource", "+callbacks.plant.us_a_row=150"], 3),
+    Planted(
+        "work in Python for each row",
+        ("data",),
+        [*_SMALL, "data.feed=resident", f"{_PLANT}.RowByRow", "+callbacks.plant.us_a_row=150"],
+        3,
+    ),
+    Planted("tiny batches", ("batch",), [*_SMALL, "data.batch_size=4"], 1),
+    Planted(
+        "numbers read each step", ("callbacks",), [*_SMALL, f"{_PLANT}.ReadsNorms", "+callbacks.plant.times=60"], 4
+    ),
+    Planted(
+        "a callback that waits for somebody", ("callbacks",), [*_SMALL, f"{_PLANT}.Sleeps", "+callbacks.plant.ms=12"], 4
+    ),
+    Planted(
+        "curves written each step",
+        ("logging",),
+        [*_SMALL, "monitor.flush_every=1", "model.hidden=16", "model.embedding=16"],
+        10,
+    ),
+    Planted("a validation every 5 steps", ("validation",), [*_SMALL, "+trainer.val_check_interval=5"], 3),
+    Planted("a checkpoint every 2 steps", ("checkpoint",), [*_SMALL, "checkpoint.every_steps=2"], 3),
+    Planted("fp32 where bf16 is native", ("precision",), [*_ENCODER, "precision=fp32", "data.max_length=64"], 3),
+    Planted(
+        "padding to the maximum",
+        ("padding",),
+        [*_ENCODER, "model.compute=padded", f"{_PLANT}.PadsToMax", "+callbacks.plant.longest=64"],
+        2,
+    ),
+    Planted("one thread", ("threads",), [*_ENCODER, "threads=1"], 3),
+    Planted(
+        "sleep in the collate",
+        ("data",),
+        [*_SMALL, "data.feed=workers", "data.workers=1", f"{_PLANT}.SleepyCollate", "+callbacks.plant.ms=25"],
+        2,
+    ),
+    Planted("8 batches of 4 a step", ("accumulation",), [*_SMALL, "data.batch_size=4", "data.accumulate=8"], 1),
+]
+_NAMED, _WITHIN, _TOLERANCE = 11 / 12, 9 / 12, 0.25
+
+
+def claims(options: Options) -> Iterator[Claim]:
+    warm_start()
+    wait_until_warm()
+    planted = PLANTED[2:5] if options.quick else PLANTED
+    named = within = 0
+    with tempfile.TemporaryDirectory() as place:
+        for number, each in enumerate(planted):
+            found = diagnosed(each, Path(place) / str(number), 1 if options.quick else 2)
+            named, within = named + found.is_named, within + found.is_within
+            yield found.as_claim()
+    yield _share("planted bottlenecks that the verdict names", named, len(planted), _NAMED)
+    yield _share("mends within 25 % of the gain that was told", within, len(planted), _WITHIN)
+    yield from _cost()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosed:
+    """What the verdict said of a planted run, and what its mend was worth."""
+
+    planted: Planted
+    verdict: dict[str, Any]
+    gain: float | None
+
+    @property
+    def is_named(self) -> bool:
+        return self.verdict["cause"] in self.planted.causes
+
+    @property
+    def is_within(self) -> bool:
+        told = self.verdict["predicted_gain"]
+        return self.is_named and bool(told and self.gain) and abs(self.gain / told - 1) <= _TOLERANCE
+
+    def as_claim(self) -> Claim:
+        told = self.verdict["predicted_gain"]
+        ratio = None if not (told and self.gain) else self.gain / told
+        gain = float("nan") if self.gain is None else self.gain
+        goal, note = f"told ±{_TOLERANCE:.0%}", self.verdict["sentence"]
+        name = self.planted.name if self.is_named else f"{self.planted.name}: NOT NAMED"
+        return Claim(name, gain, told, "× as fast", ratio, goal, self.is_within, note)
+
+
+def diagnosed(planted: Planted, place: Path, rounds: int) -> Diagnosed:
+    """Run it, apply what its verdict says, and run both again in turn."""
+    words = [*_ALWAYS, *planted.words, f"trainer.max_epochs={planted.epochs}"]
+    first = trained(words, place / "first")
+    found = first["verdict"]
+    if not found["mend"] or found["predicted_gain"] is None:
+        return Diagnosed(planted, found, None)
+    mended = with_override(words, found["mend"])
+    was, now = [_ms_a_row(first)], []
+    for number in range(rounds):
+        now.append(_ms_a_row(trained(mended, place / f"mended-{number}")))
+        if number + 1 < rounds:
+            was.append(_ms_a_row(trained(words, place / f"again-{number}")))
+    return Diagnosed(planted, found, statistics.median(was) / statistics.median(now))
+
+
+def with_override(words: list[str], override: str) -> list[str]:
+    """A command line with what a verdict says to type; what it takes away was added by words that go."""
+    if override.startswith("~"):
+        return [word for word in words if not word.startswith(f"+{override[1:]}.")]
+    changed = {_key(part) for part in override.split()}
+    return [*(word for word in words if _key(word) not in changed), *override.split()]
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+")
+
+
+def _ms_a_row(summary: dict[str, Any]) -> float:
+    evidence = Evidence.from_dict(summary["evidence"])
+    return evidence.total_ms / evidence.rows_per_batch
+
+
+def trained(words: list[str], folder: Path) -> dict[str, Any]:
+    """The summary of `python -m train`, in a process of its own."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("forkserver")
+    output = folder.with_suffix(".txt")
+    trusted = ",".join(word.partition("=")[2] for word in words if "._target_=" in word)
+    given = [*words, f"hydra.run.dir={folder}", f"+allow_targets=[{trusted}]"]
+    process = context.Process(target=_train, args=(given, str(output), dict(os.environ)))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"{' '.join(words)} ended with {process.exitcode}:\n{output.read_text(encoding='utf-8')}")
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
+def _train(words: list[str], output: str, environment: dict[str, str]) -> None:
+    os.environ |= {**environment, OUTPUT: output}
+    end_with_parent()
+    redirect_output()
+    import train
+
+    train.main(words)
+
+
+def _share(claim: str, count: int, total: int, least: float) -> Claim:
+    goal = f"≥ {least * total:.0f} of {total}"
+    return Claim(claim, count, total, "", count / total, goal, count / total >= least - 1e-9)
+
+
+def _cost(steps: int = 20_000) -> Iterator[Claim]:
+    """What the clock does in a step: four looks at the edges of its phases, its end, and every so often their sums."""
+    feed = SimpleNamespace(wait_s=0.0, transfer_s=0.0, plan=SimpleNamespace(world=1))
+    flush = Flush(feed, [], every=50)  # type: ignore[arg-type]  # of a feed the clock reads two numbers
+    spent = 0.0
+    began = time.perf_counter()
+    for step in range(steps):
+        edges = [time.perf_counter() for _ in range(4)]
+        spent += edges[3] - edges[0]
+        flush.end_step(step)
+        if step % flush.every == 0:
+            flush.take_times()
+    yield bounded("the clock, of each step", 1e6 * (time.perf_counter() - began) / steps, "µs", most=20)

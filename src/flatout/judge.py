@@ -1,0 +1,103 @@
+"""The verdict of a run: while it goes on, at its end, and for a folder that lies there."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from flatout.config import RunConfig
+from flatout.errors import UserError
+from flatout.kinds.kind import Feeds, Kind
+from flatout.monitor.clock import PARTS
+from flatout.monitor.evidence import LEAST_STEPS, Evidence, evidence_of
+from flatout.monitor.flush import Flush
+from flatout.monitor.verdict import findings, verdict
+from flatout.report.page import read_curves
+from flatout.report.summary import read_summary
+from flatout.run_folder import RunFolder
+from flatout.tasks.step import StepTask
+from flatout.tries import SHARE, alone_ms, try_out
+
+_WORTH_TELLING_AT_ONCE = 1.25
+"""Gain from which on a run that has just begun says so."""
+
+
+def tell_early(flush: Flush, precision: str, place: RunFolder) -> None:
+    """After some dozens of steps, where something plainly holds the run back: it can still be ended and mended."""
+    evidence = evidence_of(flush, flush.feed.plan, precision, 1.0)
+    if evidence is None:
+        return
+    found = [each for each in findings(evidence) if (each.gain or 0) >= _WORTH_TELLING_AT_ONCE]
+    if found:
+        place.log.say(f"after {evidence.steps} steps: {found[0].sentence()}")
+
+
+def judge(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, flush: Flush, place: RunFolder) -> None:
+    """At the end: try what could have been faster, and write the evidence and the verdict into the summary."""
+    epochs = config.trainer.get("max_epochs") or flush.epochs
+    epochs = min(float(epochs), flush.total.batches / max(1, len(feeds.train)))
+    evidence = evidence_of(flush, feeds.train.plan, str(task.trainer.precision), epochs)
+    seconds = 0.0 if evidence is None else SHARE * evidence.total_ms * evidence.batches / 1000
+    if feeds.train.plan.world > 1:
+        ranks = _of_all_ranks(task, feeds, flush, seconds)
+        if evidence is not None:
+            evidence.ranks = ranks
+            evidence.not_tried = "on several ranks nothing else is tried"
+    if evidence is None:
+        if place.is_first:
+            place.log.say(f"verdict: none, fewer than {LEAST_STEPS} steps tell too little")
+        return
+    if not place.is_first:
+        return
+    if config.monitor.verdict and feeds.train.plan.world == 1:
+        try_out(config, kind, task, feeds, evidence)
+    place.summary.update("evidence", evidence.as_dict())
+    place.summary.update("verdict", verdict(evidence))
+
+
+def _of_all_ranks(task: StepTask, feeds: Feeds, flush: Flush, seconds: float) -> list[dict[str, float]]:
+    """Each rank's parts of a batch, and what it takes alone."""
+    counted = flush.counted()
+    own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
+    if seconds:
+        own["alone"] = alone_ms(task, feeds, min(seconds, 5.0))
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
+
+
+def evidence_in(folder: Path) -> Evidence:
+    """What a run's folder tells: all its evidence where it has ended, else what its curves say so far."""
+    summary = read_summary(folder)
+    if kept := summary.get("evidence"):
+        return Evidence.from_dict(kept)
+    rows = [row for row in read_curves(folder) if row.get("speed/rows_per_s")]
+    steps = int(float(rows[-1]["step"])) if rows else 0
+    if steps < LEAST_STEPS:
+        mend = "Look again later." if summary["status"] == "running" else "Train it for longer."
+        raise UserError("run", f"{folder} tells of {steps} steps", allowed=f"{LEAST_STEPS} or more", mend=mend)
+    later = rows[1:] or rows  # the first steps warm up
+
+    def mean(name: str) -> float:
+        values = [float(row[name]) for row in later if row.get(name)]
+        return sum(values) / len(values) if values else 0.0
+
+    ms = {part: value for part in PARTS if (value := mean(f"time/{part}_ms"))}
+    return Evidence(
+        device=(summary["hardware"]["device"] or "cpu").split(":")[0],
+        steps=steps,
+        batches=steps,
+        rows_per_batch=mean("speed/rows_per_s") * (sum(ms.values()) - ms.get("validation", 0.0)) / 1000,
+        ms=ms,
+        host={name.removeprefix("host/"): mean(name) for name in rows[0] if name.startswith("host/")},
+        gpu={name.removeprefix("gpu/"): value for name in rows[0] if name.startswith("gpu/") and (value := mean(name))},
+        epochs=math.ceil(float(rows[-1]["epoch"])),
+        flush_every=max(1, round(steps / len(rows))),
+        counts={"logging": len(rows), "validation": sum(bool(row.get("val/loss")) for row in read_curves(folder))},
+        not_tried=f"from the curves of a run that is {summary['status']}",
+        mfu=mean("speed/mfu") or None,
+        padding_share=mean("speed/padding_share"),
+    )

@@ -1,0 +1,140 @@
+"""What a run has measured of itself: all that a verdict is made of, kept in `summary.json`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import torch
+
+from flatout.data.plan import PlanSettings
+from flatout.monitor.flush import Flush
+from flatout.ranks import cores_here
+
+LEAST_STEPS = 30
+"""Optimizer steps from which on there is something to tell."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Tried:
+    """Steps of the finished run's model in another way, timed side by side with steps as they were."""
+
+    cause: str
+    override: str
+    rows_per_s: float
+    as_was: float
+    """Rows a second of the same try without the override."""
+    rows_per_batch: float
+    batches_per_step: int = 1
+
+    @property
+    def ratio(self) -> float:
+        """Time for a row, as a share of what it was."""
+        return self.as_was / self.rows_per_s
+
+
+@dataclass(kw_only=True, slots=True)
+class Evidence:
+    """One run's measurements, its first few steps left out."""
+
+    device: str
+    steps: int
+    batches: int
+    rows_per_batch: float
+    """Over all ranks."""
+    accumulate: int = 1
+    world: int = 1
+    batch_size: int | None = None
+    """As it was set; None where tokens decide."""
+    ms: dict[str, float] = field(default_factory=dict)
+    """Milliseconds of each part, for each batch."""
+    padding_share: float = 0.0
+    mfu: float | None = None
+    feed: str = "resident"
+    precision: str = "32-true"
+    threads: int = 1
+    cores: int = 1
+    flush_every: int = 50
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many validations, checkpoints and flushes there were in those batches."""
+    epochs: float = 1.0
+    callbacks: dict[str, float] = field(default_factory=dict)
+    """Milliseconds of each callback of a person's own, for each batch."""
+    reads: dict[str, float] = field(default_factory=dict)
+    """How often each of them reads a number of the device in a step."""
+    compiled: dict[str, float] = field(default_factory=dict)
+    """Graphs that torch.compile has made, and the seconds it took."""
+    host: dict[str, Any] = field(default_factory=dict)
+    gpu: dict[str, Any] = field(default_factory=dict)
+    ranks: list[dict[str, float]] = field(default_factory=list)
+    """Of each rank, the parts of a batch, and under `alone` a step's phases with no other rank to wait for."""
+    feed_alone: float | None = None
+    """Rows a second of the feed with no model."""
+    tried: list[Tried] = field(default_factory=list)
+    not_tried: str = ""
+    """Why nothing was tried, where nothing was."""
+
+    @property
+    def total_ms(self) -> float:
+        return sum(self.ms.values())
+
+    def share(self, *parts: str) -> float:
+        """Of all the time, what these parts took."""
+        return sum(self.ms.get(part, 0.0) for part in parts) / max(self.total_ms, 1e-9)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(kept: Mapping[str, Any]) -> Evidence:
+        """What `as_dict` has written, by this version or another: what it does not know is left out."""
+        known = {each.name for each in fields(Evidence)}
+        given = {name: value for name, value in kept.items() if name in known}
+        given["tried"] = [Tried(**each) for each in given.get("tried", [])]
+        return Evidence(**given)
+
+
+def evidence_of(flush: Flush, plan: PlanSettings, precision: str, epochs: float) -> Evidence | None:
+    """What was measured so far; None where it is too little to tell anything."""
+    counted = flush.counted()
+    steps = counted.batches // plan.accumulate
+    if steps < LEAST_STEPS or not counted.rows:
+        return None
+    batches, clock = counted.batches, flush.clock
+    seen = flush.watch.summary()
+    return Evidence(
+        device=flush.feed.device.type,
+        steps=steps,
+        batches=batches,
+        rows_per_batch=counted.rows / batches,
+        accumulate=plan.accumulate,
+        world=plan.world,
+        batch_size=None if plan.tokens_per_batch else plan.rows_per_batch,
+        ms={part: 1000 * seconds / batches for part, seconds in counted.split().items() if seconds},
+        padding_share=1 - counted.tokens / max(1, counted.computed),
+        mfu=flush.mfu(counted),
+        feed=flush.feed.kind.value,
+        precision=precision,
+        threads=torch.get_num_threads(),
+        cores=len(cores_here()),
+        flush_every=flush.every,
+        counts=dict(clock.counts),
+        epochs=epochs,
+        callbacks={name: 1000 * seconds / batches for name, seconds in clock.callbacks.items() if seconds},
+        reads=clock.reads_a_step,
+        compiled=_compiled(),
+        host={name: value for name, value in seen.get("host", {}).items() if value is not None},
+        gpu={name: value for name, value in seen.get("gpu", {}).items() if value is not None},
+    )
+
+
+def _compiled() -> dict[str, float]:
+    """What torch.compile has done in this process; empty where it was never asked."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return {}
+    graphs = float(dynamo.counters["stats"].get("unique_graphs", 0))
+    seconds = sum(dynamo.compilation_time_metrics.get("entire_frame_compile", []))
+    return {"graphs": graphs, "seconds": float(seconds)} if graphs else {}

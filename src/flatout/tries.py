@@ -1,0 +1,340 @@
+"""What a finished run tries: steps of its model in other ways, timed side by side with steps as they were.
+
+Nothing of it stays: the learning rate is zero, weights and random numbers are put back, and the time it may take is a
+small share of the run's. So a verdict can say what a mend is worth here, on this machine, with these rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from flatout.config import RunConfig
+from flatout.data.batch import FlatBatch
+from flatout.data.feed import Feed
+from flatout.data.feeding import FeedKind
+from flatout.data.gather import TOKENS
+from flatout.data.plan import PlanSettings
+from flatout.errors import UserError
+from flatout.kinds.kind import Feeds, Kind
+from flatout.models.lean import LeanEmbedding
+from flatout.models.transformer import FLAT_FAMILIES, Compute, Transformer, TransformerConfig
+from flatout.monitor.evidence import Evidence, Tried
+from flatout.optim import clip_gradients
+from flatout.precision import LIGHTNING_NAMES, Precision, choose_precision
+from flatout.report.run_log import RunLog
+from flatout.report.summary import Summary
+from flatout.run_folder import RunFolder
+from flatout.tasks.step import StepTask
+
+SHARE = 0.05
+"""Of the time of training, what trying may take."""
+_LEAST_S, _MOST_S = 0.1, 30.0
+_ROUNDS, _ROUND_S = 3, 0.03
+_BATCHES_A_RUN = 4
+"""Gathered at once: a try is over before the many of a usual run would have come."""
+_SMALL_TOKENS, _SMALL_ROWS = 2048, 128
+"""Batches below this are tried larger."""
+_LEAST_STEPS_AN_EPOCH = 8
+_FREE_BYTES = 4 << 30
+_MOST_WORKERS = 8
+
+
+@dataclass(kw_only=True, slots=True)
+class Way:
+    """One way to train: what is different, and how the person would say so."""
+
+    cause: str = "as it was"
+    override: str = ""
+    feed: Feed
+    precision: Precision
+    threads: int
+    model: nn.Module
+    drops: bool = True
+
+
+def try_out(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, evidence: Evidence) -> None:
+    """Fill what was tried into the evidence, or why nothing was."""
+    seconds = min(SHARE * evidence.total_ms * evidence.batches / 1000, _MOST_S)
+    if seconds < _LEAST_S:
+        evidence.not_tried = "nothing was tried: the run was short"
+        return
+    if task.device.type == "cuda" and task.trainer.precision == "16-mixed":
+        evidence.not_tried = "nothing was tried: fp16 needs its scaler"
+        return
+    until = time.perf_counter() + seconds
+    with _nothing_stays(task):
+        was = Way(
+            feed=_afresh(feeds.train),
+            precision=next(name for name, value in LIGHTNING_NAMES.items() if value == evidence.precision),
+            threads=torch.get_num_threads(),
+            model=task.model,
+        )
+        ways = [was, *_other_ways(config, kind, task, was, evidence)]
+        if evidence.share("wait") >= 0.05:
+            evidence.feed_alone = _rows_per_s_of_feed(was.feed, seconds / 10)
+        if len(ways) > 1:
+            evidence.tried = _timed(ways, task, until, evidence.feed_alone)
+            if not evidence.tried:
+                evidence.not_tried = "nothing was tried: a step takes too long for it"
+
+
+@contextmanager
+def _nothing_stays(task: StepTask) -> Iterator[None]:
+    """Weights, running statistics, gradients and random numbers are afterwards what they were."""
+    kept = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
+    threads, was_training = torch.get_num_threads(), task.model.training
+    devices = [task.device] if task.device.type == "cuda" else []
+    lean = [module for module in task.model.modules() if isinstance(module, LeanEmbedding)]
+    recombined = [(each, each.next) for each in getattr(task, "recombined", [])]
+    with torch.random.fork_rng(devices):
+        task.model.train()
+        for embedding in lean:
+            embedding.keeps_gradient = task.device.type == "cpu"
+        try:
+            yield
+        finally:
+            task.model.load_state_dict(kept)
+            task.model.train(was_training)
+            task.zero_grad()
+            torch.set_num_threads(threads)
+            for embedding in lean:
+                embedding.clear()
+                embedding.keeps_gradient = False
+            for each, place in recombined:
+                each.next = place
+
+
+def _other_ways(config: RunConfig, kind: Kind, task: StepTask, was: Way, evidence: Evidence) -> Iterator[Way]:
+    """Whatever could be faster, what is likeliest first."""
+    if evidence.share("wait") >= 0.05:
+        yield from _other_feeds(was, evidence)
+    if (flat := _flat(config, kind, task, evidence)) is not None:
+        yield replace(was, cause="padding", override="model.compute=flat", model=flat)
+    asked = config.precision
+    best = choose_precision(Precision.auto, task.device).precision
+    if asked is Precision.fp32 and best is Precision.bf16:
+        yield replace(was, cause="precision", override="precision=bf16", precision=best)
+    if task.device.type == "cpu" and was.threads < evidence.cores and evidence.world == 1:
+        yield replace(was, cause="threads", override=f"threads={evidence.cores}", threads=evidence.cores)
+    yield from _larger_batches(was, evidence)
+    drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in task.model.modules())
+    if drops and hasattr(config.model, "dropout"):
+        yield replace(was, cause="dropout", override="model.dropout=0", drops=False)
+
+
+def _other_feeds(was: Way, evidence: Evidence) -> Iterator[Way]:
+    feed = was.feed
+    model_ms = sum(evidence.ms.get(part, 0.0) for part in ("forward", "backward", "optimizer"))
+    needed = 1 + round((evidence.ms["wait"] + model_ms) / max(model_ms, 1e-3))
+    workers = min(_MOST_WORKERS, needed * (feed.workers if feed.kind is FeedKind.workers else 1))
+    for kind in (FeedKind.threaded, FeedKind.resident, FeedKind.workers):
+        if kind is FeedKind.workers and (feed.kind is not kind or workers > feed.workers):
+            override = f"data.feed=workers data.workers={workers}"
+            yield replace(was, cause="data", override=override, feed=_afresh(feed, kind=kind, workers=workers))
+        elif kind not in (feed.kind, FeedKind.workers):
+            yield replace(was, cause="data", override=f"data.feed={kind}", feed=_afresh(feed, kind=kind))
+
+
+def _larger_batches(was: Way, evidence: Evidence) -> Iterator[Way]:
+    """The batches of a step in one, where there are several; else larger ones, where these are small."""
+    plan, rows = was.feed.plan, evidence.batch_size
+    free = psutil.virtual_memory().available
+    if rows is None or (was.feed.device.type == "cpu" and free < _FREE_BYTES):
+        return
+    tokens_a_row = was.feed.split.lengths(TOKENS).mean()
+    if plan.accumulate > 1:
+        whole = rows * plan.accumulate
+        if whole * tokens_a_row <= 4 * _SMALL_TOKENS or whole <= _SMALL_ROWS:
+            override = f"data.batch_size={whole} data.accumulate=1"
+            feed = _afresh(was.feed, rows_per_batch=whole, accumulate=1)
+            yield replace(was, cause="accumulation", override=override, feed=feed)
+        return
+    if rows * tokens_a_row >= _SMALL_TOKENS or rows >= _SMALL_ROWS:
+        return
+    most = len(was.feed.split.lengths(TOKENS)) // _LEAST_STEPS_AN_EPOCH
+    for size in (4 * rows, 16 * rows):
+        if size <= min(most, 4 * _SMALL_ROWS) and size * tokens_a_row <= 4 * _SMALL_TOKENS:
+            feed = _afresh(was.feed, rows_per_batch=size)
+            yield replace(was, cause="batch", override=f"data.batch_size={size}", feed=feed)
+
+
+def alone_ms(task: StepTask, feeds: Feeds, seconds: float) -> float:
+    """Milliseconds that this rank computes for a batch where it waits for no other."""
+    precision = next(name for name, value in LIGHTNING_NAMES.items() if value == task.trainer.precision)
+    feed = _afresh(feeds.train, kind=FeedKind.resident)
+    with _nothing_stays(task):
+        way = Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
+        side = _Side(way, task, _standing_optimizer(task.model, task))
+        side.round()
+        until, side.count = time.perf_counter() + seconds, 0
+        taken: list[float] = []
+        while len(taken) < _ROUNDS or time.perf_counter() < until:
+            taken.append(side.round())
+    return 1000 * sum(taken) / side.count
+
+
+def _flat(config: RunConfig, kind: Kind, task: StepTask, evidence: Evidence) -> Transformer | None:
+    """The same encoder without padding, where padding was asked for and is much."""
+    model, settings = task.model, config.model
+    is_padded = isinstance(model, Transformer) and not model.is_flat and model.family in FLAT_FAMILIES
+    if not is_padded or not isinstance(settings, TransformerConfig) or evidence.padding_share < 0.1:
+        return None
+    with RunLog(None) as log:
+        nowhere = RunFolder(Path(), Summary(None, experiment="", command="", seed=0), log, is_first=False)
+        flat = kind.build_model(replace(settings, compute=Compute.flat), nowhere)
+    flat.load_state_dict(model.state_dict())
+    assert isinstance(flat, Transformer)
+    return flat.to(task.device).train()
+
+
+def _afresh(feed: Feed, *, kind: FeedKind | None = None, workers: int | None = None, **changed: Any) -> Feed:
+    """A feed of this rank's rows alone, which moves no other."""
+    plan: PlanSettings = replace(feed.plan, rank=0, world=1, **changed)
+    kept: dict[str, Any] = {"device": feed.device, "transform": feed.transform, "workers": workers or feed.workers}
+    kept["batches_a_run"] = _BATCHES_A_RUN
+    return Feed(feed.split, plan, kind=kind or feed.kind, **kept)
+
+
+def _rows_per_s_of_feed(feed: Feed, seconds: float) -> float:
+    """Rows a second with nothing else to do; the first batch, which starts what must be started, not counted."""
+    batches = iter(feed)
+    next(batches, None)
+    began, rows = time.perf_counter(), 0
+    for batch in batches:
+        rows += batch.num_real
+        if time.perf_counter() - began > seconds:
+            break
+    return rows / max(time.perf_counter() - began, 1e-9)
+
+
+class _Side:
+    """Steps in one way."""
+
+    def __init__(self, way: Way, task: StepTask, optimizer: torch.optim.Optimizer) -> None:
+        self.way, self.task, self.optimizer = way, task, optimizer
+        self.trained = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        self.lean = [module for module in way.model.modules() if isinstance(module, LeanEmbedding)]
+        for embedding in self.lean:
+            embedding.keeps_gradient = way.feed.device.type == "cpu"
+        self.batches = _endless(way.feed)
+        self.rows = self.count = 0
+        self.rates: list[float] = []
+        self.steps = 1
+        """Optimizer steps of each round."""
+
+    def round(self) -> float:
+        """Train some steps; how long they took."""
+        torch.set_num_threads(self.way.threads)
+        dropouts = [] if self.way.drops else [each for each in self.way.model.modules() if isinstance(each, nn.Dropout)]
+        for module in dropouts:
+            module.eval()
+        began, rows = time.perf_counter(), 0
+        for _ in range(self.steps):
+            rows += self._step()
+        if self.task.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - began
+        for module in dropouts:
+            module.train()
+        self.rates.append(rows / seconds)
+        return seconds
+
+    def _step(self) -> int:
+        rows = 0
+        while True:
+            batch = next(self.batches)
+            with self._arithmetic():
+                loss = self.task.loss(self.way.model(batch), batch)
+            loss.backward()
+            rows += batch.num_real
+            self.count += 1
+            self.rows += batch.num_real
+            if batch.ends_step:
+                break
+        if self.task.clip:
+            clip_gradients(self.trained, self.task.clip)
+        self.optimizer.step()
+        for embedding in self.lean:
+            embedding.clear()
+        self.optimizer.zero_grad()
+        return rows
+
+    def _arithmetic(self) -> Any:
+        is_plain = self.way.precision is Precision.fp32
+        dtype = torch.float16 if self.way.precision is Precision.fp16 else torch.bfloat16
+        return nullcontext() if is_plain else torch.autocast(self.task.device.type, dtype)
+
+
+def _standing_optimizer(model: nn.Module, task: StepTask) -> torch.optim.Optimizer:
+    """One that computes its steps and takes none."""
+    optimizer = task.optim.build(model)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    return optimizer
+
+
+def _endless(feed: Feed) -> Iterator[FlatBatch]:
+    for epoch in itertools.count():
+        feed.set_epoch(epoch)
+        yield from feed
+
+
+def _most_fed(feed: Feed, was: Feed, alone: float | None) -> float:
+    """Rows a second that a feed gives in the long run: a try may live on what was gathered ahead."""
+    if alone is None:
+        return float("inf")
+    hands = [each.workers if each.kind is FeedKind.workers else 1 for each in (feed, was)]
+    return alone * hands[0] / hands[1]
+
+
+def _timed(ways: list[Way], task: StepTask, until: float, feed_alone: float | None) -> list[Tried]:
+    """Rounds of all ways in turn until the time is over; ways that it is too short for are left out."""
+    sides: list[_Side] = []
+    needed = 0.0
+    optimizers = {id(way.model): _standing_optimizer(way.model, task) for way in ways}
+    for way in ways:
+        side = _Side(way, task, optimizers[id(way.model)])
+        try:
+            side.round()  # warms up
+            seconds = side.round()
+        except (RuntimeError, UserError):  # not enough memory, most likely: then it is no way
+            continue
+        side.steps = max(1, round(_ROUND_S / max(seconds, 1e-6)))
+        if feed_alone is not None:  # a round sees as many waits as there are
+            side.steps = -(-side.steps // _BATCHES_A_RUN) * _BATCHES_A_RUN
+        needed += _ROUNDS * seconds * side.steps
+        if time.perf_counter() + needed > until and sides:
+            break
+        side.rates.clear()
+        sides.append(side)
+    while len(sides) > 1:
+        for side in sides:
+            side.round()
+        spent_enough = time.perf_counter() > until and len(sides[0].rates) >= _ROUNDS
+        if spent_enough or len(sides[0].rates) >= 4 * _ROUNDS:
+            break
+    if len(sides) < 2:
+        return []
+    was, *others = sides
+    return [
+        Tried(
+            cause=side.way.cause,
+            override=side.way.override,
+            rows_per_s=min(statistics.median(side.rates), _most_fed(side.way.feed, was.way.feed, feed_alone)),
+            as_was=statistics.median(was.rates),
+            rows_per_batch=side.rows / side.count,
+            batches_per_step=side.way.feed.plan.accumulate,
+        )
+        for side in others
+    ]
