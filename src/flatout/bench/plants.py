@@ -23,7 +23,7 @@ class SlowSource(L.Callback):
             time.sleep(us_a_row * 1e-6 * len(batches.rows))
             return gather(gatherer, batches)
 
-        Gatherer.run = slow  # type: ignore[method-assign]  # the process is the bench's own
+        Gatherer.run = slow  # type: ignore[assignment,method-assign]  # the process is the bench's own
 
 
 class Transforming(L.Callback):
@@ -36,7 +36,7 @@ class Transforming(L.Callback):
             given = settings.pop("transform", None) or (self.transform if plan.shuffle else None)
             make(feed, split, plan, transform=given, **settings)
 
-        Feed.__init__ = made  # type: ignore[method-assign]  # the process is the bench's own
+        Feed.__init__ = made  # type: ignore[assignment,method-assign]  # the process is the bench's own
 
     def transform(self, batch: FlatBatch) -> FlatBatch:
         raise NotImplementedError
@@ -78,7 +78,7 @@ class PadsToMax(L.Callback):
         def padded(batch: FlatBatch, multiple: int = 1) -> int:
             return max(longest, real(batch, multiple))
 
-        FlatBatch.longest = padded  # type: ignore[method-assign]  # the process is the bench's own
+        FlatBatch.longest = padded  # type: ignore[assignment,method-assign]  # the process is the bench's own
 
 
 class ReadsNorms(L.Callback):

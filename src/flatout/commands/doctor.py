@@ -27,8 +27,11 @@ def run(arguments: argparse.Namespace) -> None:
         print(json.dumps({"verdict": verdict(evidence), "evidence": evidence.as_dict()}, indent=1))
         return
     console = Console(highlight=False)
+    rows = f"{evidence.rows_per_batch:,.0f} rows a batch, {evidence.batches:,} batches"
+    console.print(Text(f"where the time went: {rows}", style="bold"))
     console.print(_time_table(evidence))
     if evidence.tried:
+        console.print(Text("\nwhat was tried at its end", style="bold"))
         console.print(_tried_table(evidence))
     found = findings(evidence)
     console.print(Text("\nverdict", style="bold"))
@@ -38,8 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _time_table(evidence: Evidence) -> Table:
-    rows = f"{evidence.rows_per_batch:,.0f} rows a batch, {evidence.batches:,} batches"
-    table = Table(box=None, padding=(0, 2, 0, 0), title=Text(f"where the time went: {rows}"), title_justify="left")
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for head in ("part", "ms a batch", "share"):
         table.add_column(head, justify="left" if head == "part" else "right")
     for part in PARTS:
@@ -50,7 +52,7 @@ def _time_table(evidence: Evidence) -> Table:
 
 
 def _tried_table(evidence: Evidence) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), title="what was tried at its end", title_justify="left")
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for head in ("override", "rows/s of the model", "as it was", "the run would be"):
         table.add_column(head, justify="left" if head == "override" else "right")
     for tried in evidence.tried:

@@ -97,7 +97,7 @@ def gain_of(evidence: Evidence, tried: Tried) -> float:
     logging = evidence.ms.get("logging", 0.0) / evidence.rows_per_batch * steps_change
     seldom = sum(evidence.ms.get(part, 0.0) for part in ("checkpoint", "validation")) / evidence.rows_per_batch
     now = evidence.total_ms / evidence.rows_per_batch
-    return now / (computed * tried.ratio + each_batch + logging + seldom)
+    return now / max(computed * tried.ratio + each_batch + logging + seldom, 1e-9)
 
 
 def _best(evidence: Evidence, cause: str) -> tuple[Tried, float] | None:
@@ -141,8 +141,8 @@ def waiting(evidence: Evidence) -> Finding | None:
 
 def callbacks(evidence: Evidence) -> Finding | None:
     """A callback of a person's own takes its time, or makes the host wait for the device."""
-    if not evidence.callbacks:
-        return None
+    if not evidence.callbacks:  # curves do not name them
+        return _unnamed_callbacks(evidence)
     name, ms = max(evidence.callbacks.items(), key=lambda each: each[1])
     gain = _without(evidence, ms)
     if gain < LEAST_GAIN:
@@ -152,6 +152,17 @@ def callbacks(evidence: Evidence) -> Finding | None:
     limit = f"the callback {name}" + (", which waits for the device," if reads and evidence.device != "cpu" else "")
     share = ms / evidence.total_ms
     return Finding(cause="callbacks", limit=limit, share=share, evidence=why, mend=f"~callbacks.{name}", gain=gain)
+
+
+def _unnamed_callbacks(evidence: Evidence) -> Finding | None:
+    ms = evidence.ms.get("callbacks", 0.0)
+    gain = _without(evidence, ms)
+    if gain < LEAST_GAIN:
+        return None
+    why, share = f"{ms:.1f} ms of each batch", evidence.share("callbacks")
+    return Finding(
+        cause="callbacks", limit="callbacks of your own", share=share, evidence=why, mend="leaving them out", gain=gain
+    )
 
 
 def host_reads(evidence: Evidence) -> Finding | None:

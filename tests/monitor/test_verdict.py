@@ -1,0 +1,180 @@
+"""Each cause is told from what was measured, with a mend and what it is worth; quiet runs are told that all is well."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from flatout.monitor.evidence import Evidence, Tried
+from flatout.monitor.verdict import LEAST_GAIN, RULES, findings, gain_of, verdict
+
+QUIET = Evidence(
+    device="cpu",
+    steps=400,
+    batches=400,
+    rows_per_batch=128.0,
+    batch_size=128,
+    ms={"wait": 0.1, "forward": 8.0, "backward": 16.0, "optimizer": 2.0, "validation": 0.5, "other": 0.5},
+    mfu=0.3,
+    threads=2,
+    cores=2,
+    counts={"logging": 8, "checkpoint": 3, "validation": 2},
+    epochs=2,
+)
+CARD = replace(QUIET, device="cuda", gpu={"utilisation": 0.95, "temperature_c": 61.0, "power_w": 280.0})
+
+
+def spending(evidence: Evidence = QUIET, **ms: float) -> Evidence:
+    return replace(evidence, ms=evidence.ms | ms)
+
+
+def trying(cause: str, override: str, ratio: float, evidence: Evidence = QUIET, **changed) -> Evidence:
+    settings = {"rows_per_batch": evidence.rows_per_batch, "batches_per_step": evidence.accumulate} | changed
+    tried = Tried(cause=cause, override=override, as_was=1000.0, rows_per_s=1000.0 * ratio, **settings)
+    return replace(evidence, tried=[*evidence.tried, tried])
+
+
+PLAIN = {
+    "data": (spending(wait=20.0), "data.feed=threaded", None),
+    "callbacks": (replace(spending(callbacks=27.1), callbacks={"mine": 27.0}), "~callbacks.mine", 2.0),
+    "logging": (
+        replace(spending(logging=27.1), flush_every=1, counts=QUIET.counts | {"logging": 400}),
+        "monitor.flush_every=50",
+        1.96,
+    ),
+    "validation": (
+        replace(spending(validation=27.1), counts={"validation": 40, "checkpoint": 41}),
+        "++trainer.val_check_interval=1.0",
+        1.92,
+    ),
+    "checkpoint": (
+        replace(spending(checkpoint=27.1), counts={"validation": 2, "checkpoint": 200}),
+        "checkpoint.every_steps=null",
+        1.97,
+    ),
+    "optimizer": (spending(optimizer=40.0), None, None),
+    "batch": (spending(other=30.0), "data.batch_size", None),
+    "compile": (replace(QUIET, compiled={"graphs": 9, "seconds": 5.42}), "dynamic=True", 2.0),
+    "memory": (replace(QUIET, host={"swap_in_mb_per_s": 40.0, "swap_out_mb_per_s": 2.0}), "data.batch_size", None),
+    "cpu": (replace(QUIET, host={"machine_cpu_share": 1.0, "process_cpu_cores": 0.8}), "what else runs", None),
+    "throttling": (replace(CARD, gpu=CARD.gpu | {"throttled": {"heat": 0.7}}), "cool the card", None),
+    "shared": (replace(CARD, gpu=CARD.gpu | {"others": {"processes": 2, "share": 0.9}}), "CUDA_VISIBLE_DEVICES", None),
+    "reads": (
+        replace(spending(CARD, other=30.0), reads={"mine": 14.0}, callbacks={"mine": 0.4}),
+        "~callbacks.mine",
+        None,
+    ),
+    "ranks": (replace(QUIET, world=2, ranks=[{"forward": 8.0}, {"forward": 24.0}]), "rank 1", None),
+    "communication": (
+        replace(QUIET, world=2, ranks=2 * [{"forward": 8.0, "backward": 18.0, "alone": 9.0}]),
+        "data.accumulate=2",
+        1.46,
+    ),
+}
+
+
+@pytest.mark.parametrize("cause", PLAIN)
+def test_what_was_measured_names_its_cause(cause):
+    evidence, mend, gain = PLAIN[cause]
+    told = verdict(evidence)
+    assert told["cause"] == cause, told["sentence"]
+    assert mend is None or mend in told["mend"]
+    assert gain is None or told["predicted_gain"] == pytest.approx(gain, rel=0.02)
+    assert told["sentence"].startswith("limited by ") and 0 < told["share"] <= 1
+    assert json.loads(json.dumps(told)) == told
+
+
+@pytest.mark.parametrize("cause", ["data", "padding", "precision", "threads", "dropout"])
+def test_what_was_tried_and_is_faster_is_the_mend(cause):
+    evidence = trying(cause, f"override.of={cause}", 2.0, spending(wait=10.0) if cause == "data" else QUIET)
+    told = verdict(evidence)
+    assert (told["cause"], told["mend"]) == (cause, f"override.of={cause}")
+    assert told["predicted_gain"] == pytest.approx(evidence.total_ms / (evidence.total_ms - 26.1 / 2), rel=0.3)
+
+
+def test_a_larger_batch_saves_what_each_batch_costs():
+    small = replace(spending(other=4.0), rows_per_batch=4.0, batch_size=4)
+    told = verdict(trying("batch", "data.batch_size=64", 8.0, small, rows_per_batch=64.0))
+    computed, other = 26.1 / 4 / 8, 4.0 / 64
+    seldom = 0.5 / 4
+    assert told["cause"] == "batch" and "optim.scale_lr" in told["sentence"]
+    assert told["predicted_gain"] == pytest.approx(small.total_ms / 4 / (computed + other + seldom), rel=0.01)
+
+
+def test_batches_of_one_step_are_put_together_rather_than_steps_changed():
+    small = replace(spending(other=4.0), rows_per_batch=4.0, batch_size=4, accumulate=8)
+    evidence = trying("accumulation", "data.batch_size=32 data.accumulate=1", 3.0, small, rows_per_batch=32.0)
+    told = verdict(evidence)
+    assert told["cause"] == "accumulation" and "the step stays the same" in told["sentence"]
+
+
+def test_a_mend_that_changes_what_is_learned_comes_after_one_that_does_not():
+    slow = replace(spending(callbacks=27.1), callbacks={"mine": 27.0})
+    evidence = trying("batch", "data.batch_size=512", 2.5, slow, rows_per_batch=512.0)
+    told = verdict(evidence)
+    assert told["cause"] == "callbacks"
+    assert [each["cause"] for each in told["others"]] == ["batch"]
+    tiny = trying("batch", "data.batch_size=512", 30.0, spending(slow, other=90.0), rows_per_batch=512.0)
+    assert verdict(tiny)["cause"] == "batch"
+
+
+def test_of_mends_that_are_about_as_good_the_first_is_taken():
+    waits = spending(wait=26.0)
+    evidence = trying(
+        "data", "data.feed=workers data.workers=8", 2.05, trying("data", "data.feed=threaded", 2.0, waits)
+    )
+    assert verdict(evidence)["mend"] == "data.feed=threaded"
+
+
+def test_a_run_near_the_roof_and_one_that_is_not_are_told_apart():
+    assert "near the roof" in verdict(replace(QUIET, mfu=0.62))["sentence"]
+    told = verdict(QUIET)
+    assert told["cause"] == "nothing" and "near the roof" not in told["sentence"] and told["mend"] is None
+
+
+def test_a_mend_that_is_worth_little_is_not_named():
+    assert verdict(trying("precision", "precision=bf16", 1.05))["cause"] == "nothing"
+    assert verdict(trying("precision", "precision=bf16", 0.5))["cause"] == "nothing"
+    assert verdict(spending(wait=1.0))["cause"] == "nothing"
+
+
+def test_the_power_limit_is_not_mended_by_cooling():
+    told = verdict(replace(CARD, gpu=CARD.gpu | {"throttled": {"power limit": 0.9}}))
+    assert "nvidia-smi -pl" in told["mend"] and "280 W" in told["sentence"]
+
+
+def test_a_card_whose_host_works_ahead_is_not_waiting_for_reads_of_a_few_numbers():
+    assert verdict(replace(CARD, reads={"mine": 14.0}))["cause"] == "nothing"
+
+
+@given(
+    some.dictionaries(some.sampled_from(sorted(QUIET.ms)), some.floats(0, 1e4)),
+    some.lists(some.tuples(some.sampled_from(["data", "batch", "precision"]), some.floats(0.01, 100.0)), max_size=4),
+)
+def test_whatever_was_measured_there_is_one_verdict_and_gains_are_ordered(ms, tried):
+    evidence = replace(QUIET, ms=ms or {"forward": 1.0})
+    for cause, ratio in tried:
+        evidence = trying(cause, "a.b=1", ratio, evidence)
+    told = verdict(evidence)
+    assert told["cause"] and told["sentence"] and len(told["others"]) <= 3
+    for finding in findings(evidence):
+        assert finding.gain is None or (finding.gain >= LEAST_GAIN and math.isfinite(finding.gain))
+        assert 0 <= finding.share <= 1 + 1e-9
+    for each in evidence.tried:
+        assert gain_of(evidence, each) >= 0
+
+
+def test_every_rule_is_silent_on_a_quiet_run():
+    for evidence in (QUIET, CARD):
+        assert [rule.__name__ for rule in RULES if rule(evidence) is not None] == []
+
+
+def test_evidence_comes_back_from_a_summary():
+    evidence = trying("data", "a.b=1", 2.0)
+    kept = json.loads(json.dumps(evidence.as_dict())) | {"from_a_later_version": 1}
+    assert Evidence.from_dict(kept) == evidence

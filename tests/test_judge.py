@@ -1,0 +1,136 @@
+"""What is tried at the end of a run leaves nothing behind, and `doctor` says what a folder tells."""
+
+from __future__ import annotations
+
+import json
+
+import lightning as L
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, UserError, fit
+from flatout import tries
+from flatout.bits.data import BitsDataConfig
+from flatout.checkpoints import CHECKPOINTS
+from flatout.judge import evidence_in
+from flatout.models.bitmlp import BitMLPConfig
+from flatout.models.transformer import TransformerConfig
+from flatout.report.summary import read_summary
+from flatout.tasks.grams import GramsConfig
+from tests.verbs import verb
+
+
+@pytest.fixture
+def long_enough(monkeypatch):
+    """Runs of a second are long enough to try things."""
+    monkeypatch.setattr(tries, "SHARE", 20.0)
+    monkeypatch.setattr(tries, "_MOST_S", 3.0)
+    monkeypatch.setattr(tries, "_LEAST_S", 0.0)
+
+
+class Slow(L.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        torch.ones(600, 600) @ torch.ones(600, 600)
+        assert float(batch.offsets[0]) == 0
+
+
+def texts(output, *, verdict=True, model=None, **settings):
+    return fit(
+        TextDataConfig(sample=HeadlinesConfig(rows=500, eval_rows=60), batch_size=8, max_length=12),
+        model or BiLSTMConfig(embedding=8, hidden=8, dropout=0.3),
+        epochs=1,
+        output=str(output),
+        monitor=MonitorConfig(verdict=verdict, flush_every=10),
+        **settings,
+    )
+
+
+def bits(output, *, verdict=True):
+    data = BitsDataConfig(batch_size=8)
+    data.sample.rows = 500
+    monitor = MonitorConfig(verdict=verdict)
+    model, task = BitMLPConfig(widths=[24], dropout=0.2), GramsConfig(recombine=1.0, exposure=False)
+    return fit(data, model, task=task, epochs=1, output=str(output), monitor=monitor)
+
+
+def encoder(output, *, verdict=True):
+    return texts(output, verdict=verdict, model=TransformerConfig(hidden=16, layers=1, heads=2, dropout=0.1))
+
+
+@pytest.mark.parametrize("train", [texts, bits, encoder])
+def test_what_is_tried_leaves_nothing_behind(tmp_path, long_enough, train):
+    tried, plain = (train(tmp_path, verdict=verdict) for verdict in (True, False))
+    assert [each["cause"] for each in tried.summary["evidence"]["tried"]], tried.verdict
+    assert not plain.summary["evidence"]["tried"]
+    for file in ("model/model.safetensors", f"{CHECKPOINTS}/last/state.safetensors"):
+        paths = [run.folder / file for run in (tried, plain)]
+        if not paths[0].exists():
+            assert file != "model/model.safetensors"
+            continue
+        ours, theirs = (load_file(path) for path in paths)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert tried.metrics == plain.metrics
+
+
+def test_small_batches_are_tried_larger_and_the_verdict_says_so(tmp_path, long_enough, capsys):
+    result = texts(tmp_path)
+    assert result.verdict["cause"] in ("batch", "cpu")
+    overrides = [each["override"] for each in result.summary["evidence"]["tried"]]
+    assert "data.batch_size=32" in overrides and "model.dropout=0" in overrides
+    assert "verdict" in capsys.readouterr().out
+
+
+def test_a_callback_that_takes_its_time_is_named(tmp_path, long_enough):
+    result = texts(tmp_path, callbacks={"mine": Slow()})
+    assert result.verdict["mend"] == "~callbacks.mine"
+    assert "1 reads of the device's numbers a step" in result.verdict["sentence"]
+
+
+def test_a_plain_bottleneck_is_told_while_the_run_goes_on(tmp_path, monkeypatch, capsys):
+    texts(tmp_path, callbacks={"mine": Slow()})
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("after ")]
+    assert len(told) == 1 and "~callbacks.mine would make this run" in told[0]
+
+
+def test_a_short_run_has_no_verdict_and_says_so(tmp_path, capsys):
+    result = fit(
+        TextDataConfig(sample=HeadlinesConfig(rows=60, eval_rows=40), batch_size=8),
+        BiLSTMConfig(embedding=4, hidden=4),
+        epochs=1,
+        output=str(tmp_path),
+    )
+    assert result.verdict is None
+    assert "verdict: none, fewer than 30 steps tell too little" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"tells of \d+ steps .*Train it for longer"):
+        evidence_in(result.folder)
+
+
+def test_doctor_tells_of_a_finished_run_where_its_time_went_and_what_was_tried(tmp_path, long_enough, capsys):
+    result = texts(tmp_path)
+    capsys.readouterr()
+    assert verb("doctor", result.folder) == 0
+    told = capsys.readouterr().out
+    assert "where the time went" in told and "forward" in told and "data.batch_size=32" in told
+    assert result.verdict["sentence"] in " ".join(told.split())
+    assert verb("doctor", result.folder, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["verdict"]["cause"] == result.verdict["cause"]
+
+
+def test_doctor_tells_of_a_run_that_was_cut_short_what_its_curves_say(tmp_path, capsys):
+    result = texts(tmp_path, callbacks={"mine": Slow()})
+    path = result.folder / "summary.json"
+    summary = read_summary(result.folder) | {"status": "failed", "evidence": {}, "verdict": None}
+    path.write_text(json.dumps(summary), encoding="utf-8")
+    capsys.readouterr()
+    assert verb("doctor", result.folder) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "limited by callbacks of your own" in told and "from the curves of a run that is failed" in told
+    evidence = evidence_in(result.folder)
+    assert evidence.rows_per_batch == pytest.approx(8, rel=0.1)
+
+
+def test_doctor_wants_a_runs_folder(tmp_path, capsys):
+    assert verb("doctor", tmp_path) == 2
+    assert "no summary.json there" in capsys.readouterr().err
