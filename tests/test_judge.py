@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, UserError, fit
-from flatout import tries
+from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, UserError, fit, tries
 from flatout.bits.data import BitsDataConfig
 from flatout.checkpoints import CHECKPOINTS
 from flatout.judge import evidence_in
