@@ -38,6 +38,8 @@ class FlatBatch:
     """Real rows of the whole optimizer step, over all ranks and micro-batches: the loss is divided by it."""
     ends_step: bool = True
     """Whether the optimizer steps after this micro-batch."""
+    cut_from: tuple[int, int] | None = None
+    """For a piece of a batch that was cut: the real rows before it, and those of the whole."""
 
     @property
     def num_rows(self) -> int:

@@ -98,7 +98,7 @@ class ClassificationTask(StepTask):
         return self._loss_sum_of(real_rows(outputs, batch).float(), self._targets(batch)) / batch.step_rows
 
     def judge(self, batch: FlatBatch) -> Tensor:
-        outputs = real_rows(self.model(batch), batch).float()
+        outputs = real_rows(self.outputs(batch), batch).float()
         targets = self._targets(batch)
         self.metrics.update(self.unscaled(outputs), targets)
         return self._loss_sum_of(outputs, targets)
@@ -120,7 +120,7 @@ class ClassificationTask(StepTask):
         targets: list[Tensor] = []
         for batch in feed.afresh():
             with self.trainer.precision_plugin.forward_context():
-                outputs.append(real_rows(self.model(batch), batch).float().cpu())
+                outputs.append(real_rows(self.outputs(batch), batch).float().cpu())
             targets.append(self._targets(batch).cpu())
             if sum(map(len, outputs)) >= most_rows:
                 break

@@ -93,12 +93,17 @@ class Recombined:
         self.next = 0
         """The text that is taken next."""
 
-    def take(self, count: int) -> Tensor:
-        """`[count, targets]` zeros and ones of the next texts."""
+    def ready(self, count: int) -> int:
+        """How many of so many texts there are; begins anew where fewer are left."""
         num_texts = len(self.bounds) - 1
         count = min(count, num_texts)
         if self.next + count > num_texts:
             self.next = 0
+        return count
+
+    def take(self, count: int) -> Tensor:
+        """`[count, targets]` zeros and ones of the next texts."""
+        count = self.ready(count)
         start, stop = self.next, self.next + count
         self.next = stop
         first, last = self.bounds[start], self.bounds[stop]
@@ -108,6 +113,7 @@ class Recombined:
 class GramsTask(StepTask):
     """Trains a model on encodings and their grams."""
 
+    smaller_rows = "Take a smaller model, such as model.widths=[128], or set precision=bf16."
     weights_C: Tensor | None
 
     def __init__(
@@ -153,12 +159,30 @@ class GramsTask(StepTask):
             detected, hashed = outputs[:, num_labels:].float(), targets[:, num_labels:]
             losses = F.binary_cross_entropy_with_logits(detected, hashed, reduction="sum") / num_labels
             total = total + self.config.detector_weight * losses
-        if self.recombined and self._compose is not None:
-            if not self._window:
-                self._step_began_at = self.recombined[0].next
-            known = self.recombined[0].take(max(1, round(self.config.recombine * batch.num_real)))
+        if self.recombined and self._compose is not None and (count := self._recombined_of(batch)):
+            known = self.recombined[0].take(count)
             total = total + self._answers_loss(self._compose(known[:, num_labels:]), known[:, :num_labels])
         return total / batch.step_rows
+
+    def begin_step(self) -> None:
+        if self.recombined:
+            self._step_began_at = self.recombined[0].next
+
+    def set_back(self, *, with_gradients: bool) -> None:
+        super().set_back(with_gradients=with_gradients)
+        if self.recombined:
+            self.recombined[0].next = self._step_began_at
+
+    def _recombined_of(self, batch: FlatBatch) -> int:
+        """How many recombined texts go with a batch; pieces of one share what the whole would take."""
+        before, whole = batch.cut_from or (0, batch.num_real)
+        wanted = max(1, round(self.config.recombine * whole))
+        if batch.cut_from is None:
+            return wanted
+        if before == 0:
+            self.recombined[0].ready(wanted)
+        wanted = min(wanted, len(self.recombined[0].bounds) - 1)
+        return wanted * (before + batch.num_real) // whole - wanted * before // whole
 
     def unread(self) -> dict[str, Any]:
         if not self.recombined:
@@ -187,8 +211,8 @@ class GramsTask(StepTask):
     def answers(self, batch: FlatBatch) -> Tensor:
         """`[B, C]` logits of the answers; when training is over, as a finished model gives them."""
         if self.is_finished:
-            return finished_answers(self.model, self.labels, batch)
-        return self.model(batch)[:, : self.labels.num_outputs].float()
+            return self.passes.judge(batch, lambda part: finished_answers(self.model, self.labels, part))
+        return self.outputs(batch)[:, : self.labels.num_outputs].float()
 
     def _targets(self, batch: FlatBatch) -> Tensor:
         return real_rows(batch.multi_hot(self.labels.num_outputs), batch)

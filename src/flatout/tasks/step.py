@@ -33,7 +33,9 @@ from flatout.errors import UserError
 from flatout.metrics import Counted
 from flatout.models.lean import LeanEmbedding
 from flatout.optim import NotFinite, OptimConfig, clip_gradients, gradient_is_finite, gradient_length
+from flatout.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
 from flatout.tasks.average import WeightAverage
+from flatout.tasks.pieces import Passes, running_statistics
 
 _MOST_IN_A_ROW = 20
 """Steps that may be skipped one after the other."""
@@ -45,6 +47,10 @@ AVERAGE = "average"
 class StepTask(L.LightningModule):
     """A model, a loss and an optimizer; subclasses say what the loss and the metrics are."""
 
+    labels_are_of_tokens = False
+    """Whether targets are one a token rather than of the row."""
+    smaller_rows = "Shorten rows with data.max_length, or set precision=bf16."
+    """What helps where a single row needs too much memory."""
     finds_at_once = True
     """Whether a step that went wrong on a CPU is found there and then; elsewhere the device leaves it out itself."""
     _loss_sum: Tensor
@@ -65,8 +71,11 @@ class StepTask(L.LightningModule):
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
         self._trained: list[nn.Parameter] = []
-        self._window: list[Tensor] = []  # losses of the micro-batches of the step that is under way
-        self._is_plain = self._steps_directly = self._is_scaled = self._exchanges = False
+        self.passes = Passes(self)
+        """Through each step's batches, in pieces where memory asks for it."""
+        self.running_statistics: list[Tensor] = []
+        """What each forward pass of a training changes by itself."""
+        self._is_plain = self._steps_directly = self._is_scaled = self.exchanges = False
         self._steps_done = 0
         self._lean: list[LeanEmbedding] = []
         self.average: WeightAverage | None = None
@@ -154,8 +163,10 @@ class StepTask(L.LightningModule):
         self._norms = [norm.to(self.device) for norm in self._norms]
         self._is_scaled = self._scaler() is not None
         self._is_plain = isinstance(self.trainer.strategy, SingleDeviceStrategy) and not self._is_scaled
-        self._exchanges = _are_several()
-        if self._exchanges:
+        self.exchanges = _are_several()
+        self.running_statistics = running_statistics(self.model)
+        self.passes.restart()
+        if self.exchanges:
             torch.manual_seed(torch.initial_seed() + dist.get_rank())  # other rows, other dropout
             for embedding in self._lean:
                 dist.broadcast(embedding.weight.detach(), 0)  # as DDP does with all others
@@ -184,21 +195,16 @@ class StepTask(L.LightningModule):
         now = self.now
         started = now()
         self._is_under_way = True
-        loss = self.loss(self.model(batch), batch)
-        forwarded = now()
-        self._backward(loss, batch.ends_step)
-        backwarded = now()
-        window = self._window
-        window.append(loss.detach())
+        forward_s = self.passes.train(batch)
+        backwarded = time.perf_counter()
         if batch.ends_step:
-            self._losses.append(window[0] if len(window) == 1 else torch.stack(window).sum())
-            window.clear()
+            self._losses.append(self.passes.end_step())
             self._step()
             self._is_under_way = False
         phase_s = self.phase_s
-        phase_s["forward"] += forwarded - started
-        phase_s["backward"] += backwarded - forwarded
-        phase_s["optimizer"] += now() - backwarded
+        phase_s["forward"] += forward_s
+        phase_s["backward"] += backwarded - started - forward_s
+        phase_s["optimizer"] += time.perf_counter() - backwarded
 
     # Lightning inspects this signature every step; one that lies ready is found at once.
     training_step.__dict__["__signature__"] = inspect.signature(training_step)
@@ -207,6 +213,25 @@ class StepTask(L.LightningModule):
         if batch.num_real:  # a rank for which no row is left keeps in step with the others
             self._loss_sum += self.judge(batch)
             self._rows_judged += batch.num_real
+
+    def outputs(self, batch: FlatBatch) -> Tensor:
+        """The model's answers to a batch that is not trained on."""
+        return self.passes.judge(batch, self.model)
+
+    def begin_step(self) -> None:
+        """Told before the first forward pass of an optimizer step."""
+        return
+
+    def set_back(self, *, with_gradients: bool) -> None:
+        """To where `begin_step` was: the step's passes are repeated. Without gradients DDP has some of them already."""
+        for embedding in self._lean:
+            embedding.clear()
+        if with_gradients:
+            self._stepper[0].optimizer.zero_grad()
+
+    def weights_kept_from_exchange(self) -> list[Tensor]:
+        """Trained weights whose gradients DDP does not see."""
+        return [embedding.weight for embedding in self._lean if embedding.weight.requires_grad]
 
     def test_step(self, batch: FlatBatch, batch_idx: int) -> None:
         self.validation_step(batch, batch_idx)
@@ -243,6 +268,7 @@ class StepTask(L.LightningModule):
             "losses": torch.stack(self._losses) if self._losses else None,
             "norms": torch.stack(self._norms) if self._norms else None,
             "skipped": list(self.skipped),
+            "pieces": dict(self.passes.pieces),
         }
 
     def take_unread(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
@@ -255,6 +281,9 @@ class StepTask(L.LightningModule):
         self._losses = [] if losses is None else list(losses.unbind())
         self._norms = [] if norms is None else list(norms.unbind())
         self.skipped = list(own["skipped"])
+        for name in self.passes.pieces:
+            counts = [each.get("pieces", {}).get(name, 1) for each in ([own] if is_same_world else of_ranks)]
+            self.passes.pieces[name] = max(counts)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.average is not None:
@@ -326,7 +355,14 @@ class StepTask(L.LightningModule):
         if self._broken is not None and self.optim.not_finite is NotFinite.stop and bool(self._broken):
             self.take_losses()
 
-    def _backward(self, loss: Tensor, ends_step: bool) -> None:
+    def as_exchanged(self, loss: Tensor) -> Tensor:
+        """A loss as `backward_of` takes it: ranks average their gradients, and a scaler wants its factor."""
+        loss = loss * self.trainer.world_size
+        scaler = self._scaler()
+        return loss if scaler is None else scaler.scale(loss)
+
+    def backward_of(self, loss: Tensor, ends_step: bool) -> None:
+        """Add the gradients of a part of a step; ranks exchange them all after the last."""
         if self._is_plain:
             loss.backward()
             return
@@ -343,20 +379,15 @@ class StepTask(L.LightningModule):
         lr = self.optim.lr_at(step, self.total_steps)
         for group in optimizer.param_groups:
             group["lr"] = lr * group["lr_share"]
-        if self._exchanges:
+        if self.exchanges:
             for embedding in self._lean:
                 embedding.exchange()
         is_wanted = self._is_sound(optimizer, step)
         self._is_updating = True
-        if self._steps_directly or not is_wanted:
-            # Lightning's way to the optimizer serves scalers, closures and hooks; where there are none it is 30 µs
-            # for nothing. Its own count of steps is kept.
-            stepper._on_before_step()
-            if is_wanted:
-                optimizer.step()
-            stepper._on_after_step()
+        if not optimizer.state and is_wanted:
+            self._update_first(stepper)
         else:
-            stepper.step()
+            self._update(stepper, is_wanted)
         for embedding in self._lean:
             embedding.clear()
         optimizer.zero_grad()
@@ -365,6 +396,49 @@ class StepTask(L.LightningModule):
         if self._thaw is not None and self._thaw(self._epochs_done(step + 1)):
             self._exchange_what_thawed()
         self._is_updating = False
+
+    def _update(self, stepper: LightningOptimizer, is_wanted: bool) -> None:
+        if self._steps_directly or not is_wanted:
+            # Lightning's way to the optimizer serves scalers, closures and hooks; where there are none it is 30 µs
+            # for nothing. Its own count of steps is kept.
+            stepper._on_before_step()
+            if is_wanted:
+                stepper.optimizer.step()
+            stepper._on_after_step()
+        else:
+            stepper.step()
+
+    def _update_first(self, stepper: LightningOptimizer) -> None:
+        """The step in which the optimizer makes its state; smaller batches would not help where memory lacks for it.
+
+        What activations have left is given back and the step tried once more, if no weight was changed yet.
+        """
+        before = [weight._version for weight in self._trained]
+        why = ""
+        try:
+            self._update(stepper, True)
+        except ERRORS as error:
+            is_untouched = before == [weight._version for weight in self._trained]
+            if not is_out_of_memory(error):
+                raise
+            why = in_short(error)
+        if not why:
+            return
+        if not is_untouched or self._is_scaled:
+            raise self._no_memory_for_state(why)
+        stepper.optimizer.state.clear()
+        give_back_memory()
+        try:
+            self._update(stepper, True)
+        except ERRORS as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._no_memory_for_state(in_short(error)) from None
+
+    def _no_memory_for_state(self, why: str) -> UserError:
+        what = f"memory ran out in the first step of the optimizer, whose state is twice the weights ({why})"
+        mend = "Freeze layers, train with model.lora.rank=8, or take a smaller model; smaller batches change little."
+        return UserError("training", what, mend=mend)
 
     def _is_sound(self, optimizer: torch.optim.Optimizer, step: int) -> bool:
         """Clip the gradient; whether the step may be taken, which elsewhere than on a CPU the device decides itself."""

@@ -54,6 +54,8 @@ class TagLabels:
 class TaggingTask(StepTask):
     """Trains a tagger on flat batches."""
 
+    labels_are_of_tokens = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -84,7 +86,7 @@ class TaggingTask(StepTask):
         return self._loss_sum_of(*_real(outputs, batch)) / (batch.step_rows * self.labels.words_per_row)
 
     def judge(self, batch: FlatBatch) -> Tensor:
-        outputs, targets = _real(self.model(batch), batch)
+        outputs, targets = _real(self.outputs(batch), batch)
         answers, tags = outputs.argmax(-1).cpu().numpy(), targets.cpu().numpy()
         is_word = tags != NO_TAG
         ends = np.cumsum(batch.lengths[: batch.num_real].numpy())

@@ -1,0 +1,240 @@
+"""Passes through a step's batches; where memory does not suffice they are repeated in smaller pieces.
+
+The plan, the feed and the checkpoints know nothing of it: a batch is cut *inside* the step. The gradients of a step's
+batches are dropped, the random numbers set back, and the same rows go through in twice as many pieces, then and in all
+steps to come. Losses are divided by the rows of the whole step, so the pieces' gradients add up to the same.
+
+On several ranks each repeats by itself; the others wait where gradients are exchanged, and none sees a difference. The
+hard case is memory that runs out while gradients are being exchanged already: DDP sends them off in buckets, each as
+soon as it is full, and what was sent cannot be called back. But a weight's gradient is whole before its turn comes, so
+what was sent is right. Only the gradients of the other weights are computed anew, past DDP, and handed to it where it
+waits for them (`_finish_exchange`).
+
+A step that has memory pays one list append and a note of the random state.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from flatout.data.batch import FlatBatch
+from flatout.data.cut import cut_batch
+from flatout.errors import UserError
+from flatout.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
+from flatout.position import RandomState
+
+if TYPE_CHECKING:
+    from flatout.tasks.step import StepTask
+
+TRAINING, EVALUATION = "training", "evaluation"
+Tell = Callable[[str, int, int, str], None]
+
+
+class Passes:
+    """Forward and backward passes of a task, in as many pieces as memory asks for."""
+
+    def __init__(self, task: StepTask) -> None:
+        self.task = task
+        self.pieces = {TRAINING: 1, EVALUATION: 1}
+        """Into how many pieces each batch is cut."""
+        self.losses: list[Tensor] = []
+        """Of the step that is under way, so far."""
+        self.times_out = 0
+        """How often memory did not suffice."""
+        self.tell: Tell = lambda what, pieces, step, why: None
+        """Told of more pieces, when they have been enough: what for, how many, at which step, and the error's words."""
+        self._batches: list[FlatBatch] = []
+        self._random: RandomState | None = None
+        self._statistics: list[tuple[Tensor, Tensor]] = []
+        self._is_exchanging = False
+        self._waiting: list[nn.Parameter] | None = None
+
+    def restart(self) -> None:
+        """Forget a step that was never ended."""
+        self._batches.clear()
+        self.losses.clear()
+        self._is_exchanging, self._waiting = False, None
+
+    def train(self, batch: FlatBatch) -> float:
+        """Gradients and the loss of a step's next batch; the seconds of its forward passes."""
+        if not self._batches:
+            self._begin_step()
+        self._batches.append(batch)
+        try:
+            seconds = self._through(batch)
+        except ERRORS as error:
+            if not is_out_of_memory(error):
+                raise
+            why = in_short(error)
+        else:
+            return seconds
+        # Out here the error is gone, and with it its frames, which hold the activations.
+        return self._again(why)
+
+    def end_step(self) -> Tensor:
+        """The loss of the step whose batches went through."""
+        losses = self.losses
+        loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+        losses.clear()
+        self._batches.clear()
+        return loss
+
+    def judge(self, batch: FlatBatch, answer: Callable[[FlatBatch], Tensor]) -> Tensor:
+        """The answers to a batch of validation or test."""
+        why = ""
+        while True:
+            count = self.pieces[EVALUATION]
+            try:
+                parts = cut_batch(batch, count, labels_are_of_tokens=self.task.labels_are_of_tokens)
+                found = answer(batch) if count == 1 else torch.cat([answer(part) for part in parts])
+            except ERRORS as error:
+                if not is_out_of_memory(error):
+                    raise
+                why = in_short(error)
+            else:
+                if why:
+                    self.tell(EVALUATION, count, self.task.trainer.global_step, why)
+                return found
+            self._halve(EVALUATION, [batch], why)
+
+    def hear(self, told: list[int]) -> None:
+        """How many pieces some rank needs: the most of all."""
+        for name, count in zip(self.pieces, told, strict=True):
+            if count > self.pieces[name]:
+                self.pieces[name] = count
+                self.tell(name, count, self.task.trainer.global_step, "on another rank")
+
+    def _begin_step(self) -> None:
+        self._random = RandomState(self.task.device, with_others=False)
+        self._statistics = [(mean, mean.clone()) for mean in self.task.running_statistics]
+        self.task.begin_step()
+
+    def _through(self, batch: FlatBatch) -> float:
+        """Forwards and backwards, piece by piece; ranks exchange gradients in the last pass of a step."""
+        task, seconds, count = self.task, 0.0, self.pieces[TRAINING]
+        parts = [batch] if count == 1 else cut_batch(batch, count, labels_are_of_tokens=task.labels_are_of_tokens)
+        for part in parts:
+            began = time.perf_counter()
+            loss = task.loss(task.model(part), part)
+            seconds += time.perf_counter() - began
+            self._is_exchanging = part.ends_step
+            task.backward_of(loss, part.ends_step)
+            self._is_exchanging = False
+            self.losses.append(loss.detach())
+        return seconds
+
+    def _again(self, why: str) -> float:
+        """All batches of the step so far once more, in more pieces, until memory suffices."""
+        task, seconds = self.task, 0.0
+        while True:
+            if self._is_exchanging and task.exchanges and self._waiting is None:
+                self._waiting = self._weights_not_exchanged(why)
+            self._halve(TRAINING, self._batches, why)
+            self._set_back()
+            try:
+                if self._waiting is not None:
+                    self._finish_exchange(self._waiting, why)
+                else:
+                    seconds += sum(map(self._through, self._batches))
+            except ERRORS as error:
+                if not is_out_of_memory(error):
+                    raise
+                why = in_short(error)
+            else:
+                self._waiting = None
+                self.tell(TRAINING, self.pieces[TRAINING], task.trainer.global_step, why)
+                return seconds
+
+    def _halve(self, name: str, batches: list[FlatBatch], why: str) -> None:
+        """Twice as many pieces, where there are rows for them."""
+        self.times_out += 1
+        if self.pieces[name] >= max(batch.num_real for batch in batches):
+            longest = max(batch.longest() for batch in batches)
+            where = f"{name} ran out of memory {self._at()}"
+            what = f"a single row at once, of at most {longest} tokens, is too much ({why})"
+            raise UserError(where, what, mend=f"{self.task.smaller_rows} The last checkpoint is kept.")
+        give_back_memory()
+        self.pieces[name] *= 2
+
+    def _set_back(self) -> None:
+        """To where the step began: random numbers, running means, and no gradients but those that were sent off."""
+        task = self.task
+        self.losses.clear()
+        assert self._random is not None
+        self._random.restore(task.device)
+        for mean, before in self._statistics:
+            mean.copy_(before)
+        task.set_back(with_gradients=self._waiting is None)
+        self._is_exchanging = False
+
+    def _weights_not_exchanged(self, why: str) -> list[nn.Parameter]:
+        """Those whose gradients DDP still waits for; it names them in the words it has for a pass that was not ended.
+
+        Nothing else tells: to note each weight's turn would cost every step.
+        """
+        wrapper = getattr(self.task.trainer.strategy, "model", None)
+        if not (isinstance(self.task.trainer.strategy, DDPStrategy) and isinstance(wrapper, DistributedDataParallel)):
+            raise self._beyond_mending(why)
+        weights = wrapper._build_params_for_reducer()[0]
+        try:
+            wrapper.reducer._rebuild_buckets()
+        except RuntimeError as error:
+            found = _WAITING.search(str(error))
+            if found is None:
+                raise self._beyond_mending(why) from None
+            return [weights[int(number)] for number in found[1].split()]
+        return list(weights)  # none had its turn
+
+    def _finish_exchange(self, waiting: list[nn.Parameter], why: str) -> None:
+        """Hand DDP the gradients it still waits for, computed piece by piece where it does not look."""
+        task, count = self.task, self.pieces[TRAINING]
+        asked: list[Tensor] = [*waiting, *task.weights_kept_from_exchange()]
+        sums: list[Tensor | None] = [None] * len(waiting)
+        for batch in self._batches:
+            for part in cut_batch(batch, count, labels_are_of_tokens=task.labels_are_of_tokens):
+                loss = task.loss(task.model(part), part)
+                found = torch.autograd.grad(task.as_exchanged(loss), asked, allow_unused=True)
+                self.losses.append(loss.detach())
+                del loss
+                for place, gradient in enumerate(found[: len(waiting)]):
+                    if gradient is not None:
+                        before = sums[place]
+                        sums[place] = gradient if before is None else before + gradient
+        for weight in waiting:
+            weight.grad = None
+        handed = [
+            torch.zeros_like(weight) if total is None else total for weight, total in zip(waiting, sums, strict=True)
+        ]
+        try:
+            torch.autograd.backward(waiting, handed)
+        except ERRORS as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._beyond_mending(why) from None
+
+    def _beyond_mending(self, why: str) -> UserError:
+        """Ranks have exchanged what cannot be taken back: this run ends, the next begins with smaller pieces."""
+        self.tell(TRAINING, 2 * self.pieces[TRAINING], self.task.trainer.global_step, why)
+        what = f"memory ran out {self._at()} while ranks exchanged gradients ({why})"
+        mend = "Smaller pieces are noted for the next run: the same command with resume=auto goes on with them."
+        return UserError("training", what, mend=mend)
+
+    def _at(self) -> str:
+        return f"at step {self.task.trainer.global_step + 1}"
+
+
+_WAITING = re.compile(r"Parameter indices which did not receive grad for rank \d+:((?: \d+)+)")
+
+
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """What batch normalisation notes in every forward pass."""
+    layers = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    return [buffer for layer in layers for buffer in layer.buffers()]

@@ -1,0 +1,259 @@
+"""A step that runs out of memory is repeated in smaller pieces, and the run ends with the weights it would have had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.scarce import Scarce
+from tests.tasks.test_step import make_task, quiet_trainer
+
+from flatout import BitMLPConfig, BitsDataConfig, EncodingConfig, GramsConfig, OptimConfig, PeopleConfig
+from flatout.bits.grams import LABELS
+from flatout.data.feed import Feed
+from flatout.data.feeding import FeedKind
+from flatout.data.plan import Layout, PlanSettings
+from flatout.data.problem import Problem
+from flatout.errors import UserError
+from flatout.models.transformer import Outputs, TransformerConfig
+from flatout.monitor.flush import Flush
+from flatout.tasks.classification import ClassificationTask, ClassWeights
+from flatout.tasks.grams import GramLabels, GramsTask, Recombined
+from flatout.tasks.step import StepTask
+from flatout.tasks.tagging import TaggingConfig, TaggingTask, TagLabels
+
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+
+LENGTHS = [3, 5, 2, 7, 4, 4, 1, 6, 2, 3, 5] * 3
+EPS = 1e-3
+"""Some gradients of attention are zero but for rounding, which Adam with a smaller one would make into whole steps."""
+PLACES = {"bilstm": "model.output.weight", "textcnn": "model.output.weight", "encoder": "model.net.classifier.weight"}
+
+
+class Keep:
+    """What each flush tells."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, float]] = []
+
+    def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
+        self.told.append({name: value for name, value in values.items() if name.startswith("train/")})
+
+    def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def trained(task: StepTask, feed: Feed, folder, scarce: Scarce | None = None) -> tuple[list[Any], torch.Tensor]:
+    """What an epoch tells, and the weights at the end."""
+    keep = Keep()
+    if scarce is not None:
+        scarce.plant(task)
+    quiet_trainer(folder, 1, Flush(feed, [keep], every=1)).fit(task, train_dataloaders=feed)
+    return keep.told, torch.cat([weight.detach().flatten() for weight in task.model.parameters()])
+
+
+def encoder(outputs: Outputs) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = TransformerConfig(hidden=16, layers=2, heads=2, dropout=0.0, attention_dropout=0.0, head_dropout=0.0)
+    return config.build(outputs, vocabulary_size=50, padding_id=0, separator_id=None)
+
+
+def classifier(kind: str, problem: Problem, **settings: Any) -> ClassificationTask:
+    task = make_task("bilstm" if kind == "encoder" else kind, problem, total_steps=12, **settings)
+    task.optim.eps = EPS
+    if kind == "encoder":
+        task.model = encoder(Outputs(task.labels.classes, problem.value))
+    return task
+
+
+def feed_of(split: Any, rows: int, accumulate: int, layout: Layout = Layout.padded) -> Feed:
+    plan = PlanSettings(rows_per_batch=rows, accumulate=accumulate, layout=layout)
+    return Feed(split, plan, kind=FeedKind.resident)
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem", "rows", "accumulate"),
+    [
+        ("bilstm", Problem.single, 8, 1),
+        ("bilstm", Problem.multi, 4, 3),
+        ("textcnn", Problem.regression, 8, 1),
+        ("encoder", Problem.single, 4, 3),
+        ("encoder", Problem.multi, 8, 1),
+    ],
+)
+def test_losses_and_weights_are_those_of_a_run_with_memory(make_split, tmp_path, kind, problem, rows, accumulate):
+    split = make_split(LENGTHS, several=problem is Problem.multi)
+    if problem is Problem.regression:
+        split.columns["targets"] = split.fixed("targets").astype("float32")
+    layout = Layout.flat if kind == "encoder" else Layout.padded
+    weigh = ClassWeights.none if problem is Problem.regression else ClassWeights.auto
+    found = []
+    for where in ("nowhere", "forward", "backward", PLACES[kind]):
+        task = classifier(kind, problem, class_weights=weigh)
+        scarce = Scarce(3, steps=(1, 2), where=where) if where != "nowhere" else None
+        found.append(trained(task, feed_of(split, rows, accumulate, layout), tmp_path, scarce))
+        if scarce is not None:
+            assert set(scarce.fired) == {1} and task.passes.pieces["training"] >= 2
+    told, weights = found[0]
+    for others, other_weights in found[1:]:
+        assert [pytest.approx(each, abs=1e-5) for each in others] == told
+        torch.testing.assert_close(other_weights, weights, atol=1e-6, rtol=0)
+
+
+def bits_task(data: Any) -> GramsTask:
+    torch.manual_seed(0)
+    labels = GramLabels(LABELS, data.hashed, data.facts["class_counts"], data.summary()["rows"]["train"])
+    model = BitMLPConfig(widths=[8], start="random").build(
+        num_inputs=64, is_set=False, hashed_of_label=labels.hashed_of_label(), num_hashed=len(labels.hashed)
+    )
+    task = GramsTask(model, labels, GramsConfig(recombine=0.7), OptimConfig(eps=EPS), total_steps=20)
+    counts = torch.arange(1, 42) % 5 + 1  # few texts, so that they are taken round and round
+    ids = torch.arange(int(counts.sum())) * 7 % labels.num_targets
+    task.recombined.append(Recombined(ids, torch.cat([torch.zeros(1).long(), counts.cumsum(0)]), labels.num_targets))
+    return task
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_bit_strings_take_the_same_recombined_texts(tmp_path, accumulate):
+    data = BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2)).prepare()
+    found = []
+    for where in ("nowhere", "forward", "backward", "model.composer.0.0.weight"):
+        task = bits_task(data)
+        scarce = Scarce(5, steps=(1, 2), where=where) if where != "nowhere" else None
+        feed = feed_of(data.store.splits["train"], 16, accumulate, Layout.flat)
+        found.append((*trained(task, feed, tmp_path, scarce), task.recombined[0].next))
+        assert scarce is None or scarce.fired
+    told, weights, place = found[0]
+    for others, other_weights, other_place in found[1:]:
+        assert [pytest.approx(each, rel=1e-5) for each in others] == told
+        torch.testing.assert_close(other_weights, weights, atol=1e-6, rtol=0)
+        assert other_place == place
+
+
+def test_tags_go_with_their_words(make_split, tmp_path):
+    split = make_split(LENGTHS, several=True)
+    tokens = split.ragged("tokens")
+    split.columns["targets"] = type(tokens)((tokens.values % 3).astype("int32"), tokens.offsets, tokens.lengths)
+    names = ["O", "B-x", "I-x"]
+    found = []
+    for where in ("nowhere", "forward", "backward"):
+        labels = TagLabels(names, 4.0, {})
+        task = TaggingTask(
+            encoder(Outputs(names, "tags")), labels, TaggingConfig(), OptimConfig(lr=0.01, eps=EPS), total_steps=12
+        )
+        scarce = Scarce(3, steps=(1,), where=where) if where != "nowhere" else None
+        found.append(trained(task, feed_of(split, 8, 1, Layout.flat), tmp_path, scarce))
+        assert scarce is None or scarce.fired
+    for told, weights in found[1:]:
+        assert [pytest.approx(each, abs=1e-5) for each in told] == found[0][0]
+        torch.testing.assert_close(weights, found[0][1], atol=1e-6, rtol=0)
+
+
+def test_a_batch_that_fitted_once_is_cut_no_further(make_split, tmp_path):
+    task, scarce = classifier("bilstm", Problem.single), Scarce(6)
+    heard: list[tuple[Any, ...]] = []
+    task.passes.tell = lambda *told: heard.append(told)
+    trained(task, feed_of(make_split([4] * 24), 12, 1), tmp_path, scarce)
+    assert scarce.fired == [0] and task.passes.pieces["training"] == 2 and task.passes.times_out == 1
+    assert heard == [("training", 2, 0, "CUDA out of memory. Tried to allocate 2.00 GiB")]
+
+
+def test_a_single_row_that_is_too_much_ends_the_run_with_what_would_help(make_split, tmp_path):
+    with pytest.raises(UserError) as caught:
+        trained(classifier("bilstm", Problem.single), feed_of(make_split([7] * 16), 8, 1), tmp_path, Scarce(0))
+    assert str(caught.value) == (
+        "training ran out of memory at step 1: a single row at once, of at most 7 tokens, is too much (CUDA out of"
+        " memory. Tried to allocate 2.00 GiB). Shorten rows with data.max_length, or set precision=bf16. The last"
+        " checkpoint is kept."
+    )
+
+
+def test_other_errors_pass_as_they_are(make_split, tmp_path):
+    task = classifier("bilstm", Problem.single)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    task.model.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        trained(task, feed_of(make_split(LENGTHS), 8, 1), tmp_path)
+    assert task.passes.times_out == 0
+
+
+def test_nothing_of_the_failed_pass_is_held_when_it_is_repeated(make_split, tmp_path):
+    """The activations of the pass that failed would take the memory that the repeat needs."""
+    import weakref
+
+    task, scarce = classifier("bilstm", Problem.single), Scarce(6, where="backward")
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+    task.model.register_forward_pre_hook(lambda *_: alive.append(sum(each() is not None for each in made)))
+    task.model.register_forward_hook(lambda module, inputs, outputs: made.append(weakref.ref(outputs)))
+    trained(task, feed_of(make_split([4] * 12), 12, 1), tmp_path, scarce)
+    assert scarce.fired == [0]
+    assert alive[1] == 0
+
+
+def test_random_numbers_begin_where_the_step_began(make_split, tmp_path):
+    """The same pieces draw the same dropout, whether they were asked for or come of a repeat."""
+    split, weights = make_split([4] * 24), []
+    for pieces, scarce in ((2, None), (1, Scarce(6, where="backward"))):
+        task = classifier("bilstm", Problem.single)
+        task.model.dropout = torch.nn.Dropout(0.5)
+        task.passes.pieces["training"] = pieces
+        torch.manual_seed(1)
+        weights.append(trained(task, feed_of(split, 12, 1), tmp_path, scarce)[1])
+    assert torch.equal(*weights) and bool(weights[0].isfinite().all())
+
+
+def test_batch_normalisation_notes_each_row_once(tmp_path):
+    """Its means of smaller pieces differ, but those of the failed pass leave no trace."""
+    data = BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2)).prepare()
+    found = []
+    for pieces, scarce in ((2, None), (1, Scarce(8, where="backward"))):
+        task = bits_task(data)
+        model = BitMLPConfig(widths=[8], start="random", norm="batch").build(
+            num_inputs=64,
+            is_set=False,
+            hashed_of_label=task.labels.hashed_of_label(),
+            num_hashed=len(task.labels.hashed),
+        )
+        task.model = model
+        task._compose = model.compose
+        torch.manual_seed(0)
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=0.1)
+        task.passes.pieces["training"] = pieces
+        trained(task, feed_of(data.store.splits["train"], 16, 1, Layout.flat), tmp_path, scarce)
+        found.append(torch.cat([value.flatten().float() for value in model.state_dict().values()]))
+    assert torch.equal(*found)
+
+
+class ScarceState(torch.optim.AdamW):
+    """Has no memory for its state so many times."""
+
+    lacks = 1
+
+    def step(self, closure: Any = None) -> Any:
+        if self.lacks:
+            self.lacks -= 1
+            weight = self.param_groups[0]["params"][0]
+            self.state[weight]["step"] = torch.zeros(())  # half made
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_optimizer_without_memory_for_its_state_is_tried_once_more(make_split, tmp_path, times, monkeypatch):
+    monkeypatch.setattr("flatout.optim.AdamW", ScarceState)
+    monkeypatch.setattr(ScarceState, "lacks", 0)
+    split = make_split(LENGTHS)
+    _, expected = trained(classifier("bilstm", Problem.single), feed_of(split, 8, 1), tmp_path)
+    monkeypatch.setattr(ScarceState, "lacks", times)
+    if times == 1:
+        assert torch.equal(trained(classifier("bilstm", Problem.single), feed_of(split, 8, 1), tmp_path)[1], expected)
+        return
+    with pytest.raises(UserError, match=r"memory ran out in the first step of the optimizer.*9\.00 GiB"):
+        trained(classifier("bilstm", Problem.single), feed_of(split, 8, 1), tmp_path)
