@@ -48,7 +48,7 @@ class Scarce(L.Callback):
             task.get_parameter(self.where).register_hook(lambda gradient: self._fail())
 
     def _look(self, module: Any, inputs: tuple[Any, ...]) -> None:
-        is_wanted = self.task.training and self.task.trainer.global_step in self.steps
+        is_wanted = module.training and self.task.trainer.global_step in self.steps
         self._is_too_large = is_wanted and inputs[0].num_rows > self.rows
 
     def _watch(self, module: Any, inputs: Any, outputs: torch.Tensor) -> None:

@@ -126,7 +126,11 @@ class Checkpoints(Checkpoint):
         self.at = Position(trainer.current_epoch, taken, trainer.global_step, self.at.validated)
         device = self.feed.device
         self._random = RandomState(device, with_others=self.others_draw)
+        assert isinstance(pl_module, StepTask)
+        self.watch.shared = list(pl_module.passes.pieces.values())
         asked, is_due = self.watch.look(device, time.monotonic() >= self._next_save)
+        if pl_module.exchanges:
+            pl_module.passes.hear(self.watch.shared)
         every = self.settings.every_steps
         if asked or is_due or (every and self.at.step % every == 0):
             self._save(trainer)

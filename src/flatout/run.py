@@ -33,6 +33,7 @@ from flatout.judge import judge, tell_early
 from flatout.kinds import kind_of
 from flatout.kinds.kind import Answers, Feeds, Kind, Prepared
 from flatout.memory import keep_freed_memory
+from flatout.micro_batches import mind_memory
 from flatout.monitor.flush import Flush
 from flatout.monitor.host import limits
 from flatout.monitor.peaks import measured_peak
@@ -113,6 +114,7 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         batches = batches_in_epoch(config.trainer, feeds.train)
         about = about_run(config, kind.data.report.key, task.model, feeds.train, batches, precision.lightning_name)
         start = where_to_start(config, about, ranks, place)
+        mind_memory(task, feeds, about, ranks, config.data.cache, place)
         kind.before_training(task, feeds, place)
         parts: dict[str, Any] = {"about": about, "signals": signals, "start": start}
         training = build_trainer(config, task, feeds.train, precision, ranks, place, **parts)
@@ -431,6 +433,7 @@ def summarise(place: RunFolder, kind: Kind, task: StepTask, feeds: Feeds, flush:
             "seconds": round(seconds, 2),
             "seconds_to_first_step": flush.seconds_to_first_step,
             "skipped_steps": len(task.skipped),
+            "out_of_memory": task.passes.times_out,
         },
     )
     for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if kind.counts_tokens else ())):

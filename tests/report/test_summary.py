@@ -56,6 +56,7 @@ SCHEMA = {
         "seconds_to_first_step",
         "resumed_from",
         "skipped_steps",
+        "out_of_memory",
     },
     "speed": {
         *("rows_per_s", "tokens_per_s", "padding_share", "mfu", "step_ms", "step_percentiles_ms", "first_steps_ms"),

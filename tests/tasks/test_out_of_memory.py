@@ -157,7 +157,7 @@ def test_a_batch_that_fitted_once_is_cut_no_further(make_split, tmp_path):
     task.passes.tell = lambda *told: heard.append(told)
     trained(task, feed_of(make_split([4] * 24), 12, 1), tmp_path, scarce)
     assert scarce.fired == [0] and task.passes.pieces["training"] == 2 and task.passes.times_out == 1
-    assert heard == [("training", 2, 0, "CUDA out of memory. Tried to allocate 2.00 GiB")]
+    assert heard == [("training", 2, 1, 0, "CUDA out of memory. Tried to allocate 2.00 GiB", False)]
 
 
 def test_a_single_row_that_is_too_much_ends_the_run_with_what_would_help(make_split, tmp_path):

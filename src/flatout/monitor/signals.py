@@ -90,6 +90,8 @@ class SignalWatch:
     def __init__(self, signals: Signals) -> None:
         self.signals = signals
         self.every = _WARM_UP
+        self.shared: list[int] = []
+        """Numbers, equally many on every rank, of which all take the largest at each look."""
         self._looks = 0
         self._since = time.perf_counter()
 
@@ -113,9 +115,11 @@ class SignalWatch:
         return int(self._most(device, False, 0.0)[0])
 
     def _most(self, device: torch.device, is_due: bool, look_s: float) -> list[float]:
-        told = torch.tensor([float(self.signals.number), float(is_due), look_s], device=device)
+        told = torch.tensor([float(self.signals.number), float(is_due), look_s, *self.shared], device=device)
         dist.all_reduce(told, dist.ReduceOp.MAX)
-        return told.tolist()
+        *found, asked, due, slowest_s = told.roll(-3).tolist()
+        self.shared = [int(number) for number in found]
+        return [asked, due, slowest_s]
 
 
 def requeue_with_slurm(number: int) -> str | None:

@@ -42,7 +42,9 @@ def empty_summary() -> dict[str, Any]:
         },
         "model": _nulls("name parameters trainable"),
         "choices": [],
-        "training": _nulls("epochs steps rows_per_step seconds seconds_to_first_step resumed_from skipped_steps"),
+        "training": _nulls(
+            "epochs steps rows_per_step seconds seconds_to_first_step resumed_from skipped_steps out_of_memory"
+        ),
         "speed": {
             **_nulls("rows_per_s tokens_per_s padding_share mfu"),
             "step_ms": _nulls("wait transfer forward backward optimizer callbacks logging checkpoint validation other"),

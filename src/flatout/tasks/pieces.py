@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy
@@ -35,7 +35,16 @@ if TYPE_CHECKING:
     from flatout.tasks.step import StepTask
 
 TRAINING, EVALUATION = "training", "evaluation"
-Tell = Callable[[str, int, int, str], None]
+
+
+class Tell(Protocol):
+    """Told that batches are cut into more pieces than before: what for, at which step, and the error's words."""
+
+    def __call__(self, name: str, pieces: int, before: int, step: int, why: str, has_ended: bool) -> None: ...
+
+
+def _tell_nobody(name: str, pieces: int, before: int, step: int, why: str, has_ended: bool) -> None:
+    return
 
 
 class Passes:
@@ -49,8 +58,10 @@ class Passes:
         """Of the step that is under way, so far."""
         self.times_out = 0
         """How often memory did not suffice."""
-        self.tell: Tell = lambda what, pieces, step, why: None
-        """Told of more pieces, when they have been enough: what for, how many, at which step, and the error's words."""
+        self.tell: Tell = _tell_nobody
+        """Told when more pieces were enough, or when the run ends although they might be."""
+        self.least = {TRAINING: 1, EVALUATION: 1}
+        """Pieces without which a run that goes on would end again."""
         self._batches: list[FlatBatch] = []
         self._random: RandomState | None = None
         self._statistics: list[tuple[Tensor, Tensor]] = []
@@ -89,7 +100,7 @@ class Passes:
 
     def judge(self, batch: FlatBatch, answer: Callable[[FlatBatch], Tensor]) -> Tensor:
         """The answers to a batch of validation or test."""
-        why = ""
+        why, before = "", self.pieces[EVALUATION]
         while True:
             count = self.pieces[EVALUATION]
             try:
@@ -101,16 +112,16 @@ class Passes:
                 why = in_short(error)
             else:
                 if why:
-                    self.tell(EVALUATION, count, self.task.trainer.global_step, why)
+                    self._tell(EVALUATION, before, why)
                 return found
             self._halve(EVALUATION, [batch], why)
 
     def hear(self, told: list[int]) -> None:
         """How many pieces some rank needs: the most of all."""
         for name, count in zip(self.pieces, told, strict=True):
-            if count > self.pieces[name]:
+            if count > (before := self.pieces[name]):
                 self.pieces[name] = count
-                self.tell(name, count, self.task.trainer.global_step, "on another rank")
+                self._tell(name, before, "on another rank")
 
     def _begin_step(self) -> None:
         self._random = RandomState(self.task.device, with_others=False)
@@ -133,7 +144,7 @@ class Passes:
 
     def _again(self, why: str) -> float:
         """All batches of the step so far once more, in more pieces, until memory suffices."""
-        task, seconds = self.task, 0.0
+        seconds, task, before = 0.0, self.task, self.pieces[TRAINING]
         while True:
             if self._is_exchanging and task.exchanges and self._waiting is None:
                 self._waiting = self._weights_not_exchanged(why)
@@ -150,7 +161,7 @@ class Passes:
                 why = in_short(error)
             else:
                 self._waiting = None
-                self.tell(TRAINING, self.pieces[TRAINING], task.trainer.global_step, why)
+                self._tell(TRAINING, before, why)
                 return seconds
 
     def _halve(self, name: str, batches: list[FlatBatch], why: str) -> None:
@@ -222,10 +233,15 @@ class Passes:
 
     def _beyond_mending(self, why: str) -> UserError:
         """Ranks have exchanged what cannot be taken back: this run ends, the next begins with smaller pieces."""
-        self.tell(TRAINING, 2 * self.pieces[TRAINING], self.task.trainer.global_step, why)
+        before = self.pieces[TRAINING]
+        self.pieces[TRAINING] *= 2
+        self._tell(TRAINING, before, why, has_ended=True)
         what = f"memory ran out {self._at()} while ranks exchanged gradients ({why})"
         mend = "Smaller pieces are noted for the next run: the same command with resume=auto goes on with them."
         return UserError("training", what, mend=mend)
+
+    def _tell(self, name: str, before: int, why: str, has_ended: bool = False) -> None:
+        self.tell(name, self.pieces[name], before, self.task.trainer.global_step, why, has_ended)
 
     def _at(self) -> str:
         return f"at step {self.task.trainer.global_step + 1}"

@@ -283,7 +283,7 @@ class StepTask(L.LightningModule):
         self.skipped = list(own["skipped"])
         for name in self.passes.pieces:
             counts = [each.get("pieces", {}).get(name, 1) for each in ([own] if is_same_world else of_ranks)]
-            self.passes.pieces[name] = max(counts)
+            self.passes.pieces[name] = max(self.passes.least[name], *counts)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.average is not None:
