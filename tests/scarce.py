@@ -19,13 +19,19 @@ WORDS = (
 class Scarce(L.Callback):
     """Lets batches of more than `rows` rows fail in some optimizer steps, on one rank or on all.
 
-    `where`: in the `forward` pass, as the `backward` pass begins, or when it reaches the weight of that name.
+    `where`: in the `forward` pass, as the `backward` pass begins, or when it reaches the weight of that name. `is_last`:
+    only the last batch of a step, with which ranks exchange gradients.
     """
 
     def __init__(
-        self, rows: int, steps: Collection[int] = range(10**6), where: str = "forward", rank: int | None = None
+        self,
+        rows: int,
+        steps: Collection[int] = range(10**6),
+        where: str = "forward",
+        rank: int | None = None,
+        is_last: bool = False,
     ) -> None:
-        self.rows, self.steps, self.where, self.rank = rows, frozenset(steps), where, rank
+        self.rows, self.steps, self.where, self.rank, self.is_last = rows, frozenset(steps), where, rank, is_last
         self.fired: list[int] = []
         """The steps, counted from 0, in which it failed."""
         self._is_too_large = False
@@ -48,7 +54,8 @@ class Scarce(L.Callback):
             task.get_parameter(self.where).register_hook(lambda gradient: self._fail())
 
     def _look(self, module: Any, inputs: tuple[Any, ...]) -> None:
-        is_wanted = module.training and self.task.trainer.global_step in self.steps
+        is_wanted = inputs[0].ends_step or not self.is_last
+        is_wanted = is_wanted and module.training and self.task.trainer.global_step in self.steps
         self._is_too_large = is_wanted and inputs[0].num_rows > self.rows
 
     def _watch(self, module: Any, inputs: Any, outputs: torch.Tensor) -> None:

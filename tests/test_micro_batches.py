@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from flatout import BiLSTMConfig, CheckpointConfig, HeadlinesConfig, MonitorConfig, OptimConfig, TextDataConfig, fit
 from flatout.data.batch import FlatBatch
+from flatout.errors import UserError
 from flatout.micro_batches import FOLDER, Limit, MicroBatches
 from flatout.run import Result
 from flatout.tasks.step import StepTask
@@ -144,6 +145,29 @@ class Both(L.Callback):
     def on_train_batch_end(self, *given: Any) -> None:
         for callback in self.callbacks:
             callback.on_train_batch_end(*given)
+
+
+class Unmendable(Scarce):
+    """Fails where gradients are sent off in a way that is not known, so that nothing can be called back."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, StepTask)
+        pl_module.exchanges = True
+
+
+def test_what_cannot_be_mended_ends_the_run_and_the_next_one_goes_on_in_pieces(tmp_path):
+    given: dict[str, Any] = {"checkpoint": CheckpointConfig(every_steps=1)}
+    plain = trained(tmp_path / "plain", **given)
+    steps = range(4, 10**6)
+    with pytest.raises(
+        UserError, match=r"memory ran out at step 5 while ranks exchanged gradients .*resume=auto goes on"
+    ):
+        trained(tmp_path / "cut", Unmendable(20, steps, "backward"), **given)
+    scarce = Unmendable(20, steps, "backward")
+    found = trained(tmp_path / "cut", scarce, resume=str(tmp_path / "cut"), **given)
+    assert scarce.fired == [] and choices(found)[-1] == ("micro-batch", "16 rows of 32")
+    assert found.summary["training"]["resumed_from"] == 4
+    assert_same(found, plain)
 
 
 def test_a_damaged_note_is_named_and_passed_over(tmp_path):

@@ -70,22 +70,26 @@ def said(result: Result) -> str:
     return (result.folder / "log.txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("kind", "bucket_mb"), [("bilstm", None), ("encoder", 0.01)], ids=["one bucket", "many buckets"]
-)
-def test_one_rank_without_memory_changes_nothing_for_any(tmp_path, kind, bucket_mb):
+# Where memory runs out, and from which step on: the first has other buckets than the later ones.
+FAULTS = {
+    "one bucket": ("bilstm", None, [("forward", 0), ("backward", 3), (MIDDLE["bilstm"], 0)]),
+    "a bucket for each weight": ("encoder", 0.002, [("backward", 0), (MIDDLE["encoder"], 0), (MIDDLE["encoder"], 3)]),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_one_rank_without_memory_changes_nothing_for_any(tmp_path, case):
     """In the forward pass, in a backward pass before anything is exchanged, and when some gradients are sent off."""
+    kind, bucket_mb, faults = FAULTS[case]
 
     def strategy() -> dict[str, Any]:
         several = {"gradient_as_bucket_view": True, "bucket_cap_mb": bucket_mb}
         return {} if bucket_mb is None else {"strategy": DDPStrategy(**several)}
 
     plain = trained(tmp_path / "plain", kind, **strategy())
-    for number, where in enumerate(("forward", "backward", MIDDLE[kind])):
-        # Of sixteen rows a rank: those that are left as halves fit, and so it goes wrong once, in the first step (whose
-        # buckets are not the later ones) or in a later one.
-        first = number % 2
-        result = trained(tmp_path / f"{number}", kind, Scarce(12, range(first * 3, 100), where, rank=1), **strategy())
+    for number, (where, first) in enumerate(faults):
+        scarce = Scarce(12, range(first, 100), where, rank=1)  # of sixteen rows: a half fits
+        result = trained(tmp_path / f"{number}", kind, scarce, **strategy())
         assert_same(result, plain)
         assert said(result).count("micro-batch: 8 rows (was 16) (out of memory at step") == 1
         assert "; on another rank)" in said(result)
@@ -96,7 +100,8 @@ def test_one_rank_without_memory_changes_nothing_for_any(tmp_path, kind, bucket_
 def test_batches_that_were_added_up_are_kept_when_the_last_one_fails(tmp_path):
     plain = trained(tmp_path / "plain", "wide", accumulate=3)
     for number, where in enumerate(("forward", MIDDLE["wide"])):
-        result = trained(tmp_path / f"{number}", "wide", Scarce(12, range(1, 100), where, rank=0), accumulate=3)
+        scarce = Scarce(12, range(1, 100), where, rank=0, is_last=True)
+        result = trained(tmp_path / f"{number}", "wide", scarce, accumulate=3)
         assert_same(result, plain)
         assert result.summary["training"]["out_of_memory"] == 1
         for note in (tmp_path / "cache" / "micro-batches").iterdir():
