@@ -19,8 +19,8 @@ WORDS = (
 class Scarce(L.Callback):
     """Lets batches of more than `rows` rows fail in some optimizer steps, on one rank or on all.
 
-    `where`: in the `forward` pass, as the `backward` pass begins, or when it reaches the weight of that name. `is_last`:
-    only the last batch of a step, with which ranks exchange gradients.
+    `where`: in the `forward` pass, as the `backward` pass begins, or when it reaches the weight of that name.
+    `is_last`: only the last batch of a step, with which ranks exchange gradients.
     """
 
     def __init__(
