@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from safetensors.torch import load_file
 
-from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, OptimConfig, TextDataConfig, TransformerConfig, fit
+from flatout import (
+    BiLSTMConfig,
+    CheckpointConfig,
+    HeadlinesConfig,
+    MonitorConfig,
+    OptimConfig,
+    TextDataConfig,
+    TransformerConfig,
+    UserError,
+    fit,
+)
 from flatout.run import Result
+from flatout.tasks import pieces
 from tests.scarce import Scarce
 
 pytestmark = pytest.mark.slow
@@ -45,7 +58,7 @@ def _no_hang() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def trained(folder: Path, kind: str, scarce: Scarce | None = None, *, accumulate: int = 1, **trainer: Any) -> Result:
+def trained(folder: Path, kind: str, scarce: Scarce | None = None, *, accumulate: int = 1, **given: Any) -> Result:
     headlines = HeadlinesConfig(rows=403, eval_rows=51, classes=4)
     return fit(
         TextDataConfig(sample=headlines, batch_size=16, accumulate=accumulate),
@@ -55,8 +68,9 @@ def trained(folder: Path, kind: str, scarce: Scarce | None = None, *, accumulate
         epochs=1,
         monitor=MonitorConfig(flush_every=1, progress=False),
         callbacks={} if scarce is None else {"scarce": scarce},
-        trainer={"devices": 2} | trainer,
+        trainer={"devices": 2} | given.pop("trainer", {}),
         folder=folder,
+        **given,
     )
 
 
@@ -84,7 +98,7 @@ def test_one_rank_without_memory_changes_nothing_for_any(tmp_path, case):
 
     def strategy() -> dict[str, Any]:
         several = {"gradient_as_bucket_view": True, "bucket_cap_mb": bucket_mb}
-        return {} if bucket_mb is None else {"strategy": DDPStrategy(**several)}
+        return {} if bucket_mb is None else {"trainer": {"strategy": DDPStrategy(**several)}}
 
     plain = trained(tmp_path / "plain", kind, **strategy())
     for number, (where, first) in enumerate(faults):
@@ -106,6 +120,28 @@ def test_batches_that_were_added_up_are_kept_when_the_last_one_fails(tmp_path):
         assert result.summary["training"]["out_of_memory"] == 1
         for note in (tmp_path / "cache" / "micro-batches").iterdir():
             note.unlink()
+
+
+class Unmendable(Scarce):
+    """Fails when DDP's words for what it waits for are others than are known."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_fit_start(trainer, pl_module)
+        pieces._WAITING = re.compile("other words")
+
+
+def test_what_cannot_be_mended_ends_every_rank_and_the_run_goes_on_in_pieces(tmp_path):
+    plain = trained(tmp_path / "plain", "encoder", checkpoint=CheckpointConfig(every_steps=1))
+    given: dict[str, Any] = {"checkpoint": CheckpointConfig(every_steps=1)}
+    scarce = Unmendable(12, range(4, 100), MIDDLE["encoder"], rank=1)
+    with pytest.raises(
+        UserError, match=r"memory ran out at step 5 while ranks exchanged gradients \(CUDA out of memory"
+    ):
+        trained(tmp_path / "cut", "encoder", scarce, **given)
+    result = trained(tmp_path / "cut", "encoder", scarce, resume=str(tmp_path / "cut"), **given)
+    assert result.summary["training"]["resumed_from"] == 4
+    assert "micro-batch: 8 rows of 16 (an earlier run like this one ran out of memory" in said(result)
+    assert_same(result, plain)
 
 
 def test_ranks_without_memory_in_turn_and_again(tmp_path):
