@@ -42,7 +42,17 @@ _FREE = (
     *(f"data.{name}" for name in ("feed", "workers", "cache", "eval_batch_size")),
     # Compared as what they make: rows a step, steps an epoch, arithmetic.
     *("data.batch_size", "data.accumulate", "data.effective_batch", "precision", "trainer.limit_train_batches"),
-    *("monitor", "checkpoint", "callbacks", "output", "experiment", "resume", "resume_anyway", "allow_targets", "threads"),
+    *(
+        "monitor",
+        "checkpoint",
+        "callbacks",
+        "output",
+        "experiment",
+        "resume",
+        "resume_anyway",
+        "allow_targets",
+        "threads",
+    ),
 )
 
 

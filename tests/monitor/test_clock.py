@@ -143,8 +143,8 @@ class Event:
 def test_events_are_read_only_when_the_device_has_passed_them():
     device = Events()
     times = DeviceTimes(device.make)
-    for _ in range(3 * 4 + 2):  # three batches, and a half
-        times.now()
+    for place in range(3 * 4 + 2):  # three batches, and a half
+        times.edge(place % 4)
     assert sum(times.take().values()) == 0
     device.passed = 8
     assert times.take() == {"forward": 2.0, "backward": 2.0, "optimizer": 2.0}
@@ -152,9 +152,19 @@ def test_events_are_read_only_when_the_device_has_passed_them():
     assert times.take() == {"forward": 1.0, "backward": 1.0, "optimizer": 1.0}
     assert times.take() == {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
     made = device.made
-    for _ in range(6):
-        times.now()
+    for place in range(6):
+        times.edge(place % 4)
     assert device.made == made, "events are used again"
+
+
+def test_a_batch_that_goes_through_in_pieces_or_again_puts_no_other_out_of_step():
+    device = Events()
+    times = DeviceTimes(device.make)
+    for edges in ([0, 1, 2, 3], [0, 1, 1, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3]):
+        for edge in edges:
+            times.edge(edge)
+    device.passed = device.recorded
+    assert times.take() == {"forward": 3.0, "backward": 3.0, "optimizer": 3.0}
 
 
 def test_every_part_has_a_curve():

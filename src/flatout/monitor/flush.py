@@ -30,7 +30,7 @@ from flatout.monitor.gpu import GPU_CURVES
 from flatout.monitor.host import HOST_CURVES
 from flatout.monitor.peaks import Peak
 from flatout.monitor.watch import Watch
-from flatout.tasks.step import PHASES, StepTask, callbacks_of
+from flatout.tasks.step import PHASES, StepTask, callbacks_of, edge_on_host
 
 COLUMNS = {
     "train/loss": "mean loss of the steps since the last flush",
@@ -165,7 +165,7 @@ class Flush(Callback):
         self._count_flops = getattr(pl_module.model, "training_flops", None)
         if pl_module.device.type == "cuda":
             self._device_times = DeviceTimes()
-            pl_module.now = self._device_times.now
+            pl_module.edge = self._device_times.edge
         self._start_clock()
         self._step_since, self._outside_before = time.perf_counter(), self.clock.outside_s
 
@@ -235,7 +235,7 @@ class Flush(Callback):
         self.take_times()  # a validation and a checkpoint may have come after the last batch
         self.total.add(self._now)
         self._now = Counts()
-        pl_module.now = time.perf_counter
+        pl_module.edge = edge_on_host
 
     def leave_out(self, seconds: float) -> None:
         """Not count seconds that were spent just now on something that is of no step."""

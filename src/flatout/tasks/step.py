@@ -66,8 +66,8 @@ class StepTask(L.LightningModule):
         self.optim, self.total_steps, self.clip = optim, total_steps, clip
         self.phase_s = dict.fromkeys(PHASES, 0.0)
         """Host seconds in each phase: true on CPU, the time to enqueue the work elsewhere."""
-        self.now: Callable[[], float] = time.perf_counter
-        """The clock that is read at the edges of phases."""
+        self.edge: Callable[[int], float] = edge_on_host
+        """The clock that is read at the edges of a batch's phases: its beginning is 0, the ends are 1 to 3."""
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
         self._trained: list[nn.Parameter] = []
@@ -192,11 +192,11 @@ class StepTask(L.LightningModule):
         return batch if batch.tokens.device.type == wanted.type else batch.to(wanted)
 
     def training_step(self, batch: FlatBatch, batch_idx: int) -> None:
-        now = self.now
-        started = now()
+        edge = self.edge
+        started = edge(0)
         self._is_under_way = True
         forward_s = self.passes.train(batch)
-        backwarded = time.perf_counter()
+        backwarded = edge(2)
         if batch.ends_step:
             self._losses.append(self.passes.end_step())
             self._step()
@@ -204,7 +204,7 @@ class StepTask(L.LightningModule):
         phase_s = self.phase_s
         phase_s["forward"] += forward_s
         phase_s["backward"] += backwarded - started - forward_s
-        phase_s["optimizer"] += time.perf_counter() - backwarded
+        phase_s["optimizer"] += edge(3) - backwarded
 
     # Lightning inspects this signature every step; one that lies ready is found at once.
     training_step.__dict__["__signature__"] = inspect.signature(training_step)
@@ -492,6 +492,10 @@ class StepTask(L.LightningModule):
 
     def _scaler(self) -> Any:
         return getattr(self.trainer.precision_plugin, "scaler", None)
+
+
+def edge_on_host(edge: int) -> float:
+    return time.perf_counter()
 
 
 def _are_several() -> bool:
