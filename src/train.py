@@ -21,11 +21,11 @@ from omegaconf import DictConfig
 
 import flatout
 from flatout.boundary import as_typed, guard_hydra, read_config, require_folders
+from flatout.children import warm_start
 from flatout.compose import ComposeError, explain
 from flatout.config import COMPONENTS, RunConfig
 from flatout.durable import REFUSALS
 from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, require
-from flatout.scale.children import warm_start
 
 
 def conf_folder() -> Path:

@@ -30,10 +30,10 @@ from flatout.bench.hostile_targets import FUNCTIONS, Case, all_cases, quick_case
 from flatout.checkpoint_folder import MANIFEST, STATE, TENSORS, FolderCheckpointIO
 from flatout.checkpoint_folder import sealed as sealed_manifest
 from flatout.checkpoints import shelve
+from flatout.children import warm_start
 from flatout.data.store import file_checksum
 from flatout.errors import UserError
 from flatout.inference import load_predictor
-from flatout.scale.children import warm_start
 from tests.verbs import verb
 
 SOURCES = sorted(Path(flatout.__file__).parents[1].glob("**/*.py"))

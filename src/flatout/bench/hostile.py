@@ -20,8 +20,8 @@ from pathlib import Path
 
 from flatout.bench.hostile_paths import Planted, carelessly, path_cases
 from flatout.bench.hostile_targets import Case, all_cases, quick_cases
+from flatout.children import warm_start
 from flatout.errors import EXIT_CODE, UserError
-from flatout.scale.children import warm_start
 
 TINY = (
     "data.sample.rows=100",

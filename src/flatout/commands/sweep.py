@@ -8,8 +8,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from flatout.children import warm_start
 from flatout.errors import UserError
-from flatout.scale.children import warm_start
 
 _SHORT = {
     "trials": "hydra.sweeper.trials",

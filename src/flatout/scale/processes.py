@@ -28,6 +28,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from flatout.checkpoints import CHECKPOINTS
+from flatout.children import end_with_parent, interrupt_once, redirect_output, warm_start
 from flatout.config import RunConfig
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require
 from flatout.inference import load_predictor
@@ -37,7 +38,6 @@ from flatout.report.summary import mark_broken, read_summary
 from flatout.resume import find_run, unfinished_before
 from flatout.run import Result, run
 from flatout.run_folder import new_folder
-from flatout.scale.children import end_with_parent, interrupt_once, redirect_output, warm_start
 
 _SHUTDOWN_S = 20
 """How long a rank may take to end when another has died, before it is killed."""

@@ -22,11 +22,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from flatout.children import OUTPUT, end_with_parent, interrupt_once, redirect_output, wait_until_warm, warm_start
 from flatout.config import RunConfig
 from flatout.errors import EXIT_CODE, RunBroke, UserError
 from flatout.report.summary import mark_broken
 from flatout.scale.board import Board
-from flatout.scale.children import OUTPUT, end_with_parent, interrupt_once, redirect_output, wait_until_warm, warm_start
 from flatout.scale.processes import start
 from flatout.scale.slots import Slot
 

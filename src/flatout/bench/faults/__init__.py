@@ -17,7 +17,7 @@ from flatout.bench.faults.costs import costs
 from flatout.bench.faults.runs import tally
 from flatout.bench.hostile import kept_inside, refused_targets
 from flatout.bench.store_faults import flips_detected, write_faults_survived
-from flatout.scale.children import wait_until_warm, warm_start
+from flatout.children import wait_until_warm, warm_start
 
 Problems = Sequence[list[str]]
 """What is wrong with each case; nothing with those that ended as they must."""

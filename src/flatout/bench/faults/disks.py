@@ -24,9 +24,9 @@ import torch
 from flatout.bench.faults.runs import exit_code, side_by_side, start
 from flatout.checkpoint_folder import ABOUT, MAKE_ROOM, MANIFEST, STATE, TENSORS, FolderCheckpointIO, require_whole
 from flatout.checkpoints import CHECKPOINTS, shelve
+from flatout.children import end_with_parent, warm_start
 from flatout.errors import UserError
 from flatout.resume import find_checkpoint
-from flatout.scale.children import end_with_parent, warm_start
 
 CALLS = (
     *("openat", "write", "pwrite64", "writev", "ftruncate", "fsync", "mkdir"),

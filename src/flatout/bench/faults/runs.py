@@ -33,6 +33,7 @@ from safetensors.torch import load_file
 from flatout.bits.data import BitsDataConfig
 from flatout.checkpoint_folder import TENSORS
 from flatout.checkpoints import CHECKPOINTS, CheckpointConfig, newest_first
+from flatout.children import end_with_parent, redirect_output, warm_start
 from flatout.config import MonitorConfig
 from flatout.data.feeding import FeedKind
 from flatout.data.text import TextDataConfig
@@ -43,7 +44,6 @@ from flatout.models.bitmlp import BitMLPConfig
 from flatout.models.transformer import TransformerConfig
 from flatout.optim import OptimConfig
 from flatout.ranks import cores_here
-from flatout.scale.children import end_with_parent, redirect_output, warm_start
 from flatout.tasks.grams import GramsConfig
 
 FAMILIES = ("bilstm", "encoder", "bits")
