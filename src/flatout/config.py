@@ -26,6 +26,7 @@ from flatout.precision import Precision
 from flatout.tasks.classification import ClassificationConfig
 from flatout.tasks.grams import GramsConfig
 from flatout.tasks.tagging import TaggingConfig
+from flatout.tune.settings import TuneConfig, tune_of
 
 _OURS = {
     "precision": "precision",
@@ -81,6 +82,10 @@ class RunConfig:
     """Packages of your own whose classes a `_target_` may name; on the command line only."""
     precision: Precision = Precision.auto
     """Arithmetic of matrix products; auto: bf16 where it is native, else fp16 on a GPU, else fp32."""
+    compile: bool = False
+    """Whether torch compiles the model before it is trained: some speed for half a minute or more."""
+    tune: TuneConfig = field(default_factory=TuneConfig)
+    """What is measured before training; auto: what is left open."""
     resume: str | None = None
     """auto: go on with the newest run that this command began; a run's folder: with that one; null: a new run."""
     resume_anyway: bool = False
@@ -96,6 +101,11 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self.precision = as_choice(Precision, self.precision, "precision")
+        if isinstance(self.tune, str):
+            self.tune = tune_of(self.tune)
+        mend = "Set tune=off, or name the model's settings."
+        is_ours = not (self.tune.enabled and isinstance(self.model, nn.Module))
+        require(is_ours, "tune", "a model of your own cannot be handed to the process that measures", mend=mend)
         self.data = TextDataConfig() if self.data is None else self.data
         is_bits = isinstance(self.data, BitsDataConfig)
         if self.model is None:
@@ -175,5 +185,6 @@ COMPONENTS: dict[str, dict[str, type]] = {
     "optim": {"adamw": OptimConfig},
     "checkpoint": {"best": CheckpointConfig},
     "monitor": {"default": MonitorConfig},
+    "tune": {"default": TuneConfig},
 }
 """The settings class behind each name of each `conf/` group."""

@@ -122,6 +122,28 @@ class Ranks:
             raise UserError(f"rank {self.rank}", "the first rank has ended", mend="Its own message tells why.")
         return value
 
+    def gathered(self, name: str, make: Callable[[], str]) -> list[str]:
+        """What each rank makes, in their order, on every rank; where one fails, all end."""
+        if not self.are_several:
+            return [make()]
+        store, prefix = _key_value_store(), f"flatout/{next(_asked)}/{name}"
+        try:
+            value = make()
+        except BaseException:
+            store.set(f"{prefix}/{self.rank}", _FAILED)
+            raise
+        store.set(f"{prefix}/{self.rank}", value)
+        found = []
+        for rank in range(self.world):
+            try:
+                store.wait([f"{prefix}/{rank}"], _PATIENCE)
+                found.append(store.get(f"{prefix}/{rank}").decode())
+            except (RuntimeError, ValueError):
+                found.append(_FAILED)
+            if found[-1] == _FAILED:
+                raise UserError(f"rank {self.rank}", f"rank {rank} has ended", mend="Its own message tells why.")
+        return found
+
     def join(self, device: torch.device) -> None:
         """Begin the process group, under keys of its own: a script may train more than once."""
         if not self.are_several or dist.is_initialized():

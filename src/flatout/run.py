@@ -11,9 +11,10 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import nn
 
 from flatout.checkpoint_folder import load_weights, require_whole
 from flatout.checkpoints import CHECKPOINTS
+from flatout.compiling import compile_in_place
 from flatout.config import RunConfig
 from flatout.data.feed import Feed, choose_feed
 from flatout.data.feeding import FeedKind
@@ -46,7 +48,8 @@ from flatout.report.closing import print_closing
 from flatout.report.dashboard import write_dashboard
 from flatout.report.hyperparameters import compared_settings
 from flatout.report.page import read_curves, write_page
-from flatout.report.summary import hardware
+from flatout.report.run_log import RunLog
+from flatout.report.summary import Summary, hardware
 from flatout.resume import Start, about_run, find_checkpoint, folder_of_one, require_same_run, set_aside
 from flatout.run_folder import RunFolder, open_run_folder, plain
 from flatout.tasks.step import StepTask
@@ -59,6 +62,9 @@ from flatout.trainer import (
     planned_steps,
     whole_steps,
 )
+from flatout.tune.probe import Parts
+from flatout.tune.settings import TuneConfig
+from flatout.tuning import tuned
 
 
 @dataclass(slots=True)
@@ -105,6 +111,7 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         if device.type == "cpu" and keep_freed_memory():
             place.choose("allocator", "keeps freed memory", "no fresh pages each step", "the C library took mallopt")
         kind = prepare_data(config, ranks, place)
+        config = tuned(config, kind.store, ranks, device, place, overrides, probed(config, ranks, device))
         model = build_model(config, kind, place)
         feeds = build_feeds(config, kind.store, model, device, ranks, place)
         config = replace(config, trainer=whole_steps(config.trainer, feeds.train, place))
@@ -116,6 +123,7 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         start = where_to_start(config, about, ranks, place)
         mind_memory(task, feeds, about, ranks, config.data.cache, place)
         kind.before_training(task, feeds, place)
+        compile_model(config, model, device, place)
         parts: dict[str, Any] = {"about": about, "signals": signals, "start": start}
         training = build_trainer(config, task, feeds.train, precision, ranks, place, **parts)
         trainer, flush = training.trainer, training.flush
@@ -196,6 +204,33 @@ _SHORT = {"train": "train", "validation": "val", "test": "test"}
 def build_model(config: RunConfig, kind: Kind, place: RunFolder) -> nn.Module:
     """The model of the settings, or the one a person handed over."""
     return config.model if isinstance(config.model, nn.Module) else kind.build_model(config.model, place)
+
+
+def compile_model(config: RunConfig, model: nn.Module, device: torch.device, place: RunFolder) -> None:
+    """Have the model compiled where that is asked for, or was found to pay."""
+    if config.compile:
+        compile_in_place(model, device)
+        place.choose("compile", True, "asked for", "the first step waits for it")
+
+
+def probed(config: RunConfig, ranks: Ranks, device: torch.device) -> Callable[[], Parts]:
+    """Builds, in a throw-away process, what this run would train."""
+    return partial(parts_of, replace(config, callbacks={}, tune=TuneConfig(), compile=False), ranks, device)
+
+
+def parts_of(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
+    """Model, task and feed as a run has them, for whoever only wants to see how fast they are."""
+    with RunLog(None) as silent:
+        nowhere = Summary(None, experiment=config.experiment, command="", seed=config.seed)
+        place = RunFolder(Path(), nowhere, silent, is_first=False)
+        L.seed_everything(config.seed, verbose=False)
+        kind = kind_of(config.data, config.data.prepare())
+        model = build_model(config, kind, place)
+        feeds = build_feeds(config, kind.store, model, device, ranks, place)
+        config = replace(config, trainer=whole_steps(config.trainer, feeds.train, place))
+        task = build_task(config, kind, model, feeds, place)
+        kind.before_probe(task, feeds)
+        return Parts(task, feeds.train.split, feeds.train.plan, device, config.data.workers)
 
 
 def build_feeds(

@@ -91,6 +91,12 @@ class BitsKind(Kind):
                 value = f"{task.config.recombine:g} a record"
                 place.choose("recombined texts", value, "they teach the composer without an encoding", evidence)
 
+    def before_probe(self, task: StepTask, feeds: Feeds) -> None:
+        """Detectors are as fast wherever they start; texts put together anew take part in each step."""
+        assert isinstance(task, GramsTask)
+        if task.config.recombine and isinstance(task.model, BitMLP) and task.model.detectors is not None:
+            task.recombined.append(self._recombined(feeds.train.device, self.seed))
+
     def after_best(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
         """How large a vote ridge regression gets, by the validation records."""
         assert isinstance(task, GramsTask)

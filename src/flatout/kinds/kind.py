@@ -88,6 +88,10 @@ class Kind(ABC):
         """What is known in closed form; nothing for most."""
         return
 
+    def before_probe(self, task: StepTask, feeds: Feeds) -> None:
+        """What makes a step cost what it will cost, where only its speed is looked at; nothing for most."""
+        return
+
     def after_best(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
         """What is tuned on the validation rows when the best weights are known; nothing for most."""
         return
