@@ -9,10 +9,10 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -70,12 +70,23 @@ def job(cfg: DictConfig) -> float | None:
         raise
 
 
+def tune_job(cfg: DictConfig) -> None:
+    """What a run of the composed settings would measure before it trains, and no more."""
+    overrides = as_typed(HydraConfig.get().overrides.task)
+    try:
+        from flatout.commands.tune import decide
+
+        decide(read_config(cfg, overrides), overrides)
+    except UserError as mistake:
+        leave(mistake)
+
+
 def _remove_empty(folder: Path) -> None:
     with suppress(OSError):
         folder.rmdir()
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, job: Callable[[DictConfig], Any] = job) -> None:
     """Entry point; a person's mistake ends with one message and exit code 2."""
     if arguments is not None:
         sys.argv[1:] = arguments

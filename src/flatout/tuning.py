@@ -110,25 +110,35 @@ def of_all_devices(
     say: Callable[[str], None],
     overrides: Sequence[str],
     build: Build,
-    *,
-    counts_time: bool = True,
 ) -> Found:
     """Measured by one rank for each kind of device; the smallest answer."""
-    asked = asked_of(config, store, ranks, device, overrides, counts_time=counts_time)
-    about_device = _about_device(device)
-    devices = ranks.gathered("device", lambda: json.dumps(about_device, sort_keys=True))
-    mine = devices[ranks.rank if ranks.are_several else 0]
-    is_asked = devices.index(mine) == ranks.rank or not ranks.are_several
+    devices = ranks.gathered("device", lambda: json.dumps(device_key(device)))
 
     def measure() -> str:
-        if not is_asked:
-            return ""
-        found = known_or_measured(config, asked, key_of(asked_about(config, asked, store, ranks, device)), say, build)
+        if devices.index(devices[ranks.rank]) != ranks.rank:
+            return ""  # a rank before this one has such a device too
+        found = measured_for(config, store, ranks, device, say, overrides, build)
         return json.dumps({**asdict(found), "answers": found.answers.as_dict()})
 
     told = [json.loads(text) for text in ranks.gathered("answers", measure) if text]
     each = [Found(**{**found, "answers": Answers.of(found["answers"])}) for found in told]
     return replace(each[0], answers=smallest([found.answers for found in each]))
+
+
+def measured_for(
+    config: RunConfig,
+    store: Store,
+    ranks: Ranks,
+    device: torch.device,
+    say: Callable[[str], None],
+    overrides: Sequence[str],
+    build: Build,
+    *,
+    counts_time: bool = True,
+) -> Found:
+    """The answers for one device: known, or measured now."""
+    asked = asked_of(config, store, ranks, device, overrides, counts_time=counts_time)
+    return known_or_measured(config, asked, key_of(asked_about(config, asked, store, ranks, device)), say, build)
 
 
 def known_or_measured(config: RunConfig, asked: Asked, key: str, say: Callable[[str], None], build: Build) -> Found:
@@ -320,14 +330,14 @@ def asked_about(config: RunConfig, asked: Asked, store: Store, ranks: Ranks, dev
         "data": {"rows": split.num_rows, "lengths": quantiles, "classes": len(classes), "bytes": split.num_bytes},
         "rows": [asked.start.rows, asked.start.accumulate, data.tokens_per_batch, data.effective_batch, ranks.world],
         "start": [str(asked.start.feed), str(asked.start.precision), data.workers],
-        "device": [*_about_device(device), torch.get_num_threads(), ranks.local_world],
+        "device": [*device_key(device), torch.get_num_threads(), ranks.local_world],
         "versions": [torch.__version__, metadata.version("flatout"), metadata.version("lightning")],
         "kept": asked.kept,
         "tune": [str(tune.effective_batch), tune.memory_margin, tune.gain, tune.loss_tolerance],
     }
 
 
-def _about_device(device: torch.device) -> list[Any]:
+def device_key(device: torch.device) -> list[Any]:
     """What tells this device from one that is unlike it."""
     if device.type == "cuda":
         return [device_name(device)]
