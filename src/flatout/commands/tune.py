@@ -19,6 +19,7 @@ from flatout.children import warm_start
 from flatout.tune.answers import Answers, Tried
 
 _MODE = "tune=auto"
+_LEAST_WIDTH = 140
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +67,8 @@ def decide(config: object, overrides: Sequence[str]) -> None:
     for line in (line for each in found for line in each.lines):
         print(line)
     answers = smallest([each.answers for each in found])
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
+    console.width = max(console.width, _LEAST_WIDTH)  # piped into a file it would be cut at 80
     console.print(table_of(answers))
     for choice in answers.choices:
         print(f"{choice.name}: {choice.value} ({choice.why}; {choice.evidence})")

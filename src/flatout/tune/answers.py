@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from torch import nn
 
 from flatout.data.cache import default_cache_folder
-from flatout.durable import REFUSALS, sync_folder, write_synced
+from flatout.durable import sync_folder, write_synced
 
 FOLDER = "tune"
 _SCHEMA = 1
@@ -173,8 +173,6 @@ class AnswerStore:
         except OSError as error:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
-            if error.errno not in REFUSALS and not isinstance(error, PermissionError):
-                raise
             warnings.warn(f"tune: {path} cannot be kept: {error.strerror}", UserWarning, stacklevel=3)
 
 

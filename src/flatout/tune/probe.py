@@ -35,6 +35,9 @@ from flatout.tasks.step import StepTask
 from flatout.tune.answers import micro_batch_key
 
 _WARM_STEPS = 2
+_LEAST_STEPS = 3
+"""Of steps that take less than a second so many are timed, however late it is."""
+_SLOW_S = 1.0
 _FEED_S = 0.2
 _BYTES_A_WEIGHT = 12
 """A gradient and the two means of AdamW, in fp32."""
@@ -73,8 +76,6 @@ class Measured:
     """Share of a step's time that was waited for the feed."""
     peak_bytes: int
     """Most memory that was held: the process's on a CPU, the device's elsewhere."""
-    worst_tokens: int
-    """Tokens of the longest batch, padding included where the model pads."""
     steps: int
     warm_s: float
     """From the beginning to the first step whose time was taken."""
@@ -152,8 +153,7 @@ def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measure
     worst = longest_batch(parts, setting.rows if plan.tokens_per_batch is None else _rows_of_a_cap(parts, plan))
     with fast_fp32_products(setting.precision, parts.device), without_advice():
         trainer.fit(parts.task, train_dataloaders=_LongestFirst(worst, feed))
-    padded = worst.longest() * worst.num_rows if str(parts.plan.layout) == "padded" else worst.num_tokens
-    return clock.measured(held_bytes(parts.device, is_peak=True), padded)
+    return clock.measured(held_bytes(parts.device, is_peak=True))
 
 
 def longest_batch(parts: Parts, rows: int) -> FlatBatch:
@@ -226,11 +226,12 @@ class _Clock(L.Callback):
         self.tokens.append(self._tokens)
         self._rows = self._tokens = 0
         taken = len(self.ends) - _WARM_STEPS
-        is_late = time.time() > self.until and taken > 0
+        is_slow = len(self.ends) > 1 and self.ends[-1] - self.ends[-2] > _SLOW_S
+        is_late = time.time() > self.until and taken > (0 if is_slow else _LEAST_STEPS)
         if taken > self.steps or is_late:
             trainer.should_stop = True
 
-    def measured(self, peak_bytes: int, worst_tokens: int) -> Measured:
+    def measured(self, peak_bytes: int) -> Measured:
         """Of the typical steps after the first ones; the median time, as others may use the machine too."""
         skipped = min(_WARM_STEPS, len(self.ends) - 2)
         times = np.diff(self.ends[skipped:])
@@ -242,7 +243,6 @@ class _Clock(L.Callback):
             tokens_per_s=statistics.fmean(self.tokens[skipped + 1 :]) / step_s,
             wait_share=(self.waits[-1] - self.waits[skipped]) / total_s,
             peak_bytes=peak_bytes,
-            worst_tokens=worst_tokens,
             steps=len(times),
             warm_s=self.ends[skipped] - self.began,
         )

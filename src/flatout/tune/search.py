@@ -29,6 +29,7 @@ _LEAST_PROBES = 2
 _COMPILE_S, _COMPILE_GAIN = 20.0, 0.4
 """A guess at what a compile takes at least, and at the most of a step that it can save."""
 _PROBES_A_SEARCH = 6
+_LEAST_STEPS_AN_EPOCH = 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,6 +73,9 @@ class Search:
         self.now = asked.start
         self._seen: dict[Setting, list[Measured]] = {}
         self._about: dict[str, Any] = {}
+        self._small: dict[tuple[Precision, int], int] = {}
+        self._most: int | None = None
+        """Rows at once that are known to fit, where more once did not."""
         self._probe_s = 0.0
         self._began = time.time()
         self._until = self._began + self.settings.budget_s
@@ -134,10 +138,12 @@ class Search:
         if isinstance(told, NoAnswer):
             return told
         self._about = told
-        start, sizes = self.asked.start, self._sizes()
-        most = self.store.known_micro_batch(told["row_keys"][start.precision])
-        if most is not None and most < start.rows and "data.batch_size" not in self.asked.kept:
-            start = self._with_rows(start, max([rows for rows in sizes if rows <= most], default=1))
+        start = self.asked.start
+        if "data.batch_size" not in self.asked.kept:
+            self._most = self.store.known_micro_batch(told["row_keys"][start.precision])
+        sizes = self._sizes()
+        if self._most is not None and start.rows > self._most:
+            start = self._with_rows(start, sizes[-1])
         if self.asked.is_cpu and start.rows > _SMALL:
             small = max([rows for rows in divisors(start.rows) if rows <= _SMALL], default=1)
             seen = self._measure(replace(start, rows=small, accumulate=1), "memory", steps=2)
@@ -154,10 +160,11 @@ class Search:
     def _sizes(self) -> list[int]:
         """Rows at once that may be chosen, smallest first."""
         if self.settings.effective_batch is StepRows.kept:
-            return divisors(self.asked.step_rows)
-        guess = first_guess(self.asked.room_bytes, self._about["weights"], self._about["longest"])
-        most = max(self.asked.start.rows, self.asked.num_rows // 8)
-        return sorted({*doublings(guess, most), *divisors(self.asked.start.rows)})
+            sizes = divisors(self.asked.step_rows)
+        else:
+            most = max(self.asked.start.rows, self.asked.num_rows // _LEAST_STEPS_AN_EPOCH)
+            sizes = [*divisors(self.asked.start.rows), *doublings(2 * self.asked.start.rows, most)]
+        return [rows for rows in sizes if self._most is None or rows <= self._most] or sizes[:1]
 
     def _with_rows(self, setting: Setting, rows: int) -> Setting:
         is_kept = self.settings.effective_batch is StepRows.kept
@@ -272,19 +279,31 @@ class Search:
                 return
 
     def _double(self, sizes: list[int]) -> None:
-        """From the first guess to where twice as many bring little."""
-        rates: list[tuple[int, float]] = []
-        for rows in [size for size in sizes if size >= sizes[0]]:
-            setting = self._with_rows(self.now, rows)
-            if setting not in self._seen:
-                self._try(setting, "rows at once", str(rows))
-            if not (rate := self._rate(setting)):
-                break
-            rates.append((rows, rate))
-            if knee(rates, self.settings.gain) != rows:
-                break
-        if rates:
-            self.now = self._with_rows(self.now, knee(rates, self.settings.gain))
+        """From the first guess up, or else down, to the fewest rows that are as fast as twice as many; never below
+        what was set: rows are free to grow."""
+        ladder = [rows for rows in sizes if rows >= self.now.rows]
+        guess = ladder[0]
+        if not self.asked.is_cpu:
+            guess = first_guess(self.asked.room_bytes, self._about["weights"], self._about["longest"])
+        place = max(number for number, rows in enumerate(ladder) if rows <= max(guess, ladder[0]))
+        while place and not self._rate_of_rows(ladder[place]):
+            place -= 1
+        first = place
+        while place + 1 < len(ladder) and self._pays(ladder[place], ladder[place + 1]):
+            place += 1
+        while place == first and place and not self._pays(ladder[place - 1], ladder[place]):
+            place, first = place - 1, first - 1
+        self.now = self._with_rows(self.now, ladder[place])
+
+    def _pays(self, rows: int, more: int) -> bool:
+        """Whether so many more rows at once are faster by what counts."""
+        return knee([(each, self._rate_of_rows(each)) for each in (rows, more)], self.settings.gain) == more
+
+    def _rate_of_rows(self, rows: int) -> float:
+        setting = self._with_rows(self.now, rows)
+        if setting not in self._seen:
+            self._try(setting, "rows at once", f"{rows} × {setting.accumulate}")
+        return self._rate(setting)
 
     def _decide_rate(self) -> None:
         step_s = self._seen[self.now][-1].step_s
@@ -381,7 +400,7 @@ class Search:
         self.answers.tried.append(row)
         if what == "memory":
             row.verdict = "to predict what more rows take"
-            self._small = (setting.rows, found.peak_bytes)
+            self._small[setting.precision, setting.rows] = found.peak_bytes
             return found
         self._seen.setdefault(setting, []).append(found)
         self._probe_s = max(self._probe_s, took_s) if what != "compile" else self._probe_s
@@ -392,19 +411,23 @@ class Search:
         row.verdict = f"{found.steps} steps, {1000 * found.step_s:.1f} ms each"
         return found
 
-    _small: tuple[int, int] | None = None
-
     def _predicted(self, setting: Setting) -> int | None:
-        """Memory that a size will take which was not tried yet; None where nothing smaller was."""
-        seen = [] if self._small is None else [self._small]
+        """Memory that a size will take which was not tried yet; None where nothing was that tells it."""
+        seen = dict(self._small)
         for each, found in self._seen.items():
-            if each.precision is setting.precision and each.rows < setting.rows and not each.compile:
-                seen.append((each.rows, max(one.peak_bytes for one in found)))
-        seen = [(rows, peak) for rows, peak in seen if rows < setting.rows]
-        if not seen:
-            return None
+            if not each.compile:
+                seen[each.precision, each.rows] = max(one.peak_bytes for one in found)
         base, fixed = self._about["base_bytes"], self._about["fixed_bytes"]
-        return predicted_bytes(seen, setting.rows, base=base, fixed=fixed)
+        alike = [
+            (rows, peak) for (name, rows), peak in seen.items() if name is setting.precision and rows < setting.rows
+        ]
+        if alike or any(each == (setting.precision, setting.rows) for each in seen):
+            return predicted_bytes(alike, setting.rows, base=base, fixed=fixed) if alike else None
+        others = [(rows, peak) for (_, rows), peak in seen.items() if rows <= setting.rows]
+        if not others:
+            return None
+        there = predicted_bytes(others, setting.rows, base=base, fixed=fixed)
+        return there + max(0, there - base - fixed)  # as if all that grows were twice as wide
 
     def _keep_faster(self, challengers: list[Setting], what: str) -> bool:
         """Put the fastest challenger in the place of what is, if it wins twice; whether one did."""

@@ -36,7 +36,7 @@ class TuneConfig:
     budget_s: float = 60.0
     """Most seconds that measuring may take."""
     share: float = 0.05
-    """Most of the expected run's time that measuring may take."""
+    """Most of the expected run's time that measuring may take; above 1 where a short run shall be measured too."""
     memory_margin: float = 0.1
     """Share of the free memory that is left alone."""
     gain: float = 0.05
@@ -51,7 +51,7 @@ class TuneConfig:
     def __post_init__(self) -> None:
         self.effective_batch = as_choice(StepRows, self.effective_batch, "tune.effective_batch")
         require(self.budget_s > 0, "tune.budget_s", f"{self.budget_s:g}", allowed="above 0", mend=_OFF)
-        require(0 < self.share <= 1, "tune.share", f"{self.share:g}", allowed="above 0, at most 1", mend=_OFF)
+        require(self.share > 0, "tune.share", f"{self.share:g}", allowed="above 0", mend=_OFF)
         require(0 <= self.memory_margin < 1, "tune.memory_margin", f"{self.memory_margin:g}", allowed="0 to below 1")
         require(0 <= self.gain < 1, "tune.gain", f"{self.gain:g}", allowed="0 to below 1")
         require(self.steps >= 2, "tune.steps", f"{self.steps}", allowed="2 or more")

@@ -1,0 +1,87 @@
+"""Answers are kept whole, found again, and measured anew where they are not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.tune.answers import (
+    Answers,
+    AnswerStore,
+    Choice,
+    Tried,
+    key_of,
+    known_micro_batch,
+    micro_batch_key,
+    remember_micro_batch,
+)
+
+ANSWERS = Answers(
+    values={"data.feed": "resident", "compile": False},
+    choices=[Choice(name="feed", value="resident", why="measured", evidence="so")],
+    tried=[Tried(what="feed", value="resident", rows_per_s=1.5)],
+    seconds=1.0,
+    allowed_s=2.0,
+    step_s=0.1,
+    planned_steps=7,
+)
+
+
+def test_answers_come_back_as_they_were(tmp_path):
+    store = AnswerStore(tmp_path)
+    assert store.read("a") is None
+    store.write("a", ANSWERS)
+    assert store.read("a") == ANSWERS
+    assert [path.name for path in store.folder.iterdir()] == ["a.json"]
+
+
+DAMAGED = {
+    "cut off": lambda text: text[: len(text) // 2],
+    "empty": lambda text: "",
+    "no object": lambda text: "[1]",
+    "another schema": lambda text: text.replace('"schema": 1', '"schema": 2'),
+    "a key gone": lambda text: text.replace('"tried"', '"tired"'),
+    "other types": lambda text: json.dumps({**json.loads(text), "values": 3}),
+    "nested without end": lambda text: "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_named_and_counts_as_not_there(name, tmp_path):
+    store = AnswerStore(tmp_path)
+    store.write("a", ANSWERS)
+    path = store.path("a")
+    path.write_text(DAMAGED[name](path.read_text(encoding="utf-8")), encoding="utf-8")
+    with pytest.warns(UserWarning, match="a.json is damaged: measured anew"):
+        assert store.read("a") is None
+
+
+def test_a_folder_that_cannot_be_written_costs_only_measuring_again(tmp_path):
+    (tmp_path / "tune").write_text("a file where the folder should be")
+    store = AnswerStore(tmp_path)
+    with store.measuring("a", 1.0):
+        pass
+    with pytest.warns(UserWarning, match="cannot be kept"):
+        store.write("a", ANSWERS)
+
+
+def test_another_value_is_another_key():
+    assert key_of({"rows": 1}) == key_of({"rows": 1}) != key_of({"rows": 2})
+
+
+def test_the_most_rows_that_fit_are_remembered_by_what_decides_them(tmp_path):
+    def key(width: int = 4, longest: int = 8, precision: str = "bf16") -> str:
+        model = nn.Linear(3, width)
+        return micro_batch_key(model, longest=longest, device=torch.device("cpu"), precision=precision)
+
+    assert key() == key() and len({key(), key(width=5), key(longest=9), key(precision="fp32")}) == 4
+    assert known_micro_batch(key(), tmp_path) is None
+    remember_micro_batch(key(), 16, tmp_path)
+    remember_micro_batch(key(), 8, tmp_path)
+    assert known_micro_batch(key(), tmp_path) == 8
+    AnswerStore(tmp_path).path(f"rows-{key()}").write_text('{"schema": 1, "rows": "many"}')
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert known_micro_batch(key(), tmp_path) is None

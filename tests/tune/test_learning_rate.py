@@ -1,0 +1,48 @@
+"""The range test: a rate that rises, and what is read off the losses."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from flatout.tune.learning_rate import LEAST, MOST, STEPS, range_test, smoothed, suggested
+from tests.tune.planted import small_parts
+
+RATES = np.geomspace(LEAST, MOST, STEPS).tolist()
+
+
+def test_a_smoothed_constant_is_that_constant():
+    assert smoothed([2.0] * 5) == pytest.approx([2.0] * 5)
+
+
+@pytest.mark.parametrize("steepest", [1e-4, 1e-3, 1e-2])
+def test_the_steepest_fall_is_found(steepest):
+    # falls around the steepest rate, and explodes a hundred times above it
+    losses = [2.0 - math.tanh(math.log10(rate / steepest) * 2) + (rate / steepest / 100) ** 2 for rate in RATES]
+    found = suggested(RATES, losses)
+    assert found is not None
+    assert steepest / 2 < found.rate < steepest * 10  # smoothing lags
+    assert "smoothed loss" in found.evidence
+
+
+@pytest.mark.parametrize(
+    "losses", [[1.0] * STEPS, [1.0 + number for number in range(STEPS)], [math.nan] * STEPS, [1.0] * 3]
+)
+def test_no_rate_is_suggested_where_the_loss_does_not_fall(losses):
+    assert suggested(RATES[: len(losses)], losses) is None
+
+
+def test_a_real_test_raises_the_rate_until_the_loss_rises_and_leaves_the_settings():
+    parts = small_parts()
+    before = parts.task.optim
+    found = range_test(parts, feed="resident", precision="fp32", rows=32, accumulate=1, until=time.time() + 60)
+    assert parts.task.optim is before
+    assert len(found["rates"]) == len(found["losses"]) > 30
+    assert found["rates"] == sorted(found["rates"]) and found["rates"][0] == LEAST
+    suggestion = suggested(found["rates"], found["losses"])
+    assert suggestion is not None and 1e-4 < suggestion.rate < 1
+    assert torch.isfinite(torch.tensor(found["losses"][:20])).all()

@@ -1,0 +1,90 @@
+"""What a probe runs: the longest rows first, whole optimizer steps, the run's own feed and task."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from flatout.data.feeding import FeedKind
+from flatout.data.gather import TOKENS
+from flatout.precision import Precision
+from flatout.ranks import Ranks
+from flatout.run import parts_of
+from flatout.tune.probe import Setting, about, feeds_alone, longest_batch, losses, measure
+from tests.tune.planted import config, small_parts
+
+SETTING = Setting(feed=FeedKind.resident, precision=Precision.fp32, rows=32, accumulate=1)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLATOUT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield small_parts()
+
+
+def test_the_longest_batch_holds_the_longest_rows_there_are(parts):
+    lengths = np.sort(np.asarray(parts.split.lengths(TOKENS)))
+    batch = longest_batch(parts, 20)
+    assert batch.lengths.tolist() == lengths[-20:].tolist()
+    assert batch.ends_step and batch.num_real == batch.step_rows == 20
+    assert longest_batch(parts, 10_000).num_rows == parts.split.num_rows
+
+
+def test_a_probe_takes_optimizer_steps_on_the_longest_rows_and_on_typical_ones(parts):
+    seen = []
+    watched = parts.task.model.register_forward_pre_hook(lambda model, inputs: seen.append(inputs[0]))
+    weights = {name: weight.clone() for name, weight in parts.task.named_parameters()}
+    found = measure(parts, SETTING, steps=4, until=time.time() + 60)
+    watched.remove()
+    longest = longest_batch(parts, 32).num_tokens
+    assert seen[0].num_tokens == longest > max(batch.num_tokens for batch in seen[1:])
+    assert found.steps == 4 and len(seen) == 7  # the longest, one to warm up, one from which time is taken, four
+    assert found.rows_per_s == pytest.approx(32 / found.step_s, rel=0.2)
+    assert found.peak_bytes > 10_000_000 and 0 <= found.wait_share < 1
+    assert any(not torch.equal(weights[name], weight) for name, weight in parts.task.named_parameters())
+
+
+def test_batches_that_are_added_up_count_as_one_step(parts):
+    found = measure(parts, Setting(feed=FeedKind.resident, precision=Precision.fp32, rows=8, accumulate=4), 3, 1e12)
+    assert found.steps == 3
+    assert found.rows_per_s == pytest.approx(32 / found.step_s, rel=0.2)
+
+
+def test_a_probe_whose_time_is_over_ends_early(parts):
+    assert measure(parts, SETTING, steps=500, until=time.time() - 1).steps < 20
+
+
+def test_every_arithmetic_gives_its_loss_on_the_same_weights_and_rows(parts):
+    again = [losses(parts, ["fp32", "bf16"], 16) for _ in range(2)]
+    assert again[0] == again[1]
+    assert again[0]["bf16"] == pytest.approx(again[0]["fp32"], rel=0.01)
+
+
+def test_feeds_are_measured_without_a_model(parts):
+    found = feeds_alone(parts, ["resident", "threaded"])
+    assert found.keys() == {"resident", "threaded"} and min(found.values()) > 0
+
+
+def test_what_weights_will_bring_is_counted_before_anything_is_computed(parts):
+    told = about(parts)
+    assert told["fixed_bytes"] == 12 * told["weights"] and told["is_recurrent"]
+    assert told["longest"] == int(np.max(parts.split.lengths(TOKENS)))
+
+
+def test_a_rank_probes_its_share_of_a_step():
+    parts = parts_of(config(), Ranks(0, 2, 0, 2), torch.device("cpu"))
+    assert parts.plan.world == 2
+    found = measure(parts, SETTING, steps=2, until=time.time() + 60)
+    assert found.rows_per_s == pytest.approx(32 / found.step_s, rel=0.2)
+
+
+def test_a_cap_on_tokens_is_probed_as_it_is():
+    parts = parts_of(config(data={"tokens_per_batch": 256}), Ranks(), torch.device("cpu"))
+    seen = []
+    parts.task.model.register_forward_pre_hook(lambda model, inputs: seen.append(inputs[0]))
+    measure(parts, SETTING, steps=2, until=time.time() + 60)
+    assert max(batch.longest() * batch.num_rows for batch in seen) <= 256

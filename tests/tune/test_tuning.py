@@ -1,0 +1,309 @@
+"""Whole runs with `tune=auto`: what was asked for stays, answers are kept, a run that is gone on with has its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, RunConfig, TextDataConfig, UserError, fit
+from flatout.precision import Precision
+from flatout.report.summary import read_summary
+from flatout.run import Result
+from flatout.tune.answers import Answers, AnswerStore
+from flatout.tune.probe import Setting
+from flatout.tune.search import Asked
+from flatout.tune.settings import TuneConfig
+from flatout.tuning import begun_with, is_outdated, kept, override_line, smallest, with_values
+from tests.test_train import run_train
+from tests.tune.planted import SMALL
+from tests.verbs import verb
+
+MODEL = BiLSTMConfig(embedding=8, hidden=8)
+QUICK: dict[str, Any] = {"steps": 2, "share": 1000.0, "budget_s": 60.0}
+ALL_KEPT = {"enabled": True, "gain": 0.99, "compile": False} | QUICK
+"""Measured, but so hard to beat that the answers are the settings as they are."""
+
+
+def trained(folder: Path, tune: TuneConfig | str = "off", **settings: Any) -> Result:
+    given = {"precision": "fp32", "epochs": 1, "monitor": MonitorConfig(progress=False, flush_every=1)} | settings
+    data = TextDataConfig(sample=SMALL, batch_size=32)
+    return fit(given.pop("data", data), MODEL, folder=folder, tune=tune, **given)
+
+
+def weights(result: Result) -> dict[str, torch.Tensor]:
+    return load_file(next((result.folder / "checkpoints" / "last").glob("*model*.safetensors")))
+
+
+def choices(result: Result) -> dict[str, dict[str, Any]]:
+    return {choice["name"]: choice for choice in result.summary["choices"]}
+
+
+# What is open, and what is kept.
+
+
+def composed(*words: str) -> tuple[RunConfig, list[str]]:
+    from tests.test_train import compose_run
+
+    return compose_run(["tune=auto", *words]), ["tune=auto", *words]
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "why"),
+    [
+        (["data.feed=threaded"], "data.feed", "asked for"),
+        (["precision=fp32"], "precision", "asked for"),
+        (["data.batch_size=128"], "data.batch_size", "asked for"),
+        (["data.accumulate=2"], "data.batch_size", "asked for"),
+        (["data.tokens_per_batch=512"], "data.batch_size", "data.tokens_per_batch decides"),
+        (["+trainer.limit_train_batches=4"], "data.batch_size", "trainer.limit_train_batches counts batches"),
+        (["compile=false"], "compile", "asked for"),
+        (["tune.learning_rate=true", "optim.lr=0.01"], "optim.lr", "asked for"),
+        (["tune.feed=false"], "data.feed", ""),
+    ],
+)
+def test_what_was_typed_is_kept(words, key, why):
+    assert kept(*composed(*words))[key] == why
+    assert key not in kept(*composed("tune.learning_rate=true"))
+
+
+@pytest.mark.parametrize(
+    "word", ["data.effective_batch=64", "+trainer.limit_train_batches=0.5", "+experiment=bert_tiny"]
+)
+def test_what_a_step_is_made_of_stays_open_where_only_its_rows_are_said(word):
+    assert "data.batch_size" not in kept(*composed(word))
+
+
+def test_from_python_what_differs_from_the_default_was_asked_for():
+    python = RunConfig(data=TextDataConfig(batch_size=32), tune=TuneConfig(enabled=True))
+    assert kept(python, [])["data.batch_size"] == "asked for"
+    assert "data.batch_size" not in kept(RunConfig(tune=TuneConfig(enabled=True)), [])
+
+
+def test_answers_become_settings_and_words():
+    values = {
+        "data.feed": "threaded",
+        "precision": "bf16",
+        "data.batch_size": 16,
+        "data.accumulate": 4,
+        "compile": True,
+    }
+    config = with_values(RunConfig(), values)
+    assert (config.data.feed, config.precision, config.compile) == ("threaded", Precision.bf16, True)
+    assert config.data.batches(1) == (16, 4)
+    shared = with_values(RunConfig(data=TextDataConfig(effective_batch=64)), values)
+    assert shared.data.batches(1) == (16, 4)
+    assert override_line(values) == (
+        "data.feed=threaded precision=bf16 data.batch_size=16 data.accumulate=4 compile=true"
+    )
+    assert with_values(config, {}) is config
+
+
+def test_of_unlike_devices_the_smallest_decides():
+    large = Answers(
+        values={
+            "data.feed": "resident", "precision": "bf16", "data.batch_size": 64, "data.accumulate": 1,
+            "compile": True, "optim.lr": 2e-3,
+        }
+    )  # fmt: skip
+    small = Answers(
+        values={
+            "data.feed": "threaded", "precision": "fp16", "data.batch_size": 16, "data.accumulate": 4,
+            "compile": False, "optim.lr": 1e-3,
+        }
+    )  # fmt: skip
+    for found in (smallest([large, small]), smallest([small, large])):
+        assert found.values == small.values
+        assert found.choices[-1].name == "unlike devices"
+    mixed = Answers(values=large.values | {"precision": "fp32", "data.batch_size": 32, "data.accumulate": 2})
+    assert smallest([small, mixed]).values["precision"] == "fp32"
+    assert smallest([large]) is large
+    assert smallest([large, Answers()]).values == {}
+
+
+def asked(**settings: Any) -> Asked:
+    start = Setting(feed="resident", precision="fp32", rows=8, accumulate=1)  # type: ignore[arg-type]
+    given: dict[str, Any] = {
+        "settings": TuneConfig(), "start": start, "feeds": [], "precisions": [], "step_rows": 8, "num_rows": 80,
+        "planned_steps": 1000, "room_bytes": 1, "is_cpu": True,
+    }  # fmt: skip
+    return Asked(**(given | settings))
+
+
+def test_answers_are_taken_again_until_the_time_would_find_more():
+    known = Answers(step_s=0.1, planned_steps=1000, allowed_s=5.0)
+    assert not is_outdated(known, asked())
+    assert is_outdated(known, asked(planned_steps=5000)) and is_outdated(Answers(), asked())
+    compiled = Answers(step_s=0.1, planned_steps=1000, values={"compile": True})
+    assert is_outdated(compiled, asked(planned_steps=400))
+    cut = Answers(step_s=0.1, planned_steps=1000, allowed_s=5.0, is_complete=False)
+    assert not is_outdated(cut, asked())
+    assert is_outdated(cut, asked(planned_steps=3000, kept={"compile": ""}))
+    assert is_outdated(cut, asked(counts_time=False))
+
+
+# Mistakes.
+
+
+def test_mistakes_are_told_before_anything_starts():
+    with pytest.raises(UserError, match=r"tune: 'atuo' \(off, auto\). Did you mean 'auto'\?"):
+        RunConfig(tune="atuo")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"tune.budget_s: 0 \(above 0\). To measure nothing, set tune=off."):
+        TuneConfig(budget_s=0)
+    with pytest.raises(UserError, match="a model of your own cannot be handed to the process that measures"):
+        RunConfig(model=nn.Linear(2, 2), tune=TuneConfig(enabled=True))
+    assert RunConfig(tune="auto").tune.enabled and not RunConfig(tune="off").tune.enabled  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("tune=atuo", "tune: no option 'atuo' (auto, off). Did you mean 'auto'?"),
+        ("tune.bugdet_s=3", "Did you mean 'tune.budget_s'?"),
+        ("tune.budget_s=-1", "tune.budget_s: -1 (above 0)"),
+        ("tune.effective_batch=kep", "(kept, free). Did you mean 'kept'?"),
+    ],
+)
+def test_words_that_mean_nothing_are_told(word, told, monkeypatch, capsys, tmp_path):
+    assert run_train(["tune=auto", word, f"output={tmp_path}"], monkeypatch) == 2
+    assert told in capsys.readouterr().err
+
+
+# Real runs.
+
+
+def test_a_run_whose_answers_are_its_settings_has_the_same_weights_to_the_last_bit(tmp_path, capsys):
+    tuned, plain = trained(tmp_path / "tuned", TuneConfig(**ALL_KEPT)), trained(tmp_path / "plain")
+    told = capsys.readouterr().out
+    assert "tune: measuring in a process apart" in told and " probes in " in told
+    found = tuned.summary["tune"]
+    assert found["values"] == {"data.feed": "resident"} and not found["cached"]
+    assert choices(tuned)["precision"]["why"] == choices(tuned)["micro-batch"]["why"] == "kept: asked for"
+    ours, theirs = weights(tuned), weights(plain)
+    assert ours.keys() == theirs.keys() and ours
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert tuned.metrics == plain.metrics
+
+    again = trained(tmp_path / "again", TuneConfig(**ALL_KEPT))
+    assert "tune: cached (" in capsys.readouterr().out
+    assert again.summary["tune"]["cached"] and again.summary["tune"]["values"] == found["values"]
+    assert again.metrics == plain.metrics
+
+    # Other rows, another question; and a damaged file is measured anew.
+    (path,) = (path for path in AnswerStore().folder.glob("*.json"))
+    path.write_text("{", encoding="utf-8")
+    with pytest.warns(UserWarning, match="is damaged: measured anew"):
+        anew = trained(tmp_path / "anew", TuneConfig(**ALL_KEPT))
+    assert not anew.summary["tune"]["cached"]
+
+
+def test_a_run_that_is_too_short_is_left_as_it_is(tmp_path, capsys):
+    result = trained(tmp_path, "auto")
+    assert result.summary["tune"]["values"] == {}
+    assert "5% of it is too little to measure anything" in choices(result)["tune"]["why"]
+    trained(tmp_path / "again", "auto")
+    assert "tune: cached" in capsys.readouterr().out
+
+
+def test_a_run_that_is_gone_on_with_has_the_answers_it_was_begun_with(tmp_path, monkeypatch, capsys):
+    words = [
+        "tune=auto", "tune.share=1000", "tune.steps=2", "tune.compile=false", "data.sample.rows=400",
+        "data.sample.eval_rows=40", "model.embedding=8", "model.hidden=8", "trainer.max_epochs=1", f"output={tmp_path}",
+        "data.effective_batch=64",
+    ]  # fmt: skip
+    assert run_train(words, monkeypatch) == 0
+    (folder,) = (tmp_path / "default").iterdir()
+    summary = read_summary(folder)
+    assert summary["tune"]["values"].keys() >= {"data.feed", "precision", "data.batch_size"}
+    # As if they had been others: what was measured since counts for new runs only.
+    summary["tune"]["values"] |= {"data.batch_size": 16, "data.accumulate": 4, "precision": "fp32"}
+    summary["tune"]["values"]["data.feed"] = "threaded"
+    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    about = json.loads(next((folder / "checkpoints" / "last").glob("manifest.json")).read_text(encoding="utf-8"))
+    capsys.readouterr()
+    more = [word for word in words if "max_epochs" not in word] + ["trainer.max_epochs=2", "resume=auto"]
+    code = run_train([*more, "resume_anyway=true"], monkeypatch)
+    told = capsys.readouterr().out
+    assert code == 0, (told, about.keys())
+    assert "tune: as this run was begun (data.feed=threaded precision=fp32 data.batch_size=16" in told
+    assert read_summary(folder)["tune"]["values"]["data.batch_size"] == 16
+    assert begun_with(RunConfig(resume=str(folder)), folder) is not None
+
+
+def test_a_run_begun_without_it_goes_on_as_it_was(tmp_path, capsys):
+    first = trained(tmp_path / "run")
+    result = trained(tmp_path / "run", TuneConfig(**ALL_KEPT), resume=str(first.folder), epochs=2)
+    assert "tune: this run was begun without it, and goes on as it was" in capsys.readouterr().out
+    assert result.summary["tune"] is None
+
+
+def test_the_verb_prints_a_table_and_a_line_and_a_run_finds_its_answers(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    words = ["data.sample.rows=400", "data.sample.eval_rows=40", "model.embedding=8", "model.hidden=8"]
+    words += ["tune.steps=2", "tune.compile=false", "data.effective_batch=64"]
+    assert verb("tune", *words) == 0
+    told = capfd.readouterr().out
+    assert "rows/s" in told and "as set" in told and "feed alone" in told
+    assert told.splitlines()[-1].startswith("data.feed=resident precision=")
+    assert not list(tmp_path.glob("outputs/**/*"))
+    assert run_train(["tune=auto", *words, "trainer.max_epochs=1"], monkeypatch) == 0
+    assert "tune: cached (" in capfd.readouterr().out
+
+
+def test_the_verb_tells_mistakes(capfd):
+    assert verb("tune", "tune.budget_s=0") == 2
+    assert "tune.budget_s: 0 (above 0)" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [["data=bits", "model=bitmlp", "task=grams", "data.sample.rows=400"], ["model=transformer"]]
+)
+def test_bit_strings_and_encoders_are_measured_too(words, capfd):
+    words = [*words, "tune.steps=2", "tune.compile=false", "data.sample.eval_rows=40"]
+    if "model=transformer" in words:
+        words += ["model.hidden=16", "model.layers=1", "model.heads=2", "data.sample.rows=400"]
+    assert verb("tune", *words) == 0
+    assert "precision=" in capfd.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_two_ranks_share_one_answer(tmp_path):
+    result = trained(
+        tmp_path, TuneConfig(**(ALL_KEPT | {"gain": 0.0})), trainer={"devices": 2}, data=TextDataConfig(sample=SMALL)
+    )
+    found = result.summary["tune"]
+    assert found["values"]["data.batch_size"] * found["values"]["data.accumulate"] == 128
+    assert result.summary["training"]["rows_per_step"] == 256
+    assert result.summary["status"] == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with a C++ compiler")
+def test_a_compiled_model_is_trained_to_the_same_weights_under_the_same_names(tmp_path):
+    data = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=40, classes=3), batch_size=32)
+    from flatout import TextCNNConfig
+
+    model = TextCNNConfig(embedding=8, filters=8, dropout=0.0, embedding_dropout=0.0)
+    common: dict[str, Any] = {"precision": "fp32", "epochs": 1, "monitor": MonitorConfig(progress=False)}
+    plain = fit(data, model, folder=tmp_path / "plain", **common)
+    compiled = fit(data, model, folder=tmp_path / "compiled", compile=True, **common)
+    ours, theirs = weights(compiled), weights(plain)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert torch.allclose(ours[name], theirs[name], atol=1e-4), name
+    assert choices(compiled)["compile"]["why"] == "asked for"
+
+
+def test_compiling_without_a_compiler_is_a_mistake_with_a_mend(monkeypatch, tmp_path):
+    import flatout.compiling
+
+    monkeypatch.setattr(flatout.compiling, "why_not", lambda device: "no C++ compiler is here")
+    with pytest.raises(UserError, match="compile: no C\\+\\+ compiler is here. Set compile=false"):
+        trained(tmp_path, compile=True)
