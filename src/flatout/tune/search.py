@@ -101,7 +101,7 @@ class Search:
         self.answers.planned_steps = self.asked.planned_steps
         run_s = self._run_s(first)
         allowed_s = allowed_seconds(self.asked, first.step_s)
-        self.answers.allowed_s = round(allowed_s, 2)
+        self.answers.allowed_s = allowed_s
         self._until = self._began + allowed_s
         if not self._affords(_LEAST_PROBES):
             told = (
