@@ -42,6 +42,7 @@ _WAIT_S = 30.0
 """How much longer than its budget another process may take to measure the same."""
 _MORE_TIME, _MORE_STEPS = 1.5, 4.0
 """From how much more time, or steps, on a search that was cut short is begun anew."""
+_BUSY = 1.5
 _BATCH_COUNTS = ("limit_train_batches", "val_check_interval")
 
 
@@ -155,7 +156,11 @@ def known_or_measured(config: RunConfig, asked: Asked, key: str, say: Callable[[
             store.write(key, answers)
     count = len([row for row in answers.tried if row.rows_per_s is not None])
     rest = "" if answers.is_complete else "; the time was not enough for all"
-    return Found(answers, key, False, [f"tune: {count} probes in {answers.seconds:.1f} s{rest}"])
+    lines = [f"tune: {count} probes in {answers.seconds:.1f} s{rest}"]
+    if answers.unrest > _BUSY:
+        told = f"the same settings were {answers.unrest:.1f} times as fast at their best as at their worst"
+        lines.append(f"tune: this machine is busy: {told}; tune.fresh=true measures anew")
+    return Found(answers, key, False, lines)
 
 
 def is_outdated(known: Answers, asked: Asked) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, RunConfig, TextDataConfig, UserError, fit
+from flatout import BiLSTMConfig, MonitorConfig, RunConfig, TextDataConfig, UserError, fit
 from flatout.precision import Precision
 from flatout.report.summary import read_summary
 from flatout.run import Result
@@ -263,13 +262,14 @@ def test_the_verb_tells_mistakes(capfd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [["data=bits", "model=bitmlp", "task=grams", "data.sample.rows=400"], ["model=transformer"]]
+    "words",
+    [
+        ["data=bits", "model=bitmlp", "task=grams"],
+        ["model=transformer", "model.hidden=16", "model.layers=1", "model.heads=2", "data.sample.eval_rows=40"],
+    ],
 )
 def test_bit_strings_and_encoders_are_measured_too(words, capfd):
-    words = [*words, "tune.steps=2", "tune.compile=false", "data.sample.eval_rows=40"]
-    if "model=transformer" in words:
-        words += ["model.hidden=16", "model.layers=1", "model.heads=2", "data.sample.rows=400"]
-    assert verb("tune", *words) == 0
+    assert verb("tune", *words, "data.sample.rows=400", "tune.steps=2", "tune.compile=false") == 0
     assert "precision=" in capfd.readouterr().out.splitlines()[-1]
 
 
@@ -282,28 +282,3 @@ def test_two_ranks_share_one_answer(tmp_path):
     assert found["values"]["data.batch_size"] * found["values"]["data.accumulate"] == 128
     assert result.summary["training"]["rows_per_step"] == 256
     assert result.summary["status"] == "finished"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with a C++ compiler")
-def test_a_compiled_model_is_trained_to_the_same_weights_under_the_same_names(tmp_path):
-    data = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=40, classes=3), batch_size=32)
-    from flatout import TextCNNConfig
-
-    model = TextCNNConfig(embedding=8, filters=8, dropout=0.0, embedding_dropout=0.0)
-    common: dict[str, Any] = {"precision": "fp32", "epochs": 1, "monitor": MonitorConfig(progress=False)}
-    plain = fit(data, model, folder=tmp_path / "plain", **common)
-    compiled = fit(data, model, folder=tmp_path / "compiled", compile=True, **common)
-    ours, theirs = weights(compiled), weights(plain)
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        assert torch.allclose(ours[name], theirs[name], atol=1e-4), name
-    assert choices(compiled)["compile"]["why"] == "asked for"
-
-
-def test_compiling_without_a_compiler_is_a_mistake_with_a_mend(monkeypatch, tmp_path):
-    import flatout.compiling
-
-    monkeypatch.setattr(flatout.compiling, "why_not", lambda device: "no C++ compiler is here")
-    with pytest.raises(UserError, match=r"compile: no C\+\+ compiler is here. Set compile=false"):
-        trained(tmp_path, compile=True)

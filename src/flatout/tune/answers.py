@@ -67,6 +67,8 @@ class Answers:
     """Seconds of an optimizer step with the settings as they were."""
     planned_steps: int = 0
     """Optimizer steps of the run that was to come."""
+    unrest: float = 1.0
+    """How many times as fast the same setting was at its best as at its worst: much above 1 on a busy machine."""
     is_complete: bool = True
     """Whether the time was enough for everything that was asked."""
 

@@ -87,7 +87,13 @@ class Search:
         finally:
             self.child.close()
         self.answers.seconds = round(time.time() - self._began, 2)
+        self.answers.unrest = self._unrest()
         return self.answers
+
+    def _unrest(self) -> float:
+        """The fastest of several tries of one setting, over the slowest; the largest such number."""
+        rates = [[each.rows_per_s for each in found] for found in self._seen.values()]
+        return round(max((max(each) / min(each) for each in rates), default=1.0), 2)
 
     def _decide(self) -> None:
         for name, why in self.asked.kept.items():
