@@ -100,7 +100,7 @@ def test_several_values_give_a_run_each(tmp_path, monkeypatch):
 
 
 MISTAKES = {
-    "modle=bilstm": "modle: no such key (allow_targets, callbacks, checkpoint, data,",
+    "modle=bilstm": "modle: no such key (allow_targets, callbacks, checkpoint, compile, data,",
     "model=bilstn": "model: no option 'bilstn' (bilstm, bitmlp, textcnn, transformer). Did you mean 'bilstm'?",
     "model.hiden=3": "Did you mean 'model.hidden'?",
     "model.hidden=x": "model.hidden: 'x' does not fit (a whole number)",

@@ -34,6 +34,7 @@ _PLACES = {
     "TaggedTweetsConfig": "flatout.data.tweet_samples",
     "GramPredictor": "flatout.inference",
     "load_predictor": "flatout.inference",
+    "TuneConfig": "flatout.tune.settings",
     "UserError": "flatout.errors",
 }
 __all__ = sorted(_PLACES)

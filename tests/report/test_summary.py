@@ -66,6 +66,7 @@ SCHEMA = {
     "evidence": set(),
     "baseline": None,
     "calibration": None,
+    "tune": None,
     "metric": None,
     "metrics": None,
     "artifacts": None,
