@@ -27,7 +27,7 @@ from flatout.tune.probe import Parts, about, feeds_alone, losses, measure
 
 Build = Callable[[], Parts]
 """Makes what would be trained; pickled by its name."""
-_GRACE_S = 2.0
+_GRACE_S = 1.0
 _LAUNCHERS = ("TORCHELASTIC_", "GROUP_", "ROLE_", "SLURM_")
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
