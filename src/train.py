@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None, job: Callable[[DictConfig], Any
     if arguments is not None:
         sys.argv[1:] = arguments
     sys.argv[1:] = [f"hydra.{word}" if word.startswith("launcher.") else word for word in sys.argv[1:]]
-    # `monitor: default` is in the list already, so Hydra wants monitor=profile; +monitor=profile is the same. So is tune.
+    # `monitor: default` is in the list already, so Hydra wants monitor=profile; +monitor=profile is the same. Tune too.
     sys.argv[1:] = [word[1:] if word.startswith(("+monitor=", "+tune=")) else word for word in sys.argv[1:]]
     if any(word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word for word in sys.argv[1:]):
         warm_start()  # it imports beside us what the processes to come will need

@@ -145,9 +145,9 @@ def measured_for(
 def known_or_measured(config: RunConfig, asked: Asked, key: str, say: Callable[[str], None], build: Build) -> Found:
     """What was measured before, or now."""
     store = AnswerStore(config.data.cache)
-    with store.measuring(key, config.tune.budget_s + _WAIT_S):
+    with store.measuring(key, config.tune.budget_s + _WAIT_S, say):
         known = None if config.tune.fresh else store.read(key)
-        if known is not None and not is_outdated(known, asked):
+        if known is not None and not is_outdated(known, asked, store):
             return Found(known, key, True, [f"tune: cached ({store.path(key)}; tune.fresh=true measures anew)"])
         say(f"tune: measuring in a process apart, for {config.tune.budget_s:g} s at most")
         search = Search(asked, Child(build, torch.get_num_threads()), store, say)
@@ -163,9 +163,12 @@ def known_or_measured(config: RunConfig, asked: Asked, key: str, say: Callable[[
     return Found(answers, key, False, lines)
 
 
-def is_outdated(known: Answers, asked: Asked) -> bool:
-    """Whether the time that there is now would find more, or the run is another length than it was."""
+def is_outdated(known: Answers, asked: Asked, store: AnswerStore) -> bool:
+    """Whether the time that there is now would find more, the run is another length, or the rows did not fit since."""
     if known.step_s is None:
+        return True
+    most = store.known_micro_batch(known.row_key) if known.row_key else None
+    if most is not None and known.values.get("data.batch_size", 0) > most:
         return True
     growth = asked.planned_steps / max(known.planned_steps, 1)
     if "compile" not in asked.kept and (growth > _MORE_STEPS or (known.values.get("compile") and growth < 1 / 2)):

@@ -85,3 +85,12 @@ def test_the_most_rows_that_fit_are_remembered_by_what_decides_them(tmp_path):
     AnswerStore(tmp_path).path(f"rows-{key()}").write_text('{"schema": 1, "rows": "many"}')
     with pytest.warns(UserWarning, match="is damaged"):
         assert known_micro_batch(key(), tmp_path) is None
+
+
+def test_who_waits_for_another_says_so_and_goes_on(tmp_path):
+    store, said = AnswerStore(tmp_path), []
+    with store.measuring("a", 0.0), AnswerStore(tmp_path).measuring("a", 0.05, said.append):
+        pass
+    assert said == ["tune: another process is measuring the same; waiting for its answers"]
+    with store.measuring("a", 0.0, said.append):
+        assert len(said) == 1

@@ -136,16 +136,21 @@ def asked(**settings: Any) -> Asked:
     return Asked(**(given | settings))
 
 
-def test_answers_are_taken_again_until_the_time_would_find_more():
-    known = Answers(step_s=0.1, planned_steps=1000, allowed_s=5.0)
-    assert not is_outdated(known, asked())
-    assert is_outdated(known, asked(planned_steps=5000)) and is_outdated(Answers(), asked())
+def test_answers_are_taken_again_until_the_time_would_find_more(tmp_path):
+    store = AnswerStore(tmp_path)
+    known = Answers(step_s=0.1, planned_steps=1000, allowed_s=5.0, row_key="k", values={"data.batch_size": 32})
+    assert not is_outdated(known, asked(), store)
+    assert is_outdated(known, asked(planned_steps=5000), store) and is_outdated(Answers(), asked(), store)
     compiled = Answers(step_s=0.1, planned_steps=1000, values={"compile": True})
-    assert is_outdated(compiled, asked(planned_steps=400))
+    assert is_outdated(compiled, asked(planned_steps=400), store)
     cut = Answers(step_s=0.1, planned_steps=1000, allowed_s=5.0, is_complete=False)
-    assert not is_outdated(cut, asked())
-    assert is_outdated(cut, asked(planned_steps=3000, kept={"compile": ""}))
-    assert is_outdated(cut, asked(counts_time=False))
+    assert not is_outdated(cut, asked(), store)
+    assert is_outdated(cut, asked(planned_steps=3000, kept={"compile": ""}), store)
+    assert is_outdated(cut, asked(counts_time=False), store)
+    store.remember_micro_batch("k", 32)
+    assert not is_outdated(known, asked(), store)
+    store.remember_micro_batch("k", 16)
+    assert is_outdated(known, asked(), store)
 
 
 # Mistakes.

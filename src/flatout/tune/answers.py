@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -69,6 +69,8 @@ class Answers:
     """Optimizer steps of the run that was to come."""
     unrest: float = 1.0
     """How many times as fast the same setting was at its best as at its worst: much above 1 on a busy machine."""
+    row_key: str = ""
+    """`micro_batch_key` of the model in the arithmetic that was decided."""
     is_complete: bool = True
     """Whether the time was enough for everything that was asked."""
 
@@ -121,13 +123,17 @@ class AnswerStore:
         self._write(key, answers.as_dict())
 
     @contextmanager
-    def measuring(self, key: str, patience_s: float) -> Iterator[None]:
+    def measuring(self, key: str, patience_s: float, say: Callable[[str], None] = print) -> Iterator[None]:
         """Let one process measure at a time; whoever waits finds the answers afterwards."""
         lock = None
         with suppress(OSError, Timeout):  # a cache that is read-only, or one who takes too long: measure all the same
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.folder / f".{key}.lock")
-            lock.acquire(timeout=patience_s)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                say("tune: another process is measuring the same; waiting for its answers")
+                lock.acquire(timeout=patience_s)
         try:
             yield
         finally:

@@ -88,6 +88,7 @@ class Search:
             self.child.close()
         self.answers.seconds = round(time.time() - self._began, 2)
         self.answers.unrest = self._unrest()
+        self.answers.row_key = self._about.get("row_keys", {}).get(str(self.now.precision), "")
         return self.answers
 
     def _unrest(self) -> float:
@@ -469,7 +470,8 @@ class Search:
         self._choose(name, value, why, evidence)
 
     def _choose(self, name: str, value: object, why: str, evidence: str) -> None:
-        self.answers.choices.append(Choice(name=name, value=str(value), why=why, evidence=evidence))
+        shown = str(value).lower() if isinstance(value, bool) else str(value)
+        self.answers.choices.append(Choice(name=name, value=shown, why=why, evidence=evidence))
 
     def _shown(self, name: str) -> str:
         start = self.asked.start
