@@ -115,6 +115,15 @@ def test_sixteen_bits_that_bring_little_give_way_to_fp32(tmp_path):
     assert found.values["precision"] == "fp32"
 
 
+def test_what_the_rule_says_is_not_given_up_for_one_slow_moment(tmp_path):
+    slow = iter([100.0])
+
+    def rate(setting: Setting) -> float:
+        return next(slow, 2000.0) if setting.precision == "bf16" and setting.rows == 64 else 1000.0
+
+    assert search(Machine(rate), tmp_path).values["precision"] == "bf16"
+
+
 @pytest.mark.parametrize("loss", [2.5, 1.5, float("nan"), float("inf")])
 def test_an_arithmetic_with_another_loss_is_refused_and_named(loss, tmp_path):
     machine = Machine(

@@ -233,7 +233,10 @@ class Search:
             self._choose("precision", self.now.precision, "fp32 was not measured", f"loss on the same rows: {losses}")
             return
         # From the exact one: sixteen bits must bring something.
-        self.now = replace(self.now, precision=Precision.fp32)
+        ruled, self.now = self.now, replace(self.now, precision=Precision.fp32)
+        if ruled.precision in seen and ruled != self.now and not self._wins(ruled) and self._affords(2):
+            for each in (self.now, ruled):  # what the rule says is not given up for one slow moment
+                self._measure(each, "precision again")
         self._keep_faster([replace(self.now, precision=each) for each in seen if each != Precision.fp32], "precision")
         refused = [name for name in names if name not in sound]
         evidence = f"{self._rates('precision', seen)}; loss on the same rows: {losses}"
