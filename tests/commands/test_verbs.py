@@ -91,7 +91,7 @@ MISTAKES = [
     (["predict", "RUN", "ROWS", "--top-k", "-1"], "--top-k: -1 (1 or more)"),
     (
         ["bench", "spin"],
-        "no bench 'spin' (spine, sources, headlines, bits, bert, scale, faults, quality). Did you mean 'spine'?",
+        "no bench 'spin' (spine, sources, headlines, bits, bert, tune, scale, faults, quality). Did you mean 'spine'?",
     ),
     (["bench", "quality"], "bench quality: needs published data sets."),
     (["cache", "clear", "nope"], "cache clear: no store 'nope'"),
@@ -154,6 +154,7 @@ def test_benches_are_listed(capsys):
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {
         "spine",
         "sources",
+        "tune",
         "headlines",
         "bits",
         "bert",

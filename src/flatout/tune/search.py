@@ -235,8 +235,8 @@ class Search:
         # From the exact one: sixteen bits must bring something.
         ruled, self.now = self.now, replace(self.now, precision=Precision.fp32)
         if ruled.precision in seen and ruled != self.now and not self._wins(ruled) and self._affords(2):
-            for each in (self.now, ruled):  # what the rule says is not given up for one slow moment
-                self._measure(each, "precision again")
+            for setting in (self.now, ruled):  # what the rule says is not given up for one slow moment
+                self._measure(setting, "precision again")
         self._keep_faster([replace(self.now, precision=each) for each in seen if each != Precision.fp32], "precision")
         refused = [name for name in names if name not in sound]
         evidence = f"{self._rates('precision', seen)}; loss on the same rows: {losses}"
