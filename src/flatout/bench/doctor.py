@@ -20,9 +20,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from flatout.bench.claim import Claim, Options, bounded
+from flatout.children import OUTPUT, end_with_parent, redirect_output, wait_until_warm, warm_start
 from flatout.monitor.evidence import Evidence
 from flatout.monitor.flush import Flush
-from flatout.scale.children import OUTPUT, end_with_parent, redirect_output, wait_until_warm, warm_start
 
 _ALWAYS = ["monitor.progress=false", "trainer.accelerator=cpu", "checkpoint.patience=null"]
 _SMALL = ["data.sample.rows=8000", "data.sample.eval_rows=400", "model.embedding=64"]

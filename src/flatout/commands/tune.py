@@ -57,7 +57,7 @@ def decide(config: object, overrides: Sequence[str]) -> None:
         devices = {
             str(device_key(device)): device for device in (alone.device(_accelerator(config), n) for n in numbers)
         }
-        share_processor(ranks, next(iter(devices.values())), place)
+        share_processor(config, ranks, next(iter(devices.values())), place)
         kind = prepare_data(config, alone, place)
     print(kind.data.report.line(), flush=True)
     found: list[Found] = []
