@@ -37,10 +37,13 @@ from flatout.report.summary import Summary
 from flatout.run_folder import RunFolder
 from flatout.tasks.step import StepTask
 
-SHARE = 0.05
+SHARE = 0.1
 """Of the time of training, what trying may take."""
-_LEAST_S, _MOST_S = 0.1, 30.0
+_LEAST_S, _MOST_S = 0.2, 20.0
+_WAITS, _START_S = 0.05, 3.0
+"""Share of waiting from which on other feeds are tried, and what that takes where workers must start."""
 _ROUNDS, _ROUND_S = 3, 0.03
+_ROWS_AROUND = 64
 _BATCHES_A_RUN = 4
 """Gathered at once: a try is over before the many of a usual run would have come."""
 _SMALL_TOKENS, _SMALL_ROWS = 2048, 128
@@ -65,7 +68,11 @@ class Way:
 
 def try_out(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, evidence: Evidence) -> None:
     """Fill what was tried into the evidence, or why nothing was."""
-    seconds = min(SHARE * evidence.total_ms * evidence.batches / 1000, _MOST_S)
+    trained_s = evidence.total_ms * evidence.batches / 1000
+    waits = evidence.share("wait") >= _WAITS
+    seconds = min(SHARE * trained_s, _MOST_S)
+    if waits:
+        seconds = max(seconds, min(_START_S, trained_s / 4))
     if seconds < _LEAST_S:
         evidence.not_tried = "nothing was tried: the run was short"
         return
@@ -80,9 +87,9 @@ def try_out(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, evidenc
             threads=torch.get_num_threads(),
             model=task.model,
         )
-        ways = [was, *_other_ways(config, kind, task, was, evidence)]
-        if evidence.share("wait") >= 0.05:
+        if waits:
             evidence.feed_alone = _rows_per_s_of_feed(was.feed, seconds / 10)
+        ways = [was, *_other_ways(config, kind, task, was, evidence)]
         if len(ways) > 1:
             evidence.tried = _timed(ways, task, until, evidence.feed_alone)
             if not evidence.tried:
@@ -117,7 +124,7 @@ def _nothing_stays(task: StepTask) -> Iterator[None]:
 
 def _other_ways(config: RunConfig, kind: Kind, task: StepTask, was: Way, evidence: Evidence) -> Iterator[Way]:
     """Whatever could be faster, what is likeliest first."""
-    if evidence.share("wait") >= 0.05:
+    if evidence.feed_alone is not None:
         yield from _other_feeds(was, evidence)
     if (flat := _flat(config, kind, task, evidence)) is not None:
         yield replace(was, cause="padding", override="model.compute=flat", model=flat)
@@ -138,7 +145,15 @@ def _other_feeds(was: Way, evidence: Evidence) -> Iterator[Way]:
     model_ms = sum(evidence.ms.get(part, 0.0) for part in ("forward", "backward", "optimizer"))
     needed = 1 + round((evidence.ms["wait"] + model_ms) / max(model_ms, 1e-3))
     workers = min(_MOST_WORKERS, needed * (feed.workers if feed.kind is FeedKind.workers else 1))
-    for kind in (FeedKind.threaded, FeedKind.resident, FeedKind.workers):
+    # A thread hides what is quicker than the model; where it is not, more hands are needed.
+    is_slow = (evidence.feed_alone or 0.0) < 1000 * evidence.rows_per_batch / max(model_ms, 1e-3)
+    kinds = [FeedKind.threaded, FeedKind.resident, FeedKind.workers]
+    if is_slow and feed.device.type == "cpu" and feed.kind is not FeedKind.workers and evidence.cores > 1:
+        hands = evidence.cores // 2  # where making batches takes the processor, the cores are shared out
+        override = f"data.feed=workers data.workers={hands} threads={evidence.cores - hands}"
+        made = _afresh(feed, kind=FeedKind.workers, workers=hands)
+        yield replace(was, cause="data", override=override, feed=made, threads=evidence.cores - hands)
+    for kind in reversed(kinds) if is_slow else kinds:
         if kind is FeedKind.workers and (feed.kind is not kind or workers > feed.workers):
             override = f"data.feed=workers data.workers={workers}"
             yield replace(was, cause="data", override=override, feed=_afresh(feed, kind=kind, workers=workers))
@@ -163,7 +178,7 @@ def _larger_batches(was: Way, evidence: Evidence) -> Iterator[Way]:
     if rows * tokens_a_row >= _SMALL_TOKENS or rows >= _SMALL_ROWS:
         return
     most = len(was.feed.split.lengths(TOKENS)) // _LEAST_STEPS_AN_EPOCH
-    for size in (4 * rows, 16 * rows):
+    for size in (16 * rows, 4 * rows):
         if size <= min(most, 4 * _SMALL_ROWS) and size * tokens_a_row <= 4 * _SMALL_TOKENS:
             feed = _afresh(was.feed, rows_per_batch=size)
             yield replace(was, cause="batch", override=f"data.batch_size={size}", feed=feed)
@@ -176,6 +191,7 @@ def alone_ms(task: StepTask, feeds: Feeds, seconds: float) -> float:
     with _nothing_stays(task):
         way = Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
         side = _Side(way, task, _standing_optimizer(task.model, task))
+        side.steps = _steps_around(feed)
         side.round()
         until, side.count = time.perf_counter() + seconds, 0
         taken: list[float] = []
@@ -221,13 +237,14 @@ def _rows_per_s_of_feed(feed: Feed, seconds: float) -> float:
 class _Side:
     """Steps in one way."""
 
-    def __init__(self, way: Way, task: StepTask, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, way: Way, task: StepTask, optimizer: torch.optim.Optimizer, *, is_fed: bool = False) -> None:
+        """`is_fed`: batches come as the feed gives them; else a few go round, as often-seen shapes cost least."""
         self.way, self.task, self.optimizer = way, task, optimizer
         self.trained = [weight for group in self.optimizer.param_groups for weight in group["params"]]
         self.lean = [module for module in way.model.modules() if isinstance(module, LeanEmbedding)]
         for embedding in self.lean:
             embedding.keeps_gradient = way.feed.device.type == "cpu"
-        self.batches = _endless(way.feed)
+        self.batches = _endless(way.feed) if is_fed else itertools.cycle(_some(way.feed))
         self.rows = self.count = 0
         self.rates: list[float] = []
         self.steps = 1
@@ -284,6 +301,23 @@ def _standing_optimizer(model: nn.Module, task: StepTask) -> torch.optim.Optimiz
     return optimizer
 
 
+def _steps_around(feed: Feed) -> int:
+    """Optimizer steps of the batches that go round."""
+    return max(1, -(-_ROWS_AROUND // (feed.plan.rows_per_batch * feed.plan.accumulate)))
+
+
+def _some(feed: Feed) -> list[FlatBatch]:
+    """The batches of the fewest whole steps with so many rows."""
+    batches: list[FlatBatch] = []
+    rows = 0
+    for batch in feed:
+        batches.append(batch)
+        rows += batch.num_real
+        if rows >= _ROWS_AROUND and batch.ends_step:
+            break
+    return batches
+
+
 def _endless(feed: Feed) -> Iterator[FlatBatch]:
     for epoch in itertools.count():
         feed.set_epoch(epoch)
@@ -304,19 +338,20 @@ def _timed(ways: list[Way], task: StepTask, until: float, feed_alone: float | No
     needed = 0.0
     optimizers = {id(way.model): _standing_optimizer(way.model, task) for way in ways}
     for way in ways:
-        side = _Side(way, task, optimizers[id(way.model)])
+        side = _Side(way, task, optimizers[id(way.model)], is_fed=feed_alone is not None)
+        # A round sees as many waits as there are, or every batch that goes round.
+        least = _BATCHES_A_RUN if feed_alone is not None else _steps_around(way.feed)
         try:
+            side.steps = least
             side.round()  # warms up
-            seconds = side.round()
+            side.rates.clear()
+            seconds = side.round() / least
         except (RuntimeError, UserError):  # not enough memory, most likely: then it is no way
             continue
-        side.steps = max(1, round(_ROUND_S / max(seconds, 1e-6)))
-        if feed_alone is not None:  # a round sees as many waits as there are
-            side.steps = -(-side.steps // _BATCHES_A_RUN) * _BATCHES_A_RUN
-        needed += _ROUNDS * seconds * side.steps
+        side.steps = -(-max(1, round(_ROUND_S / max(seconds, 1e-6))) // least) * least
+        needed += (_ROUNDS - 1) * seconds * side.steps
         if time.perf_counter() + needed > until and sides:
             break
-        side.rates.clear()
         sides.append(side)
     while len(sides) > 1:
         for side in sides:

@@ -16,6 +16,7 @@ from flatout.monitor.evidence import Evidence, Tried
 
 LEAST_GAIN = 1.1
 """What a mend must be worth to be named."""
+_LEAST_OF_DROPOUT = 1.25
 _NEAR_ROOF = 0.5
 """Share of the peak from which on a run is as fast as such a model gets."""
 _MOST_OTHERS = 3
@@ -270,7 +271,8 @@ def threads(evidence: Evidence) -> Finding | None:
 def dropout(evidence: Evidence) -> Finding | None:
     """Drawing what is dropped takes its time."""
     also = "another model: less is held back from learning by heart"
-    return _by_trying(evidence, "dropout", "dropout", also)
+    found = _by_trying(evidence, "dropout", "dropout", also)
+    return None if found is None or (found.gain or 0) < _LEAST_OF_DROPOUT else found
 
 
 def optimizing(evidence: Evidence) -> Finding | None:
