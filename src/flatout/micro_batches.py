@@ -23,10 +23,12 @@ from flatout.data.gather import TOKENS
 from flatout.data.plan import PlanSettings
 from flatout.durable import sync_folder, write_synced
 from flatout.kinds.kind import Feeds
+from flatout.precision import LIGHTNING_NAMES
 from flatout.ranks import Ranks
 from flatout.run_folder import RunFolder
 from flatout.tasks.pieces import EVALUATION, TRAINING
 from flatout.tasks.step import StepTask
+from flatout.tune.answers import micro_batch_key, remember_micro_batch
 
 FOLDER = "micro-batches"
 _NAMES = {TRAINING: "micro-batch", EVALUATION: "evaluation batch"}
@@ -117,19 +119,28 @@ def mind_memory(
         value = f"{most} {unit} (was {-(-whole // before)})"
         at = f"at step {step + 1}, whose rows stay the same" if name == TRAINING else f"after step {step}"
         when = f"out of memory {at}"
-        place.choose(_NAMES[name], value, when, why)
+        place.choose(_NAMES[name], value, when, why, anew=True)
         if name == TRAINING and task.running_statistics:
             place.log.say(
                 "batch normalisation sees the smaller pieces by themselves: results differ a little from now on"
             )
         try:
             notes.note(f"{name} {unit}", Limit(most, has_ended))
+            if name == TRAINING and unit == "rows":
+                _tell_tuning(task, feeds, str(about["precision"]), most, cache)
         except OSError as error:
             place.log.say(f"{notes.path} cannot be written ({error.strerror}): the next run begins with whole batches")
         else:
             place.log.say(f"the next run like this one begins so; delete {notes.path} to try whole batches again")
 
     task.passes.tell = tell
+
+
+def _tell_tuning(task: StepTask, feeds: Feeds, arithmetic: str, most: int, cache: str | None) -> None:
+    """`tune=auto` tries no more rows than have fitted."""
+    precision = next((name.value for name, each in LIGHTNING_NAMES.items() if each == arithmetic), arithmetic)
+    longest, device = int(feeds.train.split.lengths(TOKENS).max()), feeds.train.device
+    remember_micro_batch(micro_batch_key(task.model, longest=longest, device=device, precision=precision), most, cache)
 
 
 def about_memory(feeds: Feeds, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,9 +48,12 @@ class RunFolder:
     def has_begun(self) -> bool:
         return self.summary.path is not None
 
-    def choose(self, name: str, value: object, why: str, evidence: str) -> None:
-        """Keep and print one choice that the run made by itself; what was measured stands, a rule comes after it."""
-        if any(choice["name"] == name for choice in self.summary.values["choices"]):
+    def choose(self, name: str, value: object, why: str, evidence: str, *, anew: bool = False) -> None:
+        """Keep and print one choice that the run made by itself; what was measured stands, a rule comes after it.
+
+        `anew`: it is made another time, for what has happened since.
+        """
+        if not anew and any(choice["name"] == name for choice in self.summary.values["choices"]):
             return
         self.summary.add_choice(name, value, why, evidence)
         self.log.say(f"{name}: {value} ({why}; {evidence})")

@@ -44,6 +44,7 @@ _WAITS, _START_S = 0.05, 3.0
 """Share of waiting from which on other feeds are tried, and what that takes where workers must start."""
 _ROUNDS, _ROUND_S = 3, 0.03
 _ROWS_AROUND = 64
+_FED_STEPS = 16
 _BATCHES_A_RUN = 4
 """Gathered at once: a try is over before the many of a usual run would have come."""
 _SMALL_TOKENS, _SMALL_ROWS = 2048, 128
@@ -244,7 +245,7 @@ class _Side:
         self.lean = [module for module in way.model.modules() if isinstance(module, LeanEmbedding)]
         for embedding in self.lean:
             embedding.keeps_gradient = way.feed.device.type == "cpu"
-        self.batches = _endless(way.feed) if is_fed else itertools.cycle(_some(way.feed))
+        self.batches: Iterator[FlatBatch] = _endless(way.feed) if is_fed else itertools.cycle(_some(way.feed))
         self.rows = self.count = 0
         self.rates: list[float] = []
         self.steps = 1
@@ -324,6 +325,57 @@ def _endless(feed: Feed) -> Iterator[FlatBatch]:
         yield from feed
 
 
+def _in_turn(sides: list[_Side], until: float) -> list[_Side]:
+    """Rounds of all sides in turn until the time is over; those that it is too short for are left out."""
+    kept: list[_Side] = []
+    needed = 0.0
+    for side in sides:
+        around = _steps_around(side.way.feed)
+        try:
+            side.steps = around
+            side.round()  # warms up
+            side.rates.clear()
+            seconds = side.round() / around
+        except (RuntimeError, UserError):  # not enough memory, most likely: then it is no way
+            continue
+        side.steps = -(-max(1, round(_ROUND_S / max(seconds, 1e-6))) // around) * around
+        needed += (_ROUNDS - 1) * seconds * side.steps
+        if time.perf_counter() + needed > until and kept:
+            break
+        kept.append(side)
+    while len(kept) > 1:
+        for side in kept:
+            side.round()
+        rounds = len(kept[0].rates)
+        if (time.perf_counter() > until and rounds >= _ROUNDS) or rounds >= 4 * _ROUNDS:
+            break
+    return kept
+
+
+def _one_by_one(sides: list[_Side], until: float) -> list[_Side]:
+    """One long round each, with what starting costs an epoch; between rounds a feed would gather the next one ahead."""
+    kept: list[_Side] = []
+    for side in sides:
+        feed = side.way.feed
+        try:
+            start_s = side.round()
+            side.steps = 2 * feed.workers if feed.kind is FeedKind.workers else _BATCHES_A_RUN
+            side.round()  # what was gathered while it started
+            side.rates.clear()
+            side.steps = _FED_STEPS
+            start_s -= side.round() / side.steps
+            rows = len(feed.split.lengths(TOKENS))  # it starts anew each epoch
+            side.rates = [rows / (rows / side.rates[0] + max(0.0, start_s))]
+        except (RuntimeError, UserError):
+            continue
+        finally:
+            side.batches = iter(())  # its workers end
+        kept.append(side)
+        if time.perf_counter() > until:
+            break
+    return kept
+
+
 def _most_fed(feed: Feed, was: Feed, alone: float | None) -> float:
     """Rows a second that a feed gives in the long run: a try may live on what was gathered ahead."""
     if alone is None:
@@ -333,32 +385,12 @@ def _most_fed(feed: Feed, was: Feed, alone: float | None) -> float:
 
 
 def _timed(ways: list[Way], task: StepTask, until: float, feed_alone: float | None) -> list[Tried]:
-    """Rounds of all ways in turn until the time is over; ways that it is too short for are left out."""
-    sides: list[_Side] = []
-    needed = 0.0
+    """What each way was worth beside the first, as far as there is time for it."""
     optimizers = {id(way.model): _standing_optimizer(way.model, task) for way in ways}
-    for way in ways:
-        side = _Side(way, task, optimizers[id(way.model)], is_fed=feed_alone is not None)
-        # A round sees as many waits as there are, or every batch that goes round.
-        least = _BATCHES_A_RUN if feed_alone is not None else _steps_around(way.feed)
-        try:
-            side.steps = least
-            side.round()  # warms up
-            side.rates.clear()
-            seconds = side.round() / least
-        except (RuntimeError, UserError):  # not enough memory, most likely: then it is no way
-            continue
-        side.steps = -(-max(1, round(_ROUND_S / max(seconds, 1e-6))) // least) * least
-        needed += (_ROUNDS - 1) * seconds * side.steps
-        if time.perf_counter() + needed > until and sides:
-            break
-        sides.append(side)
-    while len(sides) > 1:
-        for side in sides:
-            side.round()
-        spent_enough = time.perf_counter() > until and len(sides[0].rates) >= _ROUNDS
-        if spent_enough or len(sides[0].rates) >= 4 * _ROUNDS:
-            break
+    if feed_alone is None:
+        sides = _in_turn([_Side(way, task, optimizers[id(way.model)]) for way in ways], until)
+    else:
+        sides = _one_by_one([_Side(way, task, optimizers[id(way.model)], is_fed=True) for way in ways], until)
     if len(sides) < 2:
         return []
     was, *others = sides
@@ -367,7 +399,7 @@ def _timed(ways: list[Way], task: StepTask, until: float, feed_alone: float | No
             cause=side.way.cause,
             override=side.way.override,
             rows_per_s=min(statistics.median(side.rates), _most_fed(side.way.feed, was.way.feed, feed_alone)),
-            as_was=statistics.median(was.rates),
+            as_was=min(statistics.median(was.rates), _most_fed(was.way.feed, was.way.feed, feed_alone)),
             rows_per_batch=side.rows / side.count,
             batches_per_step=side.way.feed.plan.accumulate,
         )
