@@ -52,7 +52,7 @@ class MonitorConfig:
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     """A close look at some steps."""
     verdict: bool = True
-    """Whether the end tries what could have been faster, for a twentieth of the time that training took."""
+    """Whether the end tries what could have been faster, for a tenth of the time that training took."""
 
     def __post_init__(self) -> None:
         require(self.flush_every >= 1, "monitor.flush_every", f"{self.flush_every}", allowed="1 or more")

@@ -253,7 +253,9 @@ class _Side:
 
     def round(self) -> float:
         """Train some steps; how long they took."""
-        torch.set_num_threads(self.way.threads)
+        if torch.get_num_threads() != self.way.threads:
+            torch.set_num_threads(self.way.threads)
+            self._step()  # threads that slept must wake
         dropouts = [] if self.way.drops else [each for each in self.way.model.modules() if isinstance(each, nn.Dropout)]
         for module in dropouts:
             module.eval()
@@ -304,7 +306,7 @@ def _standing_optimizer(model: nn.Module, task: StepTask) -> torch.optim.Optimiz
 
 def _steps_around(feed: Feed) -> int:
     """Optimizer steps of the batches that go round."""
-    return max(1, -(-_ROWS_AROUND // (feed.plan.rows_per_batch * feed.plan.accumulate)))
+    return max(2, -(-_ROWS_AROUND // (feed.plan.rows_per_batch * feed.plan.accumulate)))
 
 
 def _some(feed: Feed) -> list[FlatBatch]:
@@ -330,6 +332,8 @@ def _in_turn(sides: list[_Side], until: float) -> list[_Side]:
     kept: list[_Side] = []
     needed = 0.0
     for side in sides:
+        if kept and time.perf_counter() > until:
+            break
         around = _steps_around(side.way.feed)
         try:
             side.steps = around
@@ -339,9 +343,10 @@ def _in_turn(sides: list[_Side], until: float) -> list[_Side]:
         except (RuntimeError, UserError):  # not enough memory, most likely: then it is no way
             continue
         side.steps = -(-max(1, round(_ROUND_S / max(seconds, 1e-6))) // around) * around
-        needed += (_ROUNDS - 1) * seconds * side.steps
-        if time.perf_counter() + needed > until and kept:
-            break
+        cost = (_ROUNDS - 1) * seconds * side.steps
+        if kept and time.perf_counter() + needed + cost > until:
+            continue  # another may be quicker
+        needed += cost
         kept.append(side)
     while len(kept) > 1:
         for side in kept:

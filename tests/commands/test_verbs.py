@@ -91,7 +91,8 @@ MISTAKES = [
     (["predict", "RUN", "ROWS", "--top-k", "-1"], "--top-k: -1 (1 or more)"),
     (
         ["bench", "spin"],
-        "no bench 'spin' (spine, sources, headlines, bits, bert, tune, scale, faults, quality). Did you mean 'spine'?",
+        "no bench 'spin' (spine, sources, headlines, bits, bert, tune, scale, doctor, faults, quality)."
+        " Did you mean 'spine'?",
     ),
     (["bench", "quality"], "bench quality: needs published data sets."),
     (["cache", "clear", "nope"], "cache clear: no store 'nope'"),
@@ -155,6 +156,7 @@ def test_benches_are_listed(capsys):
         "spine",
         "sources",
         "tune",
+        "doctor",
         "headlines",
         "bits",
         "bert",
