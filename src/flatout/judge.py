@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,19 @@ from flatout.monitor.verdict import findings, verdict
 from flatout.report.page import read_curves
 from flatout.report.summary import read_summary
 from flatout.run_folder import RunFolder
+from flatout.tasks.pieces import TRAINING
 from flatout.tasks.step import StepTask
+from flatout.trainer import batches_in_epoch
 from flatout.tries import SHARE, alone_ms, try_out
 
 _WORTH_TELLING_AT_ONCE = 1.25
 """Gain from which on a run that has just begun says so."""
 
 
-def tell_early(flush: Flush, precision: str, place: RunFolder) -> None:
+def tell_early(flush: Flush, precision: str, batches_an_epoch: int, place: RunFolder) -> None:
     """After some dozens of steps, where something plainly holds the run back: it can still be ended and mended."""
-    evidence = evidence_of(flush, flush.feed.plan, precision, 1.0)
+    epochs = flush.counted().batches / max(1, batches_an_epoch)
+    evidence = evidence_of(flush, flush.feed.plan, precision, epochs)
     if evidence is None:
         return
     found = [each for each in findings(evidence) if (each.gain or 0) >= _WORTH_TELLING_AT_ONCE]
@@ -37,10 +41,10 @@ def tell_early(flush: Flush, precision: str, place: RunFolder) -> None:
 
 def judge(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, flush: Flush, place: RunFolder) -> None:
     """At the end: try what could have been faster, and write the evidence and the verdict into the summary."""
-    epochs = config.trainer.get("max_epochs") or flush.epochs
-    epochs = min(float(epochs), flush.total.batches / max(1, len(feeds.train)))
+    epochs = flush.total.batches / max(1, batches_in_epoch(config.trainer, feeds.train))
     evidence = evidence_of(flush, feeds.train.plan, str(task.trainer.precision), epochs)
-    seconds = 0.0 if evidence is None else SHARE * evidence.total_ms * evidence.batches / 1000
+    tries = config.monitor.verdict and evidence is not None
+    seconds = SHARE * evidence.total_ms * evidence.batches / 1000 if tries and evidence is not None else 0.0
     if feeds.train.plan.world > 1:
         ranks = _of_all_ranks(task, feeds, flush, seconds)
         if evidence is not None:
@@ -52,8 +56,12 @@ def judge(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, flush: Fl
         return
     if not place.is_first:
         return
-    if config.monitor.verdict and feeds.train.plan.world == 1:
-        try_out(config, kind, task, feeds, evidence)
+    if tries and feeds.train.plan.world == 1:
+        known = place.summary.values["tune"] or {}
+        try:
+            try_out(config, kind, task, feeds, evidence, precision_is_measured="precision" in known.get("values", {}))
+        except Exception as error:  # a run that is trained does not fail by what is tried after it
+            evidence.tried, evidence.not_tried = [], f"trying other ways failed: {error}"
     place.summary.update("evidence", evidence.as_dict())
     place.summary.update("verdict", verdict(evidence))
 
@@ -62,8 +70,9 @@ def _of_all_ranks(task: StepTask, feeds: Feeds, flush: Flush, seconds: float) ->
     """Each rank's parts of a batch, and what it takes alone."""
     counted = flush.counted()
     own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
-    if seconds:
-        own["alone"] = alone_ms(task, feeds, min(seconds, 5.0))
+    if seconds and task.passes.pieces[TRAINING] == 1:
+        with suppress(RuntimeError):  # not enough memory, most likely: then it is not told
+            own["alone"] = alone_ms(task, feeds, min(seconds, 5.0))
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
     return found

@@ -127,7 +127,7 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         parts: dict[str, Any] = {"about": about, "signals": signals, "start": start}
         training = build_trainer(config, task, feeds.train, precision, ranks, place, **parts)
         trainer, flush = training.trainer, training.flush
-        flush.tell_early = lambda: tell_early(flush, str(trainer.precision), place)
+        flush.tell_early = lambda: tell_early(flush, str(trainer.precision), batches, place)
         ranks.join(device)
         with fast_fp32_products(precision.precision, device) as found:
             if found is not None:
@@ -137,12 +137,13 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
             task.to(device)  # Lightning has taken it back to the host
             kind.after_best(task, feeds, place)
             metrics = evaluate(config, trainer, task, feeds, place)
+            per_class, predictor = task.per_class(), kind.predictor(task)
+            if ranks.is_first:
+                save_model(config, predictor, place)
             find_peak(trainer, feeds, flush, ranks)
             judge(config, kind, task, feeds, flush, place)
-        per_class, predictor = task.per_class(), kind.predictor(task)
         end_group()
         if ranks.is_first:
-            save_model(config, predictor, place)
             seconds = training.checkpoints.seconds_before + time.perf_counter() - started
             summarise(place, kind, task, feeds, flush, seconds)
             kind.after_training(task, feeds, place)

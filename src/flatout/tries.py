@@ -30,11 +30,13 @@ from flatout.kinds.kind import Feeds, Kind
 from flatout.models.lean import LeanEmbedding
 from flatout.models.transformer import FLAT_FAMILIES, Compute, Transformer, TransformerConfig
 from flatout.monitor.evidence import Evidence, Tried
+from flatout.monitor.host import limits
 from flatout.optim import clip_gradients
 from flatout.precision import LIGHTNING_NAMES, Precision, choose_precision
 from flatout.report.run_log import RunLog
 from flatout.report.summary import Summary
 from flatout.run_folder import RunFolder
+from flatout.tasks.pieces import TRAINING
 from flatout.tasks.step import StepTask
 
 SHARE = 0.1
@@ -44,7 +46,8 @@ _WAITS, _START_S = 0.05, 3.0
 """Share of waiting from which on other feeds are tried, and what that takes where workers must start."""
 _ROUNDS, _ROUND_S = 3, 0.03
 _ROWS_AROUND = 64
-_FED_STEPS = 16
+_DROPOUTS = ("dropout", "embedding_dropout", "head_dropout")
+_FED_STEPS, _LEAST_FED_STEPS = 16, 3
 _BATCHES_A_RUN = 4
 """Gathered at once: a try is over before the many of a usual run would have come."""
 _SMALL_TOKENS, _SMALL_ROWS = 2048, 128
@@ -67,8 +70,10 @@ class Way:
     drops: bool = True
 
 
-def try_out(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, evidence: Evidence) -> None:
-    """Fill what was tried into the evidence, or why nothing was."""
+def try_out(
+    config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, evidence: Evidence, *, precision_is_measured: bool
+) -> None:
+    """Fill what was tried into the evidence, or why nothing was; an arithmetic that was measured is not tried again."""
     trained_s = evidence.total_ms * evidence.batches / 1000
     waits = evidence.share("wait") >= _WAITS
     seconds = min(SHARE * trained_s, _MOST_S)
@@ -79,6 +84,12 @@ def try_out(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, evidenc
         return
     if task.device.type == "cuda" and task.trainer.precision == "16-mixed":
         evidence.not_tried = "nothing was tried: fp16 needs its scaler"
+        return
+    if task.passes.pieces[TRAINING] > 1:
+        evidence.not_tried = "nothing was tried: whole batches do not fit into memory"
+        return
+    if config.compile:
+        evidence.not_tried = "nothing was tried: each way would be compiled first"
         return
     until = time.perf_counter() + seconds
     with _nothing_stays(task):
@@ -91,6 +102,8 @@ def try_out(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, evidenc
         if waits:
             evidence.feed_alone = _rows_per_s_of_feed(was.feed, seconds / 10)
         ways = [was, *_other_ways(config, kind, task, was, evidence)]
+        if precision_is_measured:
+            ways = [way for way in ways if way.cause != "precision"]
         if len(ways) > 1:
             evidence.tried = _timed(ways, task, until, evidence.feed_alone)
             if not evidence.tried:
@@ -135,10 +148,11 @@ def _other_ways(config: RunConfig, kind: Kind, task: StepTask, was: Way, evidenc
         yield replace(was, cause="precision", override="precision=bf16", precision=best)
     if task.device.type == "cpu" and was.threads < evidence.cores and evidence.world == 1:
         yield replace(was, cause="threads", override=f"threads={evidence.cores}", threads=evidence.cores)
-    yield from _larger_batches(was, evidence)
+    yield from _larger_batches(was, evidence, "" if config.data.effective_batch is None else _NO_EFFECTIVE_BATCH)
     drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in task.model.modules())
-    if drops and hasattr(config.model, "dropout"):
-        yield replace(was, cause="dropout", override="model.dropout=0", drops=False)
+    names = [name for name in _DROPOUTS if hasattr(config.model, name)]
+    if drops and names:
+        yield replace(was, cause="dropout", override=" ".join(f"model.{name}=0" for name in names), drops=False)
 
 
 def _other_feeds(was: Way, evidence: Evidence) -> Iterator[Way]:
@@ -162,17 +176,27 @@ def _other_feeds(was: Way, evidence: Evidence) -> Iterator[Way]:
             yield replace(was, cause="data", override=f"data.feed={kind}", feed=_afresh(feed, kind=kind))
 
 
-def _larger_batches(was: Way, evidence: Evidence) -> Iterator[Way]:
+_NO_EFFECTIVE_BATCH = " data.effective_batch=null"
+
+
+def _free_bytes() -> int:
+    """Memory that this process may still take, by the machine and by its container."""
+    allowed = limits().memory_bytes
+    free = int(psutil.virtual_memory().available)
+    return free if allowed is None else min(free, allowed - psutil.Process().memory_info().rss)
+
+
+def _larger_batches(was: Way, evidence: Evidence, also: str) -> Iterator[Way]:
     """The batches of a step in one, where there are several; else larger ones, where these are small."""
     plan, rows = was.feed.plan, evidence.batch_size
-    free = psutil.virtual_memory().available
+    free = _free_bytes()
     if rows is None or (was.feed.device.type == "cpu" and free < _FREE_BYTES):
         return
     tokens_a_row = was.feed.split.lengths(TOKENS).mean()
     if plan.accumulate > 1:
         whole = rows * plan.accumulate
         if whole * tokens_a_row <= 4 * _SMALL_TOKENS or whole <= _SMALL_ROWS:
-            override = f"data.batch_size={whole} data.accumulate=1"
+            override = f"data.batch_size={whole} data.accumulate=1{also}"
             feed = _afresh(was.feed, rows_per_batch=whole, accumulate=1)
             yield replace(was, cause="accumulation", override=override, feed=feed)
         return
@@ -182,13 +206,14 @@ def _larger_batches(was: Way, evidence: Evidence) -> Iterator[Way]:
     for size in (16 * rows, 4 * rows):
         if size <= min(most, 4 * _SMALL_ROWS) and size * tokens_a_row <= 4 * _SMALL_TOKENS:
             feed = _afresh(was.feed, rows_per_batch=size)
-            yield replace(was, cause="batch", override=f"data.batch_size={size}", feed=feed)
+            yield replace(was, cause="batch", override=f"data.batch_size={size}{also}", feed=feed)
 
 
 def alone_ms(task: StepTask, feeds: Feeds, seconds: float) -> float:
     """Milliseconds that this rank computes for a batch where it waits for no other."""
     precision = next(name for name, value in LIGHTNING_NAMES.items() if value == task.trainer.precision)
-    feed = _afresh(feeds.train, kind=FeedKind.resident)
+    is_resident = feeds.train.kind is FeedKind.resident
+    feed = _afresh(feeds.train, kind=FeedKind.resident if is_resident else FeedKind.threaded)
     with _nothing_stays(task):
         way = Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
         side = _Side(way, task, _standing_optimizer(task.model, task))
@@ -223,7 +248,7 @@ def _afresh(feed: Feed, *, kind: FeedKind | None = None, workers: int | None = N
     return Feed(feed.split, plan, kind=kind or feed.kind, **kept)
 
 
-def _rows_per_s_of_feed(feed: Feed, seconds: float) -> float:
+def _rows_per_s_of_feed(feed: Feed, seconds: float) -> float | None:
     """Rows a second with nothing else to do; the first batch, which starts what must be started, not counted."""
     batches = iter(feed)
     next(batches, None)
@@ -232,7 +257,7 @@ def _rows_per_s_of_feed(feed: Feed, seconds: float) -> float:
         rows += batch.num_real
         if time.perf_counter() - began > seconds:
             break
-    return rows / max(time.perf_counter() - began, 1e-9)
+    return rows / max(time.perf_counter() - began, 1e-9) if rows else None
 
 
 class _Side:
@@ -360,14 +385,17 @@ def _in_turn(sides: list[_Side], until: float) -> list[_Side]:
 def _one_by_one(sides: list[_Side], until: float) -> list[_Side]:
     """One long round each, with what starting costs an epoch; between rounds a feed would gather the next one ahead."""
     kept: list[_Side] = []
-    for side in sides:
+    for number, side in enumerate(sides):
         feed = side.way.feed
         try:
             start_s = side.round()
+            if start_s * (_LEAST_FED_STEPS + _BATCHES_A_RUN) > until - time.perf_counter():
+                continue
             side.steps = 2 * feed.workers if feed.kind is FeedKind.workers else _BATCHES_A_RUN
-            side.round()  # what was gathered while it started
+            step_s = side.round() / side.steps  # what was gathered while it started
             side.rates.clear()
-            side.steps = _FED_STEPS
+            share_s = (until - time.perf_counter()) / (len(sides) - number)
+            side.steps = max(_LEAST_FED_STEPS, min(_FED_STEPS, int(share_s / max(step_s, 1e-6))))
             start_s -= side.round() / side.steps
             rows = len(feed.split.lengths(TOKENS))  # it starts anew each epoch
             side.rates = [rows / (rows / side.rates[0] + max(0.0, start_s))]
@@ -393,10 +421,12 @@ def _timed(ways: list[Way], task: StepTask, until: float, feed_alone: float | No
     """What each way was worth beside the first, as far as there is time for it."""
     optimizers = {id(way.model): _standing_optimizer(way.model, task) for way in ways}
     if feed_alone is None:
-        sides = _in_turn([_Side(way, task, optimizers[id(way.model)]) for way in ways], until)
+        # Flat batches have a shape of their own each, and new shapes cost: the same few again would flatter them.
+        sides = [_Side(way, task, optimizers[id(way.model)], is_fed=way.model is not ways[0].model) for way in ways]
+        sides = _in_turn(sides, until)
     else:
         sides = _one_by_one([_Side(way, task, optimizers[id(way.model)], is_fed=True) for way in ways], until)
-    if len(sides) < 2:
+    if len(sides) < 2 or sides[0].way is not ways[0]:
         return []
     was, *others = sides
     return [

@@ -23,6 +23,7 @@ QUIET = Evidence(
     mfu=0.3,
     threads=2,
     cores=2,
+    machine_cores=2,
     counts={"logging": 8, "checkpoint": 3, "validation": 2},
     epochs=2,
 )
@@ -54,12 +55,12 @@ PLAIN = {
     ),
     "checkpoint": (
         replace(spending(checkpoint=27.1), counts={"validation": 2, "checkpoint": 200}),
-        "checkpoint.every_steps=null",
+        "checkpoint.every_steps=null checkpoint.every_minutes=10",
         1.97,
     ),
     "optimizer": (spending(optimizer=40.0), None, None),
     "batch": (spending(other=30.0), "data.batch_size", None),
-    "compile": (replace(QUIET, compiled={"graphs": 9, "seconds": 5.42}), "dynamic=True", 2.0),
+    "compile": (replace(QUIET, compiled={"graphs": 9, "seconds": 5.42}), "compile=false", 2.0),
     "memory": (replace(QUIET, host={"swap_in_mb_per_s": 40.0, "swap_out_mb_per_s": 2.0}), "data.batch_size", None),
     "cpu": (replace(QUIET, host={"machine_cpu_share": 1.0, "process_cpu_cores": 0.8}), "what else runs", None),
     "throttling": (replace(CARD, gpu=CARD.gpu | {"throttled": {"heat": 0.7}}), "cool the card", None),

@@ -28,7 +28,12 @@ FIRST_STEPS = 5
 """Steps that warm up whatever needs it; they are counted apart."""
 _LOOK_CLOSELY_AT = range(20, 23)
 """Steps in which a callback's reads of the device are counted, which itself takes time."""
-_INSIDE_A_STEP = ("on_before_backward", "on_after_backward", "on_before_zero_grad", "on_before_optimizer_step")
+_INSIDE_A_STEP = {
+    "on_before_backward": "backward",
+    "on_after_backward": "backward",
+    "on_before_zero_grad": "optimizer",
+    "on_before_optimizer_step": "optimizer",
+}
 _BESIDE_A_STEP = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end")
 
 
@@ -118,8 +123,8 @@ class Clock:
         self.spent = dict.fromkeys((*_BETWEEN_STEPS, "callbacks"), 0.0)
         self.outside_s = 0.0
         """What of it fell between two steps."""
-        self.inside_s = 0.0
-        """What of the callbacks' time fell inside the optimizer's phase."""
+        self.inside_s = dict.fromkeys(set(_INSIDE_A_STEP.values()), 0.0)
+        """What of the callbacks' time fell inside a phase."""
         self.callbacks: dict[str, float] = {}
         """Seconds of each callback of a person's own."""
         self.reads: dict[str, int] = {}
@@ -150,9 +155,9 @@ class Clock:
             self.callbacks.setdefault(name, 0.0)
             for hook in (*_BESIDE_A_STEP, *_INSIDE_A_STEP):
                 if getattr(type(callback), hook) is not getattr(L.Callback, hook):
-                    setattr(callback, hook, self._timed(name, getattr(callback, hook), hook in _INSIDE_A_STEP))
+                    setattr(callback, hook, self._timed(name, getattr(callback, hook), _INSIDE_A_STEP.get(hook)))
 
-    def _timed(self, name: str, hook: Callable[..., Any], is_inside: bool) -> Callable[..., Any]:
+    def _timed(self, name: str, hook: Callable[..., Any], phase: str | None) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             try:
@@ -167,7 +172,8 @@ class Clock:
                 if not self.looks_closely:
                     self.callbacks[name] += seconds
                     self.spent["callbacks"] += seconds
-                    self.inside_s += seconds * is_inside
+                    if phase is not None:
+                        self.inside_s[phase] += seconds
 
         return timed
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+import psutil
 import torch
 
 from flatout.data.plan import PlanSettings
@@ -32,7 +33,7 @@ class Tried:
     @property
     def ratio(self) -> float:
         """Time for a row, as a share of what it was."""
-        return self.as_was / self.rows_per_s
+        return self.as_was / max(self.rows_per_s, 1e-9)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -56,6 +57,8 @@ class Evidence:
     precision: str = "32-true"
     threads: int = 1
     cores: int = 1
+    """That this process may use."""
+    machine_cores: int = 1
     flush_every: int = 50
     counts: dict[str, int] = field(default_factory=dict)
     """How many validations, checkpoints and flushes there were in those batches."""
@@ -119,6 +122,7 @@ def evidence_of(flush: Flush, plan: PlanSettings, precision: str, epochs: float)
         precision=precision,
         threads=torch.get_num_threads(),
         cores=len(cores_here()),
+        machine_cores=psutil.cpu_count() or 1,
         flush_every=flush.every,
         counts=dict(clock.counts),
         epochs=epochs,

@@ -93,8 +93,10 @@ class Counts:
     def split(self) -> dict[str, float]:
         """Seconds of each part, what is left among them."""
         parts = dict(self.parts_s)
-        busy = sum(parts[name] for name in _COUNTED if name not in ("wait", "validation"))
-        # Where a device computes what was enqueued, the host may wait for data meanwhile, and nothing is lost.
+        # While a device computes what was enqueued, callbacks and waiting for data cost nothing.
+        work = sum(parts[name] for name in _COUNTED if name not in ("wait", "callbacks", "validation"))
+        parts["callbacks"] = min(parts["callbacks"], max(0.0, self.seconds - work))
+        busy = work + parts["callbacks"]
         parts["wait"] = min(parts["wait"], max(0.0, self.seconds - busy))
         return parts | {"other": max(0.0, self.seconds - busy - parts["wait"])}
 
@@ -177,6 +179,7 @@ class Flush(Callback):
             "total": asdict(self.total),
             "first": asdict(self.first),
             "step_times": self.step_times.state_dict(),
+            "clock": {"counts": dict(self.clock.counts), "callbacks": dict(self.clock.callbacks)},
             "steps_since": self._steps_since,
             "files": [listener.size() for listener in self.listeners if isinstance(listener, MetricsFile)],
         }
@@ -185,6 +188,8 @@ class Flush(Callback):
         self._now, self.total = Counts(**state_dict["now"]), Counts(**state_dict["total"])
         self.first = Counts(**state_dict["first"])
         self.step_times.load_state_dict(state_dict["step_times"])
+        self.clock.counts.update(state_dict["clock"]["counts"])
+        self.clock.callbacks.update(state_dict["clock"]["callbacks"])
         self._steps_since = state_dict["steps_since"]
         files = [listener for listener in self.listeners if isinstance(listener, MetricsFile)]
         for file, size in zip(files, state_dict["files"], strict=False):
@@ -246,12 +251,14 @@ class Flush(Callback):
         """Write down how long it took, without what was done between it and the one before."""
         self._steps_since += 1
         now, outside = time.perf_counter(), self.clock.outside_s
-        self._steps_s.append(now - self._step_since - (outside - self._outside_before))
+        if self._device_times is None:  # elsewhere the host only enqueues them
+            self._steps_s.append(now - self._step_since - (outside - self._outside_before))
         self._step_since, self._outside_before = now, outside
         self.clock.look(step)
         if step == FIRST_STEPS:
             self.take_times()
-            self.first = copy.deepcopy(self._now)
+            self.first = copy.deepcopy(self.total)
+            self.first.add(self._now)
 
     def _flush(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, StepTask)
@@ -317,7 +324,8 @@ class Flush(Callback):
         feed, clock = self.feed, self.clock
         spent = {"wait": feed.wait_s - feed.transfer_s, "transfer": feed.transfer_s, **self._phase_s, **clock.spent}
         if self._device_times is None:
-            spent["optimizer"] -= clock.inside_s
+            for phase, seconds in clock.inside_s.items():
+                spent[phase] -= seconds
         return spent
 
     def _start_clock(self) -> None:

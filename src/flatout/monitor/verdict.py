@@ -67,11 +67,15 @@ def findings(evidence: Evidence) -> list[Finding]:
     return sorted(found, key=_weight, reverse=True)
 
 
-_OTHER_TRAINING = ("batch", "dropout")
+_ONLY_SEEN = ("throttling", "shared", "memory", "cpu")
+"""Causes that were seen for a share of the time, which is not what they cost: after all whose gain is known."""
+_OTHER_TRAINING = ("batch", "dropout", "communication")
 """Causes whose mend changes what is learned, so that it takes more to name them first."""
 
 
 def _weight(finding: Finding) -> float:
+    if finding.gain is None and finding.cause in _ONLY_SEEN:
+        return LEAST_GAIN
     gain = finding.gain or 1 / max(1e-3, 1 - finding.share)
     return math.sqrt(gain) if finding.cause in _OTHER_TRAINING else gain
 
@@ -229,7 +233,7 @@ def saving(evidence: Evidence) -> Finding | None:
         return None
     why = f"{times:,} checkpoints, {spent * evidence.batches / times:.0f} ms each"
     share = evidence.share("checkpoint")
-    mend = "checkpoint.every_steps=null"
+    mend = "checkpoint.every_steps=null checkpoint.every_minutes=10"
     return Finding(cause="checkpoint", limit="checkpoints", share=share, evidence=why, mend=mend, gain=gain)
 
 
@@ -296,14 +300,17 @@ def compiling(evidence: Evidence) -> Finding | None:
     why = f"{graphs:.0f} graphs in {seconds:.0f} s"
     return Finding(
         cause="compile", limit="compiling again and again", share=min(share, 1.0), evidence=why,
-        mend="compile with dynamic=True, or not at all", gain=1 / max(1 - share, 0.1),
+        mend="compile=false", gain=1 / max(1 - share, 0.1),
     )  # fmt: skip
+
+
+_MUCH_SWAPPED = 10.0
 
 
 def swapping(evidence: Evidence) -> Finding | None:
     """The machine moves memory to disk and back."""
     moved = sum(evidence.host.get(f"swap_{way}_mb_per_s") or 0.0 for way in ("in", "out"))
-    if moved < 1.0:
+    if moved < _MUCH_SWAPPED:
         return None
     left = evidence.host.get("available_memory_gb")
     why = f"{moved:.0f} MB/s to swap and back" + ("" if left is None else f", {left:.1f} GB of memory left")
@@ -314,17 +321,25 @@ def swapping(evidence: Evidence) -> Finding | None:
 
 def throttling(evidence: Evidence) -> Finding | None:
     """The card holds its clocks down."""
-    reasons: dict[str, float] = evidence.gpu.get("throttled") or {}
+    held: dict[str, float] = evidence.gpu.get("throttled") or {}
+    reasons = {reason: share for reason, share in held.items() if reason in _HOLDING}
     share = max(reasons.values(), default=0.0)
     if share < 0.2:
         return None
     reason = max(reasons, key=lambda each: reasons[each])
     facts = [f"{evidence.gpu[name]:.0f} {unit}" for name, unit in _CARD.items() if evidence.gpu.get(name) is not None]
-    mend = "raise the power limit (nvidia-smi -pl)" if "power" in reason else "cool the card"
+    mend = _HOLDING[reason]
     why = ", ".join([f"held down by {reason} in {share:.0%} of the looks", *facts])
     return Finding(cause="throttling", limit="the card's clocks being held down", share=share, evidence=why, mend=mend)
 
 
+_HOLDING = {
+    "heat": "cool the card",
+    "power limit": "raise the power limit (nvidia-smi -pl)",
+    "power supply": "look at the card's power supply",
+    "the card slowed itself": "cool the card",
+}
+"""What holds clocks down that somebody could change; clocks that were set by hand are meant."""
 _CARD = {"temperature_c": "°C", "power_w": "W", "sm_clock_mhz": "MHz"}
 
 
@@ -348,13 +363,13 @@ def starved(evidence: Evidence) -> Finding | None:
             cause="cpu", limit="the container's limit of cores", share=held, evidence=why, mend="allow it more cores"
         )
     machine, own = evidence.host.get("machine_cpu_share"), evidence.host.get("process_cpu_cores")
-    if machine is None or own is None or machine < 0.9:
+    if machine is None or own is None or machine < 0.9 or evidence.world > 1:  # ranks are other processes too
         return None
-    others = machine * evidence.cores - own
-    share = others / evidence.cores
+    others = machine * evidence.machine_cores - own
+    share = others / evidence.machine_cores
     if share < 0.3:
         return None
-    why = f"{machine:.0%} of {evidence.cores} cores are busy, {own:.1f} of them for this run"
+    why = f"{machine:.0%} of {evidence.machine_cores} cores are busy, {own:.1f} of them for this run"
     return Finding(
         cause="cpu",
         limit="other processes on these cores",
@@ -394,6 +409,7 @@ def communicating(evidence: Evidence) -> Finding | None:
     means = sum(together) / len(together), sum(alone) / len(alone)
     why = f"forward, backward and optimizer take {means[0]:.1f} ms a batch, without the other ranks {means[1]:.1f}"
     mend = f"data.accumulate={2 * evidence.accumulate}"
+    why += "; it is another step: mind optim.scale_lr"
     return Finding(cause="communication", limit="exchanging gradients", share=share, evidence=why, mend=mend, gain=gain)
 
 

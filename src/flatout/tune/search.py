@@ -303,7 +303,9 @@ class Search:
             place += 1
         while place == first and place and not self._pays(ladder[place - 1], ladder[place]):
             place, first = place - 1, first - 1
-        self.now = self._with_rows(self.now, ladder[place])
+        chosen = self._with_rows(self.now, ladder[place])
+        if self._rate(chosen):
+            self.now = chosen
 
     def _pays(self, rows: int, more: int) -> bool:
         """Whether so many more rows at once are faster by what counts."""
@@ -416,7 +418,9 @@ class Search:
         self._probe_s = max(self._probe_s, took_s) if what != "compile" else self._probe_s
         if found.peak_bytes > self.asked.room_bytes:
             row.verdict = f"too near the edge: {self.asked.room_bytes / 1e9:.1f} GB may be taken"
-            del self._seen[setting]
+            self._seen[setting].pop()
+            if not self._seen[setting]:
+                del self._seen[setting]
             return NoAnswer(row.verdict, is_memory=True)
         row.verdict = f"{found.steps} steps, {1000 * found.step_s:.1f} ms each"
         return found
