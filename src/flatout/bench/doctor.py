@@ -73,7 +73,7 @@ PLANTED = [
     Planted("a validation every 5 steps", ("validation",), [*_SMALL, "+trainer.val_check_interval=5"], 6),
     Planted("a checkpoint every 2 steps", ("checkpoint",), [*_SMALL, "checkpoint.every_steps=2"], 6),
     Planted("fp32 where bf16 is native", ("precision",), [*_WIDE, "precision=fp32"], 2),
-    Planted("one thread", ("threads",), [*_WIDE, "threads=1"], 2),
+    Planted("one thread", ("threads",), [*_WIDE, "threads=1"], 5),
 ]
 _NAMED, _WITHIN, _TOLERANCE = 11 / 12, 9 / 12, 0.25
 
