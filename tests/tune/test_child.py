@@ -84,8 +84,10 @@ def test_a_child_ends_with_the_process_that_started_it(tmp_path):
 def test_a_child_is_no_rank_whoever_asks(monkeypatch):
     from flatout.tune.child import _environment
 
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "SLURM_PROCID"):
+    names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "SLURM_PROCID"}
+    for name in (*names, "OF_A_PERSON"):
         monkeypatch.setenv(name, "1")
-    assert _environment().keys() == os.environ.keys() - {
-        "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "SLURM_PROCID",
-    }  # fmt: skip
+    kept = _environment()
+    assert not kept.keys() & names
+    assert kept["OF_A_PERSON"] == "1"
+    assert kept["PATH"] == os.environ["PATH"]
