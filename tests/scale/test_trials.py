@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from flatout import (
     fit,
 )
 from flatout.errors import RunBroke
+from flatout.report.summary import read_summary
 from flatout.scale.board import Board
 from flatout.scale.durations import seconds
 from flatout.scale.many import run_all
@@ -151,6 +154,51 @@ def test_readings_take_whole_rows_only(tmp_path):
         file.write("5\n30,0.4,\n40,,0.75\n")
     assert readings.new() == [0.25, 0.75]
     assert readings.new() == []
+
+
+def test_rows_that_a_trial_takes_back_and_writes_again_are_told_once(tmp_path):
+    path = tmp_path / "metrics.csv"
+    readings = Readings(path, "val/accuracy")
+    rows = ["step,train/loss,val/accuracy", "10,0.5,", "20,,0.25", "30,0.4,", "40,,0.75"]
+    path.write_text("".join(f"{row}\n" for row in rows))
+    assert readings.new() == [0.25, 0.75]
+    path.write_text("".join(f"{row}\n" for row in rows[:4]))
+    assert readings.new() == []
+    with path.open("a") as file:
+        file.write("40,,0.75\n60,,0.875\n")
+    assert readings.new() == [0.875]
+
+
+@pytest.mark.slow
+def test_a_trial_that_was_stopped_goes_on_where_it_was(tmp_path):
+    long = {"trainer": {"max_epochs": 12}, "checkpoint": CheckpointConfig(patience=None)}
+    alone = fit(**vars_of(config(**long)), folder=tmp_path / "alone")
+    first = trial(tmp_path, **long)
+    stopped = ended([first], judge=lambda each, count, value: count == 2)
+    assert stopped[0].status is Status.pruned
+    seen: list[int] = []
+    again = ended([replace(first, is_again=True)], judge=lambda each, count, value: bool(seen.append(count)))
+    assert (again[0].status, again[0].metrics) == (Status.complete, alone.metrics)
+    assert seen == list(range(1, 13))
+    folder = tmp_path / "0"
+    assert read_summary(folder)["training"]["resumed_from"] >= 2 * 7
+    assert [row[:2] for row in rows_of(folder)] == [row[:2] for row in rows_of(tmp_path / "alone")]
+
+
+@pytest.mark.slow
+def test_a_trial_that_is_no_longer_the_same_run_begins_anew_and_says_so(tmp_path):
+    ended([trial(tmp_path)], judge=lambda each, count, value: True)
+    other = {"optim": OptimConfig(lr=1e-3)}
+    again = ended([replace(trial(tmp_path, **other), is_again=True)])
+    alone = fit(**vars_of(config(**other)), folder=tmp_path / "alone")
+    assert (again[0].status, again[0].metrics) == (Status.complete, alone.metrics)
+    assert "optim.lr was 0.01 and is 0.001" in (tmp_path / "0" / "output.txt").read_text()
+    assert read_summary(tmp_path / "0")["training"]["resumed_from"] is None
+
+
+def rows_of(folder: Path) -> list[list[str]]:
+    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
 
 
 def test_of_a_list_of_trials_those_that_failed_are_named_at_the_end(tmp_path, capsys):

@@ -22,10 +22,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from flatout.checkpoints import CHECKPOINTS
 from flatout.children import OUTPUT, end_with_parent, interrupt_once, redirect_output, wait_until_warm, warm_start
 from flatout.config import RunConfig
 from flatout.errors import EXIT_CODE, RunBroke, UserError
 from flatout.report.summary import mark_broken
+from flatout.resume import find_checkpoint
+from flatout.run import Result
 from flatout.scale.board import Board
 from flatout.scale.processes import start
 from flatout.scale.slots import Slot
@@ -56,7 +59,7 @@ class Trial:
     changed: list[str]
     """What tells it from the others."""
     is_again: bool = False
-    """Whether its folder may hold what was left when it was killed; otherwise the folder must be new."""
+    """Whether its folder may hold what was left when it was killed, which is gone on with; else it must be new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,9 @@ class _Running:
 
     def __init__(self, trial: Trial, slot: Slot, metric: str) -> None:
         self.trial, self.slot = trial, slot
-        new_trial_folder(trial.folder, is_again=trial.is_again)
+        goes_on = trial.is_again and can_go_on(trial.folder)
+        if not goes_on:
+            new_trial_folder(trial.folder, is_again=trial.is_again)
         self._started, self._clock = time.time(), time.monotonic()
         self._readings = Readings(trial.folder / "metrics.csv", f"val/{metric}")
         self._seen, self._was_told, self._is_closed = 0, False, False
@@ -165,7 +170,7 @@ class _Running:
         context = multiprocessing.get_context("forkserver")
         self._answer, answer = context.Pipe(duplex=False)
         environment = {**os.environ, **slot.environment(), OUTPUT: str(trial.folder / "output.txt")}
-        self._process = context.Process(target=_trial, args=(trial, slot, environment, answer))
+        self._process = context.Process(target=_trial, args=(trial, slot, environment, answer, goes_on))
         self._process.start()
         answer.close()
 
@@ -241,6 +246,11 @@ class _Running:
         return Ending(status, time.monotonic() - self._clock, **{"value": self._value, **known})
 
 
+def can_go_on(folder: Path) -> bool:
+    """Whether a trial has left a whole checkpoint there."""
+    return not folder.is_symlink() and find_checkpoint(folder)[0] is not None
+
+
 def new_trial_folder(folder: Path, *, is_again: bool) -> None:
     """Make a trial's folder; what was left there goes, and a link goes without what it leads to."""
     if folder.is_symlink():
@@ -255,13 +265,18 @@ class Readings:
 
     def __init__(self, path: Path, column: str) -> None:
         self.path, self.column = path, column
-        self._place = 0
+        self._place = self._told = self._seen = 0
         self._heads: list[str] | None = None
 
     def new(self) -> list[float]:
-        """Values of the column since the last call; a row that is not finished is left for the next."""
+        """Values of the column since the last call; a row that is not finished is left for the next.
+
+        A trial that goes on takes rows away that came after its checkpoint, and writes them again: each is told once.
+        """
         try:
             with self.path.open(encoding="utf-8", newline="") as file:
+                if os.fstat(file.fileno()).st_size < self._place:
+                    self._place, self._seen, self._heads = 0, 0, None
                 file.seek(self._place)
                 text = file.read()
         except FileNotFoundError:
@@ -272,16 +287,35 @@ class Readings:
         for row in csv.reader(io.StringIO(whole)):
             if self._heads is None:
                 self._heads = row
-            elif self.column in self._heads and (cell := row[self._heads.index(self.column)]):
-                values.append(float(cell))
-        return values
+            elif self.column in self._heads and len(row) == len(self._heads):
+                cell = row[self._heads.index(self.column)]
+                values += [float(cell)] if cell else []
+        self._seen += len(values)
+        new = values[len(values) - max(0, self._seen - self._told) :]
+        self._told = max(self._told, self._seen)
+        return new
 
 
 def _last_line(error: Exception) -> str:
     return next(reversed(str(error).strip().splitlines()), "")
 
 
-def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connection) -> None:
+def _result(trial: Trial, goes_on: bool) -> Result:
+    """From where it was stopped, as far as it is still the same run; else from the beginning."""
+    monitor = replace(trial.config.monitor, verdict=False)  # what a trial tries, the next ones would wait for
+    config = replace(trial.config, monitor=monitor)
+    if goes_on:
+        try:
+            return start(replace(config, resume=str(trial.folder)), overrides=trial.overrides)
+        except UserError as mistake:
+            if mistake.where != "resume":
+                raise
+            print(f"{mistake}\nit begins anew", flush=True)
+            shutil.rmtree(trial.folder / CHECKPOINTS)
+    return start(config, folder=trial.folder, overrides=trial.overrides)
+
+
+def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connection, goes_on: bool) -> None:
     """One trial, in its own process."""
     os.setsid()
     end_with_parent()
@@ -291,8 +325,7 @@ def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connec
     redirect_output()
     slot.take()
     try:
-        monitor = replace(trial.config.monitor, verdict=False)  # what a trial tries, the next ones would wait for
-        result = start(replace(trial.config, monitor=monitor), folder=trial.folder, overrides=trial.overrides)
+        result = _result(trial, goes_on)
     except UserError as mistake:
         print(mistake, file=sys.stderr, flush=True)
         answer.send({"note": str(mistake), "is_mistake": True})
@@ -303,7 +336,7 @@ def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connec
         print(broken, file=sys.stderr, flush=True)
         answer.send({"note": _last_line(broken)})
         sys.exit(1)
-    except Exception as error:  # any defect: named to whoever watches, and raised again
+    except Exception as error:  # a defect of any class: the sweep is told its name, then it is raised again
         answer.send({"note": f"{type(error).__name__}: {_last_line(error)}"})
         raise
     answer.send({"value": result.objective, "metrics": result.metrics})
