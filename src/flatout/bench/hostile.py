@@ -102,7 +102,7 @@ def _compose(words: list[str], environment: dict[str, str]) -> None:
     with _environment(environment), initialize_config_dir(str(train.conf_folder()), version_base="1.3"):
         try:
             read_config(compose("train", words), words)
-        except Exception as error:  # as train.main does
+        except Exception as error:  # `explain` sorts a person's mistakes from defects, which are raised again
             mistake = train.explain(train.ComposeError.of(error), train.conf_folder())
             if mistake is None:
                 raise

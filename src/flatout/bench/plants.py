@@ -1,9 +1,14 @@
-"""What can be planted into a run to hold it back, as callbacks that a command line can name."""
+"""What can be planted into a run to hold it back, as callbacks that a command line can name.
+
+What they change stays changed: each runs in a process of its own, which ends with its run.
+"""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from typing import Any
+from unittest.mock import patch
 
 import lightning as L
 
@@ -23,10 +28,10 @@ class SlowSource(L.Callback):
             time.sleep(us_a_row * 1e-6 * len(batches.rows))
             return gather(gatherer, batches)
 
-        Gatherer.run = slow  # type: ignore[assignment,method-assign]  # the process is the bench's own
+        patch.object(Gatherer, "run", slow).start()
 
 
-class Transforming(L.Callback):
+class Transforming(L.Callback, ABC):
     """Every training batch goes through a function first; validation does not."""
 
     def __init__(self) -> None:
@@ -36,10 +41,10 @@ class Transforming(L.Callback):
             given = settings.pop("transform", None) or (self.transform if plan.shuffle else None)
             make(feed, split, plan, transform=given, **settings)
 
-        Feed.__init__ = made  # type: ignore[assignment,method-assign]  # the process is the bench's own
+        patch.object(Feed, "__init__", made).start()
 
-    def transform(self, batch: FlatBatch) -> FlatBatch:
-        raise NotImplementedError
+    @abstractmethod
+    def transform(self, batch: FlatBatch) -> FlatBatch: ...
 
 
 class RowByRow(Transforming):
@@ -78,7 +83,7 @@ class PadsToMax(L.Callback):
         def padded(batch: FlatBatch, multiple: int = 1) -> int:
             return max(longest, real(batch, multiple))
 
-        FlatBatch.longest = padded  # type: ignore[assignment,method-assign]  # the process is the bench's own
+        patch.object(FlatBatch, "longest", padded).start()
 
 
 class ReadsNorms(L.Callback):

@@ -160,7 +160,7 @@ def _flipped(path: Path, bit: int) -> Iterator[None]:
 def _is_detected(stores: Cache, key: str, *, may_be_right: bool) -> bool:
     try:
         store = stores.opened(key)
-    except Exception:  # whatever it is, a damaged store must end in none
+    except Exception:  # an error of any class counts as damage that was seen: only a wrong answer is a failure
         traceback.print_exc()
         return False
     return store is None or (may_be_right and is_right(store))

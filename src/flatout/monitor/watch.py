@@ -80,7 +80,7 @@ class Watch:
         for source in list(self._answering):
             try:
                 seen = source.sample()
-            except Exception as error:  # whatever a driver or a system says, training is not to end by it
+            except Exception as error:  # drivers raise classes of their own; watching must never end training
                 self._answering.remove(source)
                 self.say(f"{source.name}: no longer watched ({error}); training goes on")
                 continue

@@ -152,7 +152,7 @@ def _serve(build: Build, threads: int, environment: dict[str, str], pipe: Connec
         pipe.send(("mistake", str(mistake)))
     except (torch.OutOfMemoryError, MemoryError):
         pipe.send(("memory", "out of memory"))
-    except Exception as error:  # whatever it is, the run goes on without this answer
+    except Exception as error:  # a person's model may raise anything; the run goes on without this answer
         words = (str(error).strip().splitlines() or [""])[0]
         is_memory = any(sign in words for sign in ("ALLOC_FAILED", "out of memory", "can't allocate memory"))
         told = "out of memory" if is_memory else f"{type(error).__name__}: {words}"[:_MOST_WORDS]

@@ -199,7 +199,7 @@ def _code_of(work: Callable[[], object], errors: TextIO) -> int:
         return 128 + signal.SIGINT
     except SystemExit as end:
         return int(str(end.code))
-    except Exception:  # as an interpreter ends
+    except Exception:  # what no command expected: an interpreter prints it and ends with 1, whatever it is
         traceback.print_exc(file=errors)
         return 1
     return 0
