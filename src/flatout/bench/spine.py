@@ -39,7 +39,7 @@ def claims(options: Options) -> Iterator[Claim]:
     """Batches, framework cost, and the ten-million-row table."""
     keep_freed_memory()  # as every run on a CPU does; the other side has it too
     with tempfile.TemporaryDirectory() as folder:
-        split = _random_split(Path(folder) / "rows", _ROWS)
+        split = random_split(Path(folder) / "rows", _ROWS)
         yield from batches(split, options)
         yield from framework(Path(folder), options)
     yield from many_rows(1_000_000 if options.quick else 10_000_000)
@@ -129,7 +129,7 @@ class PlainTask(L.LightningModule):
 def framework(folder: Path, options: Options) -> Iterator[Claim]:
     """Microseconds a step above a bare loop over the same batches that clips, sets its rate and steps alike."""
     steps = 1000 if options.quick else 3000
-    split = _random_split(folder / "tiny", 8 * steps)
+    split = random_split(folder / "tiny", 8 * steps)
     feed = Feed(split, PlanSettings(rows_per_batch=8), kind=FeedKind.resident)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -245,7 +245,7 @@ def build_many() -> None:
     print(json.dumps({"build_s": build_s, "peak_gb": peak_gb, "plan_s": plan_s, "open_s": open_s, "tokens": tokens}))
 
 
-def _random_split(folder: Path, rows: int) -> StoreSplit:
+def random_split(folder: Path, rows: int) -> StoreSplit:
     """Short rows of random tokens, as a store on disk."""
     random = np.random.default_rng(0)
     lengths = np.clip(random.normal(10.9, 3.6, rows), 1, 34).astype(np.int32)
