@@ -23,7 +23,7 @@ from flatout.data.gather import TOKENS
 from flatout.data.plan import PlanSettings
 from flatout.durable import sync_folder, write_synced
 from flatout.kinds.kind import Feeds
-from flatout.precision import LIGHTNING_NAMES
+from flatout.precision import by_lightning_name
 from flatout.ranks import Ranks
 from flatout.run_folder import RunFolder
 from flatout.tasks.pieces import EVALUATION, TRAINING
@@ -87,12 +87,8 @@ def _count(value: Any) -> int:
     return value
 
 
-def mind_memory(
-    task: StepTask, feeds: Feeds, about: Mapping[str, Any], ranks: Ranks, cache: str | None, place: RunFolder
-) -> None:
-    """Begin with what fitted the last time, and let the task say and note what does not fit now."""
-    plans = {TRAINING: feeds.train.plan, EVALUATION: feeds.validation.plan}
-    notes = MicroBatches(Cache(cache).folder, about_memory(feeds, about))
+def _agreed_limits(notes: MicroBatches, ranks: Ranks, place: RunFolder) -> dict[str, Limit]:
+    """What the first rank reads is what all go by."""
 
     def read() -> str:
         limits, word = notes.read()
@@ -100,7 +96,16 @@ def mind_memory(
             place.log.say(word)
         return json.dumps({name: [each.most, each.has_ended] for name, each in limits.items()})
 
-    limits = {name: Limit(*each) for name, each in json.loads(ranks.agreed("micro-batches", read)).items()}
+    return {name: Limit(*each) for name, each in json.loads(ranks.agreed("micro-batches", read)).items()}
+
+
+def mind_memory(
+    task: StepTask, feeds: Feeds, about: Mapping[str, Any], ranks: Ranks, cache: str | None, place: RunFolder
+) -> None:
+    """Begin with what fitted the last time, and let the task say and note what does not fit now."""
+    plans = {TRAINING: feeds.train.plan, EVALUATION: feeds.validation.plan}
+    notes = MicroBatches(Cache(cache).folder, about_memory(feeds, about))
+    limits = _agreed_limits(notes, ranks, place)
     for name, plan in plans.items():
         whole, unit = capacity(plan)
         limit = limits.get(f"{name} {unit}")
@@ -116,14 +121,8 @@ def mind_memory(
     def tell(name: str, pieces: int, before: int, step: int, why: str, has_ended: bool) -> None:
         whole, unit = capacity(plans[name])
         most = -(-whole // pieces)
-        value = f"{most} {unit} (was {-(-whole // before)})"
-        at = f"at step {step + 1}, whose rows stay the same" if name == TRAINING else f"after step {step}"
-        when = f"out of memory {at}"
-        place.choose(_NAMES[name], value, when, why, anew=True)
-        if name == TRAINING and task.running_statistics:
-            place.log.say(
-                "batch normalisation sees the smaller pieces by themselves: results differ a little from now on"
-            )
+        told = f"{most} {unit} (was {-(-whole // before)})"
+        _say_how_it_goes_on(name, told, step, why, task, place)
         try:
             notes.note(f"{name} {unit}", Limit(most, has_ended))
             if name == TRAINING and unit == "rows":
@@ -136,9 +135,16 @@ def mind_memory(
     task.passes.tell = tell
 
 
+def _say_how_it_goes_on(name: str, told: str, step: int, why: str, task: StepTask, place: RunFolder) -> None:
+    at = f"at step {step + 1}, whose rows stay the same" if name == TRAINING else f"after step {step}"
+    place.choose(_NAMES[name], told, f"out of memory {at}", why, anew=True)
+    if name == TRAINING and task.running_statistics:
+        place.log.say("batch normalisation sees the smaller pieces by themselves: results differ a little from now on")
+
+
 def _tell_tuning(task: StepTask, feeds: Feeds, arithmetic: str, most: int, cache: str | None) -> None:
     """`tune=auto` tries no more rows than have fitted."""
-    precision = next((name.value for name, each in LIGHTNING_NAMES.items() if each == arithmetic), arithmetic)
+    precision = by_lightning_name(arithmetic) or arithmetic
     longest, device = int(feeds.train.split.lengths(TOKENS).max()), feeds.train.device
     remember_micro_batch(micro_batch_key(task.model, longest=longest, device=device, precision=precision), most, cache)
 

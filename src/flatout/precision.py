@@ -22,6 +22,11 @@ class Precision(StrEnum):
 LIGHTNING_NAMES = {Precision.fp32: "32-true", Precision.bf16: "bf16-mixed", Precision.fp16: "16-mixed"}
 
 
+def by_lightning_name(name: str) -> Precision | None:
+    """The precision that Lightning calls so; None for one of its others, which a person may have set."""
+    return next((precision for precision, theirs in LIGHTNING_NAMES.items() if theirs == name), None)
+
+
 @dataclass(frozen=True, slots=True)
 class PrecisionChoice:
     """A precision, why it was chosen, and what that was read off."""

@@ -42,16 +42,15 @@ from flatout.monitor.peaks import measured_peak
 from flatout.monitor.profiler import TABLE, TRACE
 from flatout.monitor.signals import Signals, requeue_with_slurm
 from flatout.optim import OptimConfig, ScaleRate
-from flatout.precision import choose_precision, fast_fp32_products
+from flatout.precision import PrecisionChoice, choose_precision, fast_fp32_products
 from flatout.ranks import Ranks, cores_here, end_group, others_watched
 from flatout.report.closing import print_closing
 from flatout.report.dashboard import write_dashboard
 from flatout.report.hyperparameters import compared_settings
 from flatout.report.page import read_curves, write_page
-from flatout.report.run_log import RunLog
-from flatout.report.summary import Summary, hardware
+from flatout.report.summary import hardware
 from flatout.resume import Start, about_run, find_checkpoint, folder_of_one, require_same_run, set_aside
-from flatout.run_folder import RunFolder, open_run_folder, plain
+from flatout.run_folder import RunFolder, open_run_folder, plain, unwritten_run
 from flatout.tasks.step import StepTask
 from flatout.trainer import (
     EPOCHS,
@@ -64,7 +63,7 @@ from flatout.trainer import (
 )
 from flatout.tune.probe import Parts
 from flatout.tune.settings import TuneConfig
-from flatout.tuning import tuned
+from flatout.tuning import Question, tuned
 
 
 @dataclass(slots=True)
@@ -108,26 +107,16 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         L.seed_everything(config.seed, verbose=False)
         device = ranks.device(config.trainer.get("accelerator", "auto"), number)
         share_processor(config, ranks, device, place)
-        if device.type == "cpu" and keep_freed_memory():
-            place.choose("allocator", "keeps freed memory", "no fresh pages each step", "the C library took mallopt")
         kind = prepare_data(config, ranks, place)
-        config = tuned(config, kind.store, ranks, device, place, overrides, probed(config, ranks, device))
+        build = probed(config, ranks, device)
+        config = tuned(Question(config, kind.store, ranks, device, overrides, build), place)
         model = build_model(config, kind, place)
         feeds = build_feeds(config, kind.store, model, device, ranks, place)
         config = replace(config, trainer=whole_steps(config.trainer, feeds.train, place))
         task = build_task(config, kind, model, feeds, place)
         precision = choose_precision(config.precision, device)
         place.choose("precision", precision.precision.value, precision.why, precision.evidence)
-        batches = batches_in_epoch(config.trainer, feeds.train)
-        about = about_run(config, kind.data.report.key, task.model, feeds.train, batches, precision.lightning_name)
-        start = where_to_start(config, about, ranks, place)
-        mind_memory(task, feeds, about, ranks, config.data.cache, place)
-        kind.before_training(task, feeds, place)
-        compile_model(config, model, device, place)
-        parts: dict[str, Any] = {"about": about, "signals": signals, "start": start}
-        training = build_trainer(config, task, feeds.train, precision, ranks, place, **parts)
-        trainer, flush = training.trainer, training.flush
-        flush.tell_early = lambda: tell_early(flush, str(trainer.precision), batches, place)
+        training, start = set_up(config, kind, task, feeds, precision, ranks, place, signals)
         ranks.join(device)
         with fast_fp32_products(precision.precision, device) as found:
             if found is not None:
@@ -136,20 +125,18 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
             load_best(training, task)
             task.to(device)  # Lightning has taken it back to the host
             kind.after_best(task, feeds, place)
-            metrics = evaluate(config, trainer, task, feeds, place)
+            metrics = evaluate(config, training.trainer, task, feeds, place)
             per_class, predictor = task.per_class(), kind.predictor(task)
             if ranks.is_first:
                 save_model(config, predictor, place)
-            find_peak(trainer, feeds, flush, ranks)
-            judge(config, kind, task, feeds, flush, place)
+            find_peak(training, feeds, ranks)
+            judge(config, kind, task, feeds, training.flush, place)
         end_group()
         if ranks.is_first:
             seconds = training.checkpoints.seconds_before + time.perf_counter() - started
-            summarise(place, kind, task, feeds, flush, seconds)
+            summarise(place, kind, task, feeds, training.flush, seconds)
             kind.after_training(task, feeds, place)
-            show(place, per_class)
-            settings = compared_settings(plain(config)) | {"optim.lr": task.optim.highest}
-            write_dashboard(place.path, {**place.summary.values, "status": "finished"}, settings, task.counted)
+            show(config, task, place, per_class)
         return Result(place.path, metrics, per_class, predictor, place.summary.values, chosen_metric(config, task))
 
 
@@ -164,7 +151,9 @@ def threads_put_back() -> Iterator[None]:
 
 
 def share_processor(config: RunConfig, ranks: Ranks, device: torch.device, place: RunFolder) -> None:
-    """Divide the cores among the ranks of this machine; torchrun would leave each a single thread."""
+    """Divide the cores among the ranks of this machine, as torchrun would leave each a single thread; keep memory."""
+    if device.type == "cpu" and keep_freed_memory():
+        place.choose("allocator", "keeps freed memory", "no fresh pages each step", "the C library took mallopt")
     if config.threads is not None:
         torch.set_num_threads(config.threads)
         return
@@ -221,9 +210,7 @@ def probed(config: RunConfig, ranks: Ranks, device: torch.device) -> Callable[[]
 
 def parts_of(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
     """Model, task and feed as a run has them, for whoever only wants to see how fast they are."""
-    with RunLog(None) as silent:
-        nowhere = Summary(None, experiment=config.experiment, command="", seed=config.seed)
-        place = RunFolder(Path(), nowhere, silent, is_first=False)
+    with unwritten_run() as place:
         L.seed_everything(config.seed, verbose=False)
         kind = kind_of(config.data, config.data.prepare())
         model = build_model(config, kind, place)
@@ -302,6 +289,30 @@ def scale_rate(config: RunConfig, optim: OptimConfig, plan: PlanSettings, place:
     told = f"{product} = {rows} rows, lr {rates[0]:g} → {rates[1]:g}"
     place.choose("micro × accumulation × devices", told, "as asked", f"lr {how}{', capped' if is_capped else ''}")
     return scaled
+
+
+def set_up(
+    config: RunConfig,
+    kind: Kind,
+    task: StepTask,
+    feeds: Feeds,
+    precision: PrecisionChoice,
+    ranks: Ranks,
+    place: RunFolder,
+    signals: Signals,
+) -> tuple[Training, Start | None]:
+    """The Trainer, and the checkpoint that it begins with; from here on the run is known to be the one it was."""
+    batches = batches_in_epoch(config.trainer, feeds.train)
+    about = about_run(config, kind.data.report.key, task.model, feeds.train, batches, precision.lightning_name)
+    start = where_to_start(config, about, ranks, place)
+    mind_memory(task, feeds, about, ranks, config.data.cache, place)
+    kind.before_training(task, feeds, place)
+    compile_model(config, task.model, feeds.train.device, place)
+    parts: dict[str, Any] = {"about": about, "signals": signals, "start": start}
+    training = build_trainer(config, task, feeds.train, precision, ranks, place, **parts)
+    trainer, flush = training.trainer, training.flush
+    flush.tell_early = lambda: tell_early(flush, str(trainer.precision), batches, place)
+    return training, start
 
 
 def rows_told(feed: Feed, epoch: int, step: int, most: int = 12) -> str:
@@ -430,14 +441,15 @@ def evaluate(config: RunConfig, trainer: L.Trainer, task: StepTask, feeds: Feeds
     return metrics
 
 
-def find_peak(trainer: L.Trainer, feeds: Feeds, flush: Flush, ranks: Ranks) -> None:
+def find_peak(training: Training, feeds: Feeds, ranks: Ranks) -> None:
     """Where no table tells what the device could do, try it: now, so that no first step waits for it.
 
     The run's threads and its way of making fp32 products are still set. So a CPU has no curve of its MFU: measured
     before the first step it would delay every run, for a curve with the shape of that of rows a second.
     """
+    flush = training.flush
     if ranks.is_first and flush.peak is None and flush.total.flops:
-        flush.peak = measured_peak(feeds.train.device, str(trainer.precision))
+        flush.peak = measured_peak(feeds.train.device, str(training.trainer.precision))
 
 
 def save_model(config: RunConfig, predictor: Answers, place: RunFolder) -> None:
@@ -492,14 +504,16 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 3)
 
 
-def show(place: RunFolder, per_class: list[dict[str, Any]]) -> None:
-    """Write the page and print the closing table."""
+def show(config: RunConfig, task: StepTask, place: RunFolder, per_class: list[dict[str, Any]]) -> None:
+    """Write the page, print the closing table, and complete what TensorBoard shows."""
     values = {**place.summary.values, "status": "finished"}
     write_page(place.path, values, read_curves(place.path), per_class)
     artifacts = {"model": "model", "checkpoints": CHECKPOINTS, "page": "report.html", "curves": "metrics.csv"}
     artifacts |= {"trace": TRACE, "operators": TABLE}
     place.summary.update("artifacts", {name: path for name, path in artifacts.items() if (place.path / path).exists()})
     print_closing(values, place.path, per_class)
+    settings = compared_settings(plain(config)) | {"optim.lr": task.optim.highest}
+    write_dashboard(place.path, values, settings, task.counted)
 
 
 @contextmanager

@@ -66,9 +66,8 @@ def open_run_folder(
     """The folder of a run that is about to begin, or to go on; closes its summary with how the run ended."""
     command = shlex.join(["python", "-m", "train", *overrides])
     if not is_first:
-        with RunLog(None) as log:
-            unwritten = Summary(None, experiment=config.experiment, command=command, seed=config.seed)
-            yield RunFolder(path, unwritten, log, is_first=False)
+        with unwritten_run(path) as place:
+            yield place
         return
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -95,6 +94,13 @@ def open_run_folder(
             raise
         mend = "Make room, or set output=FOLDER on another disk. Checkpoints that are there are kept."
         raise out_of_space(error, path, None, "output", mend) from None
+
+
+@contextmanager
+def unwritten_run(path: Path = Path()) -> Iterator[RunFolder]:
+    """A run that prints and writes nothing: of a rank that is not the first, or of parts that are only measured."""
+    with RunLog(None) as silent:
+        yield RunFolder(path, Summary(None, experiment="", command="", seed=0), silent, is_first=False)
 
 
 def _close_early(place: RunFolder, error: BaseException) -> None:

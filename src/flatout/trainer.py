@@ -127,6 +127,21 @@ def build_trainer(
         clock=clock,
     )
     stopping = [] if config.checkpoint.patience is None else [_early_stopping(config, metric)]
+    looking = profile_of(config, feed, flush, place)
+    defaults = lightning_defaults(task, feed.device, precision, ranks, place)
+    # One process a device is running already, however many were asked for.
+    settings = {**defaults, **config.trainer, **ranks.lightning_settings(feed.device)}
+    trainer = quiet_trainer(settings, [flush, *looking, *stopping, *config.callbacks.values(), checkpoints])
+    silence_unused_hooks(trainer)
+    flush.peak = known_peak(feed.device, str(trainer.precision))
+    _leave_signals_to_us(trainer)
+    return Training(trainer, flush, checkpoints)
+
+
+def lightning_defaults(
+    task: StepTask, device: torch.device, precision: PrecisionChoice, ranks: Ranks, place: RunFolder
+) -> dict[str, Any]:
+    """What is set unless a person sets it otherwise: what flatout does itself is off."""
     defaults: dict[str, Any] = {
         "max_epochs": EPOCHS,
         "precision": precision.lightning_name,
@@ -139,22 +154,17 @@ def build_trainer(
         "default_root_dir": str(place.path),
         "plugins": [FolderCheckpointIO(), *([ranks.environment()] if ranks.are_several else [])],
     }
-    if ranks.are_several:
-        defaults["strategy"] = ddp(task, feed.device)
-    # One process a device is running already, however many were asked for.
-    started = ranks.lightning_settings(feed.device)
+    return defaults | ({"strategy": ddp(task, device)} if ranks.are_several else {})
+
+
+def quiet_trainer(settings: dict[str, Any], callbacks: list[L.Callback]) -> L.Trainer:
+    """Lightning's Trainer, which says nothing of its own accord; what it refuses is a person's mistake."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    looking = profile_of(config, feed, flush, place)
-    callbacks = [flush, *looking, *stopping, *config.callbacks.values(), checkpoints]
     try:
-        trainer = L.Trainer(**{**defaults, **config.trainer, **started}, callbacks=callbacks)
+        return L.Trainer(**settings, callbacks=callbacks)
     except (TypeError, ValueError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
         raise UserError("trainer", str(error), mend="These settings go to Lightning's Trainer.") from None
-    silence_unused_hooks(trainer)
-    flush.peak = known_peak(feed.device, str(trainer.precision))
-    _leave_signals_to_us(trainer)
-    return Training(trainer, flush, checkpoints)
 
 
 def listeners_of(

@@ -12,10 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 
@@ -30,12 +28,10 @@ from flatout.kinds.kind import Feeds, Kind
 from flatout.models.lean import LeanEmbedding
 from flatout.models.transformer import FLAT_FAMILIES, Compute, Transformer, TransformerConfig
 from flatout.monitor.evidence import Evidence, Tried
-from flatout.monitor.host import limits
+from flatout.monitor.host import free_bytes
 from flatout.optim import clip_gradients
-from flatout.precision import LIGHTNING_NAMES, Precision, choose_precision
-from flatout.report.run_log import RunLog
-from flatout.report.summary import Summary
-from flatout.run_folder import RunFolder
+from flatout.precision import Precision, by_lightning_name, choose_precision
+from flatout.run_folder import unwritten_run
 from flatout.tasks.pieces import TRAINING
 from flatout.tasks.step import StepTask
 
@@ -85,6 +81,10 @@ def try_out(
     if task.device.type == "cuda" and task.trainer.precision == "16-mixed":
         evidence.not_tried = "nothing was tried: fp16 needs its scaler"
         return
+    precision = by_lightning_name(evidence.precision)
+    if precision is None:
+        evidence.not_tried = f"nothing was tried: trainer.precision={evidence.precision} is for Lightning alone"
+        return
     if task.passes.pieces[TRAINING] > 1:
         evidence.not_tried = "nothing was tried: whole batches do not fit into memory"
         return
@@ -95,7 +95,7 @@ def try_out(
     with _nothing_stays(task):
         was = Way(
             feed=_afresh(feeds.train),
-            precision=next(name for name, value in LIGHTNING_NAMES.items() if value == evidence.precision),
+            precision=precision,
             threads=torch.get_num_threads(),
             model=task.model,
         )
@@ -179,18 +179,10 @@ def _other_feeds(was: Way, evidence: Evidence) -> Iterator[Way]:
 _NO_EFFECTIVE_BATCH = " data.effective_batch=null"
 
 
-def _free_bytes() -> int:
-    """Memory that this process may still take, by the machine and by its container."""
-    allowed = limits().memory_bytes
-    free = int(psutil.virtual_memory().available)
-    return free if allowed is None else min(free, allowed - psutil.Process().memory_info().rss)
-
-
 def _larger_batches(was: Way, evidence: Evidence, also: str) -> Iterator[Way]:
     """The batches of a step in one, where there are several; else larger ones, where these are small."""
     plan, rows = was.feed.plan, evidence.batch_size
-    free = _free_bytes()
-    if rows is None or (was.feed.device.type == "cpu" and free < _FREE_BYTES):
+    if rows is None or (was.feed.device.type == "cpu" and free_bytes() < _FREE_BYTES):
         return
     tokens_a_row = was.feed.split.lengths(TOKENS).mean()
     if plan.accumulate > 1:
@@ -209,9 +201,8 @@ def _larger_batches(was: Way, evidence: Evidence, also: str) -> Iterator[Way]:
             yield replace(was, cause="batch", override=f"data.batch_size={size}{also}", feed=feed)
 
 
-def alone_ms(task: StepTask, feeds: Feeds, seconds: float) -> float:
+def alone_ms(task: StepTask, feeds: Feeds, precision: Precision, seconds: float) -> float:
     """Milliseconds that this rank computes for a batch where it waits for no other."""
-    precision = next(name for name, value in LIGHTNING_NAMES.items() if value == task.trainer.precision)
     is_resident = feeds.train.kind is FeedKind.resident
     feed = _afresh(feeds.train, kind=FeedKind.resident if is_resident else FeedKind.threaded)
     with _nothing_stays(task):
@@ -232,8 +223,7 @@ def _flat(config: RunConfig, kind: Kind, task: StepTask, evidence: Evidence) -> 
     is_padded = isinstance(model, Transformer) and not model.is_flat and model.family in FLAT_FAMILIES
     if not is_padded or not isinstance(settings, TransformerConfig) or evidence.padding_share < 0.1:
         return None
-    with RunLog(None) as log:
-        nowhere = RunFolder(Path(), Summary(None, experiment="", command="", seed=0), log, is_first=False)
+    with unwritten_run() as nowhere:
         flat = kind.build_model(replace(settings, compute=Compute.flat), nowhere)
     flat.load_state_dict(model.state_dict())
     assert isinstance(flat, Transformer)
@@ -331,7 +321,7 @@ def _standing_optimizer(model: nn.Module, task: StepTask) -> torch.optim.Optimiz
 
 def _steps_around(feed: Feed) -> int:
     """Optimizer steps of the batches that go round."""
-    return max(2, -(-_ROWS_AROUND // (feed.plan.rows_per_batch * feed.plan.accumulate)))
+    return max(1, -(-_ROWS_AROUND // (feed.plan.rows_per_batch * feed.plan.accumulate)))
 
 
 def _some(feed: Feed) -> list[FlatBatch]:
@@ -389,7 +379,9 @@ def _one_by_one(sides: list[_Side], until: float) -> list[_Side]:
         feed = side.way.feed
         try:
             start_s = side.round()
-            if start_s * (_LEAST_FED_STEPS + _BATCHES_A_RUN) > until - time.perf_counter():
+            # Where processes start that is the most of it; else as much comes again with every few batches.
+            to_come_s = start_s if feed.kind is FeedKind.workers else start_s * (_LEAST_FED_STEPS + _BATCHES_A_RUN)
+            if to_come_s > until - time.perf_counter():
                 continue
             side.steps = 2 * feed.workers if feed.kind is FeedKind.workers else _BATCHES_A_RUN
             step_s = side.round() / side.steps  # what was gathered while it started

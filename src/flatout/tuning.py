@@ -27,7 +27,7 @@ from flatout.data.gather import TOKENS
 from flatout.data.plan import PlanSettings
 from flatout.data.store import Store
 from flatout.errors import UserError
-from flatout.monitor.host import limits
+from flatout.monitor.host import free_bytes, limits
 from flatout.precision import Precision, bf16_is_native_on_cpu, choose_precision
 from flatout.ranks import Ranks
 from flatout.report.summary import read_summary
@@ -56,20 +56,29 @@ class Found:
     lines: list[str] = field(default_factory=list)
 
 
-def tuned(
-    config: RunConfig,
-    store: Store,
-    ranks: Ranks,
-    device: torch.device,
-    place: RunFolder,
-    overrides: Sequence[str],
-    build: Build,
-) -> RunConfig:
-    """The settings with everything that was left open decided; `build` makes the parts of the run, elsewhere."""
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be decided: these settings, for this store and device."""
+
+    config: RunConfig
+    store: Store
+    ranks: Ranks
+    device: torch.device
+    overrides: Sequence[str]
+    """What was typed: it stays."""
+    build: Build
+    """Makes the parts of the run, elsewhere."""
+    counts_time: bool = True
+    """Whether the expected run bounds the time; not where somebody asked for nothing else."""
+
+
+def tuned(question: Question, place: RunFolder) -> RunConfig:
+    """The settings with everything that was left open decided."""
+    config, ranks = question.config, question.ranks
     before = ranks.agreed("answers of before", lambda: json.dumps(begun_with(config, place.path)))
     if known := json.loads(before):
         place.summary.set("tune", known)
-        kept = {name: value for name, value in known["values"].items() if not _is_typed(name, overrides)}
+        kept = {name: value for name, value in known["values"].items() if not _is_typed(name, question.overrides)}
         place.log.say(f"tune: as this run was begun ({override_line(kept) or 'nothing is changed'})")
         return with_values(config, kept)
     if not config.tune.enabled:
@@ -77,7 +86,7 @@ def tuned(
     if config.resume is not None and _has_begun(place.path):
         place.log.say("tune: this run was begun without it, and goes on as it was")
         return config
-    found = of_all_devices(config, store, ranks, device, place.log.say, overrides, build)
+    found = of_all_devices(question, place.log.say)
     for line in found.lines:
         place.log.say(line)
     for choice in found.answers.choices:
@@ -103,22 +112,15 @@ def _has_begun(folder: Path) -> bool:
     return any((folder / "checkpoints").glob("step-*"))
 
 
-def of_all_devices(
-    config: RunConfig,
-    store: Store,
-    ranks: Ranks,
-    device: torch.device,
-    say: Callable[[str], None],
-    overrides: Sequence[str],
-    build: Build,
-) -> Found:
+def of_all_devices(question: Question, say: Callable[[str], None]) -> Found:
     """Measured by one rank for each kind of device; the smallest answer."""
-    devices = ranks.gathered("device", lambda: json.dumps(device_key(device)))
+    ranks = question.ranks
+    devices = ranks.gathered("device", lambda: json.dumps(device_key(question.device)))
 
     def measure() -> str:
         if devices.index(devices[ranks.rank]) != ranks.rank:
             return ""  # a rank before this one has such a device too
-        found = measured_for(config, store, ranks, device, say, overrides, build)
+        found = measured_for(question, say)
         return json.dumps({**asdict(found), "answers": found.answers.as_dict()})
 
     told = [json.loads(text) for text in ranks.gathered("answers", measure) if text]
@@ -126,31 +128,16 @@ def of_all_devices(
     return replace(each[0], answers=smallest([found.answers for found in each]))
 
 
-def measured_for(
-    config: RunConfig,
-    store: Store,
-    ranks: Ranks,
-    device: torch.device,
-    say: Callable[[str], None],
-    overrides: Sequence[str],
-    build: Build,
-    *,
-    counts_time: bool = True,
-) -> Found:
-    """The answers for one device: known, or measured now."""
-    asked = asked_of(config, store, ranks, device, overrides, counts_time=counts_time)
-    return known_or_measured(config, asked, key_of(asked_about(config, asked, store, ranks, device)), say, build)
-
-
-def known_or_measured(config: RunConfig, asked: Asked, key: str, say: Callable[[str], None], build: Build) -> Found:
-    """What was measured before, or now."""
-    store = AnswerStore(config.data.cache)
+def measured_for(question: Question, say: Callable[[str], None]) -> Found:
+    """The answers for one device: measured before, or now."""
+    config, asked = question.config, asked_of(question)
+    key, store = key_of(asked_about(question, asked)), AnswerStore(config.data.cache)
     with store.measuring(key, config.tune.budget_s + _WAIT_S, say):
         known = None if config.tune.fresh else store.read(key)
         if known is not None and not is_outdated(known, asked, store):
             return Found(known, key, True, [f"tune: cached ({store.path(key)}; tune.fresh=true measures anew)"])
         say(f"tune: measuring in a process apart, for {config.tune.budget_s:g} s at most")
-        search = Search(asked, Child(build, torch.get_num_threads()), store, say)
+        search = Search(asked, Child(question.build, torch.get_num_threads()), store, say)
         answers = search.decide()
         if answers.step_s is not None:
             store.write(key, answers)
@@ -220,23 +207,17 @@ def override_line(values: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in shown.items())
 
 
-def asked_of(
-    config: RunConfig,
-    store: Store,
-    ranks: Ranks,
-    device: torch.device,
-    overrides: Sequence[str],
-    *,
-    counts_time: bool = True,
-) -> Asked:
+def asked_of(question: Question) -> Asked:
     """What is open in these settings, and what it is measured against."""
-    data, split = config.data, store.splits["train"]
+    config, ranks, device = question.config, question.ranks, question.device
+    data, splits = config.data, question.store.splits
+    split = splits["train"]
     rows, accumulate = data.batches(ranks.world)
     plan = PlanSettings(
         rows_per_batch=rows, tokens_per_batch=data.tokens_per_batch, accumulate=accumulate, world=ranks.world
     )
     feed = Feed(split, plan, kind=FeedKind.threaded, device=device)
-    num_bytes = sum(each.num_bytes for each in store.splits.values())
+    num_bytes = sum(each.num_bytes for each in splits.values())
     kind = choose_feed(data.feed, num_bytes, device, None).kind
     precision = choose_precision(config.precision, device).precision
     steps_an_epoch = max(1, len(feed) // accumulate)
@@ -251,10 +232,10 @@ def asked_of(
         step_rows=split.num_rows // (steps_an_epoch * ranks.world) if is_cut else rows * accumulate,
         num_rows=split.num_rows,
         planned_steps=planned_steps(config.trainer, feed),
-        kept=kept(config, overrides),
+        kept=kept(config, question.overrides),
         room_bytes=int(room(device, ranks) * (1 - config.tune.memory_margin)),
         is_cpu=device.type == "cpu",
-        counts_time=counts_time,
+        counts_time=question.counts_time,
         compile_why_not=why_not(device),
     )
 
@@ -271,11 +252,7 @@ def room(device: torch.device, ranks: Ranks) -> int:
     """Bytes that one rank may take: of its card, or its share of what this machine, or this container, has free."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = int(psutil.virtual_memory().available)
-    allowed = limits().memory_bytes
-    if allowed is not None:
-        free = min(free, max(0, allowed - int(psutil.Process().memory_info().rss)))
-    return free // ranks.local_world
+    return free_bytes() // ranks.local_world
 
 
 def kept(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
@@ -321,16 +298,17 @@ def _is_typed(key: str, overrides: Sequence[str]) -> bool:
     return any(word.lstrip("+~").partition("=")[0] == key for word in overrides)
 
 
-def asked_about(config: RunConfig, asked: Asked, store: Store, ranks: Ranks, device: torch.device) -> dict[str, Any]:
+def asked_about(question: Question, asked: Asked) -> dict[str, Any]:
     """Everything that answers depend on, as plain values."""
-    split, tune, data = store.splits["train"], config.tune, config.data
+    config, ranks = question.config, question.ranks
+    split, tune, data = question.store.splits["train"], config.tune, config.data
     lengths = np.asarray(split.lengths(TOKENS))
     quantiles = np.quantile(lengths, [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1]).round().tolist() if len(lengths) else []
     optim = plain(config.optim)
     if not tune.learning_rate:
         for name in ("lr", "warmup", "schedule", "final_lr_share", "max_lr", "base_batch", "scale_lr"):
             optim.pop(name)
-    classes = store.facts.get("class_counts") or []
+    classes = question.store.facts.get("class_counts") or []
     return {
         "model": [type(config.model).__name__, plain(config.model)],
         "task": [type(config.task).__name__, plain(config.task)],
@@ -338,7 +316,7 @@ def asked_about(config: RunConfig, asked: Asked, store: Store, ranks: Ranks, dev
         "data": {"rows": split.num_rows, "lengths": quantiles, "classes": len(classes), "bytes": split.num_bytes},
         "rows": [asked.start.rows, asked.start.accumulate, data.tokens_per_batch, data.effective_batch, ranks.world],
         "start": [str(asked.start.feed), str(asked.start.precision), data.workers],
-        "device": [*device_key(device), torch.get_num_threads(), ranks.local_world],
+        "device": [*device_key(question.device), torch.get_num_threads(), ranks.local_world],
         "versions": [torch.__version__, metadata.version("flatout"), metadata.version("lightning")],
         "kept": asked.kept,
         "tune": [str(tune.effective_batch), tune.memory_margin, tune.gain, tune.loss_tolerance],

@@ -25,7 +25,7 @@ from flatout.run import parts_of
 from flatout.tune.child import Child
 from flatout.tune.probe import Measured, Setting
 from flatout.tune.settings import TuneConfig
-from flatout.tuning import asked_of, measured_for, with_values
+from flatout.tuning import Question, asked_of, measured_for, with_values
 
 _LEAST = 0.95
 """Nothing is taken that is not faster, so what was chosen may be slower by noise alone."""
@@ -55,9 +55,10 @@ def of_case(name: str, config: RunConfig, options: Options) -> Iterator[Claim]:
     device, ranks = Ranks().device(config.trainer.get("accelerator", "auto")), Ranks()
     store, words = config.data.prepare().store, ["tune=auto"]
     build = partial(parts_of, replace(config, tune=TuneConfig()), ranks, device)
-    found = measured_for(config, store, ranks, device, lambda line: None, words, build, counts_time=False).answers
-    chosen = asked_of(with_values(config, found.values), store, ranks, device, words).start
-    start = asked_of(config, store, ranks, device, words).start
+    question = Question(config, store, ranks, device, words, build, counts_time=False)
+    found = measured_for(question, lambda line: None).answers
+    chosen = asked_of(replace(question, config=with_values(config, found.values))).start
+    start = asked_of(question).start
     child = Child(build, torch.get_num_threads())
     try:
         # Where nothing was found to be faster both sides are one, and measured once.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -40,20 +39,16 @@ def decide(config: object, overrides: Sequence[str]) -> None:
     """Measure for these settings, and print what was found."""
     from flatout.config import RunConfig
     from flatout.ranks import Ranks
-    from flatout.report.run_log import RunLog
-    from flatout.report.summary import Summary
     from flatout.run import prepare_data, probed, share_processor
-    from flatout.run_folder import RunFolder
+    from flatout.run_folder import unwritten_run
     from flatout.scale.processes import devices_wanted
-    from flatout.tuning import Found, device_key, measured_for, override_line, smallest
+    from flatout.tuning import Found, Question, device_key, measured_for, override_line, smallest
 
     assert isinstance(config, RunConfig)
     numbers = devices_wanted(config.trainer)
     ranks = Ranks(0, len(numbers), 0, len(numbers))
-    with RunLog(None) as silent:
-        nowhere = Summary(None, experiment=config.experiment, command="", seed=config.seed)
-        place = RunFolder(Path(), nowhere, silent, is_first=False)
-        alone = Ranks()
+    alone = Ranks()
+    with unwritten_run() as place:
         devices = {
             str(device_key(device)): device for device in (alone.device(_accelerator(config), n) for n in numbers)
         }
@@ -63,7 +58,8 @@ def decide(config: object, overrides: Sequence[str]) -> None:
     found: list[Found] = []
     for device in devices.values():
         build = probed(config, ranks, device)
-        found.append(measured_for(config, kind.store, ranks, device, _say, overrides, build, counts_time=False))
+        question = Question(config, kind.store, ranks, device, overrides, build, counts_time=False)
+        found.append(measured_for(question, _say))
     for line in (line for each in found for line in each.lines):
         print(line)
     answers = smallest([each.answers for each in found])

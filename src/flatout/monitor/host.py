@@ -108,6 +108,12 @@ def limits(root: Path = Path("/")) -> Limits:
     )
 
 
+def free_bytes() -> int:
+    """Memory that this process may still take, by the machine and by its container."""
+    free, allowed = int(psutil.virtual_memory().available), limits().memory_bytes
+    return free if allowed is None else min(free, max(0, allowed - int(psutil.Process().memory_info().rss)))
+
+
 def cpu_periods(root: Path = Path("/")) -> dict[str, float]:
     """How many periods this process's own group has seen and was held back in; empty where it has no limit."""
     for group in _groups(root, "cpu"):

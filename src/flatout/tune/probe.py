@@ -6,7 +6,6 @@ first step has the longest rows there are, so that what is found to fit also fit
 
 from __future__ import annotations
 
-import logging
 import statistics
 import time
 import warnings
@@ -250,12 +249,11 @@ class _Clock(L.Callback):
 
 def probing_trainer(device: torch.device, precision: Precision, callbacks: list[L.Callback]) -> L.Trainer:
     """Lightning's Trainer as a run has it, with nothing around the steps."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    settings: dict[str, Any] = {"precision": LIGHTNING_NAMES[precision]}  # as a string: their type lists each name
     return L.Trainer(
+        **settings,
         accelerator=device.type,
         devices=1 if device.index is None else [device.index],
-        precision=LIGHTNING_NAMES[precision],  # type: ignore[arg-type]
         max_epochs=-1,
         logger=False,
         enable_checkpointing=False,

@@ -24,6 +24,7 @@ from flatout.tune.settings import StepRows, TuneConfig
 _SMALL = 8
 """Rows at once on a CPU whose memory is seen before that of more is predicted."""
 _LOSS_ROWS = 32
+_MORE_TRIES = 3
 _LEAST_PROBES = 2
 """Where not even so many more fit into the time, nothing is measured."""
 _COMPILE_S, _COMPILE_GAIN = 20.0, 0.4
@@ -214,40 +215,43 @@ class Search:
         if isinstance(found, NoAnswer):
             self._choose("precision", self.now.precision, "not measured", found.why)
             return
-        exact = found[Precision.fp32]
-        # A loss that is no number compares as False: refused.
-        sound = [name for name in names if abs(found[name] - exact) <= self.settings.loss_tolerance * abs(exact)]
-        for each in self.asked.precisions:
-            setting = replace(self.now, precision=each)
-            if each in sound and setting not in self._seen:
-                self._try(setting, "precision", str(each))
-            elif each not in sound:
-                self.answers.tried.append(
-                    Tried(what="precision", value=str(each), verdict=_refusal(found[each], exact))
-                )
+        sound = self._sound(found)
         losses = ", ".join(f"{name} {found[name]:.4f}" for name in names)
-        seen = [
-            each for each in self.asked.precisions if each in sound and self._rate(replace(self.now, precision=each))
-        ]
+        seen = [each for each in sound if self._rate(replace(self.now, precision=each))]
         if Precision.fp32 not in seen:
             self._choose("precision", self.now.precision, "fp32 was not measured", f"loss on the same rows: {losses}")
             return
         # From the exact one: sixteen bits must bring something.
         ruled, self.now = self.now, replace(self.now, precision=Precision.fp32)
-        if ruled.precision in seen and ruled != self.now and not self._wins(ruled) and self._affords(2):
-            for setting in (self.now, ruled):  # what the rule says is not given up for one slow moment
+        for _ in range(_MORE_TRIES if ruled.precision in seen and ruled != self.now else 0):
+            if self._wins(ruled) or not self._affords(2):
+                break
+            for setting in (self.now, ruled):  # what the rule says is not given up for a few slow moments
                 self._measure(setting, "precision again")
         self._keep_faster([replace(self.now, precision=each) for each in seen if each != Precision.fp32], "precision")
         refused = [name for name in names if name not in sound]
         evidence = f"{self._rates('precision', seen)}; loss on the same rows: {losses}"
         if refused:
             evidence += f"; refused: {', '.join(refused)}, over {self.settings.loss_tolerance:.1%} from fp32"
-        why = (
-            "nothing faster is as exact"
-            if self.now.precision is Precision.fp32
-            else "fastest, and the loss is that of fp32"
-        )
+        is_exact = self.now.precision is Precision.fp32
+        why = "nothing faster is as exact" if is_exact else "fastest, and the loss is that of fp32"
         self._settle("precision", str(self.now.precision), why, evidence)
+
+    def _sound(self, losses: dict[str, float]) -> list[Precision]:
+        """Arithmetic whose loss is near enough to that of fp32; each is measured."""
+        exact, sound = losses[Precision.fp32], []
+        for each in self.asked.precisions:
+            setting = replace(self.now, precision=each)
+            if abs(losses[each] - exact) <= self.settings.loss_tolerance * abs(
+                exact
+            ):  # never, of one that is no number
+                sound.append(each)
+                if setting not in self._seen:
+                    self._try(setting, "precision", str(each))
+            else:
+                refused = Tried(what="precision", value=str(each), verdict=_refusal(losses[each], exact))
+                self.answers.tried.append(refused)
+        return sound
 
     def _decide_rows(self) -> None:
         before, sizes = self.now, self._sizes()
