@@ -16,7 +16,6 @@ from flatout.monitor.clock import PARTS
 from flatout.monitor.evidence import LEAST_STEPS, Evidence, evidence_of
 from flatout.monitor.flush import Flush
 from flatout.monitor.verdict import findings, verdict
-from flatout.precision import by_lightning_name
 from flatout.report.page import read_curves
 from flatout.report.summary import read_summary
 from flatout.run_folder import RunFolder
@@ -71,10 +70,9 @@ def _of_all_ranks(task: StepTask, feeds: Feeds, flush: Flush, seconds: float) ->
     """Each rank's parts of a batch, and what it takes alone."""
     counted = flush.counted()
     own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
-    precision = by_lightning_name(str(task.trainer.precision))
-    if seconds and task.passes.pieces[TRAINING] == 1 and precision is not None:
+    if seconds and task.passes.pieces[TRAINING] == 1:
         with suppress(RuntimeError):  # not enough memory, most likely: then it is not told
-            own["alone"] = alone_ms(task, feeds, precision, min(seconds, 5.0))
+            own["alone"] = alone_ms(task, feeds, min(seconds, 5.0))
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
     return found

@@ -144,7 +144,7 @@ def _say_how_it_goes_on(name: str, told: str, step: int, why: str, task: StepTas
 
 def _tell_tuning(task: StepTask, feeds: Feeds, arithmetic: str, most: int, cache: str | None) -> None:
     """`tune=auto` tries no more rows than have fitted."""
-    precision = by_lightning_name(arithmetic) or arithmetic
+    precision = by_lightning_name(arithmetic)
     longest, device = int(feeds.train.split.lengths(TOKENS).max()), feeds.train.device
     remember_micro_batch(micro_batch_key(task.model, longest=longest, device=device, precision=precision), most, cache)
 

@@ -22,9 +22,9 @@ class Precision(StrEnum):
 LIGHTNING_NAMES = {Precision.fp32: "32-true", Precision.bf16: "bf16-mixed", Precision.fp16: "16-mixed"}
 
 
-def by_lightning_name(name: str) -> Precision | None:
-    """The precision that Lightning calls so; None for one of its others, which a person may have set."""
-    return next((precision for precision, theirs in LIGHTNING_NAMES.items() if theirs == name), None)
+def by_lightning_name(name: str) -> Precision:
+    """The precision that Lightning calls so; of its others a run has none."""
+    return next(precision for precision, theirs in LIGHTNING_NAMES.items() if theirs == name)
 
 
 @dataclass(frozen=True, slots=True)

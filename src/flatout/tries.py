@@ -43,7 +43,9 @@ _WAITS, _START_S = 0.05, 3.0
 _ROUNDS, _ROUND_S = 3, 0.03
 _ROWS_AROUND = 64
 _DROPOUTS = ("dropout", "embedding_dropout", "head_dropout")
-_FED_STEPS, _LEAST_FED_STEPS = 16, 3
+_MOSTLY_WAITS = 0.3
+"""Share of waiting from which on nothing but the feed is worth trying."""
+_FED_STEPS, _LEAST_FED_STEPS = 40, 3
 _BATCHES_A_RUN = 4
 """Gathered at once: a try is over before the many of a usual run would have come."""
 _SMALL_TOKENS, _SMALL_ROWS = 2048, 128
@@ -81,10 +83,6 @@ def try_out(
     if task.device.type == "cuda" and task.trainer.precision == "16-mixed":
         evidence.not_tried = "nothing was tried: fp16 needs its scaler"
         return
-    precision = by_lightning_name(evidence.precision)
-    if precision is None:
-        evidence.not_tried = f"nothing was tried: trainer.precision={evidence.precision} is for Lightning alone"
-        return
     if task.passes.pieces[TRAINING] > 1:
         evidence.not_tried = "nothing was tried: whole batches do not fit into memory"
         return
@@ -95,7 +93,7 @@ def try_out(
     with _nothing_stays(task):
         was = Way(
             feed=_afresh(feeds.train),
-            precision=precision,
+            precision=by_lightning_name(evidence.precision),
             threads=torch.get_num_threads(),
             model=task.model,
         )
@@ -140,6 +138,8 @@ def _other_ways(config: RunConfig, kind: Kind, task: StepTask, was: Way, evidenc
     """Whatever could be faster, what is likeliest first."""
     if evidence.feed_alone is not None:
         yield from _other_feeds(was, evidence)
+        if evidence.share("wait") >= _MOSTLY_WAITS:
+            return
     if (flat := _flat(config, kind, task, evidence)) is not None:
         yield replace(was, cause="padding", override="model.compute=flat", model=flat)
     asked = config.precision
@@ -201,8 +201,9 @@ def _larger_batches(was: Way, evidence: Evidence, also: str) -> Iterator[Way]:
             yield replace(was, cause="batch", override=f"data.batch_size={size}{also}", feed=feed)
 
 
-def alone_ms(task: StepTask, feeds: Feeds, precision: Precision, seconds: float) -> float:
+def alone_ms(task: StepTask, feeds: Feeds, seconds: float) -> float:
     """Milliseconds that this rank computes for a batch where it waits for no other."""
+    precision = by_lightning_name(str(task.trainer.precision))
     is_resident = feeds.train.kind is FeedKind.resident
     feed = _afresh(feeds.train, kind=FeedKind.resident if is_resident else FeedKind.threaded)
     with _nothing_stays(task):

@@ -66,6 +66,7 @@ def test_the_parts_add_up_to_the_time_of_training(tmp_path):
 def test_what_a_callback_of_a_persons_own_takes_is_told_apart(tmp_path, kind):
     split = split_of(trained(tmp_path, callbacks={"slow": kind(0.005)}))
     assert split["callbacks"] >= 4.6  # of 5 ms; three of 50 steps are looked at otherwise
+    assert max(split["backward"], split["optimizer"]) < split["callbacks"]  # and not counted there too
     assert all(value >= 0 for value in split.values())
 
 
@@ -165,6 +166,23 @@ def test_a_batch_that_goes_through_in_pieces_or_again_puts_no_other_out_of_step(
             times.edge(edge)
     device.passed = device.recorded
     assert times.take() == {"forward": 3.0, "backward": 3.0, "optimizer": 3.0}
+
+
+def test_steps_on_a_device_are_timed_from_end_to_end_without_what_lay_between():
+    device = Events()
+    times = DeviceTimes(device.make)
+    for batch in range(6):  # of which two make a step
+        for place in range(4):
+            times.edge(place)
+        if batch % 2:
+            times.end_step(outside_s=1.5 if batch == 3 else 0.0)
+    device.passed = 16
+    times.take()
+    assert times.take_steps() == [3.0, 8.0 - 1.5]
+    device.passed = device.recorded
+    times.take()
+    assert times.take_steps() == [8.0]
+    assert times.take_steps() == []
 
 
 def test_every_part_has_a_curve():

@@ -13,6 +13,7 @@ from flatout.data.gather import TOKENS
 from flatout.precision import Precision
 from flatout.ranks import Ranks
 from flatout.run import parts_of
+from flatout.tune import probe
 from flatout.tune.probe import Setting, about, feeds_alone, longest_batch, losses, measure
 from tests.tune.planted import config, small_parts
 
@@ -34,7 +35,8 @@ def test_the_longest_batch_holds_the_longest_rows_there_are(parts):
     assert longest_batch(parts, 10_000).num_rows == parts.split.num_rows
 
 
-def test_a_probe_takes_optimizer_steps_on_the_longest_rows_and_on_typical_ones(parts):
+def test_a_probe_takes_optimizer_steps_on_the_longest_rows_and_on_typical_ones(parts, monkeypatch):
+    monkeypatch.setattr(probe, "_LEAST_TIMED_S", 0.0)
     seen = []
     watched = parts.task.model.register_forward_pre_hook(lambda model, inputs: seen.append(inputs[0]))
     weights = {name: weight.clone() for name, weight in parts.task.named_parameters()}
@@ -48,10 +50,16 @@ def test_a_probe_takes_optimizer_steps_on_the_longest_rows_and_on_typical_ones(p
     assert any(not torch.equal(weights[name], weight) for name, weight in parts.task.named_parameters())
 
 
-def test_batches_that_are_added_up_count_as_one_step(parts):
+def test_batches_that_are_added_up_count_as_one_step(parts, monkeypatch):
+    monkeypatch.setattr(probe, "_LEAST_TIMED_S", 0.0)
     found = measure(parts, Setting(feed=FeedKind.resident, precision=Precision.fp32, rows=8, accumulate=4), 3, 1e12)
     assert found.steps == 3
     assert found.rows_per_s == pytest.approx(32 / found.step_s, rel=0.2)
+
+
+def test_steps_that_are_quick_are_timed_for_a_while(parts):
+    found = measure(parts, SETTING, steps=2, until=time.time() + 60)
+    assert found.steps > 2 and found.steps * found.step_s > 0.1
 
 
 def test_a_probe_whose_time_is_over_ends_early(parts):

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import lightning as L
@@ -77,14 +78,26 @@ class StepTimes:
             self.counts[place] = count
 
 
+@dataclass(slots=True)
+class _Passing:
+    """The events of one batch that the device will have passed some time."""
+
+    events: list[Any]
+    outside_s: float | None = None
+    """Where it ends an optimizer step: what the host did between that and the one before, which is of no step."""
+
+
 class DeviceTimes:
-    """Phases of steps between events on the device, read only when the device has passed them."""
+    """Phases and steps between events on the device, read only when the device has passed them."""
 
     def __init__(self, make_event: Callable[[], Any] | None = None) -> None:
         self._make = make_event or (lambda: torch.cuda.Event(enable_timing=True))
         self._free: list[Any] = []
         self._open: list[Any] = []
-        self._passed: deque[list[Any]] = deque()
+        self._passing: deque[_Passing] = deque()
+        self._last: Any = None
+        """Event at the end of the step before."""
+        self._steps_s: list[float] = []
 
     def edge(self, number: int) -> float:
         """The host's clock at the edge of a phase: 0 is the beginning of a batch, 1 to 3 are the ends of its phases.
@@ -101,19 +114,41 @@ class DeviceTimes:
         event.record()
         self._open.append(event)
         if len(self._open) > len(PHASES):
-            self._passed.append(self._open)
+            self._passing.append(_Passing(self._open))
             self._open = []
         return time.perf_counter()
+
+    def end_step(self, outside_s: float) -> None:
+        """The batch that came last ends an optimizer step."""
+        if self._passing:
+            self._passing[-1].outside_s = outside_s
 
     def take(self) -> dict[str, float]:
         """Seconds of each phase in the steps that the device has finished; those under way are left for later."""
         seconds = dict.fromkeys(PHASES, 0.0)
-        while self._passed and self._passed[0][-1].query():
-            events = self._passed.popleft()
+        while self._passing and self._passing[0].events[-1].query():
+            batch = self._passing.popleft()
+            events = batch.events
             for phase, before, after in zip(PHASES, events, events[1:], strict=False):
                 seconds[phase] += before.elapsed_time(after) / 1000
+            if batch.outside_s is not None:
+                self._end_of_step(events, batch.outside_s)
             self._free += events
         return seconds
+
+    def take_steps(self) -> list[float]:
+        """Seconds of each optimizer step, from the end of the one before, that `take` has found finished."""
+        steps, self._steps_s = self._steps_s, []
+        return steps
+
+    def _end_of_step(self, events: list[Any], outside_s: float) -> None:
+        """Of the very first step only its last batch is told."""
+        own_s = events[0].elapsed_time(events[-1]) / 1000
+        whole_s = own_s if self._last is None else self._last.elapsed_time(events[-1]) / 1000 - outside_s
+        self._steps_s.append(max(own_s, whole_s))
+        if self._last is not None:
+            self._free.append(self._last)
+        self._last = events.pop()
 
 
 class Clock:

@@ -251,8 +251,11 @@ class Flush(Callback):
         """Write down how long it took, without what was done between it and the one before."""
         self._steps_since += 1
         now, outside = time.perf_counter(), self.clock.outside_s
-        if self._device_times is None:  # elsewhere the host only enqueues them
-            self._steps_s.append(now - self._step_since - (outside - self._outside_before))
+        outside_s = outside - self._outside_before
+        if self._device_times is None:
+            self._steps_s.append(now - self._step_since - outside_s)
+        else:  # the host only enqueues them
+            self._device_times.end_step(outside_s)
         self._step_since, self._outside_before = now, outside
         self.clock.look(step)
         if step == FIRST_STEPS:
@@ -313,6 +316,7 @@ class Flush(Callback):
         now.seconds += time.perf_counter() - self._since
         if self._device_times is not None:
             self._phase_s.update(self._device_times.take())
+            self._steps_s += self._device_times.take_steps()
         for part, seconds in self._spent().items():
             now.parts_s[part] += seconds - self._before[part]
         self.step_times.add(self._steps_s)

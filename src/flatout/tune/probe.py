@@ -37,6 +37,8 @@ _WARM_STEPS = 2
 _LEAST_STEPS = 3
 """Of steps that take less than a second so many are timed, however late it is."""
 _SLOW_S = 1.0
+_LEAST_TIMED_S = 0.3
+"""A few steps of some milliseconds tell nothing: more are timed, where there is time."""
 _FEED_S = 0.2
 _BYTES_A_WEIGHT = 12
 """A gradient and the two means of AdamW, in fp32."""
@@ -227,7 +229,8 @@ class _Clock(L.Callback):
         taken = len(self.ends) - _WARM_STEPS
         is_slow = len(self.ends) > 1 and self.ends[-1] - self.ends[-2] > _SLOW_S
         is_late = time.time() > self.until and taken > (0 if is_slow else _LEAST_STEPS)
-        if taken > self.steps or is_late:
+        is_enough = taken > self.steps and self.ends[-1] - self.ends[_WARM_STEPS] >= _LEAST_TIMED_S
+        if is_enough or is_late:
             trainer.should_stop = True
 
     def measured(self, peak_bytes: int) -> Measured:

@@ -42,7 +42,7 @@ class TuneConfig:
     gain: float = 0.05
     """By how much faster something must be to be taken in another's place; noise is less."""
     steps: int = 8
-    """Optimizer steps of each probe, warming up apart; fewer where the time is short."""
+    """Optimizer steps of each probe, warming up apart; more where they are quick, fewer where the time is short."""
     loss_tolerance: float = 0.01
     """By how much the loss of an arithmetic may differ from that of fp32 on the same rows, as a share of it."""
     fresh: bool = False
