@@ -22,13 +22,14 @@ from flatout.data.batch import FlatBatch
 from flatout.data.feed import Feed
 from flatout.data.feeding import FeedKind
 from flatout.data.gather import TOKENS
-from flatout.data.plan import PlanSettings
+from flatout.data.plan import Layout, PlanSettings
 from flatout.errors import UserError
 from flatout.kinds.kind import Feeds, Kind
 from flatout.models.lean import LeanEmbedding
 from flatout.models.transformer import FLAT_FAMILIES, Compute, Transformer, TransformerConfig
 from flatout.monitor.evidence import Evidence, Tried
 from flatout.monitor.host import free_bytes
+from flatout.monitor.verdict import LEAST_GAIN
 from flatout.optim import clip_gradients
 from flatout.precision import Precision, by_lightning_name, choose_precision
 from flatout.run_folder import unwritten_run
@@ -100,10 +101,11 @@ def try_out(
         if waits:
             evidence.feed_alone = _rows_per_s_of_feed(was.feed, seconds / 10)
         ways = [was, *_other_ways(config, kind, task, was, evidence)]
+        ways = [way for way in ways if not _is_hopeless(way, was, evidence)]
         if precision_is_measured:
             ways = [way for way in ways if way.cause != "precision"]
         if len(ways) > 1:
-            evidence.tried = _timed(ways, task, until, evidence.feed_alone)
+            evidence.tried = _timed(ways, task, until, evidence)
             if not evidence.tried:
                 evidence.not_tried = "nothing was tried: a step takes too long for it"
 
@@ -141,7 +143,8 @@ def _other_ways(config: RunConfig, kind: Kind, task: StepTask, was: Way, evidenc
         if evidence.share("wait") >= _MOSTLY_WAITS:
             return
     if (flat := _flat(config, kind, task, evidence)) is not None:
-        yield replace(was, cause="padding", override="model.compute=flat", model=flat)
+        feed = _afresh(was.feed, layout=Layout.flat)
+        yield replace(was, cause="padding", override="model.compute=flat", feed=feed, model=flat)
     asked = config.precision
     best = choose_precision(Precision.auto, task.device).precision
     if asked is Precision.fp32 and best is Precision.bf16:
@@ -174,6 +177,12 @@ def _other_feeds(was: Way, evidence: Evidence) -> Iterator[Way]:
             yield replace(was, cause="data", override=override, feed=_afresh(feed, kind=kind, workers=workers))
         elif kind not in (feed.kind, FeedKind.workers):
             yield replace(was, cause="data", override=f"data.feed={kind}", feed=_afresh(feed, kind=kind))
+
+
+def _is_hopeless(way: Way, was: Way, evidence: Evidence) -> bool:
+    """Whether even a model that takes no time would wait as long for this feed."""
+    most = _most_fed(way.feed, was.feed, evidence.feed_alone)
+    return way.cause == "data" and most < LEAST_GAIN * evidence.model_rows_per_s
 
 
 _NO_EFFECTIVE_BATCH = " data.effective_batch=null"
@@ -227,6 +236,8 @@ def _flat(config: RunConfig, kind: Kind, task: StepTask, evidence: Evidence) -> 
     with unwritten_run() as nowhere:
         flat = kind.build_model(replace(settings, compute=Compute.flat), nowhere)
     flat.load_state_dict(model.state_dict())
+    for ours, theirs in zip(flat.parameters(), model.parameters(), strict=True):
+        ours.requires_grad_(theirs.requires_grad)  # layers may have thawed meanwhile
     assert isinstance(flat, Transformer)
     return flat.to(task.device).train()
 
@@ -377,29 +388,44 @@ def _one_by_one(sides: list[_Side], until: float) -> list[_Side]:
     """One long round each, with what starting costs an epoch; between rounds a feed would gather the next one ahead."""
     kept: list[_Side] = []
     for number, side in enumerate(sides):
-        feed = side.way.feed
+        share_s = (until - time.perf_counter()) / (len(sides) - number)
         try:
-            start_s = side.round()
-            # Where processes start that is the most of it; else as much comes again with every few batches.
-            to_come_s = start_s if feed.kind is FeedKind.workers else start_s * (_LEAST_FED_STEPS + _BATCHES_A_RUN)
-            if to_come_s > until - time.perf_counter():
-                continue
-            side.steps = 2 * feed.workers if feed.kind is FeedKind.workers else _BATCHES_A_RUN
-            step_s = side.round() / side.steps  # what was gathered while it started
-            side.rates.clear()
-            share_s = (until - time.perf_counter()) / (len(sides) - number)
-            side.steps = max(_LEAST_FED_STEPS, min(_FED_STEPS, int(share_s / max(step_s, 1e-6))))
-            start_s -= side.round() / side.steps
-            rows = len(feed.split.lengths(TOKENS))  # it starts anew each epoch
-            side.rates = [rows / (rows / side.rates[0] + max(0.0, start_s))]
+            if _long_round(side, share_s):
+                kept.append(side)
         except (RuntimeError, UserError):
             continue
         finally:
             side.batches = iter(())  # its workers end
-        kept.append(side)
         if time.perf_counter() > until:
             break
     return kept
+
+
+def _long_round(side: _Side, seconds: float) -> bool:
+    """Steps until it runs evenly, then some that count; False where there is no time for it."""
+    feed, began = side.way.feed, time.perf_counter()
+    has_workers = feed.kind is FeedKind.workers
+    start_s = side.round()
+    # Where processes start that is the most of it; else as much comes again with every few batches.
+    to_come_s = start_s if has_workers else start_s * (_LEAST_FED_STEPS + _BATCHES_A_RUN)
+    if to_come_s > seconds:
+        return False
+    side.steps = 2 * feed.workers if has_workers else _BATCHES_A_RUN
+    step_s = side.round() / side.steps  # what was gathered while it started
+    warm = 1 + side.steps
+    left_s = seconds - (time.perf_counter() - began)
+    steps = max(_LEAST_FED_STEPS, min(_FED_STEPS, int(left_s / max(step_s, 1e-6))))
+    if has_workers and steps >= 2 * _LEAST_FED_STEPS:
+        side.steps = steps // 3
+        side.round()
+        warm, steps = warm + side.steps, steps - side.steps
+    side.steps = steps
+    side.rates.clear()
+    spent_s = time.perf_counter() - began
+    even_s = side.round() / side.steps
+    rows = len(feed.split.lengths(TOKENS))  # it starts anew each epoch
+    side.rates = [rows / (rows / side.rates[0] + max(0.0, spent_s - warm * even_s))]
+    return True
 
 
 def _most_fed(feed: Feed, was: Feed, alone: float | None) -> float:
@@ -410,24 +436,27 @@ def _most_fed(feed: Feed, was: Feed, alone: float | None) -> float:
     return alone * hands[0] / hands[1]
 
 
-def _timed(ways: list[Way], task: StepTask, until: float, feed_alone: float | None) -> list[Tried]:
+def _timed(ways: list[Way], task: StepTask, until: float, evidence: Evidence) -> list[Tried]:
     """What each way was worth beside the first, as far as there is time for it."""
     optimizers = {id(way.model): _standing_optimizer(way.model, task) for way in ways}
+    was, feed_alone = ways[0], evidence.feed_alone
     if feed_alone is None:
         # Flat batches have a shape of their own each, and new shapes cost: the same few again would flatter them.
-        sides = [_Side(way, task, optimizers[id(way.model)], is_fed=way.model is not ways[0].model) for way in ways]
-        sides = _in_turn(sides, until)
-    else:
-        sides = _one_by_one([_Side(way, task, optimizers[id(way.model)], is_fed=True) for way in ways], until)
-    if len(sides) < 2 or sides[0].way is not ways[0]:
-        return []
-    was, *others = sides
+        is_fed = any(way.model is not was.model for way in ways)
+        sides = [_Side(way, task, optimizers[id(way.model)], is_fed=is_fed) for way in ways]
+        first, *others = _in_turn(sides, until)
+        if first.way is not was:
+            return []
+        as_was = statistics.median(first.rates)
+    else:  # a whole run with this feed tells more of it than another try
+        sides = [_Side(way, task, optimizers[id(way.model)], is_fed=True) for way in ways[1:]]
+        others, as_was = _one_by_one(sides, until), evidence.model_rows_per_s
     return [
         Tried(
             cause=side.way.cause,
             override=side.way.override,
-            rows_per_s=min(statistics.median(side.rates), _most_fed(side.way.feed, was.way.feed, feed_alone)),
-            as_was=min(statistics.median(was.rates), _most_fed(was.way.feed, was.way.feed, feed_alone)),
+            rows_per_s=min(statistics.median(side.rates), _most_fed(side.way.feed, was.feed, feed_alone)),
+            as_was=as_was,
             rows_per_batch=side.rows / side.count,
             batches_per_step=side.way.feed.plan.accumulate,
         )

@@ -59,7 +59,7 @@ PLANTED = [
     Planted(
         "work in Python for each row",
         ("data",),
-        [*_MANY, "data.feed=resident", f"{_PLANT}.RowByRow", "+callbacks.plant.us_a_row=150"],
+        [*_MANY, "data.feed=resident", f"{_PLANT}.RowByRow", "+callbacks.plant.us_a_row=100"],
         3,
     ),
     Planted(

@@ -18,6 +18,10 @@ LEAST_STEPS = 30
 """Optimizer steps from which on there is something to tell."""
 
 
+COMPUTED = ("wait", "transfer", "forward", "backward", "optimizer")
+"""Parts that another feed or model changes."""
+
+
 @dataclass(kw_only=True, slots=True)
 class Tried:
     """Steps of the finished run's model in another way, timed side by side with steps as they were."""
@@ -26,7 +30,7 @@ class Tried:
     override: str
     rows_per_s: float
     as_was: float
-    """Rows a second of the same try without the override."""
+    """Rows a second without the override: of the same try, or where feeds were tried of the run itself."""
     rows_per_batch: float
     batches_per_step: int = 1
 
@@ -82,6 +86,16 @@ class Evidence:
     @property
     def total_ms(self) -> float:
         return sum(self.ms.values())
+
+    @property
+    def computed_ms(self) -> float:
+        """Milliseconds of a batch with its feed and model alone."""
+        return sum(self.ms.get(part, 0.0) for part in COMPUTED)
+
+    @property
+    def model_rows_per_s(self) -> float:
+        """Rows a second with nothing but feed and model."""
+        return 1000 * self.rows_per_batch / max(self.computed_ms, 1e-9)
 
     def share(self, *parts: str) -> float:
         """Of all the time, what these parts took."""

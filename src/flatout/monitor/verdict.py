@@ -89,12 +89,9 @@ def _without(evidence: Evidence, ms: float) -> float:
     return evidence.total_ms / max(evidence.total_ms - ms, 1e-9)
 
 
-_COMPUTED = ("wait", "transfer", "forward", "backward", "optimizer")
-
-
 def gain_of(evidence: Evidence, tried: Tried) -> float:
     """How much faster the run would be in the way that was tried; what is not of the model costs what it did."""
-    computed = sum(evidence.ms.get(part, 0.0) for part in _COMPUTED) / evidence.rows_per_batch
+    computed = evidence.computed_ms / evidence.rows_per_batch
     each_batch = sum(evidence.ms.get(part, 0.0) for part in ("other", "callbacks")) / tried.rows_per_batch
     # Logging comes with optimizer steps, checkpoints and validations with epochs.
     rows_a_step = evidence.rows_per_batch * evidence.accumulate
