@@ -26,7 +26,7 @@ from flatout.precision import Precision
 from flatout.tasks.classification import ClassificationConfig
 from flatout.tasks.grams import GramsConfig
 from flatout.tasks.tagging import TaggingConfig
-from flatout.tune.settings import TuneConfig, tune_of
+from flatout.tune.settings import StepRows, TuneConfig, tune_of
 
 _OURS = {
     "precision": "precision",
@@ -107,6 +107,10 @@ class RunConfig:
         is_ours = not (self.tune.enabled and isinstance(self.model, nn.Module))
         require(is_ours, "tune", "a model of your own cannot be handed to the process that measures", mend=mend)
         self.data = TextDataConfig() if self.data is None else self.data
+        rows = self.data.effective_batch
+        is_free = self.tune.enabled and self.tune.effective_batch is StepRows.free and rows is not None
+        mend = "Leave one of them out."
+        require(not is_free, "tune.effective_batch", f"free with data.effective_batch={rows}", mend=mend)
         is_bits = isinstance(self.data, BitsDataConfig)
         if self.model is None:
             self.model = BitMLPConfig() if is_bits else BiLSTMConfig()

@@ -15,7 +15,8 @@ from flatout.kinds.kind import Feeds, Kind
 from flatout.monitor.clock import PARTS
 from flatout.monitor.evidence import LEAST_STEPS, Evidence, evidence_of
 from flatout.monitor.flush import Flush
-from flatout.monitor.verdict import findings, verdict
+from flatout.monitor.verdict import findings, is_plain, verdict
+from flatout.precision import Precision, choose_precision
 from flatout.report.page import read_curves
 from flatout.report.summary import read_summary
 from flatout.run_folder import RunFolder
@@ -24,9 +25,6 @@ from flatout.tasks.step import StepTask
 from flatout.trainer import batches_in_epoch
 from flatout.tries import SHARE, alone_ms, try_out
 
-_WORTH_TELLING_AT_ONCE = 1.25
-"""Gain from which on a run that has just begun says so."""
-
 
 def tell_early(flush: Flush, precision: str, batches_an_epoch: int, place: RunFolder) -> None:
     """After some dozens of steps, where something plainly holds the run back: it can still be ended and mended."""
@@ -34,15 +32,15 @@ def tell_early(flush: Flush, precision: str, batches_an_epoch: int, place: RunFo
     evidence = evidence_of(flush, flush.feed.plan, precision, epochs)
     if evidence is None:
         return
-    found = [each for each in findings(evidence) if (each.gain or 0) >= _WORTH_TELLING_AT_ONCE]
+    found = [each for each in findings(evidence) if is_plain(each)]
     if found:
         place.log.say(f"after {evidence.steps} steps: {found[0].sentence()}")
 
 
 def judge(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, flush: Flush, place: RunFolder) -> None:
     """At the end: try what could have been faster, and write the evidence and the verdict into the summary."""
-    epochs = flush.total.batches / max(1, batches_in_epoch(config.trainer, feeds.train))
-    evidence = evidence_of(flush, feeds.train.plan, str(task.trainer.precision), epochs)
+    is_measured = "precision" in (place.summary.values["tune"] or {}).get("values", {})
+    evidence = _evidence_of(config, task, feeds, flush, precision_is_measured=is_measured)
     tries = config.monitor.verdict and evidence is not None
     seconds = SHARE * evidence.total_ms * evidence.batches / 1000 if tries and evidence is not None else 0.0
     if feeds.train.plan.world > 1:
@@ -57,13 +55,29 @@ def judge(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, flush: Fl
     if not place.is_first:
         return
     if tries and feeds.train.plan.world == 1:
-        known = place.summary.values["tune"] or {}
         try:
-            try_out(config, kind, task, feeds, evidence, precision_is_measured="precision" in known.get("values", {}))
+            try_out(config, kind, task, feeds, evidence)
         except Exception as error:  # a person's model may raise anything; what is trained is not lost by a try
             evidence.tried, evidence.not_tried = [], f"trying other ways failed: {error}"
+        except KeyboardInterrupt:  # the run itself is done, and has only to be told of
+            evidence.tried, evidence.not_tried = [], "trying other ways was stopped"
     place.summary.update("evidence", evidence.as_dict())
     place.summary.update("verdict", verdict(evidence))
+
+
+def _evidence_of(
+    config: RunConfig, task: StepTask, feeds: Feeds, flush: Flush, *, precision_is_measured: bool
+) -> Evidence | None:
+    """What was measured, with what the settings say of it."""
+    epochs = flush.total.batches / max(1, batches_in_epoch(config.trainer, feeds.train))
+    evidence = evidence_of(flush, feeds.train.plan, str(task.trainer.precision), epochs)
+    if evidence is None:
+        return None
+    evidence.effective_batch = config.data.effective_batch
+    evidence.pieces = task.passes.pieces[TRAINING]
+    if config.precision is Precision.fp32 and not precision_is_measured:
+        evidence.native = choose_precision(Precision.auto, task.device).precision.value
+    return evidence
 
 
 def _of_all_ranks(task: StepTask, feeds: Feeds, flush: Flush, seconds: float) -> list[dict[str, float]]:
@@ -71,7 +85,7 @@ def _of_all_ranks(task: StepTask, feeds: Feeds, flush: Flush, seconds: float) ->
     counted = flush.counted()
     own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
     if seconds and task.passes.pieces[TRAINING] == 1:
-        with suppress(RuntimeError):  # not enough memory, most likely: then it is not told
+        with suppress(Exception):  # a person's model may raise anything, and the other ranks wait for this one
             own["alone"] = alone_ms(task, feeds, min(seconds, 5.0))
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)

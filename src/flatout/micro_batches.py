@@ -116,7 +116,7 @@ def mind_memory(
             task.passes.least[name] = pieces
         evidence = f"noted in {notes.path}; delete it to try whole batches again"
         value = f"{-(-whole // pieces)} {unit} of {whole}"
-        place.choose(_NAMES[name], value, "an earlier run like this one ran out of memory", evidence)
+        place.choose(_NAMES[name], value, "an earlier run like this one ran out of memory", evidence, anew=True)
 
     def tell(name: str, pieces: int, before: int, step: int, why: str, has_ended: bool) -> None:
         whole, unit = capacity(plans[name])

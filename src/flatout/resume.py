@@ -29,7 +29,7 @@ from flatout.durable import fcntl, put_back
 from flatout.errors import UserError
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
-from flatout.run_folder import plain
+from flatout.run_folder import OVERRIDES, plain
 
 AUTO = "auto"
 _PATIENCE_S = 30.0
@@ -108,7 +108,7 @@ def _found(config: RunConfig, folder: Path) -> Found:
 def _is_same_command(folder: Path, config: RunConfig, overrides: Sequence[str]) -> bool:
     """Whether a run was begun by the same words, or from Python by the same settings; those that are free apart."""
     try:
-        words = (folder / "overrides.txt").read_text(encoding="utf-8").splitlines()
+        words = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
         if words or overrides:
             return _deciding(words) == _deciding(overrides)
         then = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))

@@ -266,7 +266,7 @@ def build_task(config: RunConfig, kind: Kind, model: nn.Module, feeds: Feeds, pl
     recommended = getattr(config.model, "recommended_lr", None)
     if optim.lr is None and recommended is not None:
         optim = replace(optim, lr=recommended)
-        place.choose("optim.lr", f"{recommended:g}", "usual for such a model", "set optim.lr for another")
+        place.choose("optim.lr", f"{recommended:g}", "usual for such a model", "set optim.lr for another", anew=True)
     optim = scale_rate(config, optim, feeds.train.plan, place)
     task = kind.build_task(model, config.task, optim, total_steps=total_steps, clip=clip, seed=config.seed)
     steps_an_epoch = batches_in_epoch(config.trainer, feeds.train) // feeds.train.plan.accumulate
@@ -395,6 +395,7 @@ def train(
                 tell_of_signal(number, training, place)
             raise
         finally:
+            flush.clock.leave()
             for listener in listeners:
                 with suppress(OSError):
                     listener.close()

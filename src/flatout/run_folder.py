@@ -22,6 +22,9 @@ from flatout.report.run_log import RunLog
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import Summary, write_atomically
 
+OVERRIDES = "overrides.txt"
+"""What was typed, a word a line."""
+
 
 @dataclasses.dataclass(slots=True)
 class RunFolder:
@@ -76,7 +79,7 @@ def open_run_folder(
     summary = Summary(None, experiment=config.experiment, command=command, seed=config.seed)
     files = {
         "config.yaml": yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True),
-        "overrides.txt": "".join(f"{override}\n" for override in overrides),
+        OVERRIDES: "".join(f"{override}\n" for override in overrides),
     }
     try:
         with RunLog(path / "log.txt") as log:

@@ -31,7 +31,7 @@ from flatout.monitor.evidence import Evidence, Tried
 from flatout.monitor.host import free_bytes
 from flatout.monitor.verdict import LEAST_GAIN
 from flatout.optim import clip_gradients
-from flatout.precision import Precision, by_lightning_name, choose_precision
+from flatout.precision import Precision, by_lightning_name
 from flatout.run_folder import unwritten_run
 from flatout.tasks.pieces import TRAINING
 from flatout.tasks.step import StepTask
@@ -69,10 +69,8 @@ class Way:
     drops: bool = True
 
 
-def try_out(
-    config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, evidence: Evidence, *, precision_is_measured: bool
-) -> None:
-    """Fill what was tried into the evidence, or why nothing was; an arithmetic that was measured is not tried again."""
+def try_out(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, evidence: Evidence) -> None:
+    """Fill what was tried into the evidence, or why nothing was."""
     trained_s = evidence.total_ms * evidence.batches / 1000
     waits = evidence.share("wait") >= _WAITS
     seconds = min(SHARE * trained_s, _MOST_S)
@@ -102,12 +100,12 @@ def try_out(
             evidence.feed_alone = _rows_per_s_of_feed(was.feed, seconds / 10)
         ways = [was, *_other_ways(config, kind, task, was, evidence)]
         ways = [way for way in ways if not _is_hopeless(way, was, evidence)]
-        if precision_is_measured:
-            ways = [way for way in ways if way.cause != "precision"]
         if len(ways) > 1:
             evidence.tried = _timed(ways, task, until, evidence)
             if not evidence.tried:
                 evidence.not_tried = "nothing was tried: a step takes too long for it"
+        elif waits:
+            evidence.not_tried = "no other feed was tried: none makes more rows here"
 
 
 @contextmanager
@@ -145,10 +143,8 @@ def _other_ways(config: RunConfig, kind: Kind, task: StepTask, was: Way, evidenc
     if (flat := _flat(config, kind, task, evidence)) is not None:
         feed = _afresh(was.feed, layout=Layout.flat)
         yield replace(was, cause="padding", override="model.compute=flat", feed=feed, model=flat)
-    asked = config.precision
-    best = choose_precision(Precision.auto, task.device).precision
-    if asked is Precision.fp32 and best is Precision.bf16:
-        yield replace(was, cause="precision", override="precision=bf16", precision=best)
+    if evidence.native == Precision.bf16:  # fp16 needs its scaler
+        yield replace(was, cause="precision", override="precision=bf16", precision=Precision.bf16)
     if task.device.type == "cpu" and was.threads < evidence.cores and evidence.world == 1:
         yield replace(was, cause="threads", override=f"threads={evidence.cores}", threads=evidence.cores)
     yield from _larger_batches(was, evidence, "" if config.data.effective_batch is None else _NO_EFFECTIVE_BATCH)
@@ -444,10 +440,10 @@ def _timed(ways: list[Way], task: StepTask, until: float, evidence: Evidence) ->
         # Flat batches have a shape of their own each, and new shapes cost: the same few again would flatter them.
         is_fed = any(way.model is not was.model for way in ways)
         sides = [_Side(way, task, optimizers[id(way.model)], is_fed=is_fed) for way in ways]
-        first, *others = _in_turn(sides, until)
-        if first.way is not was:
+        kept = _in_turn(sides, until)
+        if not kept or kept[0].way is not was:
             return []
-        as_was = statistics.median(first.rates)
+        others, as_was = kept[1:], statistics.median(kept[0].rates)
     else:  # a whole run with this feed tells more of it than another try
         sides = [_Side(way, task, optimizers[id(way.model)], is_fed=True) for way in ways[1:]]
         others, as_was = _one_by_one(sides, until), evidence.model_rows_per_s

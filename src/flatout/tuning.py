@@ -28,6 +28,7 @@ from flatout.data.plan import PlanSettings
 from flatout.data.store import Store
 from flatout.errors import UserError
 from flatout.monitor.host import free_bytes, limits
+from flatout.optim import OptimConfig, ScaleRate
 from flatout.precision import Precision, bf16_is_native_on_cpu, choose_precision
 from flatout.ranks import Ranks
 from flatout.report.summary import read_summary
@@ -195,14 +196,16 @@ def with_values(config: RunConfig, values: dict[str, Any]) -> RunConfig:
     if config.data.effective_batch is not None:
         of_data.pop("accumulate", None)  # it follows
     changed: dict[str, Any] = {"data": replace(config.data, **of_data)} if of_data else {}
-    if "optim.lr" in values:
-        changed["optim"] = replace(config.optim, lr=values["optim.lr"])
+    if "optim.lr" in values:  # found with the rows of the step as they are: it is not scaled to them again
+        changed["optim"] = replace(config.optim, lr=values["optim.lr"], scale_lr=ScaleRate.none)
     changed |= {name: values[name] for name in ("precision", "compile") if name in values}
     return replace(config, **changed) if changed else config
 
 
-def override_line(values: dict[str, Any]) -> str:
-    """Answers in the words of a command line."""
+def override_line(values: dict[str, Any], optim: OptimConfig | None = None) -> str:
+    """Answers in the words of a command line; for settings that would scale the rate that was found, with that off."""
+    if optim is not None and "optim.lr" in values and optim.scale_lr is not ScaleRate.none:
+        values = values | {"optim.scale_lr": ScaleRate.none}
     shown = {name: str(value).lower() if isinstance(value, bool) else f"{value}" for name, value in values.items()}
     return " ".join(f"{name}={value}" for name, value in shown.items())
 
@@ -235,6 +238,7 @@ def asked_of(question: Question) -> Asked:
         kept=kept(config, question.overrides),
         room_bytes=int(room(device, ranks) * (1 - config.tune.memory_margin)),
         is_cpu=device.type == "cpu",
+        is_capped=is_cut,
         counts_time=question.counts_time,
         compile_why_not=why_not(device),
     )
@@ -313,6 +317,7 @@ def asked_about(question: Question, asked: Asked) -> dict[str, Any]:
         "model": [type(config.model).__name__, plain(config.model)],
         "task": [type(config.task).__name__, plain(config.task)],
         "optim": optim,
+        "vocabulary": plain(getattr(data, "vocabulary", None)),
         "data": {"rows": split.num_rows, "lengths": quantiles, "classes": len(classes), "bytes": split.num_bytes},
         "rows": [asked.start.rows, asked.start.accumulate, data.tokens_per_batch, data.effective_batch, ranks.world],
         "start": [str(asked.start.feed), str(asked.start.precision), data.workers],

@@ -25,6 +25,7 @@ class Record:
     power_mw: int | None = None
     temperature: int | None = None
     clocks: dict[int, int] | None = None
+    most_clocks: dict[int, int] | None = None
     reasons: int | None = None
     pcie_kb: dict[int, int] | None = None
     link: tuple[int, int, int, int] | None = None
@@ -91,6 +92,7 @@ class RecordedNvml:
             "PowerUsage": lambda card: card.power_mw,
             "Temperature": lambda card, kind: card.temperature,
             "ClockInfo": lambda card, kind: (card.clocks or {}).get(kind),
+            "MaxClockInfo": lambda card, kind: (card.most_clocks or {}).get(kind),
             "PcieThroughput": lambda card, kind: (card.pcie_kb or {}).get(kind),
             "CurrPcieLinkGeneration": lambda card: card.link and card.link[0],
             "CurrPcieLinkWidth": lambda card: card.link and card.link[1],
@@ -202,6 +204,7 @@ def hot_4090() -> RecordedNvml:
         power_mw=449_000,
         temperature=84,
         clocks=clocks(2310, 10251),
+        most_clocks=clocks(2520, 10501),
         reasons=0x04,
         pcie_kb=bus_load(900_000, 80_000),
         link=(1, 16, 4, 16),

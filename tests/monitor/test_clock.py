@@ -13,7 +13,12 @@ from hypothesis import strategies as some
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit
 from flatout.checkpoints import CheckpointConfig
-from flatout.monitor.clock import FIRST_STEPS, PARTS, Clock, DeviceTimes, StepTimes
+from flatout.data.feed import Feed
+from flatout.data.feeding import FeedKind
+from flatout.data.plan import PlanSettings
+from flatout.monitor.clock import FIRST_STEPS, PARTS, Clock, DeviceTimes, StepTimes, compiled_so_far
+from flatout.monitor.evidence import evidence_of
+from flatout.monitor.flush import Counts, Flush
 from flatout.report.page import read_curves
 
 
@@ -66,8 +71,47 @@ def test_the_parts_add_up_to_the_time_of_training(tmp_path):
 def test_what_a_callback_of_a_persons_own_takes_is_told_apart(tmp_path, kind):
     split = split_of(trained(tmp_path, callbacks={"slow": kind(0.005)}))
     assert split["callbacks"] >= 4.6  # of 5 ms; three of 50 steps are looked at otherwise
-    assert max(split["backward"], split["optimizer"]) < split["callbacks"]  # and not counted there too
     assert all(value >= 0 for value in split.values())
+
+
+def test_callbacks_are_given_back_as_they_were(tmp_path):
+    slow = SleepsInside(0.001)
+    trained(tmp_path, callbacks={"slow": slow})
+    assert "on_before_optimizer_step" not in vars(slow)
+
+
+def test_what_a_callback_takes_inside_a_phase_is_not_counted_there_too(make_split):
+    feed = Feed(make_split([3] * 8), PlanSettings(rows_per_batch=2), kind=FeedKind.resident)
+    flush = Flush(feed, [], every=50)
+    flush._phase_s["optimizer"] += 0.75
+    flush.clock.inside_s["optimizer"] += 0.5
+    flush.clock.spent["callbacks"] += 0.5
+    flush.take_times()
+    parts = flush.counted().parts_s
+    assert (parts["optimizer"], parts["callbacks"]) == (0.25, 0.5)
+
+
+def test_what_a_device_does_behind_a_callback_costs_nothing(make_split):
+    feed = Feed(make_split([3] * 8), PlanSettings(rows_per_batch=2), kind=FeedKind.resident)
+    clock = Clock()
+    clock.callbacks = {"mine": 1.2, "other": 0.6}
+    flush = Flush(feed, [], every=50, clock=clock)
+    parts = dict.fromkeys(flush.total.parts_s, 0.0) | {"forward": 0.6, "backward": 1.2, "callbacks": 1.8}
+    flush.total = Counts(batches=100, rows=200, tokens=600, computed=600, seconds=2.0, parts_s=parts)
+    found = evidence_of(flush, feed.plan, "32-true", 1.0)
+    assert found is not None and found.ms["callbacks"] == pytest.approx(2.0)
+    assert found.callbacks == pytest.approx({"mine": 4.0 / 3, "other": 2.0 / 3})
+
+
+def test_graphs_that_torch_makes_again_and_again_are_counted():
+    import torch
+
+    before = {"graphs": 0.0, "seconds": 0.0} | compiled_so_far()
+    compiled = torch.compile(lambda numbers: numbers.sin() + 1, backend="eager", dynamic=False)
+    for count in (3, 4, 5):
+        compiled(torch.ones(count))
+    now = compiled_so_far()
+    assert now["graphs"] == before["graphs"] + 3 and now["seconds"] > before["seconds"]
 
 
 def test_numbers_that_a_callback_reads_are_counted_and_change_nothing(tmp_path):

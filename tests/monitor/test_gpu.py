@@ -35,6 +35,14 @@ def test_every_curve_of_a_card_that_tells_all():
     assert card.facts() == {"throttled": None, "others": None, "pcie": link}
 
 
+def test_the_highest_clock_is_asked_for_once():
+    machine = hot_4090()
+    card = find_card(machine, 0)
+    card.sample(), card.sample()
+    assert card.facts()["most_sm_clock_mhz"] == 2520
+    assert machine.asked.count("MaxClockInfo") == 1
+
+
 @pytest.mark.parametrize(
     ("visible", "number", "expected"),
     [

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from flatout.monitor.evidence import Evidence, Tried
-from flatout.monitor.verdict import LEAST_GAIN, RULES, findings, gain_of, verdict
+from flatout.monitor.verdict import LEAST_GAIN, RULES, findings, gain_of, is_plain, verdict
 
 QUIET = Evidence(
     device="cpu",
@@ -59,6 +59,7 @@ PLAIN = {
         1.97,
     ),
     "optimizer": (spending(optimizer=40.0), None, None),
+    "precision": (replace(CARD, native="fp16"), "precision=fp16", None),
     "batch": (spending(other=30.0), "data.batch_size", None),
     "compile": (replace(QUIET, compiled={"graphs": 9, "seconds": 5.42}), "compile=false", 2.0),
     "memory": (replace(QUIET, host={"swap_in_mb_per_s": 40.0, "swap_out_mb_per_s": 2.0}), "data.batch_size", None),
@@ -88,6 +89,36 @@ def test_what_was_measured_names_its_cause(cause):
     assert gain is None or told["predicted_gain"] == pytest.approx(gain, rel=0.02)
     assert told["sentence"].startswith("limited by ") and 0 < told["share"] <= 1
     assert json.loads(json.dumps(told)) == told
+
+
+def test_batches_that_go_through_in_pieces_are_memory_s_fault():
+    told = verdict(replace(QUIET, pieces=4))
+    assert (told["cause"], told["mend"]) == ("memory", "for encoders try model.gradient_checkpointing=true")
+    assert "each batch goes through in 4 pieces" in told["sentence"]
+    others = verdict(replace(QUIET, pieces=4, native="bf16"))
+    assert {others["mend"], *(each["mend"] for each in others["others"])} == {"precision=bf16"}
+
+
+def test_where_the_rows_of_a_step_were_set_its_exchange_is_mended_by_more_of_them():
+    evidence, _, gain = PLAIN["communication"]
+    told = verdict(replace(evidence, effective_batch=256))
+    assert (told["cause"], told["mend"]) == ("communication", "data.effective_batch=512")
+    assert told["predicted_gain"] == pytest.approx(gain, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "is_told"),
+    [
+        (spending(wait=20.0), True),
+        (spending(wait=4.0), False),
+        (replace(spending(callbacks=27.1), callbacks={"mine": 27.0}), True),
+        (replace(QUIET, host={"machine_cpu_share": 1.0, "process_cpu_cores": 0.8}), True),
+        (replace(QUIET, host={"machine_cpu_share": 1.0, "process_cpu_cores": 1.3}), False),
+        (QUIET, False),
+    ],
+)
+def test_what_plainly_holds_a_run_back_is_told_at_once(evidence, is_told):
+    assert any(is_plain(each) for each in findings(evidence)) is is_told
 
 
 @pytest.mark.parametrize("cause", ["data", "padding", "precision", "threads", "dropout"])
@@ -147,6 +178,14 @@ def test_a_mend_that_is_worth_little_is_not_named():
 def test_the_power_limit_is_not_mended_by_cooling():
     told = verdict(replace(CARD, gpu=CARD.gpu | {"throttled": {"power limit": 0.9}}))
     assert "nvidia-smi -pl" in told["mend"] and "280 W" in told["sentence"]
+
+
+def test_a_card_at_its_power_limit_whose_clocks_hardly_sink_is_not_held_down():
+    held = CARD.gpu | {"throttled": {"power limit": 0.9}, "most_sm_clock_mhz": 1980.0}
+    assert verdict(replace(CARD, gpu=held | {"sm_clock_mhz": 1900.0}))["cause"] == "nothing"
+    told = verdict(replace(CARD, gpu=held | {"sm_clock_mhz": 1320.0}))
+    assert told["cause"] == "throttling" and told["share"] == pytest.approx(1 / 3, abs=1e-3)
+    assert "in 90% of the looks" in told["sentence"] and "1320 MHz of 1980" in told["sentence"]
 
 
 def test_a_card_whose_host_works_ahead_is_not_waiting_for_reads_of_a_few_numbers():

@@ -34,7 +34,7 @@ from flatout.scale.board import Board
 from flatout.scale.durations import seconds
 from flatout.scale.many import run_all
 from flatout.scale.slots import slots
-from flatout.scale.trials import Ending, Readings, Status, Trial, endings
+from flatout.scale.trials import Ending, Readings, Status, Trial, can_go_on, endings
 from tests.scale.planted import Planted
 
 MODEL = BiLSTMConfig(hidden=8, embedding=8)
@@ -185,15 +185,24 @@ def test_a_trial_that_was_stopped_goes_on_where_it_was(tmp_path):
     assert [row[:2] for row in rows_of(folder)] == [row[:2] for row in rows_of(tmp_path / "alone")]
 
 
-@pytest.mark.slow
-def test_a_trial_that_is_no_longer_the_same_run_begins_anew_and_says_so(tmp_path):
-    ended([trial(tmp_path)], judge=lambda each, count, value: True)
-    other = {"optim": OptimConfig(lr=1e-3)}
-    again = ended([replace(trial(tmp_path, **other), is_again=True)])
-    alone = fit(**vars_of(config(**other)), folder=tmp_path / "alone")
-    assert (again[0].status, again[0].metrics) == (Status.complete, alone.metrics)
-    assert "optim.lr was 0.01 and is 0.001" in (tmp_path / "0" / "output.txt").read_text()
+def test_only_what_the_same_words_began_is_gone_on_with(tmp_path):
+    first = replace(trial(tmp_path), overrides=["data.batch_size=32"])
+    assert not can_go_on(first)
+    ended([first])
+    assert can_go_on(first)
+    other = replace(first, overrides=["data.batch_size=64"], is_again=True)
+    assert not can_go_on(other)
+    again = ended([other])
+    assert again[0].status is Status.complete
     assert read_summary(tmp_path / "0")["training"]["resumed_from"] is None
+    assert (tmp_path / "0" / "overrides.txt").read_text() == "data.batch_size=64\n"
+
+
+def test_a_trial_that_is_no_longer_the_same_run_is_refused_with_the_difference(tmp_path):
+    ended([trial(tmp_path)])
+    again = ended([replace(trial(tmp_path, optim=OptimConfig(lr=1e-3)), is_again=True)])
+    assert again[0].status is Status.failed and again[0].is_mistake
+    assert "optim.lr was 0.01 and is 0.001" in again[0].note
 
 
 def rows_of(folder: Path) -> list[list[str]]:

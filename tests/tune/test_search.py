@@ -44,10 +44,10 @@ class Machine:
         self.takes_s = self.facts.pop("takes_s", 0.0)
         self.compile_s = self.facts.pop("compile_s", 20.0)
         self.tried: list[Setting] = []
-        self.is_closed = False
+        self.is_closed = self.is_afresh = False
 
     def ask(self, what: str, latest: float, **asked: Any) -> Any:
-        self.is_closed = False
+        self.is_afresh, self.is_closed = self.is_closed, False
         if what == "about":
             return {**self.facts, "row_keys": {str(each): str(each) for each in Precision}}
         if what == "feeds":
@@ -55,6 +55,7 @@ class Machine:
         if what == "losses":
             return {name: self.losses[name] for name in asked["precisions"]}
         if what == "range":
+            assert self.is_afresh, "weights that other probes have trained tell nothing"
             return {"rates": [1e-4] * 20, "losses": [1.0] * 20}
         setting = asked["setting"]
         self.tried.append(setting)
@@ -210,6 +211,14 @@ def test_what_was_asked_for_is_kept_and_said(tmp_path):
         "compile": "false: kept: asked for",
     }
     assert {each.rows for each in machine.tried} == {8, 64}
+
+
+def test_where_tokens_decide_no_rows_are_tried_and_no_memory_is_predicted(tmp_path):
+    kept = {"data.batch_size": "data.tokens_per_batch decides"}
+    machine = Machine(bytes_of=lambda setting: 30 * GB)
+    found = search(machine, tmp_path, kept=kept, is_capped=True, room_bytes=40 * GB)
+    assert found.values["precision"] == "fp32" and found.step_s
+    assert {setting.rows for setting in machine.tried} == {64}
 
 
 def test_other_feeds_are_tried_in_the_step_only_where_steps_wait(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from flatout import BiLSTMConfig, MonitorConfig, RunConfig, TextDataConfig, UserError, fit
+from flatout import BiLSTMConfig, MonitorConfig, OptimConfig, RunConfig, TextDataConfig, UserError, fit
 from flatout.precision import Precision
 from flatout.report.summary import read_summary
 from flatout.run import Result
@@ -103,6 +103,20 @@ def test_answers_become_settings_and_words():
         "data.feed=threaded precision=bf16 data.batch_size=16 data.accumulate=4 compile=true"
     )
     assert with_values(config, {}) is config
+
+
+def test_a_rate_that_was_found_is_not_scaled_again():
+    optim = OptimConfig(scale_lr="linear", base_batch=32)
+    config = with_values(RunConfig(optim=optim), {"optim.lr": 1e-3})
+    assert (config.optim.lr, config.optim.scale_lr) == (1e-3, "none")
+    assert override_line({"optim.lr": 1e-3}, optim) == "optim.lr=0.001 optim.scale_lr=none"
+    assert override_line({"optim.lr": 1e-3}, OptimConfig()) == "optim.lr=0.001"
+
+
+def test_rows_of_a_step_are_either_set_or_free():
+    free = TuneConfig(enabled=True, effective_batch="free")
+    with pytest.raises(UserError, match=r"tune\.effective_batch: free with data\.effective_batch=64"):
+        RunConfig(data=TextDataConfig(effective_batch=64), tune=free)
 
 
 def test_of_unlike_devices_the_smallest_decides():

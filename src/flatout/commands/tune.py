@@ -68,7 +68,10 @@ def decide(config: object, overrides: Sequence[str]) -> None:
     console.print(table_of(answers))
     for choice in answers.choices:
         print(f"{choice.name}: {choice.value} ({choice.why}; {choice.evidence})")
-    print(override_line(answers.values) or "nothing was left open, or nothing could be measured: train as it is")
+    print(
+        override_line(answers.values, config.optim)
+        or "nothing was left open, or nothing could be measured: train as it is"
+    )
 
 
 def _accelerator(config: object) -> str:

@@ -8,6 +8,7 @@ by their names; logging, validation and checkpoints tell what they took themselv
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -119,8 +120,8 @@ class DeviceTimes:
         return time.perf_counter()
 
     def end_step(self, outside_s: float) -> None:
-        """The batch that came last ends an optimizer step."""
-        if self._passing:
+        """The batch that came last ends an optimizer step; one that was not told to its end leaves it to the next."""
+        if self._passing and self._passing[-1].outside_s is None:
             self._passing[-1].outside_s = outside_s
 
     def take(self) -> dict[str, float]:
@@ -151,6 +152,15 @@ class DeviceTimes:
         self._last = events.pop()
 
 
+def compiled_so_far() -> dict[str, float]:
+    """Graphs that torch.compile has made in this process, and the seconds it took; empty where it was never asked."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    graphs = 0.0 if dynamo is None else float(dynamo.counters["stats"].get("unique_graphs", 0))
+    if dynamo is None or not graphs:
+        return {}
+    return {"graphs": graphs, "seconds": dynamo.cumulative_time_spent_ns.get("entire_frame_compile", 0.0) / 1e9}
+
+
 class Clock:
     """Seconds spent on what is no phase of a step, by whoever spent them; and the callbacks of a person's own."""
 
@@ -167,6 +177,9 @@ class Clock:
         self.counts = dict.fromkeys(_BETWEEN_STEPS, 0)
         """How often there was logging, a checkpoint, a validation."""
         self.looks_closely = False
+        self.compiled: dict[str, float] = {}
+        """What torch.compile had done after the first few steps, in which it must."""
+        self._wrapped: list[tuple[L.Callback, str]] = []
 
     def spend(self, part: str, seconds: float) -> None:
         self.spent[part] += seconds
@@ -191,6 +204,13 @@ class Clock:
             for hook in (*_BESIDE_A_STEP, *_INSIDE_A_STEP):
                 if getattr(type(callback), hook) is not getattr(L.Callback, hook):
                     setattr(callback, hook, self._timed(name, getattr(callback, hook), _INSIDE_A_STEP.get(hook)))
+                    self._wrapped.append((callback, hook))
+
+    def leave(self) -> None:
+        """Give callbacks back as they were."""
+        for callback, hook in self._wrapped:
+            delattr(callback, hook)
+        self._wrapped = []
 
     def _timed(self, name: str, hook: Callable[..., Any], phase: str | None) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -218,14 +238,17 @@ class Clock:
 
 
 class _Reads(TorchDispatchMode):
-    """Counts how often a number is asked of the device: each time the host waits for all it has enqueued."""
+    """Counts how often numbers are asked of the device: each time the host waits for all it has enqueued."""
 
     _ASKING: ClassVar = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
+    _COPYING: ClassVar = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in self._ASKING
-        return func(*args, **(kwargs or {}))
+        answer = func(*args, **(kwargs or {}))
+        comes_over = func in self._COPYING and answer.device.type == "cpu" and args[-1].device.type != "cpu"
+        self.count += func in self._ASKING or comes_over
+        return answer

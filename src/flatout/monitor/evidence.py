@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -11,6 +10,7 @@ import psutil
 import torch
 
 from flatout.data.plan import PlanSettings
+from flatout.monitor.clock import compiled_so_far
 from flatout.monitor.flush import Flush
 from flatout.ranks import cores_here
 
@@ -53,6 +53,12 @@ class Evidence:
     world: int = 1
     batch_size: int | None = None
     """As it was set; None where tokens decide."""
+    effective_batch: int | None = None
+    """Rows of a step over all devices, where these were set."""
+    pieces: int = 1
+    """Of a batch, as memory did not suffice for it whole."""
+    native: str = ""
+    """Arithmetic that the device has in hardware, where another was asked for and none was measured."""
     ms: dict[str, float] = field(default_factory=dict)
     """Milliseconds of each part, for each batch."""
     padding_share: float = 0.0
@@ -72,7 +78,7 @@ class Evidence:
     reads: dict[str, float] = field(default_factory=dict)
     """How often each of them reads a number of the device in a step."""
     compiled: dict[str, float] = field(default_factory=dict)
-    """Graphs that torch.compile has made, and the seconds it took."""
+    """Graphs that torch.compile has made after the first few steps, and the seconds it took."""
     host: dict[str, Any] = field(default_factory=dict)
     gpu: dict[str, Any] = field(default_factory=dict)
     ranks: list[dict[str, float]] = field(default_factory=list)
@@ -120,7 +126,9 @@ def evidence_of(flush: Flush, plan: PlanSettings, precision: str, epochs: float)
     if steps < LEAST_STEPS or not counted.rows:
         return None
     batches, clock = counted.batches, flush.clock
-    seen = flush.watch.summary()
+    seen, split = flush.watch.summary(), counted.split()
+    # Of what callbacks took, a device's own work behind them costs nothing.
+    told = split["callbacks"] / max(sum(clock.callbacks.values()), 1e-9)
     return Evidence(
         device=flush.feed.device.type,
         steps=steps,
@@ -129,7 +137,7 @@ def evidence_of(flush: Flush, plan: PlanSettings, precision: str, epochs: float)
         accumulate=plan.accumulate,
         world=plan.world,
         batch_size=None if plan.tokens_per_batch else plan.rows_per_batch,
-        ms={part: 1000 * seconds / batches for part, seconds in counted.split().items() if seconds},
+        ms={part: 1000 * seconds / batches for part, seconds in split.items() if seconds},
         padding_share=1 - counted.tokens / max(1, counted.computed),
         mfu=flush.mfu(counted),
         feed=flush.feed.kind.value,
@@ -140,19 +148,9 @@ def evidence_of(flush: Flush, plan: PlanSettings, precision: str, epochs: float)
         flush_every=flush.every,
         counts=dict(clock.counts),
         epochs=epochs,
-        callbacks={name: 1000 * seconds / batches for name, seconds in clock.callbacks.items() if seconds},
+        callbacks={name: 1000 * told * seconds / batches for name, seconds in clock.callbacks.items() if seconds},
         reads=clock.reads_a_step,
-        compiled=_compiled(),
+        compiled={name: now - clock.compiled.get(name, 0.0) for name, now in compiled_so_far().items()},
         host={name: value for name, value in seen.get("host", {}).items() if value is not None},
         gpu={name: value for name, value in seen.get("gpu", {}).items() if value is not None},
     )
-
-
-def _compiled() -> dict[str, float]:
-    """What torch.compile has done in this process; empty where it was never asked."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is None:
-        return {}
-    graphs = float(dynamo.counters["stats"].get("unique_graphs", 0))
-    seconds = sum(dynamo.compilation_time_metrics.get("entire_frame_compile", []))
-    return {"graphs": graphs, "seconds": float(seconds)} if graphs else {}

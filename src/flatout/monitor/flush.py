@@ -25,7 +25,7 @@ from torch import Tensor
 
 from flatout.data.batch import FlatBatch
 from flatout.data.feed import Feed
-from flatout.monitor.clock import FIRST_STEPS, PARTS, Clock, DeviceTimes, StepTimes
+from flatout.monitor.clock import FIRST_STEPS, PARTS, Clock, DeviceTimes, StepTimes, compiled_so_far
 from flatout.monitor.gpu import GPU_CURVES
 from flatout.monitor.host import HOST_CURVES
 from flatout.monitor.peaks import Peak
@@ -58,6 +58,8 @@ COLUMNS = {
 """Every curve of training, and what it shows."""
 _EARLY = 40
 """Steps after which there is something to tell."""
+_KEPT = ("counts", "callbacks", "reads")
+"""What a checkpoint holds of the clock."""
 _COUNTED = [part for part in PARTS if part != "other"]
 
 
@@ -168,6 +170,7 @@ class Flush(Callback):
         if pl_module.device.type == "cuda":
             self._device_times = DeviceTimes()
             pl_module.edge = self._device_times.edge
+        self.clock.compiled = compiled_so_far()
         self._start_clock()
         self._step_since, self._outside_before = time.perf_counter(), self.clock.outside_s
 
@@ -179,7 +182,7 @@ class Flush(Callback):
             "total": asdict(self.total),
             "first": asdict(self.first),
             "step_times": self.step_times.state_dict(),
-            "clock": {"counts": dict(self.clock.counts), "callbacks": dict(self.clock.callbacks)},
+            "clock": {name: dict(getattr(self.clock, name)) for name in _KEPT},
             "steps_since": self._steps_since,
             "files": [listener.size() for listener in self.listeners if isinstance(listener, MetricsFile)],
         }
@@ -188,8 +191,8 @@ class Flush(Callback):
         self._now, self.total = Counts(**state_dict["now"]), Counts(**state_dict["total"])
         self.first = Counts(**state_dict["first"])
         self.step_times.load_state_dict(state_dict["step_times"])
-        self.clock.counts.update(state_dict["clock"]["counts"])
-        self.clock.callbacks.update(state_dict["clock"]["callbacks"])
+        for name in _KEPT:
+            getattr(self.clock, name).update(state_dict["clock"][name])
         self._steps_since = state_dict["steps_since"]
         files = [listener for listener in self.listeners if isinstance(listener, MetricsFile)]
         for file, size in zip(files, state_dict["files"], strict=False):
@@ -259,6 +262,7 @@ class Flush(Callback):
         self._step_since, self._outside_before = now, outside
         self.clock.look(step)
         if step == FIRST_STEPS:
+            self.clock.compiled = compiled_so_far()
             self.take_times()
             self.first = copy.deepcopy(self.total)
             self.first.add(self._now)

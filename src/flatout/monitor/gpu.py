@@ -120,6 +120,7 @@ class Card:
         self.others_gb = 0.0
         self.reasons: Counter[str] = Counter()
         self.link: dict[str, int] = {}
+        self.most_clock: float | None = None
         lost = ("GPU_IS_LOST", "UNINITIALIZED", "DRIVER_NOT_LOADED", "GPU_NOT_FOUND", "RESET_REQUIRED")
         self._lost = {value for name in lost if (value := getattr(nvml, f"NVML_ERROR_{name}", None)) is not None}
 
@@ -128,6 +129,8 @@ class Card:
         nvml = self.nvml
         memory = self._ask("MemoryInfo", self.own)  # first of all: of a card that is gone nothing is counted
         self.looks += 1
+        if self.looks == 1:
+            self.most_clock = self._scaled(1, self._ask("MaxClockInfo", self.whole, nvml.NVML_CLOCK_SM))
         found = {
             "gpu/memory_gb": self._scaled(1e-9, memory, "used"),
             "gpu/temperature_c": self._scaled(1, self._ask("Temperature", self.whole, nvml.NVML_TEMPERATURE_GPU)),
@@ -149,12 +152,14 @@ class Card:
 
     def facts(self) -> dict[str, Any]:
         """What is no curve: why the clocks were held down, who else was there, how wide the bus is; None if unknown."""
+        fastest = {} if self.most_clock is None else {"most_sm_clock_mhz": self.most_clock}
         shares = {reason: count / self.looks for reason, count in self.reasons.most_common()}
         others = {"processes": self.most_others, "share": self.shared_looks / max(1, self.looks)}
         return {
             "throttled": shares or None,
             "others": others | {"memory_gb": self.others_gb or None} if self.most_others else None,
             "pcie": self.link or None,
+            **fastest,
         }
 
     def _ask(self, what: str, *about: Any) -> Any:

@@ -67,10 +67,19 @@ def findings(evidence: Evidence) -> list[Finding]:
     return sorted(found, key=_weight, reverse=True)
 
 
-_ONLY_SEEN = ("throttling", "shared", "memory", "cpu")
+_ONLY_SEEN = ("throttling", "shared", "memory", "cpu", "precision")
 """Causes that were seen for a share of the time, which is not what they cost: after all whose gain is known."""
+_PLAIN_GAIN, _PLAIN_SHARE = 1.25, 0.5
+"""From where on a run that has just begun says so."""
 _OTHER_TRAINING = ("batch", "dropout", "communication")
 """Causes whose mend changes what is learned, so that it takes more to name them first."""
+
+
+def is_plain(finding: Finding) -> bool:
+    """Whether it holds a run back so much that it is told at once: the run can still be ended and mended."""
+    if finding.gain is None and finding.cause in _ONLY_SEEN:
+        return finding.share >= _PLAIN_SHARE
+    return (finding.gain or 1 / max(1e-3, 1 - finding.share)) >= _PLAIN_GAIN
 
 
 def _weight(finding: Finding) -> float:
@@ -236,7 +245,12 @@ def saving(evidence: Evidence) -> Finding | None:
 
 def precision(evidence: Evidence) -> Finding | None:
     """Sixteen bits would be faster here."""
-    return _by_trying(evidence, "precision", f"arithmetic in {_spoken(evidence.precision)}")
+    limit = f"arithmetic in {_spoken(evidence.precision)}"
+    if evidence.native in ("", "fp32") or any(tried.cause == "precision" for tried in evidence.tried):
+        return _by_trying(evidence, "precision", limit)
+    why, share = f"{evidence.native} is native here, and was not tried", evidence.share("forward", "backward")
+    mend = f"precision={evidence.native}"
+    return Finding(cause="precision", limit=limit, share=share, evidence=why, mend=mend)
 
 
 def padding(evidence: Evidence) -> Finding | None:
@@ -316,17 +330,33 @@ def swapping(evidence: Evidence) -> Finding | None:
     return Finding(cause="memory", limit="memory that is swapped", share=share, evidence=why, mend=mend)
 
 
+def cut_batches(evidence: Evidence) -> Finding | None:
+    """Memory does not suffice for whole batches."""
+    if evidence.pieces <= 1:
+        return None
+    why = f"each batch goes through in {evidence.pieces} pieces, as it ran out of memory whole"
+    is_wide = evidence.native not in ("", "fp32")
+    mend = f"precision={evidence.native}" if is_wide else "for encoders try model.gradient_checkpointing=true"
+    share = evidence.share("forward", "backward")
+    return Finding(cause="memory", limit="memory", share=share, evidence=why, mend=mend)
+
+
 def throttling(evidence: Evidence) -> Finding | None:
     """The card holds its clocks down."""
     held: dict[str, float] = evidence.gpu.get("throttled") or {}
     reasons = {reason: share for reason, share in held.items() if reason in _HOLDING}
     share = max(reasons.values(), default=0.0)
-    if share < 0.2:
+    now, most = (evidence.gpu.get(name) for name in ("sm_clock_mhz", "most_sm_clock_mhz"))
+    if now and most:  # a card that is well used sits at its power limit, and may lose little by it
+        share = min(share, max(0.0, 1 - now / most))
+    if share < (0.2 if most is None else 1 - 1 / LEAST_GAIN):
         return None
     reason = max(reasons, key=lambda each: reasons[each])
     facts = [f"{evidence.gpu[name]:.0f} {unit}" for name, unit in _CARD.items() if evidence.gpu.get(name) is not None]
     mend = _HOLDING[reason]
-    why = ", ".join([f"held down by {reason} in {share:.0%} of the looks", *facts])
+    why = ", ".join([f"held down by {reason} in {reasons[reason]:.0%} of the looks", *facts])
+    if most:
+        why += f" of {most:.0f}"
     return Finding(cause="throttling", limit="the card's clocks being held down", share=share, evidence=why, mend=mend)
 
 
@@ -406,6 +436,8 @@ def communicating(evidence: Evidence) -> Finding | None:
     means = sum(together) / len(together), sum(alone) / len(alone)
     why = f"forward, backward and optimizer take {means[0]:.1f} ms a batch, without the other ranks {means[1]:.1f}"
     mend = f"data.accumulate={2 * evidence.accumulate}"
+    if evidence.effective_batch is not None:
+        mend = f"data.effective_batch={2 * evidence.effective_batch}"
     why += "; it is another step: mind optim.scale_lr"
     return Finding(cause="communication", limit="exchanging gradients", share=share, evidence=why, mend=mend, gain=gain)
 
@@ -453,6 +485,7 @@ RULES: list[Callable[[Evidence], Finding | None]] = [
     dropout,
     compiling,
     swapping,
+    cut_batches,
     throttling,
     shared_card,
     starved,

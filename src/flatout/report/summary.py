@@ -52,8 +52,8 @@ def empty_summary() -> dict[str, Any]:
             "step_percentiles_ms": _nulls("p50 p90 p99"),
             "first_steps_ms": None,
             "gpu": _nulls(
-                "utilisation memory_gb power_w temperature_c sm_clock_mhz memory_clock_mhz throttled_share throttled"
-                " pcie_in_mb_per_s pcie_out_mb_per_s pcie other_processes others"
+                "utilisation memory_gb power_w temperature_c sm_clock_mhz most_sm_clock_mhz memory_clock_mhz"
+                " throttled_share throttled pcie_in_mb_per_s pcie_out_mb_per_s pcie other_processes others"
             ),
             "host": _nulls(
                 "process_cpu_cores machine_cpu_share process_memory_gb available_memory_gb swap_in_mb_per_s"

@@ -22,13 +22,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from flatout.checkpoints import CHECKPOINTS
 from flatout.children import OUTPUT, end_with_parent, interrupt_once, redirect_output, wait_until_warm, warm_start
 from flatout.config import RunConfig
 from flatout.errors import EXIT_CODE, RunBroke, UserError
 from flatout.report.summary import mark_broken
 from flatout.resume import find_checkpoint
-from flatout.run import Result
+from flatout.run_folder import OVERRIDES
 from flatout.scale.board import Board
 from flatout.scale.processes import start
 from flatout.scale.slots import Slot
@@ -160,7 +159,7 @@ class _Running:
 
     def __init__(self, trial: Trial, slot: Slot, metric: str) -> None:
         self.trial, self.slot = trial, slot
-        goes_on = trial.is_again and can_go_on(trial.folder)
+        goes_on = trial.is_again and can_go_on(trial)
         if not goes_on:
             new_trial_folder(trial.folder, is_again=trial.is_again)
         self._started, self._clock = time.time(), time.monotonic()
@@ -246,9 +245,14 @@ class _Running:
         return Ending(status, time.monotonic() - self._clock, **{"value": self._value, **known})
 
 
-def can_go_on(folder: Path) -> bool:
-    """Whether a trial has left a whole checkpoint there."""
-    return not folder.is_symlink() and find_checkpoint(folder)[0] is not None
+def can_go_on(trial: Trial) -> bool:
+    """Whether this very trial, and no other of its number, has left a whole checkpoint in its folder."""
+    try:
+        begun = (trial.folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    is_same = begun == trial.overrides and not trial.folder.is_symlink()
+    return is_same and find_checkpoint(trial.folder)[0] is not None
 
 
 def new_trial_folder(folder: Path, *, is_again: bool) -> None:
@@ -300,21 +304,6 @@ def _last_line(error: Exception) -> str:
     return next(reversed(str(error).strip().splitlines()), "")
 
 
-def _result(trial: Trial, goes_on: bool) -> Result:
-    """From where it was stopped, as far as it is still the same run; else from the beginning."""
-    monitor = replace(trial.config.monitor, verdict=False)  # what a trial tries, the next ones would wait for
-    config = replace(trial.config, monitor=monitor)
-    if goes_on:
-        try:
-            return start(replace(config, resume=str(trial.folder)), overrides=trial.overrides)
-        except UserError as mistake:
-            if mistake.where != "resume":
-                raise
-            print(f"{mistake}\nit begins anew", flush=True)
-            shutil.rmtree(trial.folder / CHECKPOINTS)
-    return start(config, folder=trial.folder, overrides=trial.overrides)
-
-
 def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connection, goes_on: bool) -> None:
     """One trial, in its own process."""
     os.setsid()
@@ -325,7 +314,9 @@ def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connec
     redirect_output()
     slot.take()
     try:
-        result = _result(trial, goes_on)
+        monitor = replace(trial.config.monitor, verdict=False)  # what a trial tries, the next ones would wait for
+        config = replace(trial.config, monitor=monitor, resume=str(trial.folder) if goes_on else None)
+        result = start(config, folder=trial.folder, overrides=trial.overrides)
     except UserError as mistake:
         print(mistake, file=sys.stderr, flush=True)
         answer.send({"note": str(mistake), "is_mistake": True})

@@ -25,6 +25,7 @@ _SMALL = 8
 """Rows at once on a CPU whose memory is seen before that of more is predicted."""
 _LOSS_ROWS = 32
 _MORE_TRIES = 3
+_MOST_MISSES = 2
 _LEAST_PROBES = 2
 """Where not even so many more fit into the time, nothing is measured."""
 _COMPILE_S, _COMPILE_GAIN = 20.0, 0.4
@@ -52,6 +53,8 @@ class Asked:
     room_bytes: int
     """Memory that may be taken, the margin left out."""
     is_cpu: bool
+    is_capped: bool = False
+    """Whether tokens, not rows, decide how much is computed at once."""
     counts_time: bool = True
     """Whether the expected run bounds the time; not where somebody asked for nothing else."""
     compile_why_not: str = ""
@@ -152,7 +155,7 @@ class Search:
         sizes = self._sizes()
         if self._most is not None and start.rows > self._most:
             start = self._with_rows(start, sizes[-1])
-        if self.asked.is_cpu and start.rows > _SMALL:
+        if self.asked.is_cpu and start.rows > _SMALL and not self.asked.is_capped:
             small = max([rows for rows in divisors(start.rows) if rows <= _SMALL], default=1)
             seen = self._measure(replace(start, rows=small, accumulate=1), "memory", steps=2)
             if isinstance(seen, NoAnswer):
@@ -278,16 +281,17 @@ class Search:
         self._choose("micro-batch", f"{now.rows} × {now.accumulate}", why, evidence)
 
     def _climb(self, sizes: list[int]) -> None:
-        """From the size as set to a neighbour as long as one is faster; the rows of a step stay."""
+        """From the size as set on to larger ones, or else smaller, until two in a row are not faster; the rows of a
+        step stay."""
         for up in (True, False):
-            start = self.now.rows
-            while True:
-                beyond = [rows for rows in sizes if (rows > self.now.rows if up else rows < self.now.rows)]
-                if not beyond:
-                    break
-                setting = self._with_rows(self.now, beyond[0] if up else beyond[-1])
+            start, misses = self.now.rows, 0
+            for rows in sizes if up else reversed(sizes):
+                if rows <= start if up else rows >= start:
+                    continue
+                setting = self._with_rows(self.now, rows)
                 self._try(setting, "rows at once", f"{setting.rows} × {setting.accumulate}")
-                if not self._keep_faster([setting], "rows at once"):
+                misses = 0 if self._keep_faster([setting], "rows at once") else misses + 1
+                if misses == _MOST_MISSES:
                     break
             if self.now.rows != start:
                 return
@@ -330,6 +334,7 @@ class Search:
             self.answers.is_complete = False
             return
         now = self.now
+        self.child.close()  # what was measured before has trained its weights
         found = self.child.ask(
             "range",
             self._until,
@@ -431,6 +436,8 @@ class Search:
 
     def _predicted(self, setting: Setting) -> int | None:
         """Memory that a size will take which was not tried yet; None where nothing was that tells it."""
+        if self.asked.is_capped:
+            return None
         seen = dict(self._small)
         for each, found in self._seen.items():
             if not each.compile:
