@@ -131,6 +131,10 @@ def test_doctor_tells_of_a_run_that_was_cut_short_what_its_curves_say(tmp_path, 
     assert "limited by callbacks of your own" in told and "from the curves of a run that is failed" in told
     evidence = evidence_in(result.folder)
     assert evidence.rows_per_batch == pytest.approx(8, rel=0.1)
+    assert (evidence.device, evidence.world, evidence.machine_cores) == ("cpu", 1, summary["hardware"]["cores"])
+    with (result.folder / "metrics.csv").open("a") as file:
+        file.write("60,1.9,2.1e")  # being written
+    assert evidence_in(result.folder) == evidence
 
 
 def test_doctor_wants_a_runs_folder(tmp_path, capsys):

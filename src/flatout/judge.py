@@ -109,14 +109,18 @@ def evidence_in(folder: Path) -> Evidence:
         return sum(values) / len(values) if values else 0.0
 
     ms = {part: value for part in PARTS if (value := mean(f"time/{part}_ms"))}
+    gpu = {name.removeprefix("gpu/"): value for name in rows[0] if name.startswith("gpu/") and (value := mean(name))}
+    hardware = summary["hardware"]
     return Evidence(
-        device=(summary["hardware"]["device"] or "cpu").split(":")[0],
+        device="cuda" if gpu else "cpu",
         steps=steps,
         batches=steps,
         rows_per_batch=mean("speed/rows_per_s") * (sum(ms.values()) - ms.get("validation", 0.0)) / 1000,
         ms=ms,
         host={name.removeprefix("host/"): mean(name) for name in rows[0] if name.startswith("host/")},
-        gpu={name.removeprefix("gpu/"): value for name in rows[0] if name.startswith("gpu/") and (value := mean(name))},
+        gpu=gpu,
+        world=hardware["count"] or 1,
+        machine_cores=hardware["cores"] or 1,
         epochs=math.ceil(float(rows[-1]["epoch"])),
         flush_every=max(1, round(steps / len(rows))),
         counts={"logging": len(rows), "validation": sum(bool(row.get("val/loss")) for row in read_curves(folder))},

@@ -312,6 +312,8 @@ def set_up(
     training = build_trainer(config, task, feeds.train, precision, ranks, place, **parts)
     trainer, flush = training.trainer, training.flush
     flush.tell_early = lambda: tell_early(flush, str(trainer.precision), batches, place)
+    device, world = feeds.train.device, feeds.train.plan.world
+    place.summary.update("hardware", hardware(device, world, str(trainer.precision)) | limits().facts())
     return training, start
 
 
@@ -469,8 +471,6 @@ def summarise(place: RunFolder, kind: Kind, task: StepTask, feeds: Feeds, flush:
     count = sum(parameter.numel() for parameter in parameters)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     summary.update("model", {"name": type(task.model).__name__, "parameters": count, "trainable": trained})
-    summary.update("hardware", hardware(feeds.train.device, feeds.train.plan.world, str(task.trainer.precision)))
-    summary.update("hardware", limits().facts())
     if flush.peak is not None:
         summary.update("hardware", {"peak_tflops": flush.peak.tflops, "peak_source": flush.peak.source})
     summary.update(

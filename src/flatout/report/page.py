@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import html
+import io
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -71,12 +72,12 @@ def write_page(
 
 
 def read_curves(folder: Path) -> list[dict[str, str]]:
-    """Rows of a run's metrics.csv; none where there is no such file."""
+    """Rows of a run's metrics.csv, the last one only when it is whole; none where there is no such file."""
     path = folder / "metrics.csv"
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    text = path.read_text(encoding="utf-8")
+    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
 
 
 def _heading(summary: Mapping[str, Any]) -> str:
