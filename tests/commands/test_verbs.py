@@ -11,7 +11,7 @@ from tests.verbs import verb
 
 from flatout import BiLSTMConfig, HeadlinesConfig, TextDataConfig, fit
 from flatout.bench.claim import at_least, bounded, in_turn
-from flatout.commands import predict
+from flatout.commands import rows as rows_of_a_file
 from flatout.commands.bench import line
 
 
@@ -45,7 +45,7 @@ def test_predict_answers_every_row_in_order(finished, rows, tmp_path, name):
 
 
 def test_several_devices_answer_as_one_does_in_the_file_s_order(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(predict, "_ROWS_PER_BLOCK", 7)
+    monkeypatch.setattr(rows_of_a_file, "_ROWS_PER_BLOCK", 7)
     file = tmp_path / "rows.csv"
     file.write_text("text\n" + "".join(f"w{number % 13} cat w{number % 7}\n" for number in range(100)))
     for devices in ("cpu", "cpu,cpu,cpu"):

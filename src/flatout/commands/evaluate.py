@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flatout.bits.grams import label_index, plain_texts, raw_texts
 from flatout.bits.scores import GramMetrics
-from flatout.commands.predict import require_text_columns
+from flatout.commands.rows import require_text_columns
 from flatout.data.batch import multi_hot
 from flatout.data.checks.cleaning import clean_block
 from flatout.data.checks.findings import Findings

@@ -7,14 +7,7 @@ classes; a run on bit strings answers 2-grams and, on request, the texts they ma
 from __future__ import annotations
 
 import argparse
-import queue
-import shutil
-import sys
-import tempfile
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +19,7 @@ import pyarrow.compute as pc
 from torch import Tensor
 
 from flatout.bits.reconstruct import Reconstructor
+from flatout.commands.rows import FILES, Numbered, in_order, numbered_blocks, readable, require_text_columns
 from flatout.data.checks.cleaning import read_texts
 from flatout.data.checks.findings import Findings
 from flatout.data.checks.tagged_table import word_lists
@@ -39,18 +33,13 @@ from flatout.errors import UserError
 from flatout.inference import GramPredictor, Predictor, TagPredictor, answering_devices, load_predictor
 
 _ADDED = ("prediction", "probability", "rebuilt", "candidates", "top_labels", "top_probabilities", "entities")
-_ROWS_PER_BLOCK = 16_384
-Answer = Callable[[Any, int, pa.RecordBatch], pa.RecordBatch]
-"""A block with its answers, from a predictor, the number of the block's first row, and the block."""
+Answer = Callable[[Any, Numbered], pa.RecordBatch]
+"""A block with its answers, from a predictor and the block with the number of its first row."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a finished run's folder")
-    parser.add_argument(
-        "file",
-        metavar="FILE",
-        help="csv, tsv, json, jsonl, parquet, arrow, npy or hdf5 with the rows; -: standard input",
-    )
+    parser.add_argument("file", metavar="FILE", help=f"{FILES} with the rows; -: standard input")
     parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
     parser.add_argument("--top-k", metavar="N", type=int, default=0, help="also the N likeliest classes of each row")
     parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
@@ -66,40 +55,15 @@ def run(arguments: argparse.Namespace) -> None:
     predictors = [load_predictor(arguments.run, device) for device in answering_devices(arguments.device)]
     if arguments.top_k < 0:
         raise UserError("--top-k", f"{arguments.top_k}", allowed="1 or more")
-    with readable(arguments.file) as file:
+    with readable(arguments.file, "predict") as file:
         table = open_table(file, where="FILE")
         answer = _answer_of(arguments, predictors[0], table)
-        blocks = table.blocks(_kept_columns(table), rows_per_block=_ROWS_PER_BLOCK)
+        blocks = numbered_blocks(table, _kept_columns(table))
         with block_writer(arguments.out) as write, Progress() as progress:
             told = progress.task("predicting")
             for block in in_order(answer, predictors, blocks):
                 write(block)
                 told(block.num_rows)
-
-
-def in_order(answer: Answer, predictors: list[Any], blocks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Blocks with their answers, in their order; each device answers one while others answer the next ones."""
-    free: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    for predictor in predictors:
-        free.put(predictor)
-
-    def answered(first_row: int, block: pa.RecordBatch) -> pa.RecordBatch:
-        predictor = free.get()
-        try:
-            return answer(predictor, first_row, block)
-        finally:
-            free.put(predictor)
-
-    first_row = 0
-    waiting: deque[Future[pa.RecordBatch]] = deque()
-    with ThreadPoolExecutor(len(predictors), thread_name_prefix="predict") as pool:
-        for block in blocks:
-            waiting.append(pool.submit(answered, first_row, block))
-            first_row += block.num_rows
-            if len(waiting) > len(predictors):
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
 
 
 def _answer_of(
@@ -137,18 +101,16 @@ def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> 
             raise UserError(f"--{name.replace('_', '-')}", why, mend="Leave it out.")
 
 
-def answers(
-    predictor: Predictor, first_row: int, block: pa.RecordBatch, *, roles: Roles, name: str, top_k: int = 0
-) -> pa.RecordBatch:
+def answers(predictor: Predictor, piece: Numbered, *, roles: Roles, name: str, top_k: int = 0) -> pa.RecordBatch:
     """A block of the table of that name, with the columns `prediction` and `probability` added."""
+    _, block = piece
     texts, _ = read_texts(block, roles, np.arange(block.num_rows), Findings(name))
     return _with_columns(block, answer_columns(predictor, predictor.outputs(pc.fill_null(texts, "")), top_k))
 
 
-def tag_answers(
-    predictor: TagPredictor, first_row: int, block: pa.RecordBatch, *, column: str, name: str
-) -> pa.RecordBatch:
+def tag_answers(predictor: TagPredictor, piece: Numbered, *, column: str, name: str) -> pa.RecordBatch:
     """A block with a tag for each word, and the entities."""
+    _, block = piece
     words = word_lists(block.column(column), name=column, table=name, key="--text")
     found = predictor.tags(words)
     names = pa.array(predictor.names).take(pa.array(found.ids))
@@ -175,40 +137,16 @@ _ENTITIES = pa.list_(
 )
 
 
-@contextmanager
-def readable(file: str) -> Iterator[str]:
-    """A file by its name; what comes over standard input is laid down first, so that its kind can be told."""
-    if file != "-":
-        yield file
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        head = sys.stdin.buffer.read(4096)
-        if not head.strip():
-            raise UserError("FILE", "nothing came over standard input", mend="Write: command | flatout predict RUN -")
-        kind = "parquet" if head.startswith(b"PAR1") else "jsonl" if head.lstrip()[:1] == b"{" else "csv"
-        path = Path(folder, f"standard input.{kind}")
-        with path.open("wb") as laid_down:
-            laid_down.write(head)
-            shutil.copyfileobj(sys.stdin.buffer, laid_down)
-        yield str(path)
-
-
-def require_text_columns(table: Table, roles: Roles, **others: str) -> None:
-    """Check that the columns of the texts are there, and `others` by the options that name them."""
-    texts = {"--text" if number == 0 else f"--text[{number}]": name for number, name in enumerate(roles.texts)}
-    require_columns(table, {**texts, **{f"--{option}": name for option, name in others.items()}})
-
-
 def gram_answers(
     predictor: GramPredictor,
-    first_row: int,
-    block: pa.RecordBatch,
+    piece: Numbered,
     *,
     bits: str,
     name: str,
     reconstructor: Reconstructor | None,
 ) -> pa.RecordBatch:
     """A block with 2-grams and their probabilities, and with rebuilt texts where there is a reconstructor."""
+    first_row, block = piece
     rows = np.arange(first_row, first_row + block.num_rows)
     encodings = predictor.encodings(block.column(bits), rows, name, bits)
     probabilities = predictor.outputs(encodings)
