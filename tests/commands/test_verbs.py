@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from tests.verbs import verb
 
 from flatout import BiLSTMConfig, HeadlinesConfig, TextDataConfig, fit
 from flatout.bench.claim import at_least, bounded, in_turn
 from flatout.commands import rows as rows_of_a_file
 from flatout.commands.bench import line
+from flatout.commands.evaluate import Sureness
+from flatout.tasks.calibration import calibration_error
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +84,64 @@ def test_evaluating_the_test_split_again_gives_the_run_s_own_metrics(finished, t
     assert verb("evaluate", finished.folder, path, "--json") == 0
     accuracy = json.loads(capsys.readouterr().out)["accuracy"]
     assert accuracy == pytest.approx(finished.metrics["test/accuracy"], abs=0.03)  # fp32 here, bf16 where native there
+
+
+def labelled_rows(folder):
+    """A labelled file of a hundred rows, for blocks of a few rows."""
+    file = folder / "labelled.csv"
+    things = {"politics": "senate ballot", "sport": "striker playoff"}
+    rows = [f"{label},{words} w{number % 13}\n" for number in range(50) for label, words in things.items()]
+    file.write_text("label,text\n" + "".join(rows))
+    return file
+
+
+def test_evaluating_on_several_devices_or_from_standard_input_gives_the_same(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(rows_of_a_file, "_ROWS_PER_BLOCK", 7)
+    file = labelled_rows(tmp_path)
+    said = []
+    for source, devices in ((file, "cpu"), (file, "cpu,cpu,cpu"), ("-", "cpu")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
+        assert verb("evaluate", finished.folder, source, "--device", devices, "--json") == 0
+        said.append(json.loads(capsys.readouterr().out))
+    assert said[0]["rows"] == 100
+    assert said[0] == said[1] == said[2]
+
+
+def test_nothing_over_standard_input_is_a_mistake_of_evaluate_too(finished, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b" \n")))
+    assert verb("evaluate", finished.folder, "-") == 2
+    said = capsys.readouterr().err
+    assert "FILE: nothing came over standard input. Write: command | flatout evaluate RUN -" in said
+
+
+def test_evaluate_says_how_far_sureness_is_from_being_right(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(rows_of_a_file, "_ROWS_PER_BLOCK", 7)
+    file = labelled_rows(tmp_path)
+    assert verb("evaluate", finished.folder, file, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    predictor = finished.predictor
+    shares = predictor.shares(predictor.outputs(pa.array([row["text"] for row in rows])))
+    targets = torch.tensor([predictor.labels.classes.index(row["label"]) for row in rows])
+    assert found["calibration_error"] == pytest.approx(calibration_error(shares, targets), abs=1e-5)
+    assert found["temperature"] == predictor.temperature
+    assert verb("evaluate", finished.folder, file) == 0
+    assert f"calibration_error {found['calibration_error']:.4f}\n" in capsys.readouterr().out
+
+
+def test_the_calibration_error_of_pieces_is_that_of_all_rows():
+    shares, targets = torch.rand(500, 4).softmax(-1), torch.randint(4, (500,))
+    sureness = Sureness()
+    for part in range(0, 500, 90):
+        sureness.add(shares[part : part + 90], targets[part : part + 90])
+    assert sureness.error() == pytest.approx(calibration_error(shares, targets))
+
+
+def test_a_file_without_a_label_says_how_it_is_mended(finished, tmp_path, capsys):
+    file = tmp_path / "rows.csv"
+    file.write_text("text,label\nsome words,\nmore words,\n")
+    assert verb("evaluate", finished.folder, file) == 2
+    assert "no row has a label. Name the column of labels with --label, or another file." in capsys.readouterr().err
 
 
 MISTAKES = [

@@ -1,10 +1,14 @@
-"""`python -m flatout evaluate RUN FILE`: a finished run's metrics on another labelled file."""
+"""`python -m flatout evaluate RUN FILE`: a finished run's metrics on another labelled file.
+
+Rows are read, answered and counted by the block, on all devices, so memory stays flat however long the file is.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +20,7 @@ from torch import Tensor
 
 from flatout.bits.grams import label_index, plain_texts, raw_texts
 from flatout.bits.scores import GramMetrics
-from flatout.commands.rows import require_text_columns
+from flatout.commands.rows import FILES, in_order, numbered_blocks, readable, require_text_columns
 from flatout.data.batch import multi_hot
 from flatout.data.checks.cleaning import clean_block
 from flatout.data.checks.findings import Findings
@@ -24,130 +28,191 @@ from flatout.data.checks.labels import normalise_labels
 from flatout.data.checks.tagged_table import LISTS, TaggedTable
 from flatout.data.checks.tags import TagCensus, as_bio
 from flatout.data.problem import Problem
+from flatout.data.progress import Progress
 from flatout.data.roles import Roles
 from flatout.data.sources import open_table
-from flatout.data.table import require_columns
-from flatout.errors import UserError
+from flatout.data.table import Table, require_columns
+from flatout.errors import UserError, require
 from flatout.inference import GramPredictor, Predictor, TagPredictor, answering_devices, load_predictor
 from flatout.metrics import MultiMetrics, TaskMetrics
 from flatout.report.closing import class_table
 from flatout.report.summary import json_safe
 from flatout.tasks.tagging import EntityScores
 
+Told = Callable[[int], None]
+"""Is called with each number of rows done."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a finished run's folder")
-    parser.add_argument(
-        "file", metavar="FILE", help="csv, tsv, json, jsonl, parquet, arrow, npy or hdf5 with rows and labels"
-    )
+    parser.add_argument("file", metavar="FILE", help=f"{FILES} with rows and labels; -: standard input")
     parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
     parser.add_argument("--label", metavar="COLUMN", help="column of the labels (default: the run's)")
     parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
-    parser.add_argument("--device", metavar="NAME", default="auto", help="cpu, cuda or cuda:N (default: a GPU if any)")
+    parser.add_argument(
+        "--device", metavar="NAME", default="auto", help="cpu, cuda:0, or several with commas (default: all GPUs)"
+    )
     parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    predictor = load_predictor(arguments.run, answering_devices(arguments.device)[0])
+    predictors = [load_predictor(arguments.run, device) for device in answering_devices(arguments.device)]
+    with readable(arguments.file, "evaluate") as file, Progress() as progress:
+        found = _scored(arguments, predictors, open_table(file, where="FILE"), progress.task("evaluating"))
+    if arguments.json:
+        print(json.dumps(json_safe({"rows": found.rows, **found.values}), indent=1))
+        return
+    for remark in found.remarks:
+        print(remark)
+    if per_class := [row for row in found.per_class if row["support"]]:
+        Console(soft_wrap=True, highlight=False).print(class_table(per_class))
+    print(f"{'rows':<17} {found.rows:,}")
+    for name, value in found.values.items():
+        print(f"{name:<17} {value:.4f}")
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a run's answers to a file are worth."""
+
+    rows: int
+    values: dict[str, float]
+    per_class: list[dict[str, Any]] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    """What was found in the file."""
+
+
+def _scored(arguments: argparse.Namespace, predictors: list[Any], table: Table, told: Told) -> Scored:
+    """The scores of whichever kind of run."""
+    predictor = predictors[0]
     if isinstance(predictor, GramPredictor):
-        scores, rows = evaluate_grams(predictor, arguments.file, arguments.bits or predictor.bits_column)
-        _show({"rows": rows, **scores}, arguments.json)
-        return
+        return score_grams(predictors, table, arguments.bits or predictor.bits_column, told)
+    texts = predictor.roles.texts if arguments.text is None else (arguments.text,)
+    roles = replace(predictor.roles, texts=texts, label=arguments.label or predictor.roles.label)
     if isinstance(predictor, TagPredictor):
-        scores, rows, per_type = evaluate_tags(predictor, arguments.file, arguments.text, arguments.label)
-        if not arguments.json and per_type:
-            Console(soft_wrap=True, highlight=False).print(class_table(per_type))
-        _show({"rows": rows, **scores}, arguments.json)
-        return
-    roles = predictor.roles
-    texts = roles.texts if arguments.text is None else (arguments.text,)
-    roles = replace(roles, texts=texts, label=arguments.label or roles.label)
-    metrics, findings = evaluate(predictor, arguments.file, roles)
-    if not arguments.json:
-        for remark in findings.remarks():
-            print(f"{remark.source}: {remark.what}")
-        if per_class := [row for row in metrics.per_class() if row["support"]]:
-            Console(soft_wrap=True, highlight=False).print(class_table(per_class))
-    _show({"rows": findings.rows_kept, **metrics.compute()}, arguments.json)
+        return score_tags(predictors, table, roles, told)
+    return score_texts(predictors, table, roles, told)
 
 
-def _show(values: dict[str, float], is_json: bool) -> None:
-    if is_json:
-        print(json.dumps(json_safe(values), indent=1))
-        return
-    for name, value in values.items():
-        print(f"{name:<16} {value:,}" if isinstance(value, int) else f"{name:<16} {value:.4f}")
-
-
-def evaluate_grams(predictor: GramPredictor, file: str, bits: str) -> tuple[dict[str, float], int]:
-    """Scores over all records of a file that holds encodings and plain texts, and how many there are."""
-    table = open_table(file, where="FILE")
+def score_grams(predictors: list[GramPredictor], table: Table, bits: str, told: Told) -> Scored:
+    """Over all records of a table that holds encodings and plain texts."""
+    predictor = predictors[0]
     columns = {f"column {number + 1} of the run": name for number, name in enumerate(predictor.text_columns)}
     require_columns(table, {"--bits": bits, **columns})
-    metrics, index = GramMetrics(predictor.threshold), label_index()
-    num_labels, first_row = len(predictor.labels.names), 0
-    for block in table.blocks([bits, *predictor.text_columns]):
-        rows = np.arange(first_row, first_row + block.num_rows)
-        first_row += block.num_rows
-        probabilities = predictor.outputs(predictor.encodings(block.column(bits), rows, table.name, bits))
-        fields = [block.column(name).cast(pa.large_string()) for name in predictor.text_columns]
-        ids, lengths = index.rows(plain_texts(raw_texts(fields)))
-        offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
-        metrics.update(probabilities, multi_hot(torch.from_numpy(ids), offsets, num_labels))
-    return metrics.compute(), first_row
+    index, num_labels = label_index(), len(predictor.labels.names)
+
+    def labelled() -> Iterator[tuple[Any, Tensor]]:
+        for first_row, block in numbered_blocks(table, [bits, *predictor.text_columns]):
+            rows = np.arange(first_row, first_row + block.num_rows)
+            fields = [block.column(name).cast(pa.large_string()) for name in predictor.text_columns]
+            ids, lengths = index.rows(plain_texts(raw_texts(fields)))
+            offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
+            targets = multi_hot(torch.from_numpy(ids), offsets, num_labels)
+            yield predictor.encodings(block.column(bits), rows, table.name, bits), targets
+
+    metrics, total = GramMetrics(predictor.threshold), 0
+    for probabilities, targets in in_order(_outputs, predictors, labelled()):
+        metrics.update(probabilities, targets)
+        total += len(targets)
+        told(len(targets))
+    _require_rows(total, table)
+    return Scored(total, metrics.compute())
 
 
-def evaluate_tags(
-    predictor: TagPredictor, file: str, text: str | None, label: str | None
-) -> tuple[dict[str, float], int, list[dict[str, Any]]]:
-    """Scores over all rows of a file of words and tags, how many there are, and the scores of each type."""
-    table = open_table(file, where="FILE")
-    roles = replace(predictor.roles, texts=(text or predictor.roles.texts[0],), label=label or predictor.roles.label)
+def score_tags(predictors: list[TagPredictor], table: Table, roles: Roles, told: Told) -> Scored:
+    """Over all rows of a table of words and tags, and of each type."""
     require_columns(table, {"--text": roles.texts[0], "--label": roles.label})
     census = TagCensus(table.name)
-    types = [name[2:] for name in predictor.names[1::2]]
+    types = [name[2:] for name in predictors[0].names[1::2]]
     census.types |= {name: number for number, name in enumerate(types, 1)}
-    scores, first_row = EntityScores(types), 0
-    for block in TaggedTable(table, roles, "test", census).blocks(LISTS):
-        words, tags = block.columns
-        rows = np.arange(first_row, first_row + block.num_rows)
-        first_row += block.num_rows
-        given = census.numbered(tags, rows)
-        if unknown := list(census.types)[len(types) :]:
-            what = f"{table.name}: types that the run does not know: {', '.join(unknown[:5])}"
-            raise UserError("--label", what, allowed=", ".join(types))
-        found = predictor.tags(words)
-        scores.add(found.ids, as_bio(given), found.offsets, np.zeros(len(rows), np.bool_))
-    if first_row == 0:
-        raise UserError("FILE", f"{file}: no rows")
-    return scores.values(), first_row, [row for row in scores.per_type() if row["support"]]
+
+    def labelled() -> Iterator[tuple[pa.Array, Any]]:
+        for first_row, block in numbered_blocks(TaggedTable(table, roles, "test", census), LISTS):
+            words, tags = block.columns
+            given = census.numbered(tags, np.arange(first_row, first_row + block.num_rows))
+            if unknown := list(census.types)[len(types) :]:
+                what = f"{table.name}: types that the run does not know: {', '.join(unknown[:5])}"
+                raise UserError("--label", what, allowed=", ".join(types))
+            yield words, as_bio(given)
+
+    scores, total = EntityScores(types), 0
+    for found, given in in_order(_tags, predictors, labelled()):
+        rows = len(found.offsets) - 1
+        scores.add(found.ids, given, found.offsets, np.zeros(rows, np.bool_))
+        total += rows
+        told(rows)
+    _require_rows(total, table)
+    return Scored(total, scores.values(), scores.per_type())
 
 
-def evaluate(predictor: Predictor, file: str, roles: Roles) -> tuple[TaskMetrics, Findings]:
-    """Metrics over all rows of a file, and what was found in it."""
-    table = open_table(file, where="FILE")
+def score_texts(predictors: list[Predictor], table: Table, roles: Roles, told: Told) -> Scored:
+    """Over all rows of a table that have a label, and of each class."""
+    predictor = predictors[0]
     require_text_columns(table, roles, label=roles.label)
-    problem = predictor.labels.problem
-    metrics = TaskMetrics.build(problem, predictor.labels.classes)
+    problem, findings = predictor.labels.problem, Findings(table.name)
+    metrics, sureness = TaskMetrics.build(problem, predictor.labels.classes), Sureness()
     if isinstance(metrics, MultiMetrics):
         metrics.thresholds.copy_(predictor.least_shares())
-    findings = Findings(table.name)
-    first_row = 0
-    for block in table.blocks(roles.columns):
-        rows = np.arange(first_row, first_row + block.num_rows)
-        first_row += block.num_rows
-        clean = clean_block(block, roles=roles, rows=rows, problem=problem, is_train=False, findings=findings)
-        labels = normalise_labels(
-            clean.labels, clean.rows, problem=problem, delimiter=predictor.label_delimiter, source=table.name
-        )
-        if len(clean.rows):
-            metrics.update(predictor.outputs(clean.texts), _targets(predictor, labels, clean.rows, table.name))
-    if findings.rows_kept == 0:
-        raise UserError("FILE", f"{file}: no row has a label")
-    return metrics, findings
+
+    def labelled() -> Iterator[tuple[pa.Array, Tensor]]:
+        for first_row, block in numbered_blocks(table, roles.columns):
+            rows = np.arange(first_row, first_row + block.num_rows)
+            clean = clean_block(block, roles=roles, rows=rows, problem=problem, is_train=False, findings=findings)
+            labels = normalise_labels(
+                clean.labels, clean.rows, problem=problem, delimiter=predictor.label_delimiter, source=table.name
+            )
+            if len(clean.rows):
+                yield clean.texts, _targets(predictor, labels, table.name)
+
+    for outputs, targets in in_order(_outputs, predictors, labelled()):
+        metrics.update(outputs, targets)
+        if problem is Problem.single:
+            sureness.add(predictor.shares(outputs), targets)
+        told(len(targets))
+    mend = "Name the column of labels with --label, or another file."
+    require(findings.rows_kept > 0, "FILE", f"{table.name}: no row has a label", mend=mend)
+    values = metrics.compute()
+    if problem is Problem.single:
+        values |= {"calibration_error": sureness.error(), "temperature": predictor.temperature}
+    remarks = [f"{remark.source}: {remark.what}" for remark in findings.remarks()]
+    return Scored(findings.rows_kept, values, metrics.per_class(), remarks)
 
 
-def _targets(predictor: Predictor, labels: pa.Array, rows: np.ndarray, source: str) -> Tensor:
+class Sureness:
+    """How sure answers are and how often they are right, in bins, so that it may be asked of any number of rows."""
+
+    def __init__(self, bins: int = 15) -> None:
+        self.surer = torch.zeros(bins, dtype=torch.float64)
+        """By how much the answers of each bin are surer than right, summed."""
+        self.rows = 0
+
+    def add(self, shares_BC: Tensor, targets_B: Tensor) -> None:
+        sure_B, answer_B = shares_BC.max(-1)
+        bin_B = (sure_B * len(self.surer)).long().clamp_(max=len(self.surer) - 1)
+        self.surer.index_add_(0, bin_B, sure_B.double() - (answer_B == targets_B).double())
+        self.rows += len(targets_B)
+
+    def error(self) -> float:
+        """The calibration error, as a run finds it on its validation rows."""
+        return float(self.surer.abs().sum() / max(1, self.rows))
+
+
+def _outputs(predictor: Predictor | GramPredictor, piece: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:
+    """What a run answers to the rows of a block, and what it should."""
+    rows, targets = piece
+    return predictor.outputs(rows), targets
+
+
+def _tags(predictor: TagPredictor, piece: tuple[pa.Array, Any]) -> tuple[Any, Any]:
+    words, given = piece
+    return predictor.tags(words), given
+
+
+def _require_rows(count: int, table: Table) -> None:
+    require(count > 0, "FILE", f"{table.name}: no rows", mend="Name a file that holds some.")
+
+
+def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
     """Labels as the run's class numbers; a class that the run never saw is a mistake."""
     classes = predictor.labels.classes
     if predictor.labels.problem is Problem.regression:
