@@ -210,6 +210,25 @@ def test_a_file_of_words_is_answered_and_scored_as_the_run_scores(tags, tmp_path
     assert [len(row["prediction"]) for row in answers] == [len(row) for row in columns["tokens"]]
 
 
+def test_words_that_the_model_did_not_see_are_told_and_counted(tags, tmp_path, capsys):
+    row = {"tokens": ["a"] * 60, "tags": [*["O"] * 59, "B-person"]}  # a letter is a token, and 22 fit a row of 24
+    short = {"tokens": ["b", "c"], "tags": ["O", "O"]}
+    file = write_jsonl(
+        tmp_path / "rows.jsonl", {name: [row[name], short[name], row[name]] for name in ("tokens", "tags")}
+    )
+    told = "words beyond data.max_length=24 of this run: 76; each is answered O, entities among them are missed\n"
+    assert verb("predict", tags.folder, file, "--out", tmp_path / "answers.jsonl") == 0
+    assert capsys.readouterr().err == told
+    assert verb("evaluate", tags.folder, file, "--json") == 0
+    said = capsys.readouterr()
+    assert said.err == told
+    found = json.loads(said.out)
+    assert (found["lost_words"], found["recall"]) == (76, 0.0)
+    alone = write_jsonl(tmp_path / "short.jsonl", {name: [short[name]] for name in ("tokens", "tags")})
+    assert verb("predict", tags.folder, alone) == 0
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -20,7 +20,14 @@ from torch import Tensor
 
 from flatout.bits.grams import label_index, plain_texts, raw_texts
 from flatout.bits.scores import GramMetrics
-from flatout.commands.rows import FILES, in_order, numbered_blocks, readable, require_text_columns
+from flatout.commands.rows import (
+    FILES,
+    in_order,
+    numbered_blocks,
+    readable,
+    require_text_columns,
+    tell_of_lost_words,
+)
 from flatout.data.batch import multi_hot
 from flatout.data.checks.cleaning import clean_block
 from flatout.data.checks.findings import Findings
@@ -59,14 +66,17 @@ def run(arguments: argparse.Namespace) -> None:
     predictors = [load_predictor(arguments.run, device) for device in answering_devices(arguments.device)]
     with readable(arguments.file, "evaluate") as file, Progress() as progress:
         found = _scored(arguments, predictors, open_table(file, where="FILE"), progress.task("evaluating"))
+    tell_of_lost_words(found.lost_words or 0, predictors[0])
+    counts = {"rows": found.rows} | ({} if found.lost_words is None else {"lost_words": found.lost_words})
     if arguments.json:
-        print(json.dumps(json_safe({"rows": found.rows, **found.values}), indent=1))
+        print(json.dumps(json_safe({**counts, **found.values}), indent=1))
         return
     for remark in found.remarks:
         print(remark)
     if per_class := [row for row in found.per_class if row["support"]]:
         Console(soft_wrap=True, highlight=False).print(class_table(per_class))
-    print(f"{'rows':<17} {found.rows:,}")
+    for name, count in counts.items():
+        print(f"{name:<17} {count:,}")
     for name, value in found.values.items():
         print(f"{name:<17} {value:.4f}")
 
@@ -80,6 +90,8 @@ class Scored:
     per_class: list[dict[str, Any]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     """What was found in the file."""
+    lost_words: int | None = None
+    """Words that a tagger did not see; None where answers are not word by word."""
 
 
 def _scored(arguments: argparse.Namespace, predictors: list[Any], table: Table, told: Told) -> Scored:
@@ -135,14 +147,15 @@ def score_tags(predictors: list[TagPredictor], table: Table, roles: Roles, told:
                 raise UserError("--label", what, allowed=", ".join(types))
             yield words, as_bio(given)
 
-    scores, total = EntityScores(types), 0
+    scores, total, lost = EntityScores(types), 0, 0
     for found, given in in_order(_tags, predictors, labelled()):
         rows = len(found.offsets) - 1
         scores.add(found.ids, given, found.offsets, np.zeros(rows, np.bool_))
         total += rows
+        lost += found.lost
         told(rows)
     _require_rows(total, table)
-    return Scored(total, scores.values(), scores.per_type())
+    return Scored(total, scores.values(), scores.per_type(), lost_words=lost)
 
 
 def score_texts(predictors: list[Predictor], table: Table, roles: Roles, told: Told) -> Scored:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,15 @@ import pyarrow.compute as pc
 from torch import Tensor
 
 from flatout.bits.reconstruct import Reconstructor
-from flatout.commands.rows import FILES, Numbered, in_order, numbered_blocks, readable, require_text_columns
+from flatout.commands.rows import (
+    FILES,
+    Numbered,
+    in_order,
+    numbered_blocks,
+    readable,
+    require_text_columns,
+    tell_of_lost_words,
+)
 from flatout.data.checks.cleaning import read_texts
 from flatout.data.checks.findings import Findings
 from flatout.data.checks.tagged_table import word_lists
@@ -33,8 +41,18 @@ from flatout.errors import UserError
 from flatout.inference import GramPredictor, Predictor, TagPredictor, answering_devices, load_predictor
 
 _ADDED = ("prediction", "probability", "rebuilt", "candidates", "top_labels", "top_probabilities", "entities")
-Answer = Callable[[Any, Numbered], pa.RecordBatch]
-"""A block with its answers, from a predictor and the block with the number of its first row."""
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A block of rows with what the run answers."""
+
+    block: pa.RecordBatch
+    lost_words: int = 0
+    """Words that the model did not see."""
+
+
+Answer = Callable[[Any, Numbered], Answered]
+"""From a predictor, and a block with the number of its first row."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,10 +78,12 @@ def run(arguments: argparse.Namespace) -> None:
         answer = _answer_of(arguments, predictors[0], table)
         blocks = numbered_blocks(table, _kept_columns(table))
         with block_writer(arguments.out) as write, Progress() as progress:
-            told = progress.task("predicting")
-            for block in in_order(answer, predictors, blocks):
-                write(block)
-                told(block.num_rows)
+            told, lost = progress.task("predicting"), 0
+            for found in in_order(answer, predictors, blocks):
+                write(found.block)
+                told(found.block.num_rows)
+                lost += found.lost_words
+    tell_of_lost_words(lost, predictors[0])
 
 
 def _answer_of(
@@ -101,14 +121,14 @@ def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> 
             raise UserError(f"--{name.replace('_', '-')}", why, mend="Leave it out.")
 
 
-def answers(predictor: Predictor, piece: Numbered, *, roles: Roles, name: str, top_k: int = 0) -> pa.RecordBatch:
+def answers(predictor: Predictor, piece: Numbered, *, roles: Roles, name: str, top_k: int = 0) -> Answered:
     """A block of the table of that name, with the columns `prediction` and `probability` added."""
     _, block = piece
     texts, _ = read_texts(block, roles, np.arange(block.num_rows), Findings(name))
     return _with_columns(block, answer_columns(predictor, predictor.outputs(pc.fill_null(texts, "")), top_k))
 
 
-def tag_answers(predictor: TagPredictor, piece: Numbered, *, column: str, name: str) -> pa.RecordBatch:
+def tag_answers(predictor: TagPredictor, piece: Numbered, *, column: str, name: str) -> Answered:
     """A block with a tag for each word, and the entities."""
     _, block = piece
     words = word_lists(block.column(column), name=column, table=name, key="--text")
@@ -121,6 +141,7 @@ def tag_answers(predictor: TagPredictor, piece: Numbered, *, column: str, name: 
             "prediction": pa.ListArray.from_arrays(pa.array(found.offsets.astype(np.int32)), names),
             "entities": pa.array([[asdict(each) for each in row.entities] for row in rows], _ENTITIES),
         },
+        found.lost,
     )
 
 
@@ -144,7 +165,7 @@ def gram_answers(
     bits: str,
     name: str,
     reconstructor: Reconstructor | None,
-) -> pa.RecordBatch:
+) -> Answered:
     """A block with 2-grams and their probabilities, and with rebuilt texts where there is a reconstructor."""
     first_row, block = piece
     rows = np.arange(first_row, first_row + block.num_rows)
@@ -205,5 +226,6 @@ def _chosen(classes: pa.Array, probabilities: Tensor, threshold: float | Tensor)
     return dict(zip(_ADDED[:2], (pa.ListArray.from_arrays(offsets, values) for values in lists), strict=True))
 
 
-def _with_columns(block: pa.RecordBatch, added: dict[str, pa.Array]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([*block.columns, *added.values()], names=[*block.schema.names, *added])
+def _with_columns(block: pa.RecordBatch, added: dict[str, pa.Array], lost_words: int = 0) -> Answered:
+    names = [*block.schema.names, *added]
+    return Answered(pa.RecordBatch.from_arrays([*block.columns, *added.values()], names=names), lost_words)

@@ -86,3 +86,10 @@ def require_text_columns(table: Table, roles: Roles, **others: str) -> None:
     """Check that the columns of the texts are there, and `others` by the options that name them."""
     texts = {"--text" if number == 0 else f"--text[{number}]": name for number, name in enumerate(roles.texts)}
     require_columns(table, {**texts, **{f"--{option}": name for option, name in others.items()}})
+
+
+def tell_of_lost_words(lost: int, predictor: Any) -> None:
+    """Say how many words a tagger did not see, where there are any."""
+    if lost:
+        longest = f"data.max_length={predictor.max_length} of this run"
+        print(f"words beyond {longest}: {lost:,}; each is answered O, entities among them are missed", file=sys.stderr)
