@@ -65,6 +65,29 @@ def test_predict_writes_to_standard_output(finished, rows, capfdbinary):
     assert capfdbinary.readouterr().out.splitlines()[0] == b'"id","text","label","prediction","probability"'
 
 
+def test_columns_that_only_other_runs_write_are_kept_and_those_this_one_writes_give_way_once(
+    finished, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(rows_of_a_file, "_ROWS_PER_BLOCK", 2)
+    file, out = tmp_path / "rows.csv", tmp_path / "answers.csv"
+    file.write_text("entities,text,candidates,probability\n" + "".join(f"e{row},cat {row},c,mine\n" for row in range(5)))
+    assert verb("predict", finished.folder, file, "--out", out) == 0
+    found = list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
+    assert list(found[0]) == ["entities", "text", "candidates", "prediction", "probability"]
+    assert [row["entities"] for row in found] == [f"e{row}" for row in range(5)]
+    assert all(0 < float(row["probability"]) <= 1 for row in found)
+    said = capsys.readouterr().err
+    assert said.count("probability left out: the answers have columns of that name") == 1
+    assert "entities" not in said
+
+
+def test_the_column_of_the_texts_may_be_named_like_an_answer(finished, tmp_path):
+    file, out = tmp_path / "rows.csv", tmp_path / "answers.jsonl"
+    file.write_text("prediction\nstriker playoff goal\n")
+    assert verb("predict", finished.folder, file, "--text", "prediction", "--out", out) == 0
+    assert json.loads(out.read_text())["prediction"] == finished.predict("striker playoff goal")[0].label
+
+
 def test_evaluate_prints_metrics_and_what_it_found(finished, rows, capsys):
     assert verb("evaluate", finished.folder, rows) == 0
     said = capsys.readouterr().out

@@ -7,6 +7,7 @@ classes; a run on bit strings answers 2-grams and, on request, the texts they ma
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -40,13 +41,14 @@ from flatout.data.table import Table, require_columns
 from flatout.errors import UserError
 from flatout.inference import GramPredictor, Predictor, TagPredictor, answering_devices, load_predictor
 
-_ADDED = ("prediction", "probability", "rebuilt", "candidates", "top_labels", "top_probabilities", "entities")
 
 @dataclass(frozen=True, slots=True)
 class Answered:
     """A block of rows with what the run answers."""
 
     block: pa.RecordBatch
+    replaced: list[str]
+    """Columns of the file that gave way to answers of the same name."""
     lost_words: int = 0
     """Words that the model did not see."""
 
@@ -76,13 +78,17 @@ def run(arguments: argparse.Namespace) -> None:
     with readable(arguments.file, "predict") as file:
         table = open_table(file, where="FILE")
         answer = _answer_of(arguments, predictors[0], table)
-        blocks = numbered_blocks(table, _kept_columns(table))
+        blocks = numbered_blocks(table, list(table.columns))
         with block_writer(arguments.out) as write, Progress() as progress:
-            told, lost = progress.task("predicting"), 0
+            told, lost, replaced = progress.task("predicting"), 0, list[str]()
             for found in in_order(answer, predictors, blocks):
                 write(found.block)
                 told(found.block.num_rows)
                 lost += found.lost_words
+                replaced = found.replaced
+    if replaced:
+        names = ", ".join(replaced)
+        print(f"{table.name}: {names} left out: the answers have columns of that name", file=sys.stderr)
     tell_of_lost_words(lost, predictors[0])
 
 
@@ -109,10 +115,6 @@ def _answer_of(
     require_columns(table, {"--bits": column})
     reconstructor = predictor.reconstructor(names) if is_rebuilt else None
     return partial(gram_answers, bits=column, name=table.name, reconstructor=reconstructor)
-
-
-def _kept_columns(table: Table) -> list[str]:
-    return [name for name in table.columns if name not in _ADDED]
 
 
 def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
@@ -222,10 +224,17 @@ def _chosen(classes: pa.Array, probabilities: Tensor, threshold: float | Tensor)
     row, column = np.nonzero((probabilities >= threshold).numpy())
     counts = np.bincount(row, minlength=len(scores))
     offsets = pa.array(np.append(0, np.cumsum(counts)).astype(np.int32))
-    lists = (classes.take(pa.array(column)), pa.array(scores[row, column]))
-    return dict(zip(_ADDED[:2], (pa.ListArray.from_arrays(offsets, values) for values in lists), strict=True))
+    names, shares = classes.take(pa.array(column)), pa.array(scores[row, column])
+    return {
+        "prediction": pa.ListArray.from_arrays(offsets, names),
+        "probability": pa.ListArray.from_arrays(offsets, shares),
+    }
 
 
 def _with_columns(block: pa.RecordBatch, added: dict[str, pa.Array], lost_words: int = 0) -> Answered:
-    names = [*block.schema.names, *added]
-    return Answered(pa.RecordBatch.from_arrays([*block.columns, *added.values()], names=names), lost_words)
+    """A block with its answers, in place of columns of the same names."""
+    kept = [number for number, name in enumerate(block.schema.names) if name not in added]
+    replaced = [name for name in block.schema.names if name in added]
+    columns = [*(block.column(number) for number in kept), *added.values()]
+    names = [*(block.schema.names[number] for number in kept), *added]
+    return Answered(pa.RecordBatch.from_arrays(columns, names=names), replaced, lost_words)
