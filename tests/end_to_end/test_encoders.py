@@ -162,6 +162,34 @@ def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_
     assert [each.label for each in result.predict(rows["text"][:50])] == expected
 
 
+def test_the_likeliest_of_several_labels_are_listed_too(tmp_path):
+    rows = table(300)
+    labels = [f"{label}|odd" if number % 5 == 0 else label for number, label in enumerate(rows["label"])]
+    data = TextDataConfig(
+        train=rows | {"label": labels}, problem=Problem.multi, label_delimiter="|", cache=str(tmp_path)
+    )
+    result = run(tmp_path, data, epochs=1)
+    out, texts = tmp_path / "answers.jsonl", rows["text"][:20]
+    file = write_jsonl(tmp_path / "rows.jsonl", {"text": texts})
+    assert verb("predict", result.folder, file, "--top-k", 2, "--device", "cpu", "--out", out) == 0
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    predictor = load_predictor(result.folder)
+    best = predictor.outputs(pa_texts(texts)).sigmoid().topk(2)
+    for row, shares, ids in zip(found, best.values.tolist(), best.indices.tolist(), strict=True):
+        assert row["top_labels"] == [predictor.labels.classes[number] for number in ids]
+        assert row["top_probabilities"] == pytest.approx(shares, abs=1e-5)
+
+
+def test_where_there_are_no_classes_the_likeliest_cannot_be_listed(tags, tmp_path, capsys):
+    numbers = {"text": table(100)["text"], "label": [float(number) for number in range(100)]}
+    data = TextDataConfig(train=numbers, problem=Problem.regression, cache=str(tmp_path))
+    result = run(tmp_path, data, epochs=1)
+    for folder, answers in ((result.folder, "numbers"), (tags.folder, "words with tags")):
+        capsys.readouterr()
+        assert verb("predict", folder, write_jsonl(tmp_path / "rows.jsonl", {"text": ["a"]}), "--top-k", "2") == 2
+        assert f"--top-k: this run answers {answers}. Leave it out." in capsys.readouterr().err
+
+
 def pa_texts(texts: list[str]):
     import pyarrow as pa
 

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a finished run's folder")
     parser.add_argument("file", metavar="FILE", help=f"{FILES} with the rows; -: standard input")
     parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
-    parser.add_argument("--top-k", metavar="N", type=int, default=0, help="also the N likeliest classes of each row")
+    parser.add_argument("--top-k", metavar="N", type=int, default=0, help="also the N likeliest labels of each row")
     parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
     parser.add_argument("--rebuild", action="store_true", help="also rebuild texts from the 2-grams of encodings")
     parser.add_argument("--names", metavar="FILE", help="known names, one a line, to rebuild texts with")
@@ -99,8 +99,8 @@ def _answer_of(
     if isinstance(predictor, Predictor):
         _refuse(arguments, ("bits", "rebuild", "names"), "this run answers texts")
         roles = predictor.roles if arguments.text is None else replace(predictor.roles, texts=(arguments.text,))
-        if arguments.top_k and predictor.labels.problem is not Problem.single:
-            raise UserError("--top-k", f"this run answers {predictor.labels.problem}", mend="Leave it out.")
+        if predictor.labels.problem is Problem.regression:
+            _refuse(arguments, ("top_k",), "this run answers numbers")
         require_text_columns(table, roles)
         return partial(answers, roles=roles, name=table.name, top_k=arguments.top_k)
     if isinstance(predictor, TagPredictor):
@@ -198,12 +198,13 @@ def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dic
     classes = pa.array(predictor.labels.classes)
     if predictor.labels.problem is Problem.regression:
         return {"prediction": pa.array(outputs.squeeze(-1).numpy())}
+    shares = predictor.shares(outputs)
     if predictor.labels.problem is Problem.single:
-        shares = predictor.shares(outputs)
         probabilities, ids = shares.max(-1)
-        best = {"prediction": classes.take(pa.array(ids.numpy())), "probability": pa.array(probabilities.numpy())}
-        return best | (_top(classes, shares, top_k) if top_k else {})
-    return _chosen(classes, predictor.shares(outputs), predictor.least_shares())
+        answered = {"prediction": classes.take(pa.array(ids.numpy())), "probability": pa.array(probabilities.numpy())}
+    else:
+        answered = _chosen(classes, shares, predictor.least_shares())
+    return answered | (_top(classes, shares, top_k) if top_k else {})
 
 
 def _top(classes: pa.Array, shares: Tensor, top_k: int) -> dict[str, pa.Array]:
