@@ -88,6 +88,25 @@ def test_the_column_of_the_texts_may_be_named_like_an_answer(finished, tmp_path)
     assert json.loads(out.read_text())["prediction"] == finished.predict("striker playoff goal")[0].label
 
 
+BOM = "\ufeff"
+WRITTEN = {
+    "lines": '{"text": "a cat"}\n{"text": "goal"}\n',
+    "lines after a mark of their encoding": BOM + '{"text": "a cat"}\n{"text": "goal"}\n',
+    "array": '\n [{"text": "a cat"},\n {"text": "goal"}]',
+    "array after a mark of its encoding": BOM + '[{"text": "a cat"}, {"text": "goal"}]',
+    "csv": "text\na cat\ngoal\n",
+    "csv after a mark of its encoding": BOM + "text\na cat\ngoal\n",
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_how_standard_input_is_written_is_told_by_its_first_character(finished, tmp_path, monkeypatch, written):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(WRITTEN[written].encode())))
+    assert verb("predict", finished.folder, "-", "--out", tmp_path / "out.jsonl") == 0
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["text"] for row in found] == ["a cat", "goal"]
+
+
 def test_evaluate_prints_metrics_and_what_it_found(finished, rows, capsys):
     assert verb("evaluate", finished.folder, rows) == 0
     said = capsys.readouterr().out

@@ -5,6 +5,7 @@ Memory stays flat however long the file is: a block a device is under way, and o
 
 from __future__ import annotations
 
+import codecs
 import queue
 import shutil
 import sys
@@ -40,12 +41,19 @@ def readable(file: str, verb: str) -> Iterator[str]:
         head = sys.stdin.buffer.read(4096)
         if not head.strip():
             raise UserError("FILE", "nothing came over standard input", mend=f"Write: command | flatout {verb} RUN -")
-        kind = "parquet" if head.startswith(b"PAR1") else "jsonl" if head.lstrip()[:1] == b"{" else "csv"
-        path = Path(folder, f"standard input.{kind}")
+        path = Path(folder, f"standard input.{_kind_of(head)}")
         with path.open("wb") as laid_down:
             laid_down.write(head)
             shutil.copyfileobj(sys.stdin.buffer, laid_down)
         yield str(path)
+
+
+def _kind_of(head: bytes) -> str:
+    """How rows are written, by what they begin with."""
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    opening = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+    return {b"{": "jsonl", b"[": "json"}.get(opening, "csv")
 
 
 def numbered_blocks(table: Table, columns: Sequence[str]) -> Iterator[Numbered]:
