@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import torch
 
@@ -103,3 +104,19 @@ def bf16_is_native_on_cpu() -> bool:
     """Whether the processor itself multiplies bf16; oneDNN's own answer is yes wherever it can emulate it."""
     asked = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
     return any(question() for question in asked if question is not None)
+
+
+def arithmetic(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
+    """In here a model's products are made so; its weights stay fp32."""
+    if precision is Precision.fp32:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16 if precision is Precision.bf16 else torch.float16)
+
+
+def answering(asked: Precision, device: torch.device) -> AbstractContextManager[Any]:
+    """The arithmetic of a finished run's answers: auto is fp32 on a CPU; on a GPU it is sixteen bits, as in training.
+
+    Without them no fused kernel for rows of unequal length is used there.
+    """
+    is_plain = asked is Precision.auto and device.type != "cuda"
+    return arithmetic(Precision.fp32 if is_plain else choose_precision(asked, device).precision, device)

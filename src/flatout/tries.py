@@ -10,7 +10,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from flatout.monitor.evidence import Evidence, Tried
 from flatout.monitor.host import free_bytes
 from flatout.monitor.verdict import LEAST_GAIN
 from flatout.optim import clip_gradients
-from flatout.precision import Precision, by_lightning_name
+from flatout.precision import Precision, arithmetic, by_lightning_name
 from flatout.run_folder import unwritten_run
 from flatout.tasks.pieces import TRAINING
 from flatout.tasks.step import StepTask
@@ -297,7 +297,7 @@ class _Side:
         rows = 0
         while True:
             batch = next(self.batches)
-            with self._arithmetic():
+            with arithmetic(self.way.precision, self.task.device):
                 loss = self.task.loss(self.way.model(batch), batch)
             loss.backward()
             rows += batch.num_real
@@ -312,11 +312,6 @@ class _Side:
             embedding.clear()
         self.optimizer.zero_grad()
         return rows
-
-    def _arithmetic(self) -> Any:
-        is_plain = self.way.precision is Precision.fp32
-        dtype = torch.float16 if self.way.precision is Precision.fp16 else torch.bfloat16
-        return nullcontext() if is_plain else torch.autocast(self.task.device.type, dtype)
 
 
 def _standing_optimizer(model: nn.Module, task: StepTask) -> torch.optim.Optimizer:

@@ -10,7 +10,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from flatout.data.feeding import FeedKind
 from flatout.data.gather import TOKENS, Gatherer, cut_run
 from flatout.data.plan import BatchRows, PlanSettings
 from flatout.data.store import StoreSplit
-from flatout.precision import LIGHTNING_NAMES, Precision, fast_fp32_products
+from flatout.precision import LIGHTNING_NAMES, Precision, arithmetic, fast_fp32_products
 from flatout.tasks.step import StepTask
 from flatout.tune.answers import micro_batch_key
 
@@ -128,17 +128,11 @@ def losses(parts: Parts, precisions: list[str], rows: int) -> dict[str, float]:
     try:
         for name in precisions:
             precision = Precision(name)
-            with torch.no_grad(), fast_fp32_products(precision, parts.device), _arithmetic(precision, parts.device):
+            with torch.no_grad(), fast_fp32_products(precision, parts.device), arithmetic(precision, parts.device):
                 found[name] = float(np.mean([float(task.loss(task.model(batch), batch)) for batch in batches]))
     finally:
         task.train()
     return found
-
-
-def _arithmetic(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
-    if precision is Precision.fp32:
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16 if precision is Precision.bf16 else torch.float16)
 
 
 def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measured:
