@@ -194,6 +194,7 @@ MISTAKES = [
     (["evaluate", "RUN", "ROWS", "--label", "id"], "labels that the run does not know: '1', '2', '3'"),
     (["predict", "RUN", "ROWS", "--device", "gpu"], "--device: no device 'gpu' here (auto, cpu"),
     (["predict", "RUN", "ROWS", "--top-k", "-1"], "--top-k: -1 (1 or more)"),
+    (["predict", "RUN", "ROWS", "--precision", "bf61"], "--precision: 'bf61' (auto, fp32, bf16, fp16). Did you mean 'bf16'?"),
     (
         ["bench", "spin"],
         "no bench 'spin' (spine, sources, headlines, bits, bert, tune, scale, doctor, faults, quality)."

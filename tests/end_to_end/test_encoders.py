@@ -27,6 +27,7 @@ from flatout import (
 )
 from flatout.checkpoint_folder import FolderCheckpointIO
 from flatout.data.problem import Problem
+from flatout.precision import Precision
 
 SMALL = TransformerConfig(hidden=32, layers=2, heads=4)
 
@@ -95,6 +96,54 @@ def test_a_loaded_encoder_answers_as_the_run_did(classes):
     assert [each.label for each in found[:2]] == ["animals", "plants"]
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.probability == pytest.approx(theirs.probability, abs=1e-6)
+
+
+def answered(folder, file, out, *options):
+    assert verb("predict", folder, file, "--out", out, *options) == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_answers_in_sixteen_bits_are_near_those_of_fp32_which_a_cpu_gives_unasked(classes, tmp_path):
+    texts = table(60, seed=2)["text"]
+    file = write_jsonl(tmp_path / "rows.jsonl", {"text": texts})
+    found = {
+        name: answered(classes.folder, file, tmp_path / "out.jsonl", "--device", "cpu", "--precision", name)
+        for name in ("auto", "fp32", "bf16")
+    }
+    assert found["auto"] == found["fp32"]
+    assert [row["prediction"] for row in found["bf16"]] == [row["prediction"] for row in found["fp32"]]
+    exact, near = (
+        load_predictor(classes.folder, precision=name).outputs(pa_texts(texts))
+        for name in (Precision.fp32, Precision.bf16)
+    )
+    assert 0 < float((near - exact).abs().max() / exact.abs().max()) < 0.03
+
+
+def test_tags_in_sixteen_bits_are_near_those_of_fp32(tags):
+    words = pa_words(["met Zarbo in Velm tonight", "saw Zarbo", "nothing to see"])
+    exact, found = (
+        load_predictor(tags.folder, precision=name).tags(words) for name in (Precision.fp32, Precision.bf16)
+    )
+    assert 0 < np.abs(found.probabilities - exact.probabilities).max() < 0.05
+
+
+def pa_words(texts: list[str]):
+    import pyarrow as pa
+
+    return pa.array([text.split() for text in texts], pa.list_(pa.large_string()))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_answers_by_the_fused_kernel(classes, monkeypatch):
+    from flatout.models import flat_attention
+
+    calls, kernel = [], flat_attention._varlen
+    monkeypatch.setattr(flat_attention, "_varlen", lambda *given, **named: calls.append(1) or kernel(*given, **named))
+    texts = table(60, seed=2)["text"]
+    found = load_predictor(classes.folder, "cuda").predict(texts)
+    assert len(calls) == SMALL.layers
+    assert [row.label for row in found] == [row.label for row in load_predictor(classes.folder, "cpu").predict(texts)]
 
 
 def test_what_is_saved_is_the_running_mean_of_the_weights(classes):

@@ -22,7 +22,9 @@ from flatout.bits.grams import label_index, plain_texts, raw_texts
 from flatout.bits.scores import GramMetrics
 from flatout.commands.rows import (
     FILES,
+    add_computing,
     in_order,
+    load_predictors,
     numbered_blocks,
     readable,
     require_text_columns,
@@ -40,7 +42,7 @@ from flatout.data.roles import Roles
 from flatout.data.sources import open_table
 from flatout.data.table import Table, require_columns
 from flatout.errors import UserError, require
-from flatout.inference import GramPredictor, Predictor, TagPredictor, answering_devices, load_predictor
+from flatout.inference import GramPredictor, Predictor, TagPredictor
 from flatout.metrics import MultiMetrics, TaskMetrics
 from flatout.report.closing import class_table
 from flatout.report.summary import json_safe
@@ -56,14 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
     parser.add_argument("--label", metavar="COLUMN", help="column of the labels (default: the run's)")
     parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
-    parser.add_argument(
-        "--device", metavar="NAME", default="auto", help="cpu, cuda:0, or several with commas (default: all GPUs)"
-    )
+    add_computing(parser)
     parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    predictors = [load_predictor(arguments.run, device) for device in answering_devices(arguments.device)]
+    predictors = load_predictors(arguments)
     with readable(arguments.file, "evaluate") as file, Progress() as progress:
         found = _scored(arguments, predictors, open_table(file, where="FILE"), progress.task("evaluating"))
     tell_of_lost_words(found.lost_words or 0, predictors[0])

@@ -23,7 +23,9 @@ from flatout.bits.reconstruct import Reconstructor
 from flatout.commands.rows import (
     FILES,
     Numbered,
+    add_computing,
     in_order,
+    load_predictors,
     numbered_blocks,
     readable,
     require_text_columns,
@@ -39,7 +41,7 @@ from flatout.data.roles import Roles
 from flatout.data.sources import open_table
 from flatout.data.table import Table, require_columns
 from flatout.errors import UserError
-from flatout.inference import GramPredictor, Predictor, TagPredictor, answering_devices, load_predictor
+from flatout.inference import GramPredictor, Predictor, TagPredictor
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
     parser.add_argument("--rebuild", action="store_true", help="also rebuild texts from the 2-grams of encodings")
     parser.add_argument("--names", metavar="FILE", help="known names, one a line, to rebuild texts with")
-    parser.add_argument(
-        "--device", metavar="NAME", default="auto", help="cpu, cuda:0, or several with commas (default: all GPUs)"
-    )
+    add_computing(parser)
     parser.add_argument("--out", metavar="FILE", help=f"{', '.join(FORMATS)} (default: csv on standard output)")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    predictors = [load_predictor(arguments.run, device) for device in answering_devices(arguments.device)]
+    predictors = load_predictors(arguments)
     if arguments.top_k < 0:
         raise UserError("--top-k", f"{arguments.top_k}", allowed="1 or more")
     with readable(arguments.file, "predict") as file:

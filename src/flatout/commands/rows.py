@@ -5,6 +5,7 @@ Memory stays flat however long the file is: a block a device is under way, and o
 
 from __future__ import annotations
 
+import argparse
 import codecs
 import queue
 import shutil
@@ -21,7 +22,9 @@ import pyarrow as pa
 
 from flatout.data.roles import Roles
 from flatout.data.table import Table, require_columns
-from flatout.errors import UserError
+from flatout.errors import UserError, as_choice
+from flatout.inference import answering_devices, load_predictor
+from flatout.precision import Precision
 
 FILES = "csv, tsv, json, jsonl, parquet, arrow, npy or hdf5"
 _ROWS_PER_BLOCK = 16_384
@@ -101,3 +104,22 @@ def tell_of_lost_words(lost: int, predictor: Any) -> None:
     if lost:
         longest = f"data.max_length={predictor.max_length} of this run"
         print(f"words beyond {longest}: {lost:,}; each is answered O, entities among them are missed", file=sys.stderr)
+
+
+def add_computing(parser: argparse.ArgumentParser) -> None:
+    """What answers are computed on, and how exactly."""
+    parser.add_argument(
+        "--device", metavar="NAME", default="auto", help="cpu, cuda:0, or several with commas (default: all GPUs)"
+    )
+    parser.add_argument(
+        "--precision",
+        metavar="NAME",
+        default="auto",
+        help="auto (sixteen bits on a GPU, else fp32), fp32, bf16 or fp16 (default: auto)",
+    )
+
+
+def load_predictors(arguments: argparse.Namespace) -> list[Any]:
+    """The run, once for every device."""
+    precision = as_choice(Precision, arguments.precision, "--precision")
+    return [load_predictor(arguments.run, device, precision) for device in answering_devices(arguments.device)]

@@ -11,6 +11,7 @@ from flatout.inference.folder import ModelFolder
 from flatout.inference.grams import GramPrediction, GramPredictor
 from flatout.inference.tags import Entity, TagPrediction, TagPredictor
 from flatout.inference.text import Prediction, Predictor
+from flatout.precision import Precision
 
 __all__ = [
     "Entity",
@@ -38,9 +39,17 @@ def answering_devices(names: str = "auto") -> list[torch.device]:
     return [torch.device(name) for name in names.split(",")]
 
 
-def load_predictor(run: str | Path, device: str | torch.device = "cpu") -> Predictor | GramPredictor | TagPredictor:
+def load_predictor(
+    run: str | Path, device: str | torch.device = "cpu", precision: Precision = Precision.auto
+) -> Predictor | GramPredictor | TagPredictor:
     """The best model of a run, of whichever kind the run was."""
     problem = ModelFolder.find(run).settings().get("problem")
+    predictor: Predictor | GramPredictor | TagPredictor
     if problem == GramPredictor.problem:
-        return GramPredictor.load(run, device)
-    return TagPredictor.load(run, device) if problem == TagPredictor.problem else Predictor.load(run, device)
+        predictor = GramPredictor.load(run, device)
+    elif problem == TagPredictor.problem:
+        predictor = TagPredictor.load(run, device)
+    else:
+        predictor = Predictor.load(run, device)
+    predictor.precision = precision
+    return predictor

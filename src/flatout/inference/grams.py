@@ -25,6 +25,7 @@ from flatout.errors import UserError
 from flatout.inference.folder import ModelFolder
 from flatout.models import MODELS
 from flatout.models.bitmlp import BitMLP
+from flatout.precision import Precision, answering
 from flatout.tasks.grams import GramLabels, finished_answers
 
 HASHED, NUMBERS, ORDER = "hashed.json", "numbers.json", "letters.safetensors"
@@ -61,6 +62,8 @@ class GramPredictor:
     """How the bits of the training records were written."""
     order: LetterOrder
     """What the training texts look like; for rebuilding texts."""
+    precision: Precision = Precision.auto
+    """Arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU."""
 
     @classmethod
     def load(cls, run: str | Path, device: str | torch.device = "cpu") -> GramPredictor:
@@ -162,9 +165,10 @@ class GramPredictor:
         self.model.eval()
         count = len(encodings[1]) if isinstance(encodings, tuple) else len(encodings)
         rows, found = [], []
-        for batch in self._batches(encodings, count):
-            rows.append(batch.rows)
-            found.append(logits(batch).float().sigmoid().cpu())
+        with answering(self.precision, next(self.model.parameters()).device):
+            for batch in self._batches(encodings, count):
+                rows.append(batch.rows)
+                found.append(logits(batch).float().sigmoid().cpu())
         return torch.cat(found)[torch.cat(rows).argsort()] if found else torch.empty(0, self.labels.num_outputs)
 
     def _batches(self, encodings: Packed | Sets, count: int, rows_per_batch: int = 1024) -> Iterator[FlatBatch]:

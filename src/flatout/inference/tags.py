@@ -23,6 +23,7 @@ from flatout.errors import UserError
 from flatout.inference.folder import ModelFolder
 from flatout.inference.text import TOKENIZER, load_encoder, save_encoder
 from flatout.models.transformer import Outputs, Transformer
+from flatout.precision import Precision, answering
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class TagPredictor:
     max_length: int
     roles: Roles
     """Columns of the words and the tags in the tables it was trained on."""
+    precision: Precision = Precision.auto
+    """Arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU."""
 
     @classmethod
     def load(cls, run: str | Path, device: str | torch.device = "cpu") -> TagPredictor:
@@ -113,12 +116,13 @@ class TagPredictor:
         starts = np.cumsum(encoded.block.lengths, dtype=np.int64) - encoded.block.lengths
         ids = np.zeros(len(encoded.block.tokens), np.int64)
         shares = np.zeros(len(encoded.block.tokens), np.float32)
-        for batch in self._batches(encoded, rows_per_batch):
-            best = self.model(batch).float().softmax(-1).max(-1)
-            rows, lengths = batch.rows.numpy(), batch.lengths.numpy()
-            place = np.arange(batch.num_tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            there = np.repeat(starts[rows], lengths) + place
-            ids[there], shares[there] = best.indices.cpu().numpy(), best.values.cpu().numpy()
+        with answering(self.precision, next(self.model.parameters()).device):
+            for batch in self._batches(encoded, rows_per_batch):
+                best = self.model(batch).float().softmax(-1).max(-1)
+                rows, lengths = batch.rows.numpy(), batch.lengths.numpy()
+                place = np.arange(batch.num_tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+                there = np.repeat(starts[rows], lengths) + place
+                ids[there], shares[there] = best.indices.cpu().numpy(), best.values.cpu().numpy()
         counts = pa.compute.list_value_length(words).to_numpy(zero_copy_only=False).astype(np.int64)
         offsets = np.append(0, np.cumsum(counts))
         place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)

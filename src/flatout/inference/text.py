@@ -29,6 +29,7 @@ from flatout.errors import UserError
 from flatout.inference.folder import ModelFolder
 from flatout.models import MODELS
 from flatout.models.transformer import Outputs, Transformer, TransformerConfig
+from flatout.precision import Precision, answering
 from flatout.settings import built
 from flatout.tasks.classification import Labels
 
@@ -61,6 +62,8 @@ class Predictor:
     """What logits are divided by, so that probabilities are as often right as they say; for one class a row."""
     thresholds: list[float] = field(default_factory=list)
     """Least probability of each label where there are several a row; empty: one half."""
+    precision: Precision = Precision.auto
+    """Arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU."""
 
     @classmethod
     def load(cls, run: str | Path, device: str | torch.device = "cpu") -> Predictor:
@@ -133,8 +136,9 @@ class Predictor:
         if self.escapes is Escapes.decode:
             texts = decode_escapes(texts)[0]
         found = torch.empty(len(texts), self.labels.num_outputs)
-        for batch in self._batches(texts, rows_per_batch):
-            found[batch.rows] = self.model(batch).float().cpu()
+        with answering(self.precision, next(self.model.parameters()).device):
+            for batch in self._batches(texts, rows_per_batch):
+                found[batch.rows] = self.model(batch).float().cpu()
         if self.labels.problem is Problem.regression:
             found = found * self.labels.spread + self.labels.mean
         return found
