@@ -16,7 +16,15 @@ from tests.verbs import verb
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
-from flatout import BiLSTMConfig, HeadlinesConfig, Predictor, TextDataConfig, fit
+from flatout import (
+    BiLSTMConfig,
+    HeadlinesConfig,
+    Predictor,
+    TaggedTweetsConfig,
+    TagPredictor,
+    TextDataConfig,
+    fit,
+)
 from flatout.commands.export import export, made_up_rows
 from flatout.data.batch import flat_batch
 from flatout.data.problem import Problem
@@ -87,7 +95,10 @@ def test_an_export_knows_its_classes_and_nothing_of_us(finished: Path, tmp_path:
         assert "flatout" not in path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("family", ["modernbert", "roberta", "distilbert", "deberta-v2"])
+FAMILIES = ["albert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_other_families_answer_the_same(tmp_path: Path, family: str) -> None:
     run = trained(tmp_path, family=family)
     assert verb("export", run) == 0
@@ -122,22 +133,80 @@ def test_a_regression_answers_in_the_unit_of_its_labels(tmp_path: Path, family: 
     assert_same(answers(run / "export", TEXTS), expected)
 
 
-def test_the_texts_of_pairs_are_told_apart_as_in_training(tmp_path: Path) -> None:
+def pairs() -> TextDataConfig:
     random = np.random.default_rng(0)
     words = np.array("oak fern rose slate".split())
     first, second = words[random.integers(4, size=200)], words[random.integers(4, size=200)]
     same = ["same" if a == b else "other" for a, b in zip(first, second, strict=True)]
-    data = TextDataConfig(
+    return TextDataConfig(
         train={"a": [f"{word} {row}" for row, word in enumerate(first)], "b": second.tolist(), "label": same},
         text=["a", "b"],
         label="label",
         join=PAIR,
         vocabulary=VocabularyConfig(kind=VocabularyKind.wordpiece, min_frequency=1),
     )
-    run = trained(tmp_path, data)
+
+
+def test_the_texts_of_pairs_are_told_apart_as_in_training(tmp_path: Path) -> None:
+    run = trained(tmp_path, pairs())
     assert verb("export", run) == 0
     expected = Predictor.load(run).outputs(pa.array([f"oak{PAIR}fern rose", f"slate{PAIR}slate"]))
     assert_same(answers(run / "export", ["oak", "slate"], ["fern rose", "slate"]), expected)
+
+
+def test_each_of_several_labels_answers_the_same(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    words = np.array("oak fern rose slate".split())[random.integers(4, size=200)]
+    labels = [f"{word}|odd" if row % 3 == 0 else str(word) for row, word in enumerate(words)]
+    data = TextDataConfig(
+        train={"text": [f"{word} {row}" for row, word in enumerate(words)], "label": labels},
+        problem=Problem.multi,
+        label_delimiter="|",
+        vocabulary=VocabularyConfig(kind=VocabularyKind.wordpiece, min_frequency=1),
+    )
+    run = trained(tmp_path, data)
+    assert verb("export", run) == 0
+    opened = AutoModelForSequenceClassification.from_pretrained(run / "export")
+    assert opened.config.problem_type == "multi_label_classification"
+    assert_same(answers(run / "export", TEXTS), Predictor.load(run).outputs(pa.array(TEXTS)))
+
+
+def tagged(folder: Path, family: str) -> Path:
+    """The folder of a tiny finished run on tags."""
+    tweets = TaggedTweetsConfig(rows=200, eval_rows=50)
+    data = TextDataConfig(problem=Problem.tags, tagged_tweets=tweets, max_length=64)
+    return trained(folder, data, family=family)
+
+
+def rows_of_words(run: Path, rows: list[list[str]]) -> tuple[Tensor, Tensor, list[list[int]]]:
+    """Rows of words as transformers is given them, and where each word begins."""
+    tokenizer = AutoTokenizer.from_pretrained(run / "export")
+    given = tokenizer(rows, is_split_into_words=True, padding=True, return_tensors="pt")
+    begins = []
+    for row in range(len(rows)):
+        words = given.word_ids(row)
+        begins.append([place for place, word in enumerate(words) if word is not None and word not in words[:place]])
+    return given["input_ids"], given["attention_mask"], begins
+
+
+WORDS = [["met", "Zarbo", "in", "Velm", "tonight"], ["nothing"], "a longer row of words with ünknown 42 ones !".split()]
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_run_on_tags_answers_in_transformers_word_by_word_as_it_does_here(tmp_path: Path, family: str) -> None:
+    run = tagged(tmp_path, family)
+    assert verb("export", run) == 0
+    tokens, mask, begins = rows_of_words(run, WORDS)
+    opened = AutoModelForTokenClassification.from_pretrained(run / "export").eval()
+    with torch.inference_mode():
+        logits = opened(input_ids=tokens, attention_mask=mask).logits
+    best = torch.cat([logits[row, places] for row, places in enumerate(begins)]).softmax(-1).max(-1)
+    predictor = TagPredictor.load(run)
+    found = predictor.tags(pa.array(WORDS, pa.list_(pa.large_string())))
+    assert len(set(found.ids.tolist())) > 1, "words are told apart"
+    assert found.ids.tolist() == best.indices.tolist()
+    torch.testing.assert_close(torch.from_numpy(found.probabilities), best.values, rtol=1e-5, atol=1e-5)
+    assert opened.config.id2label == dict(enumerate(predictor.names))
 
 
 @dataclass
@@ -188,6 +257,31 @@ def test_onnx_answers_the_same_for_any_shape(tmp_path: Path, capfd: pytest.Captu
         torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
+def test_onnx_answers_tags_and_pairs_the_same(tmp_path: Path) -> None:
+    from onnxruntime import InferenceSession
+
+    run = tagged(tmp_path / "tags", "bert")
+    assert verb("export", run, "--onnx") == 0
+    tokens, mask, _ = rows_of_words(run, WORDS)
+    session = InferenceSession(run / "export" / "model.onnx")
+    (found,) = session.run(None, {"input_ids": tokens.numpy(), "attention_mask": mask.numpy()})
+    with torch.inference_mode():
+        opened = AutoModelForTokenClassification.from_pretrained(run / "export").eval()
+        expected = opened(input_ids=tokens, attention_mask=mask).logits
+    torch.testing.assert_close(torch.from_numpy(found)[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-4)
+
+    run = trained(tmp_path / "pairs", pairs())
+    assert verb("export", run, "--onnx") == 0
+    session = InferenceSession(run / "export" / "model.onnx")
+    tokenizer = AutoTokenizer.from_pretrained(run / "export")
+    given = tokenizer(["oak", "slate"], ["fern rose", "slate"], padding=True, return_tensors="np")
+    assert [each.name for each in session.get_inputs()] == ["input_ids", "attention_mask", "token_type_ids"]
+    (found,) = session.run(None, dict(given))
+    expected = Predictor.load(run).outputs(pa.array([f"oak{PAIR}fern rose", f"slate{PAIR}slate"]))
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_folder_with_something_in_it_is_left_as_it_is(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +308,24 @@ def test_a_tokenizer_that_would_answer_otherwise_is_not_handed_over(
     assert verb("export", tmp_path / "run") == 2
     assert "export: the saved tokenizer makes other tokens than the run's." in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["model"]
+
+
+def test_logits_that_differ_are_not_handed_over(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from flatout.commands import export as module
+
+    opened = module._opened
+
+    def moved(predictor: Any, folder: Path) -> Any:
+        net = opened(predictor, folder)
+        net.classifier.bias.data += 8e-5
+        return net
+
+    monkeypatch.setattr(module, "_opened", moved)
+    assert verb("export", finished, "--out", tmp_path / "out") == 2
+    assert "export: the exported model answers otherwise: logits differ by" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

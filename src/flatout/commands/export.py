@@ -35,7 +35,8 @@ from flatout.models.transformer import TransformerConfig
 
 ONNX = "model.onnx"
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-_MOST_APART = 1e-4
+_MOST_APART, _ONNX_APART = 1e-5, 1e-4
+"""Most that logits may differ; another runtime sums in another order."""
 _ROWS, _LONGEST = 8, 200
 _MOST_IN_ONE_FILE = 1 << 30
 """Bytes of weights; an ONNX file cannot be larger than twice that, so more lie in a file beside it."""
@@ -75,7 +76,9 @@ def export(predictor: Any, folder: Path) -> float:
     _require_same_tokens(predictor, folder)
     with torch.inference_mode():
         found = _opened(predictor, folder)(**_padded(predictor, rows)).logits
-    return _difference(found[_mask(rows)] if predictor.model.is_tagging else found, expected, "the exported model")
+    if predictor.model.is_tagging:
+        found = found[_mask(rows)]
+    return _difference(found, expected, "the exported model", _MOST_APART)
 
 
 def export_onnx(predictor: Any, folder: Path) -> float:
@@ -93,7 +96,7 @@ def export_onnx(predictor: Any, folder: Path) -> float:
         with torch.inference_mode():
             expected = model(*inputs.values())
         (found,) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
-        apart = max(apart, _difference(torch.from_numpy(found), expected, ONNX))
+        apart = max(apart, _difference(torch.from_numpy(found), expected, ONNX, _ONNX_APART))
     return apart
 
 
@@ -197,10 +200,10 @@ def _require_same_tokens(predictor: Any, folder: Path) -> None:
     require(found == expected, "export", "the saved tokenizer makes other tokens than the run's", mend=_DEFECT)
 
 
-def _difference(found: Tensor, expected: Tensor, who: str) -> float:
+def _difference(found: Tensor, expected: Tensor, who: str, most: float) -> float:
     """Largest one, as a share of the largest value where that is above 1: numbers of a regression may be large."""
     apart = float((found - expected).abs().max() / expected.abs().max().clamp_min(1))
-    require(apart <= _MOST_APART, "export", f"{who} answers otherwise: logits differ by {apart:.1e}", mend=_DEFECT)
+    require(apart <= most, "export", f"{who} answers otherwise: logits differ by {apart:.1e}", mend=_DEFECT)
     return apart
 
 
