@@ -408,6 +408,81 @@ def test_a_model_folder_that_nobody_changed_is_read(models):
     assert all(load_predictor(models / name).predict(["some words"]) for name in ("lstm", "encoder"))
 
 
+# Folders of encoders that come with code.
+
+
+@pytest.fixture
+def encoder_with_code(models, tmp_path):
+    """An encoder's folder with a module beside it that leaves a canary: `encoder_with_code(file, change)`."""
+    folder, canary = tmp_path / "encoder", tmp_path / "canary"
+    assert verb("export", models / "encoder", "--out", folder) == 0
+    (folder / "evil.py").write_text(f"import os\nos.mkdir({str(canary)!r})\nclass Evil: ...\n")
+
+    def changed(file: str, change) -> tuple[Path, Path]:
+        described = json.loads((folder / file).read_text(encoding="utf-8"))
+        change(described)
+        (folder / file).write_text(json.dumps(described), encoding="utf-8")
+        return folder, canary
+
+    return changed
+
+
+def own_code(described):
+    described["auto_map"] = dict.fromkeys(
+        ("AutoConfig", "AutoModel", "AutoModelForSequenceClassification"), "evil.Evil"
+    )
+
+
+def own_family(described):
+    own_code(described)
+    described["model_type"] = "evil"
+
+
+def own_tokenizer(described):
+    described["auto_map"] = {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}
+    described["tokenizer_class"] = "Evil"
+
+
+CODE_BESIDE = {
+    "of a known family": ("config.json", own_code, "auto_map"),
+    "of a family of its own": ("config.json", own_family, "comes with code of its own, which is never run"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CODE_BESIDE)
+def test_an_encoder_s_own_code_is_refused_and_never_run(case, encoder_with_code, tmp_path, monkeypatch, capsys):
+    file, change, message = CODE_BESIDE[case]
+    folder, canary = encoder_with_code(file, change)
+    capsys.readouterr()
+    words = ["model=transformer", f"model.pretrained={folder}", "data.sample.rows=200", "data.sample.eval_rows=40"]
+    assert trained(words, tmp_path, monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert message in said and "Traceback" not in said
+    assert not canary.exists()
+    exec((folder / "evil.py").read_text())  # had it been run, it would have been seen
+    assert canary.exists()
+
+
+@pytest.mark.slow
+def test_a_tokenizer_s_own_code_is_never_run(encoder_with_code, tmp_path, monkeypatch, capsys):
+    folder, canary = encoder_with_code("tokenizer_config.json", own_tokenizer)
+    words = ["model=transformer", f"model.pretrained={folder}", "data.sample.rows=200", "data.sample.eval_rows=40"]
+    assert trained([*words, "trainer.max_epochs=1"], tmp_path, monkeypatch) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+    assert not canary.exists()
+
+
+def trained(words, tmp_path, monkeypatch):
+    """`python -m train` in this process; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["train", *words, f"output={tmp_path / 'runs'}", "monitor.progress=false"])
+    try:
+        train.main()
+    except SystemExit as left:
+        return int(left.code or 0)
+    return 0
+
+
 # Labels that look like paths, markup or formulas.
 
 

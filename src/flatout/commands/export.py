@@ -175,7 +175,9 @@ def _scale(predictor: Any) -> tuple[float, float] | None:
 def _scale_outputs(net: Any, mean: float, spread: float) -> None:
     """Let the last layer do what came after it: its values times the spread, plus the mean."""
     layers = [each for each in net.modules() if isinstance(each, nn.Linear) and each.out_features == net.num_labels]
-    require(bool(layers) and layers[-1].bias is not None, "export", "the head of this family has no bias to shift")
+    mend = "Train one of another model.family."
+    what = "the head of this family has no bias, which the mean of the labels would be added to"
+    require(bool(layers) and layers[-1].bias is not None, "export", what, mend=mend)
     layers[-1].weight.mul_(spread)
     layers[-1].bias.mul_(spread).add_(mean)
 

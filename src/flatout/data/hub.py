@@ -52,8 +52,12 @@ def fetched(name: str, where: str, opening: Callable[[], T]) -> T:
             return opening()
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if "trust_remote_code" in str(error):
+            mend = "Name a model whose code is part of transformers."
+            raise UserError(where, f"{name} comes with code of its own, which is never run", mend=mend) from None
         if Path(name).is_dir():
-            raise UserError(where, f"{name} is no folder that transformers can open ({reason})") from None
+            what = f"{name} is no folder that transformers can open ({reason})"
+            raise UserError(where, what, mend="Name one that save_pretrained wrote, with its tokenizer.") from None
         what = f"no folder {name}, and nothing of that name in the cache or on the Hub could be fetched ({reason})"
         raise UserError(where, what, mend=_WAYS_OUT) from None
 
