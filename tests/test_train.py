@@ -25,6 +25,7 @@ OPTIONS = sorted(
 COMPANIONS = {"data=bits", "model=bitmlp", "task=grams"}
 TAGGING = {"data.problem=tags", "model=transformer", "task=tagging"}
 """Options that only make a run together."""
+TINY_ROWS = ["data.sample.rows=200", "data.sample.eval_rows=40"]
 TINY_RUN = ["data.sample.rows=200", "trainer.max_epochs=1", "data.batch_size=64", "monitor.progress=false"]
 TINY_ENCODER = ["model.hidden=16", "model.layers=1", "model.heads=2", "data.sample.eval_rows=40"]
 for name in ("tweets", "tagged_tweets"):
@@ -122,16 +123,45 @@ MISTAKES = {
     "+callbacks.x._target_=torch.load": "is no class of a kind a run is made of",
     "+callbacks.x._target_=os.system": "os.system is from a package not trusted",
     "+callbacks.x._target_=lightning.pytorch.callbacks.Nothing": "there is no such class",
+    "model=transformer model.pretrained=bert-base-uncased": "model.pretrained, data.tokenizer: no folder bert-base-uncased,",
+    "model=transformer model.lora.rank=2": "model.lora.rank: needs the package peft. Install it with pip install 'flatout[lora]'.",
 }
+
+
+def nothing_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hub is out of reach and its cache is empty, whatever this machine holds."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_message_and_exit_code_2(mistake, tmp_path, monkeypatch, capsys):
-    assert run_train([f"output={tmp_path / 'runs'}", mistake], monkeypatch) == 2
+    monkeypatch.setitem(sys.modules, "peft", None)
+    nothing_fetched(tmp_path, monkeypatch)
+    assert run_train([f"output={tmp_path / 'runs'}", *TINY_ROWS, *mistake.split()], monkeypatch) == 2
     said = capsys.readouterr()
     assert MISTAKES[mistake] in said.err
     assert "Traceback" not in said.err
     assert len(said.err.strip().splitlines()) == 1
+
+
+def test_a_model_that_cannot_be_fetched_is_told_with_the_three_ways_out(tmp_path, monkeypatch, capsys):
+    nothing_fetched(tmp_path, monkeypatch)
+    words = ["+experiment=bert_a16", "model.pretrained=bert-base-uncased", f"output={tmp_path / 'runs'}"]
+    assert run_train([*words, *TINY_ROWS], monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert len(said.strip().splitlines()) == 1
+    for way in ("Name a local folder", "set HF_HOME to that cache", "random weights: model.pretrained=null"):
+        assert way in said
+
+
+def test_a_family_that_cannot_be_flat_is_padded_and_the_run_says_so(tmp_path, monkeypatch, capsys):
+    words = ["model=transformer", "model.family=mpnet", "data.builtin=tweets", *TINY_RUN[1:], *TINY_ENCODER]
+    assert run_train([*words, f"output={tmp_path}"], monkeypatch) == 0
+    told = "batches: padded (mpnet has no flat attention; rows of like length go together)"
+    assert told in capsys.readouterr().out.splitlines()
+    (folder,) = (tmp_path / "default").iterdir()
+    assert told in (folder / "log.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("mistake", ["modle=bilstm", "model.hidden=0", "+callbacks.x._target_=os.system"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import threading
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -70,7 +72,9 @@ def test_columns_that_only_other_runs_write_are_kept_and_those_this_one_writes_g
 ):
     monkeypatch.setattr(rows_of_a_file, "_ROWS_PER_BLOCK", 2)
     file, out = tmp_path / "rows.csv", tmp_path / "answers.csv"
-    file.write_text("entities,text,candidates,probability\n" + "".join(f"e{row},cat {row},c,mine\n" for row in range(5)))
+    file.write_text(
+        "entities,text,candidates,probability\n" + "".join(f"e{row},cat {row},c,mine\n" for row in range(5))
+    )
     assert verb("predict", finished.folder, file, "--out", out) == 0
     found = list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
     assert list(found[0]) == ["entities", "text", "candidates", "prediction", "probability"]
@@ -194,7 +198,10 @@ MISTAKES = [
     (["evaluate", "RUN", "ROWS", "--label", "id"], "labels that the run does not know: '1', '2', '3'"),
     (["predict", "RUN", "ROWS", "--device", "gpu"], "--device: no device 'gpu' here (auto, cpu"),
     (["predict", "RUN", "ROWS", "--top-k", "-1"], "--top-k: -1 (1 or more)"),
-    (["predict", "RUN", "ROWS", "--precision", "bf61"], "--precision: 'bf61' (auto, fp32, bf16, fp16). Did you mean 'bf16'?"),
+    (
+        ["predict", "RUN", "ROWS", "--precision", "bf61"],
+        "--precision: 'bf61' (auto, fp32, bf16, fp16). Did you mean 'bf16'?",
+    ),
     (
         ["bench", "spin"],
         "no bench 'spin' (spine, sources, headlines, bits, bert, tune, scale, doctor, faults, quality)."
@@ -219,6 +226,34 @@ def test_a_failed_prediction_leaves_no_half_file(finished, tmp_path):
     broken.write_text('{"text": "a"}\n{"text": \n')
     assert verb("predict", finished.folder, broken, "--out", tmp_path / "out.csv") == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.jsonl"]
+
+
+def test_memory_stays_flat_on_a_long_file(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(rows_of_a_file, "_ROWS_PER_BLOCK", 1_000)
+
+    def grown_mb(rows: int) -> float:
+        """How much more memory this process holds at most while it answers so many rows of two thousand bytes."""
+        file = tmp_path / f"{rows}.jsonl"
+        file.write_text("".join(f'{{"text": "goal {row}", "note": "{"x" * 2_000}"}}\n' for row in range(rows)))
+        process, done = psutil.Process(), threading.Event()
+        before = most = process.memory_info().rss
+
+        def watch() -> None:
+            nonlocal most
+            while not done.wait(0.005):
+                most = max(most, process.memory_info().rss)
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        try:
+            assert verb("predict", finished.folder, file, "--out", tmp_path / "out.jsonl") == 0
+        finally:
+            done.set()
+            watching.join()
+        return (most - before) / 1e6
+
+    grown_mb(5_000)  # what a first time keeps
+    assert grown_mb(60_000) < 60, "the file alone has 120 MB"
 
 
 def test_the_cache_is_listed_verified_and_cleared(tmp_path, capsys):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,6 +67,37 @@ def test_scores_of_whole_sentences_equal_those_of_seqeval() -> None:
         for ours, name in (("precision", "precision"), ("recall", "recall"), ("f1", "f1-score")):
             assert row[ours] == pytest.approx(float(theirs[name]))
     assert scores.values()["macro_f1"] == pytest.approx(float(expected["macro avg"]["f1-score"]))
+
+
+PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "wnut17" / "test.jsonl"
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published tweets do not lie beside the checkout")
+@pytest.mark.parametrize("wrong", [0.02, 0.2])
+def test_scores_of_published_tweets_equal_those_of_seqeval(wrong: float) -> None:
+    """Answers are the given tags with a share of them replaced: entities are cut, joined, moved and renamed."""
+    from seqeval.metrics import classification_report
+
+    given_rows = [json.loads(line)["tags"] for line in PUBLISHED.read_text(encoding="utf-8").splitlines()]
+    kinds = sorted({tag[2:] for row in given_rows for tag in row if tag != "O"})
+    names = ["O", *(f"{letter}-{kind}" for kind in kinds for letter in "BI")]
+    random = np.random.default_rng(0)
+    answers = [
+        [names[random.integers(len(names))] if random.random() < wrong else tag for tag in row] for row in given_rows
+    ]
+    tags, offsets = flat([[names.index(tag) for tag in row] for row in given_rows])
+    scores = EntityScores(kinds)
+    answered = flat([[names.index(tag) for tag in row] for row in answers])[0]
+    scores.add(answered, tags, offsets, np.zeros(len(given_rows), np.bool_))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # seqeval warns where a row has no tags
+        expected = classification_report(given_rows, answers, output_dict=True)
+    found, overall = scores.values(), expected["micro avg"]
+    assert overall["support"] > 1_000 and 0 < overall["f1-score"] < 1
+    for ours, name in (("precision", "precision"), ("recall", "recall"), ("f1", "f1-score")):
+        assert found[ours] == pytest.approx(float(overall[name]))
+        for row in scores.per_type():
+            assert row[ours] == pytest.approx(float(expected[row["class"]][name]))
 
 
 def test_an_entity_ends_with_its_row_and_where_another_begins() -> None:
