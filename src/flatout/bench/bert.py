@@ -1,8 +1,9 @@
-"""An encoder over flat batches against transformers' own Trainer: the same losses first, then tokens a second.
+"""Encoders over flat batches: equal to padded ones, family by family, then against transformers' own Trainer.
 
-Both train the same model from the same weights on the same rows, in batches of 32, with their defaults (the Trainer's:
-padded to the longest row of the batch, fp32, fused AdamW, clipping at 1). The Trainer's best settings are measured too:
-bf16, rows grouped by length, and compiled. Ours is a whole run, as `python -m train` makes it.
+The same losses come first, then tokens a second. Both train the same model from the same weights on the same rows, in
+batches of 32, with their defaults (the Trainer's: padded to the longest row of the batch, fp32, fused AdamW, clipping
+at 1). The Trainer's best settings are measured too: bf16, rows grouped by length, and compiled. Ours is a whole run, as
+`python -m train` makes it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from torch import nn
 
 from flatout.bench.claim import Claim, Options, at_least, bounded, quiet, reaching
+from flatout.bench.families import family_claims
 from flatout.checkpoints import CheckpointConfig
 from flatout.config import MonitorConfig, RunConfig
 from flatout.data.batch import FlatBatch
@@ -45,6 +47,7 @@ _EXACT = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
 
 def claims(options: Options) -> Iterator[Claim]:
     """Equality, speed on short and on long texts, and what a GPU adds."""
+    yield from family_claims()
     try:
         import accelerate  # noqa: F401  # the Trainer asks for it only when it starts
     except ImportError:
