@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import sys
 from pathlib import Path
 
@@ -78,6 +80,18 @@ def test_every_experiment_opens_with_its_command_and_composes(experiment):
     assert head[1].startswith(f"# python -m train +experiment={experiment}")
 
 
+OF_ENCODERS = ["bert_a16", "bert_tiny", "tweets_emotion", "tweets_irony", "tweets_ner", "tweets_sentiment"]
+
+
+@pytest.mark.parametrize("experiment", OF_ENCODERS)
+def test_an_encoder_s_experiment_opens_with_hardware_time_and_score(experiment):
+    lines = (CONF / "experiment" / f"{experiment}.yaml").read_text(encoding="utf-8").splitlines()
+    head = " ".join(line.removeprefix("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
+    assert re.search(r"\d CPU cores?\b", head), "hardware"
+    assert re.search(r"\d (s|seconds|minutes?)\b", head), "time"
+    assert re.search(r"(accuracy|recall|F1)( of \w+ \w+| of \w+)? \d+\.\d", head), "score"
+
+
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_runs_on_a_tiny_stand_in(experiment, tmp_path, monkeypatch):
     is_bits = experiment.endswith("_bigrams") or experiment.startswith("bloom")
@@ -123,8 +137,8 @@ MISTAKES = {
     "+callbacks.x._target_=torch.load": "is no class of a kind a run is made of",
     "+callbacks.x._target_=os.system": "os.system is from a package not trusted",
     "+callbacks.x._target_=lightning.pytorch.callbacks.Nothing": "there is no such class",
-    "model=transformer model.pretrained=bert-base-uncased": "model.pretrained, data.tokenizer: no folder bert-base-uncased,",
-    "model=transformer model.lora.rank=2": "model.lora.rank: needs the package peft. Install it with pip install 'flatout[lora]'.",
+    "model=transformer model.pretrained=bert-base-uncased": "data.tokenizer: no folder bert-base-uncased, and nothing",
+    "model=transformer model.lora.rank=2": "needs the package peft. Install it with pip install 'flatout[lora]'.",
 }
 
 
