@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flatout.data.batch import FlatBatch, flat_batch
+from flatout.errors import UserError
 from flatout.models.flat_attention import FlatRows, flat_attention, laid_out_rows
 from flatout.models.lora import LoraConfig, merge_lora
 from flatout.models.transformer import FLAT_FAMILIES, Compute, Outputs, Transformer, TransformerConfig
@@ -229,3 +230,14 @@ def test_only_the_small_matrices_and_the_head_are_trained_with_lora() -> None:
     merge_lora(model.net)
     torch.testing.assert_close(model(batch), before, rtol=1e-5, atol=1e-5)
     assert not any("lora_" in name for name in model.state_dict())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"freeze_layers": 1}, {"freeze_embeddings": True}, {"freeze_layers": 1, "unfreeze_epochs": 1.0}],
+    ids=["layers", "embeddings", "thawing"],
+)
+def test_small_matrices_and_frozen_layers_are_two_ways_of_which_one_is_taken(settings: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"model\.lora\.rank: 4 with model\.freeze_layers or model\.freeze_embeddings"):
+        TransformerConfig(lora=LoraConfig(rank=4), **settings)
+    assert TransformerConfig(lora=LoraConfig(rank=0), **settings)

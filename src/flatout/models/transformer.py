@@ -127,6 +127,10 @@ class TransformerConfig:
             require(getattr(self, name) >= 0, f"model.{name}", f"{getattr(self, name)}", allowed="0 or more")
         is_frozen = self.freeze_layers > 0 or not self.unfreeze_epochs
         require(is_frozen, "model.unfreeze_epochs", "nothing is frozen", mend="Set model.freeze_layers=N.")
+        is_one_way = not (self.lora.rank and (self.freeze_layers or self.freeze_embeddings))
+        what = f"{self.lora.rank} with model.freeze_layers or model.freeze_embeddings"
+        allowed = "beside small matrices the whole encoder is frozen"
+        require(is_one_way, "model.lora.rank", what, allowed=allowed, mend="Leave out the one or the other.")
 
     def build(
         self, outputs: Outputs, *, vocabulary_size: int, padding_id: int, separator_id: int | None
