@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -219,6 +220,73 @@ def test_each_layer_learns_slower_than_the_one_above_it() -> None:
     assert [shares[id(next(block.parameters()))] for block in model.blocks()] == [0.125, 0.25, 0.5]
     assert shares[id(model.net.classifier.weight)] == 1
     assert shares[id(model.net.get_input_embeddings().weight)] == 0.0625
+
+
+NARROW = {"embedding_size": 16}
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "albert": NARROW,
+    "electra": NARROW,
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+}
+"""What brings out weights below the layers that are in no module named embeddings."""
+
+
+def weights_below(model: Transformer) -> set[str]:
+    """Names of those weights of the backbone that come neither from a layer nor from above the last."""
+    blocks = {id(weight) for block in model.blocks() for weight in block.parameters()}
+    named = model.net.base_model.named_parameters()
+    return {name for name, weight in named if id(weight) not in blocks and not re.match("pooler|final_norm", name)}
+
+
+@pytest.mark.parametrize("family", [*FLAT, *PADDED])
+def test_nothing_below_the_last_layer_is_trained_where_all_layers_are_frozen(family: str) -> None:
+    model = built(family, settings=OF_FAMILY.get(family, {}))
+    model.freeze(len(model.blocks()), embeddings=True)  # ALBERT goes through one layer again and again
+    states: list[Tensor] = []
+    model.blocks()[-1].register_forward_hook(
+        lambda module, given, found: states.append(found[0] if isinstance(found, tuple) else found)
+    )
+    model(batch_of([3, 9])).sum().backward()
+    assert not states[-1].requires_grad
+    assert any(weight.grad is not None for weight in model.parameters())
+
+
+@pytest.mark.parametrize("family", [*FLAT, *PADDED])
+def test_frozen_embeddings_are_all_that_lies_below_the_layers(family: str) -> None:
+    model = built(family, freeze_embeddings=True, settings=OF_FAMILY.get(family, {}))
+    frozen = {name for name, weight in model.net.base_model.named_parameters() if not weight.requires_grad}
+    assert frozen == weights_below(model)
+    assert all(weight.requires_grad for block in model.blocks() for weight in block.parameters())
+
+
+@pytest.mark.parametrize("family", [*FLAT, *PADDED])
+def test_what_lies_below_the_layers_learns_slowest(family: str) -> None:
+    model = built(family, settings=OF_FAMILY.get(family, {}))
+    depths = model.depths()
+    prefix = f"net.{model.net.base_model_prefix}."
+    below = {prefix + name for name in weights_below(model)}
+    assert below == {name for name, depth in depths.items() if depth == len(model.blocks()) + 1}
+    assert all(re.search("classifier|pooler|head|final_norm", name) for name, depth in depths.items() if depth == 0)
+
+
+def test_what_deberta_declares_after_its_layers_lies_below_them() -> None:
+    from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
+
+    described = DebertaV2Config(
+        vocab_size=_VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        relative_attention=True,
+        norm_rel_ebd="layer_norm",
+        conv_kernel_size=3,
+    )
+    net = DebertaV2ForSequenceClassification(described)
+    model = Transformer(net, is_tagging=False, compute=Compute.auto, separator_id=None)
+    model.freeze(2, embeddings=True)
+    trained = {name for name, weight in model.net.named_parameters() if weight.requires_grad}
+    assert trained == {f"{part}.{kind}" for part in ("pooler.dense", "classifier") for kind in ("weight", "bias")}
 
 
 def test_only_the_small_matrices_and_the_head_are_trained_with_lora() -> None:

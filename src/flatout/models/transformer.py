@@ -49,6 +49,8 @@ _NARROW_FAMILIES = {"bert", "camembert", "electra", "roberta", "xlm-roberta"}
 """Families whose layers end in a feed-forward part; in the last layer only a row's first token needs it."""
 _COUNTED_FAMILIES = {*FLAT_FAMILIES, "mpnet"}
 """Families whose layers are linear layers and plain attention, so that their operations can be counted."""
+_BESIDE_BLOCKS = {"deberta-v2": ("encoder.LayerNorm", "encoder.conv")}
+"""What families declare after their layers although it serves the first of them, or all; tables are found anyway."""
 _ATTENTION_INPUTS = {"query", "key", "value", "q_lin", "k_lin", "v_lin", "q", "k", "v", "Wqkv"}
 """What families call the layers that make queries, keys and values."""
 _SIZES = {
@@ -368,12 +370,8 @@ class Transformer(nn.Module):
         blocks = self.blocks()
         require(layers <= len(blocks), "model.freeze_layers", f"{layers}", allowed=f"at most {len(blocks)} layers")
         if layers or embeddings:
-            for module in self.net.modules():
-                if isinstance(module, nn.Embedding):
-                    module.requires_grad_(False)
-            for name, weight in self.net.named_parameters():
-                if ".embeddings." in name:
-                    weight.requires_grad_(False)
+            for weight in self._below_blocks():
+                weight.requires_grad_(False)
         for block in blocks[:layers]:
             block.requires_grad_(False)
 
@@ -406,15 +404,27 @@ class Transformer(nn.Module):
         """How many layers lie above each weight: 0 for the head, most for the embeddings."""
         blocks = self.blocks()
         place = {id(weight): number for number, block in enumerate(blocks) for weight in block.parameters()}
-        backbone = {id(weight) for weight in self.net.base_model.parameters()}
+        below = set(map(id, self._below_blocks()))
         found: dict[str, int] = {}
         for name, weight in self.named_parameters():
             if id(weight) in place:
                 found[name] = len(blocks) - place[id(weight)]
-            elif id(weight) in backbone and ".embeddings." in name:
+            elif id(weight) in below:
                 found[name] = len(blocks) + 1
             else:
                 found[name] = 0
+        return found
+
+    def _below_blocks(self) -> list[nn.Parameter]:
+        """The embeddings: what a row meets before the first layer, and tables outside of them that all layers read."""
+        blocks, late = self.blocks(), _BESIDE_BLOCKS.get(self.family, ())
+        in_blocks = {id(module) for block in blocks for module in block.modules()}
+        found: list[nn.Parameter] = []
+        is_below = bool(blocks)
+        for name, module in self.net.base_model.named_modules():
+            is_below = is_below and module is not blocks[0]
+            if id(module) not in in_blocks and (is_below or isinstance(module, nn.Embedding) or name.startswith(late)):
+                found += module.parameters(recurse=False)
         return found
 
     def _flat(self, batch: FlatBatch) -> Tensor:
