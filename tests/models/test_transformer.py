@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatout.data.batch import FlatBatch, flat_batch
 from flatout.errors import UserError
@@ -196,6 +196,32 @@ def test_rectangles_hold_every_token_once_and_nothing_of_another_row(lengths: li
             assert set(row_of_token[own]) == {row}
             row += 1
     assert row == len(lengths)
+
+
+def shares_dropped(modules: list[nn.Module]) -> set[float]:
+    """Of dropout modules, and of attention that keeps its share as a plain number."""
+    plain = {getattr(module, "attention_dropout", None) for module in modules}
+    return {module.p for module in modules if isinstance(module, nn.Dropout)} | {
+        share for share in plain if isinstance(share, float)
+    }
+
+
+@pytest.mark.parametrize("kind", ["single", "tags"])
+@pytest.mark.parametrize("family", [*FLAT, *PADDED])
+def test_each_share_to_drop_arrives_in_the_modules_that_drop_it(family: str, kind: str) -> None:
+    shares = {"dropout": 0.11, "attention_dropout": 0.22, "head_dropout": 0.33}
+    config = TransformerConfig(family=family, hidden=32, layers=2, heads=4, **shares)
+    model = config.build(Outputs(["a", "b"], kind), vocabulary_size=_VOCABULARY, padding_id=1, separator_id=None)
+    backbone = list(model.net.base_model.modules())
+    head = [module for module in model.net.modules() if module not in set(backbone)]
+    assert shares_dropped(backbone) == {0.11, 0.22}
+    assert shares_dropped(head) == {0.33}
+
+
+def test_a_share_that_a_family_does_not_drop_is_refused() -> None:
+    config = TransformerConfig(family="fnet", hidden=32, layers=2, heads=4, attention_dropout=0.1)
+    with pytest.raises(UserError, match=r"model\.attention_dropout: fnet has no such share"):
+        config.build(Outputs(["a", "b"], "single"), vocabulary_size=_VOCABULARY, padding_id=1, separator_id=None)
 
 
 def test_frozen_layers_join_from_the_last_to_the_first() -> None:

@@ -72,3 +72,19 @@ def test_numbers_are_learnt_in_their_own_spread_and_answered_in_their_own_unit()
 def test_smoothing_out_of_range_names_itself():
     with pytest.raises(UserError, match=r"task.label_smoothing: 1.0 \(0 to below 1\)"):
         ClassificationConfig(label_smoothing=1.0)
+
+
+def test_smoothing_brings_present_and_absent_labels_nearer_to_one_half():
+    labels = Labels(Problem.multi, ["a", "b", "c"], [5, 1, 2], 10)
+    outputs, targets = torch.randn(4, 3), torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 1]])
+    batch = batch_of(torch.zeros(4))
+    batch.targets, batch.target_offsets = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 1, 3, 3, 4])
+    expected = F.binary_cross_entropy_with_logits(outputs, torch.where(targets == 1, 0.9, 0.1), reduction="sum")
+    torch.testing.assert_close(task_of(labels, label_smoothing=0.2).loss(outputs, batch), expected / 3 / 8)
+
+
+@pytest.mark.parametrize("settings", [{"label_smoothing": 0.1}, {"class_weights": "auto"}])
+def test_a_regression_refuses_what_only_classes_can_have(settings):
+    name = next(iter(settings))
+    with pytest.raises(UserError, match=rf"task\.{name}: .*, but targets are numbers"):
+        task_of(Labels(Problem.regression, ["value"], [10], 10), **settings)

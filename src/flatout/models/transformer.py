@@ -56,11 +56,14 @@ _ATTENTION_INPUTS = {"query", "key", "value", "q_lin", "k_lin", "v_lin", "q", "k
 _SIZES = {
     "distilbert": {"hidden": "dim", "layers": "n_layers", "heads": "n_heads", "intermediate": "hidden_dim"},
 }
-_HIDDEN_DROPOUTS = ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout")
-_ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
+_DROPOUTS = {
+    "dropout": ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout"),
+    "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout"),
+    "head_dropout": ("classifier_dropout", "seq_classif_dropout", "classifier_dropout_prob", "pooler_dropout"),
+}
+"""Settings of ours, and what families call them."""
 _CODE = ("auto_map", "attn_implementation", "experts_implementation", "quantization_config", "use_kernels")
 """Settings of an encoder's own configuration that can name code to be fetched and run."""
-_HEAD_DROPOUTS = ("classifier_dropout", "seq_classif_dropout", "classifier_dropout_prob")
 
 
 class Compute(StrEnum):
@@ -141,6 +144,8 @@ class TransformerConfig:
         described = self._described()
         self._set(described, outputs, vocabulary_size, padding_id)
         model = Transformer(self._weighted(described, outputs), outputs.is_tagging, self.compute, separator_id)
+        if self.head_dropout is not None:
+            model.drop_before_output(self.head_dropout)
         if self.lora.rank:
             add_lora(model.net, self.lora)
         else:
@@ -181,14 +186,13 @@ class TransformerConfig:
         return _config_class(self.family)(**{names[name]: size for name, size in sizes.items()}, **extra)
 
     def _set(self, described: Any, outputs: Outputs, vocabulary_size: int, padding_id: int) -> None:
-        for value, names in (
-            (self.dropout, _HIDDEN_DROPOUTS),
-            (self.attention_dropout, _ATTENTION_DROPOUTS),
-            (self.head_dropout, _HEAD_DROPOUTS),
-        ):
-            for name in names:
-                if value is not None and hasattr(described, name):
-                    setattr(described, name, value)
+        for key, names in _DROPOUTS.items():
+            share = getattr(self, key)
+            taken = [name for name in names if share is not None and hasattr(described, name)]
+            is_taken = share is None or bool(taken) or key == "head_dropout"  # of which the head's own modules are told
+            require(is_taken, f"model.{key}", f"{described.model_type} has no such share", mend="Leave it out.")
+            for name in taken:
+                setattr(described, name, share)
         _require_no_code(self.settings, "model.settings")
         for name, value in self.settings.items():
             if not hasattr(described, name):
@@ -296,7 +300,7 @@ class Transformer(nn.Module):
     @property
     def attention_dropout(self) -> float:
         """Share of attention that the encoder's own settings drop."""
-        return max((getattr(self.described, name, None) or 0.0 for name in _ATTENTION_DROPOUTS), default=0.0)
+        return max((getattr(self.described, name, None) or 0.0 for name in _DROPOUTS["attention_dropout"]), default=0.0)
 
     def longest_row(self) -> int:
         """Most tokens a row may have."""
@@ -322,10 +326,8 @@ class Transformer(nn.Module):
         tokens, blocks = float(lengths.sum()), self.blocks()
         in_blocks = {id(module) for block in blocks for module in block.modules()}
         backbone = list(self.net.base_model.modules())
-        in_backbone = set(map(id, backbone))
-        head = [module for module in self.net.modules() if id(module) not in in_backbone]  # some declare it first
         found, below = [look_up(self.net.get_input_embeddings().weight)], True
-        for module in [*backbone, *head]:
+        for module in [*backbone, *self._head()]:
             if module is blocks[0]:
                 found += self._block_products(blocks, lengths)
                 below = False
@@ -364,6 +366,14 @@ class Transformer(nn.Module):
         """The encoder's layers, first to last."""
         stacks = [module for module in self.net.modules() if isinstance(module, nn.ModuleList)]
         return list(max(stacks, key=lambda stack: (len(stack), _size(stack)), default=[]))
+
+    def drop_before_output(self, share: float) -> None:
+        """Drop so much in the head, also where a family's configuration has no word for it."""
+        found = [module for module in self._head() if isinstance(module, nn.Dropout)]
+        what = f"{self.family} drops nothing before its output"
+        require(bool(found) or not share, "model.head_dropout", what, mend="Leave it out.")
+        for module in found:
+            module.p = share
 
     def freeze(self, layers: int, *, embeddings: bool) -> None:
         """Keep the first layers, and the embeddings, as they are."""
@@ -414,6 +424,11 @@ class Transformer(nn.Module):
             else:
                 found[name] = 0
         return found
+
+    def _head(self) -> list[nn.Module]:
+        """What is no part of the backbone; some families declare it first."""
+        in_backbone = set(map(id, self.net.base_model.modules()))
+        return [module for module in self.net.modules() if id(module) not in in_backbone]
 
     def _below_blocks(self) -> list[nn.Parameter]:
         """The embeddings: what a row meets before the first layer, and tables outside of them that all layers read."""

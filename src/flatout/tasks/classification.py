@@ -33,7 +33,7 @@ class ClassificationConfig:
     class_weights: ClassWeights = ClassWeights.none
     """auto: each class weighs by the inverse of its share of the training rows, one on average over rows."""
     label_smoothing: float = 0.0
-    """Share of each target spread over all classes; for one class a row."""
+    """Share of each target spread over all classes; of several labels a row, over present and absent."""
 
     def __post_init__(self) -> None:
         self.class_weights = as_choice(ClassWeights, self.class_weights, "task.class_weights")
@@ -79,6 +79,7 @@ class ClassificationTask(StepTask):
     ) -> None:
         super().__init__(model, optim, total_steps=total_steps, clip=clip)
         self.labels, self.config = labels, config
+        _require_classes(labels, config)
         self.metrics = TaskMetrics.build(labels.problem, labels.classes)
         weights = class_weights(labels) if config.class_weights is ClassWeights.auto else None
         self.register_buffer("weights_C", weights, persistent=False)
@@ -144,11 +145,11 @@ class ClassificationTask(StepTask):
         return real_rows(batch.targets, batch)
 
     def _loss_sum_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        problem, weights_C = self.labels.problem, self.weights_C
+        problem, weights_C, smoothing = self.labels.problem, self.weights_C, self.config.label_smoothing
         if problem is Problem.single:
-            smoothing = self.config.label_smoothing
             return F.cross_entropy(outputs, targets, weight=weights_C, reduction="sum", label_smoothing=smoothing)
         if problem is Problem.multi:
+            targets = targets * (1 - smoothing) + smoothing / 2 if smoothing else targets
             losses = F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weights_C, reduction="sum")
             return losses / self.labels.num_outputs
         standardised = (targets - self.labels.mean) / self.labels.spread
@@ -158,6 +159,17 @@ class ClassificationTask(StepTask):
 def real_rows(values: Tensor, batch: FlatBatch) -> Tensor:
     """The rows that count; nearly always all of them."""
     return values if batch.num_real == batch.num_rows else values[: batch.num_real]
+
+
+def _require_classes(labels: Labels, config: ClassificationConfig) -> None:
+    """Refuse what a regression cannot heed."""
+    if labels.problem is not Problem.regression:
+        return
+    mend = "Leave it out."
+    smoothing, weights = config.label_smoothing, config.class_weights
+    require(not smoothing, "task.label_smoothing", f"{smoothing}, but targets are numbers", mend=mend)
+    has_none = weights is ClassWeights.none
+    require(has_none, "task.class_weights", f"{weights}, but targets are numbers, not classes", mend=mend)
 
 
 def class_weights(labels: Labels) -> Tensor | None:
