@@ -11,7 +11,8 @@ from flatout.data.batch import FlatBatch, flat_batch
 from flatout.data.problem import Problem
 from flatout.errors import UserError
 from flatout.optim import OptimConfig
-from flatout.tasks.classification import ClassificationConfig, ClassificationTask, ClassWeights, Labels, class_weights
+from flatout.tasks.class_weights import ClassWeights
+from flatout.tasks.classification import ClassificationConfig, ClassificationTask, Labels, class_weights
 
 LABELS = Labels(Problem.single, ["a", "b", "c"], [6, 3, 1], 10)
 
@@ -83,8 +84,28 @@ def test_smoothing_brings_present_and_absent_labels_nearer_to_one_half():
     torch.testing.assert_close(task_of(labels, label_smoothing=0.2).loss(outputs, batch), expected / 3 / 8)
 
 
-@pytest.mark.parametrize("settings", [{"label_smoothing": 0.1}, {"class_weights": "auto"}])
+@pytest.mark.parametrize("settings", [{"label_smoothing": 0.1}, {"class_weights": "auto"}, {"weights": {"value": 2.0}}])
 def test_a_regression_refuses_what_only_classes_can_have(settings):
     name = next(iter(settings))
     with pytest.raises(UserError, match=rf"task\.{name}: .*, but targets are numbers"):
         task_of(Labels(Problem.regression, ["value"], [10], 10), **settings)
+
+
+def test_classes_weigh_what_a_person_says_and_one_where_nothing_is_said():
+    outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    each = F.cross_entropy(outputs, targets, reduction="none")
+    loss = task_of(LABELS, weights={"c": 4, "a": 0.5}).loss(outputs, batch_of(targets))
+    torch.testing.assert_close(loss, (each * torch.tensor([0.5, 1, 4, 0.5])).sum() / 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weights": {"bb": 2.0}}, r"task\.weights: no class 'bb' \(a, b, c\)\. Did you mean 'b'\?"),
+        ({"weights": {"b": -1.0}}, r"task\.weights\.b: -1\.0 \(0 or more\)"),
+        ({"weights": {"b": 2.0}, "class_weights": "auto"}, r"task\.weights: is set with task\.class_weights=auto"),
+    ],
+)
+def test_weights_of_no_class_and_two_ways_at_once_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        task_of(LABELS, **settings)

@@ -5,16 +5,26 @@ from __future__ import annotations
 import itertools
 import json
 import warnings
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from flatout.data.entities import find_entities
+from flatout.data.batch import flat_batch
+from flatout.data.entities import NO_TAG, find_entities
+from flatout.data.problem import Problem
+from flatout.data.text import TextDataConfig
 from flatout.data.tweet_samples import ENTITY_TYPES, TaggedTweetsConfig, TaggedTweetsTable
-from flatout.tasks.tagging import EntityScores
+from flatout.data.vocabulary import VocabularyConfig, VocabularyKind
+from flatout.kinds.tags import TagKind
+from flatout.optim import OptimConfig
+from flatout.tasks.tagging import EntityScores, TaggingConfig, TaggingTask, TagLabels
 
 TYPES = ["person", "place"]
 NAMES = ["O", "B-person", "I-person", "B-place", "I-place"]
@@ -137,3 +147,61 @@ def test_scores_of_all_short_rows_equal_those_of_seqeval() -> None:
         runs = zip(found.kind, found.start, found.stop, strict=True)
         mine = [(TYPES[kind], int(start), int(stop) - 1) for kind, start, stop in runs]
         assert mine == expected, row
+
+
+LABELS = TagLabels(NAMES, 2.0, {}, counts=[6, 2, 1, 1, 0])
+OUTPUTS = torch.randn(5, 5, generator=torch.Generator().manual_seed(0))
+TAGS = torch.tensor([0, 1, 0, NO_TAG, 3])
+"""Of two rows of two and three tokens; the fourth token begins no word."""
+
+
+def task_of(**settings: Any) -> TaggingTask:
+    return TaggingTask(nn.Linear(1, 1), LABELS, TaggingConfig(**settings), OptimConfig(), total_steps=1)
+
+
+def loss_of(**settings: Any) -> torch.Tensor:
+    batch = flat_batch([[1, 1], [1, 1, 1]])
+    batch.targets = TAGS
+    return task_of(**settings).loss(OUTPUTS, batch)
+
+
+def of_each_word() -> torch.Tensor:
+    """What each tag would lose at each word."""
+    return -OUTPUTS.log_softmax(-1)[TAGS != NO_TAG]
+
+
+def test_each_word_weighs_by_how_rare_its_tag_is():
+    right = of_each_word()[range(4), [0, 1, 0, 3]]
+    weights = torch.tensor([10 / (5 * 6), 10 / (5 * 2), 10 / (5 * 6), 10 / 5])
+    torch.testing.assert_close(loss_of(class_weights="auto"), (right * weights).sum() / (2 * 2.0))
+
+
+def test_tags_weigh_what_a_person_says_and_one_where_nothing_is_said():
+    right = of_each_word()[range(4), [0, 1, 0, 3]]
+    weights = torch.tensor([0.1, 1.0, 0.1, 3.0])
+    torch.testing.assert_close(loss_of(weights={"O": 0.1, "B-place": 3}), (right * weights).sum() / (2 * 2.0))
+
+
+def test_smoothing_spreads_a_share_of_each_tag_over_all():
+    each = of_each_word()
+    right = each[range(4), [0, 1, 0, 3]]
+    torch.testing.assert_close(loss_of(label_smoothing=0.2), (0.8 * right + 0.2 * each.mean(1)).sum() / (2 * 2.0))
+
+
+def test_tags_are_counted_in_the_training_words(tmp_path):
+    sample = TaggedTweetsConfig(rows=120, eval_rows=40)
+    config = TextDataConfig(
+        problem=Problem.tags,
+        tagged_tweets=sample,
+        max_length=200,
+        vocabulary=VocabularyConfig(kind=VocabularyKind.wordpiece),
+        cache=str(tmp_path),
+    )
+    kind = TagKind(config, config.prepare())
+    settings = {"total_steps": 1, "clip": 0.0, "seed": 0}
+    task = kind.build_task(nn.Linear(1, 1), TaggingConfig(class_weights="auto"), OptimConfig(), **settings)
+    blocks = TaggedTweetsTable(sample, "train").blocks(["tags"])
+    counts = Counter(tag for block in blocks for row in block.column("tags").to_pylist() for tag in row)
+    names = kind.tag_labels.names
+    expected = [counts.total() / (len(names) * counts[name]) for name in names]
+    assert task.weights_C.tolist() == pytest.approx(expected)

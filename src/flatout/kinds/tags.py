@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import nn
 
+from flatout.data.entities import NO_TAG
+from flatout.data.gather import TARGETS
 from flatout.data.text import PreparedText, TextDataConfig
 from flatout.inference.tags import TagPredictor
 from flatout.kinds.kind import Answers, Feeds
@@ -13,8 +17,11 @@ from flatout.kinds.text import SPLIT_ROWS, TextKind, save_split_rows, tell_of_at
 from flatout.models.transformer import Outputs, Transformer
 from flatout.optim import OptimConfig
 from flatout.run_folder import RunFolder
+from flatout.tasks.class_weights import ClassWeights
 from flatout.tasks.step import StepTask
 from flatout.tasks.tagging import TaggingTask, TagLabels
+
+_TOKENS_A_PIECE = 1 << 22
 
 
 class TagKind(TextKind):
@@ -45,7 +52,18 @@ class TagKind(TextKind):
     def build_task(
         self, model: nn.Module, task: Any, optim: OptimConfig, *, total_steps: int, clip: float, seed: int
     ) -> StepTask:
+        if task.class_weights is ClassWeights.auto:
+            self.tag_labels = replace(self.tag_labels, counts=self._tag_counts())
         return TaggingTask(model, self.tag_labels, task, optim, total_steps=total_steps, clip=clip)
+
+    def _tag_counts(self) -> list[int]:
+        """Training words of each tag, a piece at a time."""
+        targets = self.data.store.splits["train"].ragged(TARGETS).values
+        counts = np.zeros(len(self.tag_labels.names), np.int64)
+        for start in range(0, len(targets), _TOKENS_A_PIECE):
+            piece = targets[start : start + _TOKENS_A_PIECE]
+            counts += np.bincount(piece[piece != NO_TAG], minlength=len(counts))
+        return [int(count) for count in counts]
 
     def after_best(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
         return

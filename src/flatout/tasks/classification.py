@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,17 +12,11 @@ from torch import Tensor, nn
 from flatout.data.batch import FlatBatch
 from flatout.data.feed import Feed
 from flatout.data.problem import Problem
-from flatout.errors import as_choice, require
+from flatout.errors import require
 from flatout.metrics import MultiMetrics, TaskMetrics, monitored_metric
 from flatout.optim import OptimConfig
+from flatout.tasks.class_weights import ClassWeights, balanced, checked, named
 from flatout.tasks.step import StepTask
-
-
-class ClassWeights(StrEnum):
-    """Whether rare classes weigh more in the loss."""
-
-    none = "none"
-    auto = "auto"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -32,11 +25,13 @@ class ClassificationConfig:
 
     class_weights: ClassWeights = ClassWeights.none
     """auto: each class weighs by the inverse of its share of the training rows, one on average over rows."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Weight of a class by its name, for those that are not to weigh 1; instead of class_weights."""
     label_smoothing: float = 0.0
     """Share of each target spread over all classes; of several labels a row, over present and absent."""
 
     def __post_init__(self) -> None:
-        self.class_weights = as_choice(ClassWeights, self.class_weights, "task.class_weights")
+        self.class_weights, self.weights = checked(self.class_weights, self.weights)
         smoothing = self.label_smoothing
         require(0 <= smoothing < 1, "task.label_smoothing", f"{smoothing}", allowed="0 to below 1")
 
@@ -81,7 +76,9 @@ class ClassificationTask(StepTask):
         self.labels, self.config = labels, config
         _require_classes(labels, config)
         self.metrics = TaskMetrics.build(labels.problem, labels.classes)
-        weights = class_weights(labels) if config.class_weights is ClassWeights.auto else None
+        weights = named(config.weights, labels.classes)
+        if config.class_weights is ClassWeights.auto:
+            weights = class_weights(labels)
         self.register_buffer("weights_C", weights, persistent=False)
 
     @property
@@ -166,10 +163,11 @@ def _require_classes(labels: Labels, config: ClassificationConfig) -> None:
     if labels.problem is not Problem.regression:
         return
     mend = "Leave it out."
-    smoothing, weights = config.label_smoothing, config.class_weights
+    smoothing = config.label_smoothing
     require(not smoothing, "task.label_smoothing", f"{smoothing}, but targets are numbers", mend=mend)
-    has_none = weights is ClassWeights.none
-    require(has_none, "task.class_weights", f"{weights}, but targets are numbers, not classes", mend=mend)
+    what = "is set, but targets are numbers"
+    require(config.class_weights is ClassWeights.none, "task.class_weights", what, mend=mend)
+    require(not config.weights, "task.weights", what, mend=mend)
 
 
 def class_weights(labels: Labels) -> Tensor | None:
@@ -180,7 +178,7 @@ def class_weights(labels: Labels) -> Tensor | None:
     """
     if labels.problem is Problem.regression:
         return None
-    counts_C = torch.tensor(labels.counts, dtype=torch.float32).clamp(min=1)
     if labels.problem is Problem.single:
-        return labels.num_rows / (len(labels.counts) * counts_C)
+        return balanced(labels.counts)
+    counts_C = torch.tensor(labels.counts, dtype=torch.float32).clamp(min=1)
     return ((labels.num_rows - counts_C) / counts_C).clamp(0.05, 20)

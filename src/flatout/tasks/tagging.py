@@ -6,7 +6,7 @@ never seen by the model; its entities count as missed, as they would where the m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from flatout.data.batch import FlatBatch
 from flatout.data.entities import NO_TAG, Entities, find_entities
 from flatout.errors import require
 from flatout.optim import OptimConfig
+from flatout.tasks.class_weights import ClassWeights, balanced, checked, named
 from flatout.tasks.step import StepTask
 
 _SPLITS = {"val": "validation", "test": "test"}
@@ -27,10 +28,15 @@ _SPLITS = {"val": "validation", "test": "test"}
 class TaggingConfig:
     """The loss of a tagger."""
 
+    class_weights: ClassWeights = ClassWeights.none
+    """auto: each tag weighs by the inverse of its share of the training words, one on average over words."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Weight of a tag by its name, for those that are not to weigh 1; instead of class_weights."""
     label_smoothing: float = 0.0
     """Share of each target spread over all tags."""
 
     def __post_init__(self) -> None:
+        self.class_weights, self.weights = checked(self.class_weights, self.weights)
         smoothing = self.label_smoothing
         require(0 <= smoothing < 1, "task.label_smoothing", f"{smoothing}", allowed="0 to below 1")
 
@@ -45,6 +51,8 @@ class TagLabels:
     """Words of a training row on average, by which the loss is divided."""
     lost: dict[str, dict[str, Any]]
     """For each split the words and entities that were cut off, as the store's facts tell."""
+    counts: list[int] = field(default_factory=list)
+    """Training words of each tag, of those that the model sees; empty where nobody asked."""
 
     @property
     def types(self) -> list[str]:
@@ -55,6 +63,7 @@ class TaggingTask(StepTask):
     """Trains a tagger on flat batches."""
 
     labels_are_of_tokens = True
+    weights_C: Tensor | None
 
     def __init__(
         self,
@@ -70,6 +79,10 @@ class TaggingTask(StepTask):
         self.labels, self.config = labels, config
         self.scores = EntityScores(labels.types)
         self._lost: dict[str, Any] = {}
+        weights = named(config.weights, labels.names)
+        if config.class_weights is ClassWeights.auto:
+            weights = balanced(labels.counts)
+        self.register_buffer("weights_C", weights, persistent=False)
 
     @property
     def metric_names(self) -> list[str]:
@@ -104,9 +117,13 @@ class TaggingTask(StepTask):
         return self.scores.values()
 
     def _loss_sum_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        smoothing = self.config.label_smoothing
         return F.cross_entropy(
-            outputs.float(), targets.long(), reduction="sum", ignore_index=NO_TAG, label_smoothing=smoothing
+            outputs.float(),
+            targets.long(),
+            weight=self.weights_C,
+            reduction="sum",
+            ignore_index=NO_TAG,
+            label_smoothing=self.config.label_smoothing,
         )
 
 
