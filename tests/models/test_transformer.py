@@ -157,6 +157,11 @@ def test_checkpointed_gradients_are_the_same() -> None:
         torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-6)
 
 
+def test_activations_computed_anew_are_refused_where_a_family_cannot() -> None:
+    with pytest.raises(UserError, match=r"model\.gradient_checkpointing: mpnet cannot compute its activations anew"):
+        built("mpnet", gradient_checkpointing=True)
+
+
 def test_attention_dropout_keeps_the_mean_and_its_gradient_is_of_what_it_computed() -> None:
     torch.manual_seed(0)
     lengths = torch.tensor([3, 5, 5, 170])

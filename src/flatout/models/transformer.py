@@ -153,6 +153,9 @@ class TransformerConfig:
         if self.unfreeze_epochs:
             model.wait(self.unfreeze_epochs)
         if self.gradient_checkpointing:
+            can = model.net.supports_gradient_checkpointing
+            what = f"{model.family} cannot compute its activations anew"
+            require(can, "model.gradient_checkpointing", what, mend="Leave it out, or set a smaller data.batch_size.")
             enable = getattr(model.net, "activation_checkpointing_enable", model.net.gradient_checkpointing_enable)
             enable({"use_reentrant": False})
         return model.train()  # from_pretrained gives what is meant to answer, without dropout
