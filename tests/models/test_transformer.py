@@ -131,7 +131,7 @@ def test_means_of_tokens_equal_the_padded_reference_where_a_head_takes_means() -
     torch.testing.assert_close(flat(batch), reference(padded, batch), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["bert", "albert", "electra"])
+@pytest.mark.parametrize("family", ["bert", "albert", "electra", "megatron-bert"])
 def test_the_texts_of_a_pair_are_numbered_as_the_padded_reference_has_them(family: str) -> None:
     separator = 3
     torch.manual_seed(0)
@@ -146,6 +146,14 @@ def test_the_texts_of_a_pair_are_numbered_as_the_padded_reference_has_them(famil
     for row, number, logits in zip(rows, numbers, found, strict=True):
         alone = model.net(input_ids=torch.tensor([row]), token_type_ids=torch.tensor([number])).logits[0]
         torch.testing.assert_close(logits, alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["roberta", "distilbert", "mpnet"])
+def test_pairs_are_not_numbered_where_a_family_knows_no_numbers(family: str) -> None:
+    config = TransformerConfig(family=family, hidden=32, layers=1, heads=4)
+    model = config.build(Outputs(["a", "b"], "single"), vocabulary_size=_VOCABULARY, padding_id=1, separator_id=3)
+    assert not model._numbers_pairs
+    assert model(flat_batch([[2, 9, 3, 8, 3], [2, 7, 3, 6, 3]])).isfinite().all()
 
 
 def test_checkpointed_gradients_are_the_same() -> None:

@@ -44,7 +44,7 @@ FLAT_FAMILIES = {
 _POSITIONS_AFTER_PADDING = {"camembert", "roberta", "xlm-roberta"}
 """Families that number a row's places from the padding id plus one."""
 _NUMBERED_PAIRS = {"albert", "bert", "electra", "deberta-v2", "deberta"}
-"""Families that tell the texts of a pair apart by numbers beside the tokens."""
+"""Families that tell the texts of a pair apart by numbers beside the tokens; others do where they have a table."""
 _NARROW_FAMILIES = {"bert", "camembert", "electra", "roberta", "xlm-roberta"}
 """Families whose layers end in a feed-forward part; in the last layer only a row's first token needs it."""
 _COUNTED_FAMILIES = {*FLAT_FAMILIES, "mpnet"}
@@ -280,7 +280,8 @@ class Transformer(nn.Module):
         self.layout = "flat" if self.is_flat else "padded"
         self.padding_id: int = net.config.pad_token_id or 0
         self.first_position = self.padding_id + 1 if self.family in _POSITIONS_AFTER_PADDING else 0
-        self._numbers_pairs = separator_id is not None and self.family in _NUMBERED_PAIRS
+        is_typed = not can_be_flat and (getattr(net.config, "type_vocab_size", 0) or 0) > 1
+        self._numbers_pairs = separator_id is not None and (self.family in _NUMBERED_PAIRS or is_typed)
         if self.is_flat:
             from flatout.models.flat_attention import NAME
 
