@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -240,8 +242,6 @@ def test_where_there_are_no_classes_the_likeliest_cannot_be_listed(tags, tmp_pat
 
 
 def pa_texts(texts: list[str]):
-    import pyarrow as pa
-
     return pa.array(texts, pa.large_string())
 
 
@@ -259,13 +259,29 @@ def test_a_tagger_finds_entities_and_counts_what_was_cut(tags):
 
 def test_a_loaded_tagger_answers_as_the_run_did_word_by_word(tags):
     rows = ["met Zarbo in Velm tonight", ["one", "two three"], [], ["word"] * 60]
-    expected, found = tags.predict(rows), TagPredictor.load(tags.folder).predict(rows)
+    loaded = TagPredictor.load(tags.folder)
+    assert loaded.temperature == tags.predictor.temperature == tags.summary["calibration"]["temperature"]
+    expected, found = tags.predict(rows), loaded.predict(rows)
+    for mine, theirs in zip(found, expected, strict=True):
+        sure = [[entity.probability for entity in each.entities] for each in (mine, theirs)]
+        assert sure[0] == pytest.approx(sure[1], abs=1e-5)
     assert [each.tags for each in found] == [each.tags for each in expected]
     assert [len(each.tags) for each in found] == [5, 2, 0, 60]
     assert set(found[3].tags[30:]) == {"O"}
     for row in found:
         for entity in row.entities:
             assert entity.text == " ".join(row.words[entity.start : entity.stop])
+
+
+def test_the_temperature_divides_the_logits_of_words(tags):
+    words = pa.array([["met", "Zarbo", "in", "Velm", "tonight"]], pa.list_(pa.large_string()))
+    plain, cooled = (replace(tags.predictor, temperature=each).tags(words) for each in (1.0, 2.0))
+    assert plain.ids.tolist() == cooled.ids.tolist()
+    batch = next(tags.predictor._batches(tags.predictor.vocabulary.encode_words(words, max_length=24), 1))
+    with torch.inference_mode():
+        shares = (tags.predictor.model(batch).float() / 2).softmax(-1).max(-1).values.numpy()
+    assert set(cooled.probabilities.round(4)) <= set(shares.round(4))
+    assert cooled.probabilities.max() < plain.probabilities.max()
 
 
 def test_a_file_of_words_is_answered_and_scored_as_the_run_scores(tags, tmp_path, capsys):

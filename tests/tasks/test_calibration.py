@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.tasks.calibration import best_thresholds, calibrated, calibration_error
+from flatout.tasks.calibration import _first_half, best_thresholds, calibrated, calibration_error
 
 
 def drawn(logits: torch.Tensor) -> torch.Tensor:
@@ -20,6 +20,38 @@ def test_the_temperature_undoes_what_stretched_the_logits(stretched: float) -> N
     assert found.temperature == pytest.approx(stretched, rel=0.05)
     assert found.error_after < 0.02
     assert found.error_after <= found.error_before + 0.005
+
+
+def test_a_temperature_that_does_not_help_on_the_other_half_is_left_out():
+    logits = 2 * torch.randn(20_000, 4, generator=torch.Generator().manual_seed(1))
+    targets, rows = drawn(logits), torch.arange(20_000)
+    is_fitted = _first_half(rows)
+    found = calibrated(torch.where(is_fitted.unsqueeze(1), 3 * logits, logits), targets, rows)
+    assert found.fitted == pytest.approx(3.0, rel=0.05)
+    assert found.temperature == 1.0
+    assert found.error_after == found.error_before < 0.03 < found.error_fitted
+    assert "does not help" in found.why
+
+
+def test_a_temperature_is_judged_on_rows_it_has_not_seen():
+    logits = 2 * torch.randn(20_000, 4, generator=torch.Generator().manual_seed(1))
+    targets, rows = drawn(logits), torch.arange(20_000)
+    others = ~_first_half(rows)
+    found = calibrated(3 * logits, targets, rows)
+    shares = (3 * logits / found.temperature).softmax(-1)
+    assert found.error_after == pytest.approx(calibration_error(shares[others], targets[others]))
+    spoilt = torch.where(others, (targets + 1) % 4, targets)
+    assert calibrated(3 * logits, spoilt, rows).fitted == found.fitted
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 4, 10, 1024])
+def test_halves_are_halves_whatever_pattern_the_numbers_of_rows_have(stride):
+    for start in range(3):
+        assert 0.45 < _first_half(torch.arange(start, 1000 * stride, stride)).double().mean() < 0.55
+
+
+def test_a_single_row_is_left_as_it_is():
+    assert calibrated(torch.tensor([[2.0, 0.0]]), torch.tensor([1])).temperature == 1.0
 
 
 def test_the_calibration_error_is_the_distance_of_sureness_from_being_right() -> None:

@@ -77,6 +77,8 @@ class TagPredictor:
     """Columns of the words and the tags in the tables it was trained on."""
     precision: Precision = Precision.auto
     """Arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU."""
+    temperature: float = 1.0
+    """What logits are divided by, so that probabilities are as often right as they say."""
 
     @classmethod
     def load(cls, run: str | Path, device: str | torch.device = "cpu") -> TagPredictor:
@@ -93,11 +95,16 @@ class TagPredictor:
         names, data = folder.labels(), settings["data"]
         model, vocabulary = load_encoder(folder, Outputs(names, "tags"), separator=False)
         roles = Roles(tuple(data["columns"]["texts"]), data["columns"]["label"])
-        return cls(model.to(device).eval(), vocabulary, names, data["max_length"], roles)
+        temperature = settings.get("temperature", 1.0)
+        return cls(model.to(device).eval(), vocabulary, names, data["max_length"], roles, temperature)
 
     def save(self, folder: Path, model_config: Any) -> None:
         """Write the `model` folder."""
-        settings = {"problem": self.problem, "data": {"max_length": self.max_length, "columns": asdict(self.roles)}}
+        settings = {
+            "problem": self.problem,
+            "temperature": self.temperature,
+            "data": {"max_length": self.max_length, "columns": asdict(self.roles)},
+        }
         ModelFolder(folder).write(self.model, model_config, self.names, settings)
         save_encoder(folder, self.model)
         (folder / TOKENIZER).write_text(self.vocabulary.to_json(), encoding="utf-8")
@@ -118,7 +125,7 @@ class TagPredictor:
         shares = np.zeros(len(encoded.block.tokens), np.float32)
         with answering(self.precision, next(self.model.parameters()).device):
             for batch in self._batches(encoded, rows_per_batch):
-                best = self.model(batch).float().softmax(-1).max(-1)
+                best = (self.model(batch).float() / self.temperature).softmax(-1).max(-1)
                 rows, lengths = batch.rows.numpy(), batch.lengths.numpy()
                 place = np.arange(batch.num_tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
                 there = np.repeat(starts[rows], lengths) + place

@@ -29,6 +29,7 @@ class TagKind(TextKind):
 
     def __init__(self, config: TextDataConfig, data: PreparedText) -> None:
         self.config, self.data = config, data
+        self.temperature = 1.0
         lost, rows = data.facts["tags"], data.facts["splits"]["train"]["rows"]
         kept = lost["train"]["words"] - lost["train"]["words_lost"]
         self.tag_labels = TagLabels(data.classes, max(1.0, kept / max(1, rows)), lost)
@@ -66,7 +67,9 @@ class TagKind(TextKind):
         return [int(count) for count in counts]
 
     def after_best(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
-        return
+        """A temperature for the words' tags."""
+        assert isinstance(task, TaggingTask)
+        self._calibrate(task.answers(feeds.validation), place)
 
     def predictor(self, task: StepTask) -> Answers:
         assert isinstance(task.model, Transformer)
@@ -76,4 +79,5 @@ class TagKind(TextKind):
             names=self.tag_labels.names,
             max_length=self.config.max_length,
             roles=self.data.roles,
+            temperature=self.temperature,
         )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from torch import nn
+from torch import Tensor, nn
 
 from flatout.data.problem import Problem
 from flatout.data.store import Store
@@ -111,17 +111,19 @@ class TextKind(Kind):
         """Temperature or thresholds, found on the validation rows and told."""
         assert isinstance(task, ClassificationTask)
         if self.labels.problem is Problem.single:
-            found = calibrated(*task.answers(feeds.validation))
-            self.temperature = found.temperature
-            told = f"calibration error {found.error_before:.3f} without it, {found.error_after:.3f} with it"
-            place.choose("temperature", f"{found.temperature:.2f}", "likeliest on the validation rows", told)
-            place.summary.set("calibration", asdict(found))
+            self._calibrate(task.answers(feeds.validation), place)
         elif self.labels.problem is Problem.multi:
-            outputs, targets = task.answers(feeds.validation)
+            outputs, targets, _ = task.answers(feeds.validation)
             self.thresholds = best_thresholds(outputs.sigmoid(), targets)
             task.set_thresholds(self.thresholds)
             span = f"{min(self.thresholds):.2f} to {max(self.thresholds):.2f}"
             place.choose("thresholds", span, "best F1 of each label", "on the validation rows")
+
+    def _calibrate(self, answers: list[Tensor], place: RunFolder) -> None:
+        found = calibrated(*answers)
+        self.temperature = found.temperature
+        place.choose("temperature", f"{found.temperature:.2f}", found.why, found.evidence)
+        place.summary.set("calibration", asdict(found))
 
     def predictor(self, task: StepTask) -> Answers:
         return Predictor(

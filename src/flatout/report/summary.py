@@ -223,5 +223,5 @@ def _nulls(names: str) -> dict[str, Any]:
 _LATER: dict[str, Callable[[], dict[str, Any]]] = {
     "verdict": lambda: _nulls("limit share mend predicted_gain cause sentence others"),
     "baseline": lambda: {"name": None, "metrics": {}},
-    "calibration": lambda: _nulls("temperature error_before error_after"),
+    "calibration": lambda: _nulls("temperature error_before error_after fitted error_fitted"),
 }

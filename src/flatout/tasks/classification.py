@@ -110,19 +110,14 @@ class ClassificationTask(StepTask):
     def count_answers(self) -> None:
         self.counted = self.metrics.counted()
 
-    @torch.inference_mode()
-    def answers(self, feed: Feed, most_rows: int = 20_000) -> tuple[Tensor, Tensor]:
-        """Outputs and targets of a feed's first rows, on the host."""
-        self.model.eval()
-        outputs: list[Tensor] = []
-        targets: list[Tensor] = []
-        for batch in feed.afresh():
-            with self.trainer.precision_plugin.forward_context():
-                outputs.append(real_rows(self.outputs(batch), batch).float().cpu())
-            targets.append(self._targets(batch).cpu())
-            if sum(map(len, outputs)) >= most_rows:
-                break
-        return torch.cat(outputs), torch.cat(targets)
+    def answers(self, feed: Feed) -> list[Tensor]:
+        """Outputs, targets and numbers of a feed's first rows, on the host."""
+
+        def of_rows(batch: FlatBatch) -> tuple[Tensor, ...]:
+            outputs = real_rows(self.outputs(batch), batch).float()
+            return outputs, self._targets(batch), real_rows(batch.rows, batch)
+
+        return self.gathered(feed, of_rows, most=20_000)
 
     def set_thresholds(self, thresholds: list[float]) -> None:
         """From which probability on each label is answered, where there are several a row."""

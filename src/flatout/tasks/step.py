@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from flatout.data.batch import FlatBatch
+from flatout.data.feed import Feed
 from flatout.data.plan import Layout
 from flatout.errors import UserError
 from flatout.metrics import Counted
@@ -298,6 +299,18 @@ class StepTask(L.LightningModule):
 
     def on_test_epoch_end(self) -> None:
         self._close_split("test")
+
+    @torch.inference_mode()
+    def gathered(self, feed: Feed, of_batch: Callable[[FlatBatch], tuple[Tensor, ...]], *, most: int) -> list[Tensor]:
+        """What is made of a feed's first batches, on the host, until there are so many of it."""
+        self.model.eval()
+        found: list[tuple[Tensor, ...]] = []
+        for batch in feed.afresh():
+            with self.trainer.precision_plugin.forward_context():
+                found.append(tuple(part.cpu() for part in of_batch(batch)))
+            if sum(len(parts[0]) for parts in found) >= most:
+                break
+        return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
     def count_answers(self) -> None:
         """Keep what the answers of the split just judged were, for pictures of them; nothing for most."""

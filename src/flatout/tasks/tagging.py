@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from flatout.data.batch import FlatBatch
 from flatout.data.entities import NO_TAG, Entities, find_entities
+from flatout.data.feed import Feed
 from flatout.errors import require
 from flatout.optim import OptimConfig
 from flatout.tasks.class_weights import ClassWeights, balanced, checked, named
@@ -107,6 +108,17 @@ class TaggingTask(StepTask):
         cut = np.isin(batch.rows[: batch.num_real].numpy(), self._lost.get("straddling", []))
         self.scores.add(answers[is_word], tags[is_word], offsets, cut)
         return self._loss_sum_of(outputs, targets) / self.labels.words_per_row
+
+    def answers(self, feed: Feed) -> list[Tensor]:
+        """Outputs, tags and rows of the words of a feed's first rows, on the host."""
+
+        def of_words(batch: FlatBatch) -> tuple[Tensor, ...]:
+            outputs, tags = _real(self.outputs(batch), batch)
+            rows = batch.rows[: batch.num_real].repeat_interleave(batch.lengths[: batch.num_real])
+            is_word = tags != NO_TAG
+            return outputs[is_word].float(), tags[is_word].long(), rows[is_word.cpu()]
+
+        return self.gathered(feed, of_words, most=100_000)
 
     def start_judging(self, split: str) -> None:
         self._lost = self.labels.lost.get(_SPLITS[split], {})
