@@ -3,8 +3,12 @@ elsewhere and found at the next flush."""
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 import torch
+from lightning.pytorch.plugins import MixedPrecision
 from tests.tasks.test_step import make_task, quiet_trainer
 
 from flatout.data.feed import Feed
@@ -74,3 +78,71 @@ def test_the_rows_of_a_step_are_those_of_its_batches(make_split):
     for step in range(4):
         trained = torch.cat([batch.rows for batch in batches[2 * step : 2 * step + 2]])
         assert sorted(feed.rows_of_step(0, step).tolist()) == sorted(trained.tolist())
+
+
+def scaled(split, folder, *, spoilt_steps=(), clip=0.5, epochs=2, factor=16.0):
+    """A task trained in fp16 with a scaler (fp32 and none where the factor is 0), its gradient infinite at some steps,
+    its output weights before each step, what each flush told, and the error."""
+    feed = Feed(split, PlanSettings(rows_per_batch=8, layout=Layout.padded), kind=FeedKind.resident)
+    task = make_task("textcnn", Problem.single, total_steps=4 * epochs)
+    task.clip = clip
+    told: list[dict[str, float]] = []
+    seen: list[torch.Tensor] = []
+
+    class Keep:
+        def on_flush(self, step, epoch, values):
+            told.append(values)
+
+        def on_validation(self, step, epoch, values): ...
+
+        def close(self): ...
+
+    def spoil(gradient):
+        seen.append(task.model.output.weight.detach().clone())
+        return gradient * float("inf") if len(seen) - 1 in spoilt_steps else gradient
+
+    task.model.output.weight.register_hook(spoil)
+    plugins = [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=factor))] if factor else None
+    trainer = quiet_trainer(folder, epochs, Flush(feed, [Keep()], every=3), plugins=plugins)
+    error = None
+    try:
+        trainer.fit(task, train_dataloaders=feed)
+    except UserError as found:
+        error = found
+    return task, seen, told, error
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_a_step_that_the_scaler_leaves_out_is_counted_and_the_others_are_taken(make_split, tmp_path, clip):
+    task, seen, told, error = scaled(make_split(LENGTHS), tmp_path, spoilt_steps={BAD_STEP - 1}, clip=clip)
+    assert error is None and task.skipped == [BAD_STEP - 1]
+    changed = [not torch.equal(before, after) for before, after in itertools.pairwise(seen)]
+    assert changed == [step != BAD_STEP - 1 for step in range(7)]
+    assert all(math.isfinite(values[name]) for values in told for name in ("train/loss", "train/gradient_norm"))
+
+
+def test_clipping_in_fp16_is_of_the_gradient_without_the_factor_of_the_scaler(make_split, tmp_path):
+    split = make_split(LENGTHS)
+    found = [scaled(split, tmp_path, factor=factor, clip=0.05) for factor in (0.0, 1024.0)]
+    plain, half = ([values["train/gradient_norm"] for values in told] for _, _, told, _ in found)
+    assert half == pytest.approx(plain, rel=0.05)
+    torch.testing.assert_close(found[1][1][-1], found[0][1][-1], rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_a_gradient_that_stays_infinite_under_the_scaler_stops_the_run(make_split, tmp_path, clip):
+    task, seen, _, error = scaled(make_split(LENGTHS), tmp_path, spoilt_steps=range(2, 99), clip=clip, epochs=9)
+    assert task.skipped[:3] == [2, 3, 4]
+    assert f"not finite at step {task.skipped[-1] + 1}" in str(error)
+    assert len(seen) == 23  # the twenty-second step is the twentieth in a row; the flush after it tells
+    assert torch.equal(task.model.output.weight, seen[2])
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+def test_skipping_ends_where_step_after_step_would_be_skipped(make_split, tmp_path, late):
+    feed = Feed(make_split(LENGTHS), PlanSettings(rows_per_batch=8, layout=Layout.padded), kind=FeedKind.resident)
+    task = make_task("textcnn", Problem.single, total_steps=36)
+    task.optim.not_finite, task.finds_at_once = NotFinite.skip, not late
+    task.model.output.weight.register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(UserError, match="not finite at step 20"):
+        quiet_trainer(tmp_path, 9, Flush(feed, [], every=3)).fit(task, train_dataloaders=feed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
@@ -37,7 +38,7 @@ def make_task(kind: str, problem: Problem, total_steps: int, **settings) -> Clas
     return ClassificationTask(model, labels, config, optim, total_steps=total_steps, clip=0.5)
 
 
-def quiet_trainer(folder: Path, epochs: int, callback: L.Callback) -> L.Trainer:
+def quiet_trainer(folder: Path, epochs: int, callback: L.Callback, **settings: Any) -> L.Trainer:
     return L.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
@@ -47,6 +48,7 @@ def quiet_trainer(folder: Path, epochs: int, callback: L.Callback) -> L.Trainer:
         enable_model_summary=False,
         default_root_dir=folder,
         callbacks=[callback],
+        **settings,
     )
 
 

@@ -352,16 +352,17 @@ class StepTask(L.LightningModule):
         both = torch.cat([losses, torch.stack(self._norms).float()] if self._norms else [losses]).tolist()
         losses_of, norms_of = both[:count], both[count:]
         wrong = {place for place, value in enumerate(losses_of) if not math.isfinite(value)}
+        left_out = wrong | {place for place, value in enumerate(norms_of) if not math.isfinite(value)}
         if not self._is_scaled:  # a scaler looks for steps it must leave out by just that
-            wrong |= {place for place, value in enumerate(norms_of) if not math.isfinite(value)}
+            wrong = left_out
         first = self._steps_done - count
         if wrong and (self.optim.not_finite is NotFinite.stop or self._is_scaled):
             raise self._not_finite(first + min(wrong))
-        self.skipped += [first + place for place in sorted(wrong) if first + place not in self.skipped]
-        if len(wrong) == count >= _MOST_IN_A_ROW:
-            raise self._not_finite(first + count - 1)
+        self.skipped += [first + place for place in sorted(left_out) if first + place not in self.skipped]
+        if left_out and _are_too_many(self.skipped[-count - _MOST_IN_A_ROW :]):
+            raise self._not_finite(self.skipped[-1])
         self._losses, self._norms = [], []
-        return _without(losses_of, wrong), _without(norms_of, wrong)
+        return _without(losses_of, wrong), _without(norms_of, left_out)
 
     def require_sound(self) -> None:
         """Refuse to keep weights while a step that went wrong is waiting to be found; no wait where none can."""
@@ -455,14 +456,11 @@ class StepTask(L.LightningModule):
 
     def _is_sound(self, optimizer: torch.optim.Optimizer, step: int) -> bool:
         """Clip the gradient; whether the step may be taken, which elsewhere than on a CPU the device decides itself."""
-        scaler = self._scaler()
+        if self._is_scaled:  # its scaler leaves such steps out itself, and is not done with the gradient yet
+            return True
         if self.clip:
-            if scaler is not None:
-                scaler.unscale_(optimizer)
             length = clip_gradients(self._trained, self.clip)
             self._norms.append(length)
-        if scaler is not None:  # it leaves such steps out itself
-            return True
         stops = self.optim.not_finite is NotFinite.stop
         if self.finds_at_once and self.device.type == "cpu":
             is_finite = math.isfinite(length) if self.clip else gradient_is_finite(self._trained)
@@ -471,7 +469,7 @@ class StepTask(L.LightningModule):
             if stops:
                 raise self._not_finite(step)
             self.skipped.append(step)
-            if self.skipped[-_MOST_IN_A_ROW:] == list(range(step + 1 - _MOST_IN_A_ROW, step + 1)):
+            if _are_too_many(self.skipped[-_MOST_IN_A_ROW:]):
                 raise self._not_finite(step)
             return False
         if not self.clip:
@@ -485,6 +483,12 @@ class StepTask(L.LightningModule):
         self._broken = broken
         vars(optimizer)["found_inf"] = broken
         return True
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clip once Lightning has taken the scaler's factor out of the gradient, which can be done only once a step."""
+        if self._is_scaled:
+            length = clip_gradients(self._trained, self.clip) if self.clip else gradient_length(self._trained)
+            self._norms.append(length)
 
     def _not_finite(self, step: int) -> UserError:
         what = f"the loss or its gradient is not finite at step {step + 1}{self.tell_rows(step)}"
@@ -513,6 +517,13 @@ def edge_on_host(edge: int) -> float:
 
 def _are_several() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _are_too_many(skipped: list[int]) -> bool:
+    """Whether of these steps too many were left out one right after the other."""
+    steps = sorted(skipped)
+    later = steps[_MOST_IN_A_ROW - 1 :]
+    return any(last - step == _MOST_IN_A_ROW - 1 for step, last in zip(steps, later, strict=False))
 
 
 def _without(values: list[float], places: set[int]) -> list[float]:
