@@ -193,7 +193,7 @@ def test_only_encoders_read_pairs():
         fit(data)
 
 
-def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_path):
+def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_path, capsys):
     rows = table(600)
     random = np.random.default_rng(1)
     labels = ["|".join([label, *(["odd"] if random.random() < 0.15 else [])]) for label in rows["label"]]
@@ -203,14 +203,24 @@ def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_
     result = run(tmp_path, data)
     saved = json.loads((result.folder / "model" / "config.json").read_text())["thresholds"]
     assert len(saved) == 3
-    assert load_predictor(result.folder).least_shares().tolist() == pytest.approx(saved)
-    shares = result.predictor.shares(result.predictor.outputs(pa_texts(rows["text"][:50])))
+    loaded = load_predictor(result.folder)
+    assert loaded.least_shares().tolist() == pytest.approx(saved)
+    assert loaded.temperature == result.predictor.temperature == result.summary["calibration"]["temperature"]
+    outputs = result.predictor.outputs(pa_texts(rows["text"][:50]))
+    shares = result.predictor.shares(outputs)
+    torch.testing.assert_close(shares, (outputs / loaded.temperature).sigmoid())
     names = result.predictor.labels.classes
     expected = [
         [name for name, share, least in zip(names, row, saved, strict=True) if share >= least]
         for row in shares.tolist()
     ]
     assert [each.label for each in result.predict(rows["text"][:50])] == expected
+    given = {"text": rows["text"][:50], "label": labels[:50]}
+    capsys.readouterr()
+    assert verb("evaluate", result.folder, write_jsonl(tmp_path / "rows.jsonl", given), "--json") == 0
+    scores = json.loads(capsys.readouterr().out)
+    right = [sorted(names) == sorted(label.split("|")) for names, label in zip(expected, labels, strict=False)]
+    assert scores["subset_accuracy"] == pytest.approx(sum(right) / 50)
 
 
 def test_the_likeliest_of_several_labels_are_listed_too(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.tasks.calibration import _first_half, best_thresholds, calibrated, calibration_error
+from flatout.tasks.calibration import _first_half, as_two_classes, best_thresholds, calibrated, calibration_error
 
 
 def drawn(logits: torch.Tensor) -> torch.Tensor:
@@ -48,6 +48,18 @@ def test_a_temperature_is_judged_on_rows_it_has_not_seen():
 def test_halves_are_halves_whatever_pattern_the_numbers_of_rows_have(stride):
     for start in range(3):
         assert 0.45 < _first_half(torch.arange(start, 1000 * stride, stride)).double().mean() < 0.55
+
+
+def test_several_labels_a_row_are_calibrated_each_as_present_or_absent():
+    random = torch.Generator().manual_seed(2)
+    logits = 2 * torch.randn(6000, 3, generator=random)
+    targets = (torch.rand(6000, 3, generator=random) < logits.sigmoid()).float()
+    choices, answers, rows = as_two_classes(3 * logits, targets, torch.arange(6000))
+    torch.testing.assert_close(choices.softmax(-1)[:, 1].view(6000, 3), (3 * logits).sigmoid())
+    assert rows[:4].tolist() == [0, 0, 0, 1] and torch.equal(answers.view(6000, 3), targets.long())
+    found = calibrated(choices, answers, rows)
+    assert found.temperature == pytest.approx(3.0, rel=0.05)
+    assert found.error_after < 0.02 < found.error_before
 
 
 def test_a_single_row_is_left_as_it_is():

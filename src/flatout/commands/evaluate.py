@@ -178,7 +178,8 @@ def score_texts(predictors: list[Predictor], table: Table, roles: Roles, told: T
                 yield clean.texts, _targets(predictor, labels, table.name)
 
     for outputs, targets in in_order(_outputs, predictors, labelled()):
-        metrics.update(outputs, targets)
+        # Thresholds are of calibrated probabilities.
+        metrics.update(outputs / predictor.temperature if problem is Problem.multi else outputs, targets)
         if problem is Problem.single:
             sureness.add(predictor.shares(outputs), targets)
         told(len(targets))

@@ -59,7 +59,7 @@ class Predictor:
     escapes: Escapes = Escapes.keep
     label_delimiter: str | None = None
     temperature: float = 1.0
-    """What logits are divided by, so that probabilities are as often right as they say; for one class a row."""
+    """What logits are divided by, so that probabilities are as often right as they say."""
     thresholds: list[float] = field(default_factory=list)
     """Least probability of each label where there are several a row; empty: one half."""
     precision: Precision = Precision.auto
@@ -158,8 +158,8 @@ class Predictor:
 
     def shares(self, outputs: Tensor) -> Tensor:
         """Logits as probabilities."""
-        is_single = self.labels.problem is Problem.single
-        return (outputs / self.temperature).softmax(-1) if is_single else outputs.sigmoid()
+        outputs = outputs / self.temperature
+        return outputs.softmax(-1) if self.labels.problem is Problem.single else outputs.sigmoid()
 
     def least_shares(self) -> Tensor:
         """`[C]` from which probability on a label is answered, where there are several a row."""

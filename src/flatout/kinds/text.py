@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from flatout.kinds.kind import Answers, Feeds, Kind
 from flatout.models.transformer import Outputs, Transformer, TransformerConfig
 from flatout.optim import OptimConfig
 from flatout.run_folder import RunFolder
-from flatout.tasks.calibration import best_thresholds, calibrated
+from flatout.tasks.calibration import as_two_classes, best_thresholds, calibrated
 from flatout.tasks.classification import ClassificationTask, Labels
 from flatout.tasks.step import StepTask
 
@@ -108,18 +109,19 @@ class TextKind(Kind):
         return ClassificationTask(model, self.labels, task, optim, total_steps=total_steps, clip=clip)
 
     def after_best(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
-        """Temperature or thresholds, found on the validation rows and told."""
+        """Temperature and thresholds, found on the validation rows and told."""
         assert isinstance(task, ClassificationTask)
         if self.labels.problem is Problem.single:
             self._calibrate(task.answers(feeds.validation), place)
         elif self.labels.problem is Problem.multi:
-            outputs, targets, _ = task.answers(feeds.validation)
-            self.thresholds = best_thresholds(outputs.sigmoid(), targets)
-            task.set_thresholds(self.thresholds)
+            outputs, targets, rows = task.answers(feeds.validation)
+            self._calibrate(as_two_classes(outputs, targets, rows), place)
+            self.thresholds = best_thresholds((outputs / self.temperature).sigmoid(), targets)
+            task.set_thresholds(self.thresholds, self.temperature)
             span = f"{min(self.thresholds):.2f} to {max(self.thresholds):.2f}"
             place.choose("thresholds", span, "best F1 of each label", "on the validation rows")
 
-    def _calibrate(self, answers: list[Tensor], place: RunFolder) -> None:
+    def _calibrate(self, answers: Sequence[Tensor], place: RunFolder) -> None:
         found = calibrated(*answers)
         self.temperature = found.temperature
         place.choose("temperature", f"{found.temperature:.2f}", found.why, found.evidence)

@@ -17,6 +17,7 @@ _BINS = 15
 _COLDEST, _HOTTEST = 0.05, 20.0
 _LEAST_ROWS = 20
 """Rows with a label, below which its threshold stays at one half."""
+_MOST_CHOICES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,14 @@ def calibrated(logits_BC: Tensor, targets_B: Tensor, rows_B: Tensor | None = Non
     before, after = (calibration_error((logits / divisor).softmax(-1), targets) for divisor in (1.0, fitted))
     helps = after < before
     return Calibration(fitted if helps else 1.0, before, after if helps else before, fitted, after)
+
+
+def as_two_classes(logits_BC: Tensor, targets_BC: Tensor, rows_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each label of some rows as a choice between absent and present: logits, targets and the rows they are of."""
+    kept, classes = max(1, _MOST_CHOICES // logits_BC.shape[1]), logits_BC.shape[1]
+    present = logits_BC[:kept].flatten()
+    logits = torch.stack([torch.zeros_like(present), present], 1)
+    return logits, targets_BC[:kept].flatten().long(), rows_B[:kept].repeat_interleave(classes)
 
 
 def calibration_error(shares_BC: Tensor, targets_B: Tensor) -> float:

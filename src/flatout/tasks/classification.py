@@ -76,6 +76,8 @@ class ClassificationTask(StepTask):
         self.labels, self.config = labels, config
         _require_classes(labels, config)
         self.metrics = TaskMetrics.build(labels.problem, labels.classes)
+        self.temperature = 1.0
+        """What outputs are divided by before they are judged, where a row has several labels."""
         weights = named(config.weights, labels.classes)
         if config.class_weights is ClassWeights.auto:
             weights = class_weights(labels)
@@ -119,15 +121,16 @@ class ClassificationTask(StepTask):
 
         return self.gathered(feed, of_rows, most=20_000)
 
-    def set_thresholds(self, thresholds: list[float]) -> None:
-        """From which probability on each label is answered, where there are several a row."""
+    def set_thresholds(self, thresholds: list[float], temperature: float) -> None:
+        """From which calibrated probability on each label is answered, where there are several a row."""
         assert isinstance(self.metrics, MultiMetrics)
         self.metrics.thresholds.copy_(torch.tensor(thresholds))
+        self.temperature = temperature
 
     def unscaled(self, outputs: Tensor) -> Tensor:
-        """Outputs in the unit of the targets: a regression learns standardised ones."""
+        """Outputs as they are judged: a regression learns standardised ones; thresholds are of calibrated ones."""
         if self.labels.problem is not Problem.regression:
-            return outputs
+            return outputs / self.temperature
         return outputs.squeeze(-1) * self.labels.spread + self.labels.mean
 
     def _targets(self, batch: FlatBatch) -> Tensor:
