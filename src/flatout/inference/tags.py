@@ -96,7 +96,7 @@ class TagPredictor:
         model, vocabulary = load_encoder(folder, Outputs(names, "tags"), separator=False)
         roles = Roles(tuple(data["columns"]["texts"]), data["columns"]["label"])
         temperature = settings.get("temperature", 1.0)
-        return cls(model.to(device).eval(), vocabulary, names, data["max_length"], roles, temperature)
+        return cls(model.to(device).eval(), vocabulary, names, data["max_length"], roles, temperature=temperature)
 
     def save(self, folder: Path, model_config: Any) -> None:
         """Write the `model` folder."""
