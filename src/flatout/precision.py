@@ -70,14 +70,14 @@ def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[P
     """fp32 products in the faster of two ways, where a try shows it to be as exact; None where there is no choice.
 
     Some libraries make an fp32 product of several bf16 ones, which is as exact and takes half the time; others just
-    round to bf16. Nothing but a try tells them apart.
+    round to bf16, and cards to TF32. Nothing but a try tells them apart.
     """
     before = torch.get_float32_matmul_precision()
-    if precision is not Precision.fp32 or device.type != "cpu" or before != "highest":
+    if precision is not Precision.fp32 or device.type not in ("cpu", "cuda") or before != "highest":
         yield None
         return
     torch.set_float32_matmul_precision("medium")
-    error = _product_error()
+    error = _product_error(device)
     is_exact = error <= _LARGEST_ERROR
     if not is_exact:
         torch.set_float32_matmul_precision(before)
@@ -92,12 +92,13 @@ def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[P
 _LARGEST_ERROR = 5e-6
 
 
-def _product_error() -> float:
-    """Largest error of a product of matrices, as a share of the largest answer."""
+def _product_error(device: torch.device) -> float:
+    """Largest error of a product of matrices there, as a share of the largest answer."""
     random = torch.Generator().manual_seed(0)
     left, right = (torch.randn(256, 256, generator=random) for _ in range(2))
     exact = left.double() @ right.double()
-    return float(((left @ right).double() - exact).abs().max() / exact.abs().max())
+    found = (left.to(device) @ right.to(device)).cpu().double()
+    return float((found - exact).abs().max() / exact.abs().max())
 
 
 def bf16_is_native_on_cpu() -> bool:

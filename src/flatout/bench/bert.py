@@ -12,7 +12,7 @@ import copy
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch import nn
 
 from flatout.bench.claim import Claim, Options, at_least, bounded, quiet, reaching
 from flatout.bench.families import family_claims
+from flatout.bench.step_times import wait_for_device
 from flatout.checkpoints import CheckpointConfig
 from flatout.config import MonitorConfig, RunConfig
 from flatout.data.batch import FlatBatch
@@ -36,6 +37,7 @@ from flatout.data.vocabulary import VocabularyConfig
 from flatout.errors import UserError
 from flatout.fitting import fit
 from flatout.models.transformer import Outputs, Transformer, TransformerConfig
+from flatout.monitor.peaks import known_peak, measured_peak
 from flatout.optim import OptimConfig
 from flatout.precision import Precision
 
@@ -58,8 +60,30 @@ def claims(options: Options) -> Iterator[Claim]:
         yield short.same_losses()
         yield from short.speed()
         yield from BertBench(Path(folder), options, _long_texts(options), max_length=512).long_speed()
-    if not torch.cuda.is_available():
-        print("BERT-base on a GPU: no GPU")
+        if torch.cuda.is_available():
+            yield from base_claims(Path(folder), options, torch.device("cuda"))
+        else:
+            print("BERT-base on a GPU: no GPU")
+
+
+def base_claims(
+    folder: Path, options: Options, device: torch.device, shape: dict[str, Any] | None = None
+) -> Iterator[Claim]:
+    """BERT-base on texts of some 128 tokens: against the Trainer's best, against the device's peak, and its waits."""
+    shape = shape or {"hidden": 768, "layers": 12, "heads": 12}
+    bench = BertBench(folder, options, {"train": _joined_tweets(2, 11)}, max_length=512, shape=shape, device=device)
+    ours, theirs, _ = bench.in_turn({kind: settings for kind, settings in _kinds(options).items() if settings})
+    best = max(theirs, key=lambda kind: theirs[kind])
+    told = f"batch {_BATCH}, mean length {bench.rows_by_length.mean():.1f}"
+    yield at_least(f"BERT-base: tokens a second, Trainer's best ({best})", ours, theirs[best], "tokens/s", 1.0, told)
+    peak = known_peak(device, "bf16-mixed") or measured_peak(device, "bf16-mixed")
+    if peak is not None:
+        note = f"of {peak.tflops:,.1f} TFLOP/s ({peak.source})"
+        share = 100 * ours * bench.flops_a_token() / (peak.tflops * 1e12)
+        yield reaching("BERT-base: MFU of real tokens", share, "%", least=50, note=note)
+    steps = 10 if options.quick else 50
+    what = bench.what_waits(steps)
+    yield bounded(f"BERT-base: waits for the device in {steps} steps", float(bool(what)), "", most=0, note=what)
 
 
 def _tweets(options: Options) -> dict[str, Any]:
@@ -83,14 +107,14 @@ def _published(folder: Path) -> dict[str, Any]:
     return {split: str(path) for split, path in found.items() if path is not None}
 
 
-def _joined_tweets() -> dict[str, list[str]]:
-    """Texts of 5 to 60 tweets each."""
+def _joined_tweets(fewest: int = 5, most: int = 60) -> dict[str, list[str]]:
+    """Texts of so many tweets each."""
     from flatout.data.tweet_samples import TweetsTable
 
     blocks = list(TweetsTable(TweetsConfig(rows=30_000), "train").blocks(["text", "label"]))
     texts = [text for block in blocks for text in block.column("text").to_pylist()]
     labels = [label for block in blocks for label in block.column("label").to_pylist()]
-    sizes = np.random.default_rng(0).integers(5, 60, 900)
+    sizes = np.random.default_rng(0).integers(fewest, most, 29_000 // (fewest + most) * 2)
     ends = np.cumsum(sizes)
     rows = [" ".join(texts[end - size : end]) for size, end in zip(sizes, ends, strict=True) if end < len(texts)]
     return {"text": rows, "label": labels[: len(rows)]}
@@ -109,21 +133,51 @@ class _Watch:
 
 
 class _Watching(L.Callback):
-    def __init__(self, watch: _Watch) -> None:
-        self.watch = watch
+    """Writes down every step; a GPU is waited for only where its time is taken."""
+
+    def __init__(self, watch: _Watch, timed: Sequence[int], *, keeps_losses: bool) -> None:
+        self.watch, self.timed, self.keeps_losses = watch, timed, keeps_losses
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: FlatBatch, batch_idx: int) -> None:
+        wait_for_device(len(self.watch.ends) + 1, self.timed)
         self.watch.ends.append(time.perf_counter())
         self.watch.tokens.append(batch.num_tokens)
-        self.watch.losses += [float(loss) for loss in pl_module._losses[-1:]]
+        if self.keeps_losses:
+            self.watch.losses += [float(loss) for loss in pl_module._losses[-1:]]
+
+
+class _NeverWaits(L.Callback):
+    """From some step on whatever would wait for a GPU is an error."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: FlatBatch, batch_idx: int) -> None:
+        if trainer.global_step == self.first and pl_module.device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+
+    def on_train_batch_end(self, trainer: Any, *others: Any) -> None:
+        if trainer.global_step >= trainer.max_steps and torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("default")
 
 
 class BertBench:
     """Both sides over the same rows."""
 
-    def __init__(self, folder: Path, options: Options, source: dict[str, Any], max_length: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: Options,
+        source: dict[str, Any],
+        max_length: int,
+        shape: dict[str, Any] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """`shape` and `device` are those of the small encoder on a CPU where they are left out."""
         self.folder, self.options = folder, options
-        self.model = TransformerConfig(pretrained=options.pretrained, settings={}, **_SHAPE)
+        self.shape, self.device = shape or _SHAPE, device or torch.device("cpu")
+        self.pretrained = options.pretrained if shape is None else None
+        self.model = TransformerConfig(pretrained=self.pretrained, settings={}, **self.shape)
         data = TextDataConfig(
             **source,
             vocabulary=VocabularyConfig(size=30_522),
@@ -141,7 +195,7 @@ class BertBench:
         """The largest difference of the first steps' losses, in fp32, without dropout, in the same order of rows."""
         steps = 10 if self.options.quick else 50
         net = self._model(**_EXACT)
-        watch = self._ours(copy.deepcopy(net), steps, Precision.fp32)
+        watch = self._ours(copy.deepcopy(net), steps, Precision.fp32, keeps_losses=True)
         settings = {"train_sampling_strategy": "sequential", "learning_rate": _LR, "weight_decay": 0.01}
         theirs = self._theirs(net.net, steps, self._in_our_order(steps), settings)
         most = max(abs(a - b) for a, b in zip(watch.losses, theirs.losses[:steps], strict=True))
@@ -150,35 +204,43 @@ class BertBench:
 
     def speed(self) -> Iterator[Claim]:
         """Tokens a second against the default and against the best settings; MFU; padding."""
-        kinds: dict[str, dict[str, Any]] = {
-            "default": {},
-            "bf16": {"bf16": True},
-            "bf16, grouped": {"bf16": True, "train_sampling_strategy": "group_by_length"},
-        }
-        if not self.options.quick:
-            kinds["bf16, grouped, compiled"] = {**kinds["bf16, grouped"], "torch_compile": True}
-        ours, theirs, peaks = self._in_turn(kinds)
+        kinds = _kinds(self.options)
+        ours, theirs, peaks = self.in_turn(kinds)
         best = max((name for name in kinds if name != "default"), key=lambda name: theirs[name])
         listed = ", ".join(f"{name} {value:,.0f}" for name, value in theirs.items())
         told = f"batch {_BATCH}, mean length {self.rows_by_length.mean():.1f}; Trainer: {listed}"
         yield at_least("real tokens a second, Trainer's default", ours, theirs["default"], "tokens/s", 6.0, told)
         yield at_least(f"the same, Trainer's best ({best})", ours, theirs[best], "tokens/s", 2.2)
-        model = self._model()
-        flops = model.training_flops(self.rows_by_length)
-        assert flops is not None, "the bench's encoder is of a family whose operations are known"
-        achieved = ours * flops / float(self.rows_by_length.sum())
+        achieved = ours * self.flops_a_token()
         peak = statistics.median(peaks)
         note = f"{achieved / 1e9:,.0f} of {peak / 1e9:,.0f} GFLOP/s, a product of bf16 matrices in the same minutes"
         yield reaching("MFU of real tokens", 100 * achieved / peak, "%", least=45, note=note)
-        padding = 100 * (1 - 1 / self._computed_share(model))
+        padding = 100 * (1 - 1 / self._computed_share(self._model()))
         yield bounded("tokens computed that were padding", padding, "%", most=0.0)
 
+    def flops_a_token(self) -> float:
+        """Operations of a training step for each real token."""
+        flops = self._model().training_flops(self.rows_by_length)
+        assert flops is not None, "the bench's encoder is of a family whose operations are known"
+        return flops / float(self.rows_by_length.sum())
+
+    def what_waits(self, steps: int) -> str:
+        """What waits for a GPU in so many steps; empty where nothing does."""
+        try:
+            self._ours(self._model(), _WARM + steps, Precision.auto, also={"never": _NeverWaits(_WARM)})
+        except RuntimeError as error:
+            return str(error)
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        return ""
+
     def long_speed(self) -> Iterator[Claim]:
-        ours, theirs, _ = self._in_turn({"default": {}}, short=True)
+        ours, theirs, _ = self.in_turn({"default": {}}, short=True)
         told = f"mean length {self.rows_by_length.mean():.0f} of at most 512"
         yield at_least("long texts, Trainer's default", ours, theirs["default"], "tokens/s", 3.0, told)
 
-    def _in_turn(
+    def in_turn(
         self, kinds: dict[str, dict[str, Any]], *, short: bool = False
     ) -> tuple[float, dict[str, float], list[float]]:
         """Medians of ours and of each of the Trainer's ways, one after the other in every round; products beside.
@@ -191,25 +253,37 @@ class BertBench:
         theirs: dict[str, list[float]] = {name: [] for name in kinds}
         peaks: list[float] = []
         for turn in range(2 if self.options.quick else self.options.rounds):
-            peaks.append(_product_flops())
-            ours.append(self._ours(self._model(), warm + steps, Precision.auto).tokens_per_s(warm))
+            if self.device.type == "cpu":
+                peaks.append(_product_flops())
+            timed = (warm, warm + steps)
+            ours.append(self._ours(self._model(), warm + steps, Precision.auto, timed=timed).tokens_per_s(warm))
             for name, settings in kinds.items():
                 if turn and "torch_compile" in settings:
                     continue
                 rows = self._in_random_order(warm + steps)
-                timeline = self._theirs(self._model().net, warm + steps, rows, settings)
+                timeline = self._theirs(self._model().net, warm + steps, rows, settings, timed)
                 theirs[name].append(timeline.tokens_per_s(warm))
         return statistics.median(ours), {name: statistics.median(values) for name, values in theirs.items()}, peaks
 
     def _model(self, **settings: Any) -> Transformer:
         torch.manual_seed(0)
-        config = TransformerConfig(pretrained=self.options.pretrained, **_SHAPE, **settings)
+        config = TransformerConfig(pretrained=self.pretrained, **self.shape, **settings)
         encoder: Any = self.prepared.vocabulary
         outputs = Outputs(self.prepared.classes, "single")
         return config.build(outputs, vocabulary_size=encoder.size, padding_id=encoder.frame.padding, separator_id=None)
 
-    def _ours(self, model: nn.Module, steps: int, precision: Precision) -> _Watch:
+    def _ours(
+        self,
+        model: nn.Module,
+        steps: int,
+        precision: Precision,
+        *,
+        timed: Sequence[int] = (),
+        keeps_losses: bool = False,
+        also: dict[str, L.Callback] | None = None,
+    ) -> _Watch:
         watch = _Watch()
+        accelerator = "cpu" if self.device.type == "cpu" else "gpu"
         with quiet():
             fit(
                 self.config.data,
@@ -217,19 +291,27 @@ class BertBench:
                 optim=OptimConfig(lr=_LR, warmup=0.0, clip=1.0),
                 precision=precision,
                 checkpoint=CheckpointConfig(patience=None),
-                callbacks={"watch": _Watching(watch)},
+                callbacks={"watch": _Watching(watch, timed, keeps_losses=keeps_losses), **(also or {})},
                 monitor=MonitorConfig(flush_every=steps + 1, progress=False),  # a flush takes the losses away
-                trainer={"max_steps": steps, "limit_val_batches": 1, "limit_test_batches": 1},
+                trainer={
+                    "max_steps": steps,
+                    "limit_val_batches": 1,
+                    "limit_test_batches": 1,
+                    "accelerator": accelerator,
+                },
                 output=str(self.folder / "runs"),
             )
         return watch
 
-    def _theirs(self, net: Any, steps: int, rows: list[Any], settings: dict[str, Any]) -> Any:
+    def _theirs(
+        self, net: Any, steps: int, rows: list[Any], settings: dict[str, Any], timed: Sequence[int] = ()
+    ) -> Any:
         from flatout.bench.usual_bert import train
 
         net.set_attn_implementation("sdpa")
+        given = {"learning_rate": _LR, "use_cpu": self.device.type == "cpu"} | settings
         with quiet():
-            return train(net, rows, net.config.pad_token_id, steps, **({"learning_rate": _LR} | settings))
+            return train(net, rows, net.config.pad_token_id, steps, timed=timed, **given)
 
     def _in_our_order(self, steps: int) -> list[Any]:
         plan = Plan(self.rows_by_length, PlanSettings(rows_per_batch=_BATCH))
@@ -255,6 +337,18 @@ class BertBench:
         feed = Feed(store.splits["train"], PlanSettings(rows_per_batch=_BATCH))
         batches = [batch for batch, _ in zip(feed, range(100), strict=False)]
         return sum(map(model.computed_tokens, batches)) / sum(batch.num_tokens for batch in batches)
+
+
+def _kinds(options: Options) -> dict[str, dict[str, Any]]:
+    """Ways of the Trainer that people use."""
+    kinds: dict[str, dict[str, Any]] = {
+        "default": {},
+        "bf16": {"bf16": True},
+        "bf16, grouped": {"bf16": True, "train_sampling_strategy": "group_by_length"},
+    }
+    if not options.quick:
+        kinds["bf16, grouped, compiled"] = {**kinds["bf16, grouped"], "torch_compile": True}
+    return kinds
 
 
 def _product_flops(size: int = 1536, rounds: int = 15) -> float:

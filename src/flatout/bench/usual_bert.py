@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
+from flatout.bench.step_times import wait_for_device
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -54,10 +56,11 @@ class Timeline:
 
 
 class _Watch(TrainerCallback):
-    def __init__(self, timeline: Timeline) -> None:
-        self.timeline = timeline
+    def __init__(self, timeline: Timeline, timed: Sequence[int]) -> None:
+        self.timeline, self.timed = timeline, timed
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
+        wait_for_device(len(self.timeline.ends) + 1, self.timed)
         self.timeline.ends.append(time.perf_counter())
 
 
@@ -73,9 +76,15 @@ class _Recording(Trainer):
 
 
 def train(
-    model: PreTrainedModel | nn.Module, rows: Sequence[Row], padding_id: int, steps: int, **settings: Any
+    model: PreTrainedModel | nn.Module,
+    rows: Sequence[Row],
+    padding_id: int,
+    steps: int,
+    *,
+    timed: Sequence[int] = (),
+    **settings: Any,
 ) -> Timeline:
-    """Some steps of the Trainer; `settings` are TrainingArguments."""
+    """Some steps of the Trainer; `settings` are TrainingArguments, `timed` steps after which a GPU is waited for."""
     timeline = Timeline()
 
     def collate(examples: list[dict[str, Any]]) -> dict[str, Tensor]:
@@ -96,11 +105,14 @@ def train(
         warnings.simplefilter("ignore")
         chosen: dict[str, Any] = {"per_device_train_batch_size": 32, "max_steps": steps, "save_strategy": "no"}
         chosen |= {"report_to": [], "disable_tqdm": True, "logging_strategy": "no", "output_dir": folder}
-        chosen["use_cpu"] = not torch.cuda.is_available()
         arguments = TrainingArguments(**(chosen | settings))
         kind = _Recording if settings.get("train_sampling_strategy") == "sequential" else Trainer
         trainer = kind(
-            model=model, args=arguments, train_dataset=Rows(rows), data_collator=collate, callbacks=[_Watch(timeline)]
+            model=model,
+            args=arguments,
+            train_dataset=Rows(rows),
+            data_collator=collate,
+            callbacks=[_Watch(timeline, timed)],
         )
         if isinstance(trainer, _Recording):
             trainer.timeline = timeline

@@ -15,6 +15,7 @@ Shapes: T tokens, B rows, H heads, D numbers a head; N rows of a rectangle, L it
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,12 +31,12 @@ from flatout.models.lean import kept_places
 
 
 def _varlen_kernel() -> Callable[..., Any] | None:
-    """Torch's attention over rows of unequal length; none before torch 2.10."""
+    """Torch's attention over rows of unequal length; none before torch 2.10, or without scale and window."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    return varlen_attn
+    return varlen_attn if {"scale", "window_size"} <= inspect.signature(varlen_attn).parameters.keys() else None
 
 
 _varlen = _varlen_kernel()

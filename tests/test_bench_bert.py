@@ -1,0 +1,25 @@
+"""The rows of `bench bert` that want a GPU are worked out as on any device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flatout.bench.bert import base_claims
+from flatout.bench.claim import Options
+
+pytest.importorskip("accelerate", reason="the Trainer's side needs the extra bench")
+
+
+@pytest.mark.slow
+def test_an_encoder_is_held_against_the_trainer_against_the_peak_and_does_not_wait(tmp_path):
+    small = {"hidden": 32, "layers": 1, "heads": 2}
+    found = list(base_claims(tmp_path, Options(quick=True), torch.device("cpu"), small))
+    assert [claim.claim.partition(" (")[0] for claim in found] == [
+        "BERT-base: tokens a second, Trainer's best",
+        "BERT-base: MFU of real tokens",
+        "BERT-base: waits for the device in 10 steps",
+    ]
+    assert found[0].ours > 0 and found[0].theirs and 100 < float(found[0].note.rpartition(" ")[2]) < 160
+    assert 0 < found[1].ours < 100
+    assert found[2].holds and found[2].note == ""
