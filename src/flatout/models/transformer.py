@@ -533,6 +533,8 @@ def _pairs(lengths: Lengths, window: int | None) -> float:
 
 def _use_plain_attention(net: Any) -> None:
     """Fused attention where the family has it, else its own."""
+    if not getattr(net, "_can_set_attn_implementation", lambda: True)():  # it has one, and would warn of that
+        return
     for name in ("sdpa", "eager"):
         try:
             net.set_attn_implementation(name)
