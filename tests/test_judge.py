@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 
 import lightning as L
@@ -13,6 +14,9 @@ from safetensors.torch import load_file
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, UserError, fit, tries
 from flatout.bits.data import BitsDataConfig
 from flatout.checkpoints import CHECKPOINTS
+from flatout.data.feed import Feed
+from flatout.data.feeding import FeedKind
+from flatout.data.plan import PlanSettings
 from flatout.judge import evidence_in
 from flatout.models.bitmlp import BitMLPConfig
 from flatout.models.transformer import TransformerConfig
@@ -88,6 +92,24 @@ def test_a_callback_that_takes_its_time_is_named(tmp_path, long_enough):
     named = [result.verdict, *result.verdict["others"]]
     told = next(each["sentence"] for each in named if each["mend"] == "~callbacks.mine")
     assert "1 reads of the device's numbers a step" in told
+
+
+@pytest.mark.parametrize(
+    ("was", "other", "most"),
+    [
+        (("threaded", 1), ("resident", 1), 100.0),
+        (("threaded", 1), ("workers", 4), 400.0),
+        (("workers", 2), ("workers", 4), 200.0),
+        (("workers", 2), ("threaded", 1), math.inf),
+    ],
+)
+def test_no_feed_counts_for_more_than_its_hands_can_make(make_split, was, other, most):
+    split = make_split([3] * 8)
+    feeds = [
+        Feed(split, PlanSettings(rows_per_batch=2), kind=FeedKind(kind), workers=hands) for kind, hands in (other, was)
+    ]
+    assert tries._most_fed(*feeds, alone=100.0) == most
+    assert tries._most_fed(*feeds, alone=None) == math.inf
 
 
 def test_a_plain_bottleneck_is_told_while_the_run_goes_on(tmp_path, monkeypatch, capsys):

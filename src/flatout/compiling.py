@@ -35,6 +35,6 @@ def why_not(device: torch.device) -> str:
         return ""
     try:
         importlib.import_module("torch._inductor.cpp_builder").get_cpp_compiler()
-    except Exception:  # its class is torch's private one, and whatever it is, there is no compiler
+    except (AttributeError, ImportError, OSError, RuntimeError):  # no compiler, or a torch that looks for it elsewhere
         return _ONE_MESSAGE
     return ""

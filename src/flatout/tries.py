@@ -420,8 +420,11 @@ def _long_round(side: _Side, seconds: float) -> bool:
 
 
 def _most_fed(feed: Feed, was: Feed, alone: float | None) -> float:
-    """Rows a second that a feed gives in the long run: a try may live on what was gathered ahead."""
-    if alone is None:
+    """Rows a second that a feed gives in the long run: a try may live on what was gathered ahead.
+
+    A process makes no more than a thread; a thread may make more than a process, whose batches have a way to go.
+    """
+    if alone is None or (was.kind is FeedKind.workers and feed.kind is not FeedKind.workers):
         return float("inf")
     hands = [each.workers if each.kind is FeedKind.workers else 1 for each in (feed, was)]
     return alone * hands[0] / hands[1]

@@ -18,8 +18,7 @@ from flatout import BiLSTMConfig, HeadlinesConfig, TextDataConfig, fit
 from flatout.bench.claim import at_least, bounded, in_turn
 from flatout.commands import rows as rows_of_a_file
 from flatout.commands.bench import line
-from flatout.commands.evaluate import Sureness
-from flatout.tasks.calibration import calibration_error
+from flatout.tasks.calibration import Sureness, calibration_error
 
 
 @pytest.fixture(scope="module")

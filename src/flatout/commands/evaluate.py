@@ -46,6 +46,7 @@ from flatout.inference import GramPredictor, Predictor, TagPredictor
 from flatout.metrics import MultiMetrics, TaskMetrics
 from flatout.report.closing import class_table
 from flatout.report.summary import json_safe
+from flatout.tasks.calibration import Sureness
 from flatout.tasks.tagging import EntityScores
 
 Told = Callable[[int], None]
@@ -190,25 +191,6 @@ def score_texts(predictors: list[Predictor], table: Table, roles: Roles, told: T
         values |= {"calibration_error": sureness.error(), "temperature": predictor.temperature}
     remarks = [f"{remark.source}: {remark.what}" for remark in findings.remarks()]
     return Scored(findings.rows_kept, values, metrics.per_class(), remarks)
-
-
-class Sureness:
-    """How sure answers are and how often they are right, in bins, so that it may be asked of any number of rows."""
-
-    def __init__(self, bins: int = 15) -> None:
-        self.surer = torch.zeros(bins, dtype=torch.float64)
-        """By how much the answers of each bin are surer than right, summed."""
-        self.rows = 0
-
-    def add(self, shares_BC: Tensor, targets_B: Tensor) -> None:
-        sure_B, answer_B = shares_BC.max(-1)
-        bin_B = (sure_B * len(self.surer)).long().clamp_(max=len(self.surer) - 1)
-        self.surer.index_add_(0, bin_B, sure_B.double() - (answer_B == targets_B).double())
-        self.rows += len(targets_B)
-
-    def error(self) -> float:
-        """The calibration error, as a run finds it on its validation rows."""
-        return float(self.surer.abs().sum() / max(1, self.rows))
 
 
 def _outputs(predictor: Predictor | GramPredictor, piece: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:

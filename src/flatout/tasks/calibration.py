@@ -69,13 +69,30 @@ def as_two_classes(logits_BC: Tensor, targets_BC: Tensor, rows_B: Tensor) -> tup
     return logits, targets_BC[:kept].flatten().long(), rows_B[:kept].repeat_interleave(classes)
 
 
+class Sureness:
+    """How sure answers are and how often they are right, in bins, so that it may be asked of any number of rows."""
+
+    def __init__(self) -> None:
+        self.surer = torch.zeros(_BINS, dtype=torch.float64)
+        """By how much the answers of each bin are surer than right, summed."""
+        self.rows = 0
+
+    def add(self, shares_BC: Tensor, targets_B: Tensor) -> None:
+        sure_B, answer_B = shares_BC.max(-1)
+        bin_B = (sure_B * _BINS).long().clamp_(max=_BINS - 1)
+        self.surer.index_add_(0, bin_B, sure_B.double() - (answer_B == targets_B).double())
+        self.rows += len(targets_B)
+
+    def error(self) -> float:
+        """Mean distance between how sure answers are and how often they are right."""
+        return float(self.surer.abs().sum() / max(1, self.rows))
+
+
 def calibration_error(shares_BC: Tensor, targets_B: Tensor) -> float:
-    """Mean distance between how sure answers are and how often they are right, over bins of sureness."""
-    sure_B, answer_B = shares_BC.max(-1)
-    right_B = (answer_B == targets_B).double()
-    bin_B = (sure_B * _BINS).long().clamp_(max=_BINS - 1)
-    distances = torch.zeros(_BINS, dtype=torch.float64).index_add_(0, bin_B, sure_B.double() - right_B)
-    return float(distances.abs().sum() / max(1, len(targets_B)))
+    """`Sureness.error` of rows that are all there."""
+    sureness = Sureness()
+    sureness.add(shares_BC, targets_B)
+    return sureness.error()
 
 
 def best_thresholds(shares_BC: Tensor, targets_BC: Tensor) -> list[float]:
