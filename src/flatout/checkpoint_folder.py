@@ -108,11 +108,12 @@ def _words(error: Exception) -> str:
     return f"no {error} in it" if isinstance(error, KeyError) else str(error)
 
 
-def load_weights(module: torch.nn.Module, folder: Path) -> None:
-    """The `state_dict` of a checkpoint, into a module; the running mean of a model's weights where there is one."""
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The `state_dict` of a checkpoint's module; the running mean of a model's weights where there is one."""
     checkpoint = FolderCheckpointIO().load_checkpoint(folder)
     means = {f"model.{name}": mean for name, mean in checkpoint.get("average", {}).items()}
-    module.load_state_dict(checkpoint["state_dict"] | means)
+    state: dict[str, Tensor] = checkpoint["state_dict"]
+    return state | means
 
 
 def _part(tensors: dict[str, Tensor]) -> None:

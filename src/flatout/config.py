@@ -37,7 +37,8 @@ _OURS = {
     "default_root_dir": "output",
 }
 """Arguments of Lightning's Trainer that a setting of ours decides."""
-_STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
+_SHARED_OUT = "fsdp"
+_STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", _SHARED_OUT)
 _PLAIN_NAME = re.compile(r"\w[\w.+-]*")
 
 
@@ -135,12 +136,27 @@ class RunConfig:
             require(name not in _OURS, where, "is decided elsewhere", mend=f"Set {_OURS.get(name)} instead.")
         strategy = self.trainer.get("strategy")
         is_known = strategy is None or not isinstance(strategy, str) or strategy in _STRATEGIES
-        allowed = ", ".join(_STRATEGIES)
-        mend = "Each device holds the whole model in this version."
-        require(is_known, "trainer.strategy", f"{strategy}", allowed=allowed, mend=mend)
+        mend = did_you_mean(str(strategy), _STRATEGIES)
+        require(is_known, "trainer.strategy", f"{strategy}", allowed=", ".join(_STRATEGIES), mend=mend)
+        if self.shares_weights:
+            self._require_what_can_be_shared(is_bits)
         epochs = self.trainer.get("max_epochs")
         is_count = epochs is None or (isinstance(epochs, int) and epochs >= 1)
         require(is_count, "trainer.max_epochs", f"{epochs}", allowed="1 or more")
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether each rank shall keep slices of the weights rather than all of them."""
+        return self.trainer.get("strategy") == _SHARED_OUT
+
+    def _require_what_can_be_shared(self, is_bits: bool) -> None:
+        where, mend = f"trainer.strategy: {_SHARED_OUT}", "Leave one of them out."
+        require(not is_bits, where, "models of bit strings are small, and are not shared out", mend="Leave it out.")
+        what = "goes with tune=off: what is measured there is one device with the whole model"
+        require(not self.tune.enabled, where, what, mend=mend)
+        what = "does not go with precision=fp16: its scaler looks at whole gradients"
+        require(self.precision is not Precision.fp16, where, what, mend="Set precision=bf16 or fp32.")
+        require(not self.compile, where, "does not go with compile=true in this version", mend=mend)
 
     def _require_tagger(self, data: TextDataConfig) -> None:
         """Tags want a task and a model that answer word by word."""

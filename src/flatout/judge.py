@@ -41,7 +41,7 @@ def judge(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, flush: Fl
     """At the end: try what could have been faster, and write the evidence and the verdict into the summary."""
     is_measured = "precision" in (place.summary.values["tune"] or {}).get("values", {})
     evidence = _evidence_of(config, task, feeds, flush, precision_is_measured=is_measured)
-    tries = config.monitor.verdict and evidence is not None
+    tries = config.monitor.verdict and evidence is not None and not config.shares_weights
     seconds = SHARE * evidence.total_ms * evidence.batches / 1000 if tries and evidence is not None else 0.0
     if feeds.train.plan.world > 1:
         ranks = _of_all_ranks(task, feeds, flush, seconds)

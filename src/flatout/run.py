@@ -16,13 +16,13 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from flatout.checkpoint_folder import load_weights, require_whole
+from flatout.checkpoint_folder import read_weights, require_whole
 from flatout.checkpoints import CHECKPOINTS
 from flatout.compiling import compile_in_place
 from flatout.config import RunConfig
@@ -126,6 +126,7 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
             task.to(device)  # Lightning has taken it back to the host
             kind.after_best(task, feeds, place)
             metrics = evaluate(config, training.trainer, task, feeds, place)
+            take_whole_weights(training, task)
             per_class, predictor = task.per_class(), kind.predictor(task)
             if ranks.is_first:
                 save_model(config, predictor, place)
@@ -305,7 +306,8 @@ def set_up(
     batches = batches_in_epoch(config.trainer, feeds.train)
     about = about_run(config, kind.data.report.key, task.model, feeds.train, batches, precision.lightning_name)
     start = where_to_start(config, about, ranks, place)
-    mind_memory(task, feeds, about, ranks, config.data.cache, place)
+    if not config.shares_weights:  # ranks that wait for each other in every layer cannot cut batches by themselves
+        mind_memory(task, feeds, about, ranks, config.data.cache, place)
     kind.before_training(task, feeds, place)
     compile_model(config, task.model, feeds.train.device, place)
     parts: dict[str, Any] = {"about": about, "signals": signals, "start": start}
@@ -420,13 +422,31 @@ def load_best(training: Training, task: StepTask) -> None:
     """The weights that were best on the validation rows."""
     with others_watched():
         training.trainer.strategy.barrier()  # the first rank may still be linking it
+    state, strategy = _best_weights(training), cast(Any, training.trainer.strategy)
+    if task.shares_weights:
+        strategy.hand_out(task, state)
+    elif state is not None:
+        task.load_state_dict(state)
+
+
+def _best_weights(training: Training) -> dict[str, Tensor] | None:
+    """Those of the best checkpoint, or of the last; None where this machine has none that is whole."""
     kept = [training.checkpoints.folder / name for name in ("best", "last")]
     for path in (path for path in kept if path.exists()):
         try:
-            load_weights(task, path)
-            return
+            return read_weights(path)
         except UserError as error:  # spoilt since it was written
             warnings.warn(f"{error}; passed over", UserWarning, stacklevel=2)
+    return None
+
+
+def take_whole_weights(training: Training, task: StepTask) -> None:
+    """Where ranks hold slices of the weights: all of them on each rank's host, to answer and to be saved with."""
+    strategy = cast(Any, training.trainer.strategy)
+    if task.shares_weights:
+        with others_watched():
+            task.model = strategy.gathered(task.model)
+        task.shares_weights = False
 
 
 def evaluate(config: RunConfig, trainer: L.Trainer, task: StepTask, feeds: Feeds, place: RunFolder) -> dict[str, float]:

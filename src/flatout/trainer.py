@@ -30,7 +30,7 @@ from flatout.monitor.profiler import Profile
 from flatout.monitor.progress import ProgressLine
 from flatout.monitor.signals import Signals
 from flatout.monitor.watch import Watch
-from flatout.precision import PrecisionChoice
+from flatout.precision import Precision, PrecisionChoice
 from flatout.ranks import Ranks
 from flatout.report.dashboard import Layout, layout
 from flatout.resume import Start
@@ -108,6 +108,7 @@ def build_trainer(
 ) -> Training:
     """Lightning's Trainer with our callbacks; a person's own settings come last and win."""
     metric = chosen_metric(config, task)
+    strategy = strategy_of(config, task, feed.device, precision, ranks, place)
     after = 0 if config.resume is not None else None  # one that was cut short before its first checkpoint
     watch = watch_of(feed.device, place)
     charts = charts_of(task, watch)
@@ -128,9 +129,9 @@ def build_trainer(
     )
     stopping = [] if config.checkpoint.patience is None else [_early_stopping(config, metric)]
     looking = profile_of(config, feed, flush, place)
-    defaults = lightning_defaults(task, feed.device, precision, ranks, place)
+    defaults = lightning_defaults(precision, ranks, place)
     # One process a device is running already, however many were asked for.
-    settings = {**defaults, **config.trainer, **ranks.lightning_settings(feed.device)}
+    settings = {**defaults, **config.trainer, **ranks.lightning_settings(feed.device), **strategy}
     trainer = quiet_trainer(settings, [flush, *looking, *stopping, *config.callbacks.values(), checkpoints])
     silence_unused_hooks(trainer)
     flush.peak = known_peak(feed.device, str(trainer.precision))
@@ -138,9 +139,7 @@ def build_trainer(
     return Training(trainer, flush, checkpoints)
 
 
-def lightning_defaults(
-    task: StepTask, device: torch.device, precision: PrecisionChoice, ranks: Ranks, place: RunFolder
-) -> dict[str, Any]:
+def lightning_defaults(precision: PrecisionChoice, ranks: Ranks, place: RunFolder) -> dict[str, Any]:
     """What is set unless a person sets it otherwise: what flatout does itself is off."""
     defaults: dict[str, Any] = {
         "max_epochs": EPOCHS,
@@ -154,7 +153,7 @@ def lightning_defaults(
         "default_root_dir": str(place.path),
         "plugins": [FolderCheckpointIO(), *([ranks.environment()] if ranks.are_several else [])],
     }
-    return defaults | ({"strategy": ddp(task, device)} if ranks.are_several else {})
+    return defaults
 
 
 def quiet_trainer(settings: dict[str, Any], callbacks: list[L.Callback]) -> L.Trainer:
@@ -207,20 +206,45 @@ def watch_of(device: torch.device, place: RunFolder) -> Watch:
     return Watch([source for source in found if source is not None], place.log.say)
 
 
+def strategy_of(
+    config: RunConfig, task: StepTask, device: torch.device, precision: PrecisionChoice, ranks: Ranks, place: RunFolder
+) -> dict[str, Any]:
+    """How ranks train together, as arguments of Lightning's Trainer: whole copies of the model, or slices of it."""
+    asked = config.trainer.get("strategy")
+    if not config.shares_weights:
+        is_ours = ranks.are_several and asked in (None, "auto", "ddp")
+        return {"strategy": ddp(task, device)} if is_ours else {}
+    what, mend = "does not go with fp16: its scaler looks at whole gradients", "Set precision=fp32."
+    require(precision.precision is not Precision.fp16, f"trainer.strategy: {asked}", what, mend=mend)
+    what = "batch normalisation would have other means on every rank"
+    require(not _has_means(task), f"trainer.strategy: {asked}", what, mend="Leave it out.")
+    from flatout.sharding import SharedOut
+
+    # A trained weight comes with its gradient and with two numbers of AdamW.
+    megabytes = sum(weight.nbytes * (4 if weight.requires_grad else 1) for weight in task.parameters()) / 1e6
+    evidence = f"with gradients and AdamW {megabytes / ranks.world:,.1f} MB a device instead of {megabytes:,.1f}"
+    place.choose("weights", f"1/{ranks.world} on each device", "trainer.strategy=fsdp", evidence)
+    # Weights that were gathered in inference mode could not be trained afterwards.
+    return {"strategy": SharedOut(ranks.world), "inference_mode": False}
+
+
 _ONE_BUCKET_MB = 1 << 14
 """On a CPU what exchanges gradients takes its cores from what computes them: all are exchanged when all are there."""
 
 
 def ddp(task: StepTask, device: torch.device) -> DDPStrategy:
     """Lightning's DDP without a copy of the gradients, and without buffers in each step that never change."""
-    # Only the running means of batch normalisation do, and then the first rank's count.
-    has_means = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.modules())
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: has_means}
+    settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: _has_means(task)}
     if device.type == "cpu":
         settings["bucket_cap_mb"] = _ONE_BUCKET_MB
     return DDPStrategy(**settings)
+
+
+def _has_means(task: StepTask) -> bool:
+    """Whether there are running means, of batch normalisation; of several ranks' the first one's count."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.modules())
 
 
 def chosen_metric(config: RunConfig, task: StepTask) -> str:

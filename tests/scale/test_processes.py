@@ -39,14 +39,21 @@ def losses(result: Result) -> list[float]:
         return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
 
 
-def trained(folder: Path, data: Any, model: Any, devices: int, **settings: Any) -> Result:
+def trained(folder: Path, data: Any, model: Any, devices: int, strategy: str | None = None, **settings: Any) -> Result:
     given: dict[str, Any] = {
         "optim": OptimConfig(lr=3e-3),
         "precision": "fp32",
         "epochs": 2,
+        "threads": 1,
         "monitor": MonitorConfig(flush_every=1, progress=False),
     }
-    return fit(data, model, folder=folder / f"{devices}", trainer={"devices": devices}, **(given | settings))
+    return fit(
+        data,
+        model,
+        folder=folder / f"{devices}",
+        trainer={"devices": devices, "strategy": strategy or "auto"},
+        **(given | settings),
+    )
 
 
 def both(folder: Path, data: Any, model: Any, **settings: Any) -> tuple[Result, Result]:
@@ -116,6 +123,7 @@ def test_two_ranks_train_like_one_with_twice_the_batch(case, tmp_path):
     # The correlation of answers that hardly differ yet follows their last digits.
     settled = {name: value for name, value in one.metrics.items() if not name.endswith("pearson")}
     assert {name: two.metrics[name] for name in settled} == pytest.approx(settled, rel=1e-5)
+    assert two.summary.get("calibration", {}) == pytest.approx(one.summary.get("calibration", {}), rel=1e-3)
     assert two.summary["hardware"]["count"] == 2 and one.summary["hardware"]["count"] == 1
 
 

@@ -270,7 +270,7 @@ class Transformer(nn.Module):
         self.described: Any = net.config
         self.family: str = net.config.model_type
         self.unfreeze_epochs = 0.0
-        self._waiting: list[list[nn.Parameter]] = []
+        self._waiting: list[list[str]] = []
         self._frozen_at_first = 0
         can_be_flat = self.family in FLAT_FAMILIES
         if compute is Compute.flat and not can_be_flat:
@@ -392,12 +392,10 @@ class Transformer(nn.Module):
     def wait(self, epochs: float) -> None:
         """Remember what is frozen, to thaw it over these epochs."""
         self.unfreeze_epochs = epochs
-        frozen = [weight for weight in self.parameters() if not weight.requires_grad]
+        names = {id(weight): name for name, weight in self.named_parameters() if not weight.requires_grad}
         blocks = [list(block.parameters()) for block in self.blocks()]
-        in_blocks = {id(weight) for block in blocks for weight in block}
-        below = [weight for weight in frozen if id(weight) not in in_blocks]
-        frozen_blocks = [block for block in reversed(blocks) if not block[0].requires_grad]
-        self._waiting = [*frozen_blocks, *([below] if below else [])]
+        frozen_blocks = [[names.pop(id(each)) for each in block] for block in reversed(blocks) if id(block[0]) in names]
+        self._waiting = [*frozen_blocks, *([list(names.values())] if names else [])]
         self._frozen_at_first = len(self._waiting)
 
     def thaw(self, epochs: float) -> bool:
@@ -407,11 +405,11 @@ class Transformer(nn.Module):
         """
         if not self._waiting:
             return False
-        waited = len(self._waiting)
+        waited, weights = len(self._waiting), dict(self.named_parameters())
         due = self._frozen_at_first * min(1.0, epochs / self.unfreeze_epochs)
         while self._waiting and self._frozen_at_first - len(self._waiting) < int(due):
-            for weight in self._waiting.pop(0):
-                weight.requires_grad_(True)
+            for name in self._waiting.pop(0):
+                weights[name].requires_grad_(True)
         return len(self._waiting) < waited
 
     def depths(self) -> dict[str, int]:

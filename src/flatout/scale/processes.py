@@ -57,12 +57,16 @@ def start(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[
     elif config.trainer.get("num_nodes", 1) != 1:
         what = f"{config.trainer['num_nodes']}, but nobody has started a rank on another machine"
         raise UserError("trainer.num_nodes", what, mend="Start the run on each machine with torchrun or srun.")
+    are_alone = not ranks.are_several and len(wanted) == 1
+    what = "one device has nobody to share with"
+    mend = "Set trainer.devices=N, or leave it out."
+    require(not (config.shares_weights and are_alone), "trainer.strategy: fsdp", what, mend=mend)
     place = json.loads(ranks.agreed("folder", lambda: json.dumps(_place(config, folder, overrides))))
     at = Path(place["folder"])
     if place["is_finished"]:
         return finished_result(at)
     config = replace(config, resume=place["resume"])
-    if ranks.are_several or len(wanted) == 1:
+    if ranks.are_several or are_alone:
         return run(config, at, overrides=overrides, number=wanted[0])
     return _on_ranks(config, wanted, at, overrides)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from flatout.shares import share_of, whole
+
 
 class WeightAverage:
     """Follows the weights; young, it remembers less, so that it forgets where they began."""
@@ -32,8 +34,9 @@ class WeightAverage:
             self._means[name].copy_(kept)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return dict(self._means)
+        """Whole means, also where each rank follows its slices; all ranks must ask at once."""
+        return {name: whole(mean) for name, mean in self._means.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for name, mean in state.items():
-            self._means[name].copy_(mean)
+            self._means[name].copy_(share_of(mean, self._means[name]))

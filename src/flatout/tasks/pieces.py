@@ -114,6 +114,7 @@ class Passes:
                 if why:
                     self._tell(EVALUATION, before, why)
                 return found
+            self._require_alone(EVALUATION, why)
             self._halve(EVALUATION, [batch], why)
 
     def hear(self, told: list[int]) -> None:
@@ -144,6 +145,7 @@ class Passes:
 
     def _again(self, why: str) -> float:
         """All batches of the step so far once more, in more pieces, until memory suffices."""
+        self._require_alone(TRAINING, why)
         seconds, task, before = 0.0, self.task, self.pieces[TRAINING]
         while True:
             if self._is_exchanging and task.exchanges and self._waiting is None:
@@ -163,6 +165,14 @@ class Passes:
                 self._waiting = None
                 self._tell(TRAINING, before, why)
                 return seconds
+
+    def _require_alone(self, name: str, why: str) -> None:
+        """No rank can repeat a pass by itself where each holds slices of the weights."""
+        if self.task.shares_weights:
+            what = f"no rank can take smaller pieces by itself where weights are shared out ({why})"
+            size = "data.batch_size" if name == TRAINING else "data.eval_batch_size"
+            mend = f"Set a smaller {size}. {self.task.smaller_rows} The last checkpoint is kept."
+            raise UserError(f"{name} ran out of memory {self._at()}", what, mend=mend)
 
     def _halve(self, name: str, batches: list[FlatBatch], why: str) -> None:
         """Twice as many pieces, where there are rows for them."""

@@ -35,6 +35,7 @@ from flatout.metrics import Counted
 from flatout.models.lean import LeanEmbedding
 from flatout.optim import NotFinite, OptimConfig, clip_gradients, gradient_is_finite, gradient_length
 from flatout.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
+from flatout.position import of_all_ranks
 from flatout.tasks.average import WeightAverage
 from flatout.tasks.pieces import Passes, running_statistics
 
@@ -77,6 +78,8 @@ class StepTask(L.LightningModule):
         self.running_statistics: list[Tensor] = []
         """What each forward pass of a training changes by itself."""
         self._is_plain = self._steps_directly = self._is_scaled = self.exchanges = False
+        self.shares_weights = False
+        """Whether each rank holds slices of the weights, so that none can go through a batch without the others."""
         self._steps_done = 0
         self._lean: list[LeanEmbedding] = []
         self.average: WeightAverage | None = None
@@ -132,6 +135,12 @@ class StepTask(L.LightningModule):
             self.__dict__[name] = value
         else:
             super().__setattr__(name, value)
+
+    def configure_model(self) -> None:
+        share_out = getattr(self.trainer.strategy, "share_out", None)
+        if share_out is not None:
+            share_out(self.model)
+            self.shares_weights = True
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         # A fused step cannot be un-scaled and clipped, which fp16 needs.
@@ -214,6 +223,8 @@ class StepTask(L.LightningModule):
         if batch.num_real:  # a rank for which no row is left keeps in step with the others
             self._loss_sum += self.judge(batch)
             self._rows_judged += batch.num_real
+        elif self.shares_weights:
+            self.outputs(batch)
 
     def outputs(self, batch: FlatBatch) -> Tensor:
         """The model's answers to a batch that is not trained on."""
@@ -302,15 +313,18 @@ class StepTask(L.LightningModule):
 
     @torch.inference_mode()
     def gathered(self, feed: Feed, of_batch: Callable[[FlatBatch], tuple[Tensor, ...]], *, most: int) -> list[Tensor]:
-        """What is made of a feed's first batches, on the host, until there are so many of it."""
+        """What is made of a feed's first batches by all ranks, on the host, until there are so many of it."""
         self.model.eval()
         found: list[tuple[Tensor, ...]] = []
+        count = 0
         for batch in feed.afresh():
             with self.trainer.precision_plugin.forward_context():
                 found.append(tuple(part.cpu() for part in of_batch(batch)))
-            if sum(len(parts[0]) for parts in found) >= most:
+            count += int(self.over_ranks(np.array([len(found[-1][0])]))[0])
+            if count >= most:
                 break
-        return [torch.cat(parts) for parts in zip(*found, strict=True)]
+        own = [torch.cat(parts) for parts in zip(*found, strict=True)]
+        return [torch.cat(parts) for parts in zip(*of_all_ranks(own), strict=True)]
 
     def count_answers(self) -> None:
         """Keep what the answers of the split just judged were, for pictures of them; nothing for most."""
@@ -408,7 +422,7 @@ class StepTask(L.LightningModule):
         if self.average is not None:
             self.average.add(step)
         if self._thaw is not None and self._thaw(self._epochs_done(step + 1)):
-            self._exchange_what_thawed()
+            self._tell_of_thawed()
         self._is_updating = False
 
     def _update(self, stepper: LightningOptimizer, is_wanted: bool) -> None:
@@ -501,11 +515,13 @@ class StepTask(L.LightningModule):
     def _epochs_done(self, steps: int) -> float:
         return steps / self.total_steps * (self.trainer.max_epochs or 1)
 
-    def _exchange_what_thawed(self) -> None:
+    def _tell_of_thawed(self) -> None:
         """DDP exchanges the gradients of those weights that were trained when it was set up: set it up anew."""
-        strategy = self.trainer.strategy
+        strategy: Any = self.trainer.strategy
         if isinstance(strategy, DDPStrategy):
             strategy.model = strategy._setup_model(self)
+        elif self.shares_weights:
+            strategy.let_thawed_train(self.model)
 
     def _scaler(self) -> Any:
         return getattr(self.trainer.precision_plugin, "scaler", None)

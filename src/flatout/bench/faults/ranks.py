@@ -120,12 +120,13 @@ def other_numbers_of_ranks(place: Path, count: int) -> list[list[str]]:
             if code != (0 if is_last else 128 + signal.SIGTERM):
                 problems.append(f"{world} ranks ended with {code}: {said(folder)}")
         reference = references.of(spec)[0]
-        problems = problems or _alike(run_folder(folder), reference)
+        problems = problems or alike(run_folder(folder), reference)
         found.append([f"{spec.family}, {chain}: {each}" for each in problems])
     return found
 
 
-def _alike(run: Path, reference: Path) -> list[str]:
+def alike(run: Path, reference: Path) -> list[str]:
+    """What tells two runs apart, but for rounding: losses and weights."""
     ours, theirs = losses_of(run), losses_of(reference)
     if ours.keys() != theirs.keys():
         return [f"losses at other steps: {sorted(ours)} against {sorted(theirs)}"]

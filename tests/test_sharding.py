@@ -1,0 +1,126 @@
+"""Weights of which each rank holds a slice give the answers and the gradients of whole ones, family by family."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from flatout.models.lora import LoraConfig
+from flatout.optim import clip_gradients, gradient_is_finite, gradient_length
+from flatout.sharding import slice_weights
+from flatout.shares import is_share, share_of, whole
+from tests.models.test_transformer import FLAT, PADDED, batch_of, built, gradients
+
+RANKS = 2
+LENGTHS = ([2, 3, 9, 21, 21, 22, 40], [1, 7, 165])
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{family: {"family": family} for family in [*FLAT, *PADDED]},
+    "tags": {"family": "bert", "kind": "tags"},
+    "small matrices": {"family": "bert", "lora": LoraConfig(rank=2)},
+    "frozen layers": {"family": "bert", "freeze_layers": 2},
+    "activations computed anew": {"family": "bert", "gradient_checkpointing": True},
+}
+
+
+def as_rank(rank: int, folder: str) -> None:
+    """All that ranks find out together; starting them costs more than any of it."""
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", message=".*barrier.*device under current context.*")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    torch.set_num_threads(1)
+    found = {name: against_whole(rank, settings) for name, settings in VARIANTS.items()}
+    found["in bf16"] = against_whole(rank, {"family": "bert"}, in_bf16=True)
+    found["lengths of gradients"] = lengths_of_gradients(rank)
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def against_whole(rank: int, settings: dict[str, Any], *, in_bf16: bool = False) -> dict[str, Any]:
+    """Largest differences of outputs and mean gradients, relative to the largest number of each."""
+    sliced = built(**settings)
+    plain = copy.deepcopy(sliced)
+    slice_weights(sliced, init_device_mesh("cpu", (RANKS,)))
+    with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
+        of_ranks = [gradients(plain, plain(batch_of(lengths))) for lengths in LENGTHS]
+        batch = batch_of(LENGTHS[rank])
+        expected, outputs = plain(batch), sliced(batch)
+        own = gradients(sliced, outputs)
+    wanted = {name: (of_ranks[0][name] + of_ranks[1][name]) / RANKS for name in of_ranks[0]}
+    return {
+        "outputs": difference(outputs, expected),
+        "gradients": max(difference(whole(own[name]), gradient) for name, gradient in wanted.items()),
+        "same weights have gradients": own.keys() == wanted.keys(),
+        "share": sum(map(local_bytes, sliced.parameters())) / sum(map(local_bytes, plain.parameters())),
+        "all are shared": all(map(is_share, sliced.parameters())),
+    }
+
+
+def local_bytes(weight: Any) -> int:
+    return int((weight.to_local() if is_share(weight) else weight).nbytes)
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    found, expected = found.detach(), expected.detach()
+    return float((found.float() - expected.float()).abs().max() / expected.float().abs().max().clamp_min(1e-3))
+
+
+def lengths_of_gradients(rank: int) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (RANKS,))
+    full = torch.arange(15, dtype=torch.float32).view(5, 3)
+    plain = nn.Parameter(torch.zeros(5, 3))
+    shared = nn.Parameter(share_of(plain.detach(), like_sliced(plain, mesh)))
+    plain.grad, shared.grad = full.clone(), share_of(full, shared)
+    assert torch.equal(whole(shared.grad), full)
+    lengths = [float(gradient_length([weight])) for weight in (plain, shared)]
+    clipped = [float(clip_gradients([weight], 1.0)) for weight in (plain, shared)]
+    same = torch.equal(plain.grad, whole(shared.grad))
+    if rank == 1:  # the other rank's slice is sound
+        shared.grad.to_local()[-1] = float("nan")  # type: ignore[attr-defined]
+    return {"lengths": lengths, "clipped": clipped, "same": same, "finite": gradient_is_finite([shared])}
+
+
+def like_sliced(plain: Tensor, mesh: Any) -> Tensor:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    return distribute_tensor(plain.detach(), mesh, [Shard(0)])
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(as_rank, (str(folder),), nprocs=RANKS)
+    yield [torch.load(Path(folder, f"{rank}.pt")) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, "in bf16"])
+def test_slices_give_the_outputs_and_gradients_of_whole_weights(variant: str, found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        kept = of_rank[variant]
+        assert kept["outputs"] < 1e-5 and kept["gradients"] < 1e-5
+        assert kept["same weights have gradients"] and kept["all are shared"]
+    assert sum(of_rank[variant]["share"] for of_rank in found) == pytest.approx(1.0)
+    assert max(of_rank[variant]["share"] for of_rank in found) < 0.55
+
+
+def test_ranks_agree_on_the_length_of_a_gradient_and_on_whether_it_is_finite(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        kept = of_rank["lengths of gradients"]
+        assert kept["lengths"][0] == pytest.approx(kept["lengths"][1], rel=1e-6)
+        assert kept["clipped"][0] == pytest.approx(kept["clipped"][1], rel=1e-6)
+        assert kept["same"] and kept["finite"] is False
+
+
+def test_what_is_no_slice_passes_as_it_is() -> None:
+    tensor = torch.arange(3)
+    assert whole(tensor) is tensor and share_of(tensor, tensor) is tensor and not is_share(tensor)
