@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from flatout.models.lora import LoraConfig
-from flatout.optim import clip_gradients, gradient_is_finite, gradient_length
+from flatout.optim import OptimConfig, clip_gradients, gradient_is_finite, gradient_length
 from flatout.sharding import slice_weights
 from flatout.shares import is_share, share_of, whole
 from tests.models.test_transformer import FLAT, PADDED, batch_of, built, gradients
@@ -40,6 +42,7 @@ def as_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     found = {name: against_whole(rank, settings) for name, settings in VARIANTS.items()}
     found["in bf16"] = against_whole(rank, {"family": "bert"}, in_bf16=True)
+    found["memory"] = memory_after_a_step()
     found["lengths of gradients"] = lengths_of_gradients(rank)
     torch.save(found, f"{folder}/{rank}.pt")
     dist.barrier()
@@ -75,6 +78,26 @@ def difference(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected.float()).abs().max() / expected.float().abs().max().clamp_min(1e-3))
 
 
+def memory_after_a_step() -> float:
+    """Bytes of all tensors there are, beside those of the weights, gradients and AdamW of a model that is whole."""
+    gc.collect()
+    before = bytes_of_tensors()
+    model = built("bert")
+    whole_bytes = sum(weight.nbytes for weight in model.parameters())
+    slice_weights(model, init_device_mesh("cpu", (RANKS,)))
+    optimizer = OptimConfig().build(model)
+    for _ in range(2):
+        model(batch_of([3, 5, 9])).sum().backward()
+        optimizer.step()
+    return (bytes_of_tensors() - before) / (4 * whole_bytes)
+
+
+def bytes_of_tensors() -> int:
+    tensors: list[Any] = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter, DTensor)]
+    local = [each.to_local() if is_share(each) else each for each in tensors]
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in local}.values())
+
+
 def lengths_of_gradients(rank: int) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (RANKS,))
     full = torch.arange(15, dtype=torch.float32).view(5, 3)
@@ -91,8 +114,6 @@ def lengths_of_gradients(rank: int) -> dict[str, Any]:
 
 
 def like_sliced(plain: Tensor, mesh: Any) -> Tensor:
-    from torch.distributed.tensor import Shard, distribute_tensor
-
     return distribute_tensor(plain.detach(), mesh, [Shard(0)])
 
 
@@ -111,6 +132,10 @@ def test_slices_give_the_outputs_and_gradients_of_whole_weights(variant: str, fo
         assert kept["same weights have gradients"] and kept["all are shared"]
     assert sum(of_rank[variant]["share"] for of_rank in found) == pytest.approx(1.0)
     assert max(of_rank[variant]["share"] for of_rank in found) < 0.55
+
+
+def test_after_a_step_no_rank_holds_more_than_its_slices(found: list[dict[str, Any]]) -> None:
+    assert all(0.45 < of_rank["memory"] < 0.55 for of_rank in found)
 
 
 def test_ranks_agree_on_the_length_of_a_gradient_and_on_whether_it_is_finite(found: list[dict[str, Any]]) -> None:

@@ -75,7 +75,7 @@ class SharedOut(ModelParallelStrategy):
         with torch.no_grad():
             for name, own in module.state_dict().items():
                 is_first = self.is_global_zero and state is not None
-                given = (state or {})[name].to(own) if is_first else torch.empty(own.shape, dtype=own.dtype)
+                given = (state or {})[name].to(own.dtype) if is_first else torch.empty(own.shape, dtype=own.dtype)
                 given = given.to(own.device)
                 dist.broadcast(given, 0)
                 own.copy_(share_of(given, own))
