@@ -10,6 +10,7 @@ share is held to 1/65,536.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,20 +50,20 @@ class LeanEmbedding(nn.Embedding):
         for ids in held.pop("_added", []):
             held["_table"].index_fill_(0, ids, 0.0)
 
-    def exchange(self) -> None:
+    def exchange(self, add_up: Callable[[Tensor], None]) -> None:
         """Take the mean of all ranks' gradients, of those rows that any of them has added to."""
         if not self.weight.requires_grad:
             return
-        touched = torch.zeros(len(self.weight), dtype=torch.uint8)
+        touched = torch.zeros(len(self.weight), dtype=torch.int32)
         for ids in self.__dict__.get("_added", []):
             touched.index_fill_(0, ids, 1)
-        dist.all_reduce(touched, dist.ReduceOp.MAX)
+        add_up(touched)
         ids = touched.nonzero().flatten()
         self._make_table()
         table = self.weight.grad
         assert table is not None
         rows = table.index_select(0, ids)
-        dist.all_reduce(rows)
+        add_up(rows)
         table.index_copy_(0, ids, rows.div_(dist.get_world_size()))
         self.__dict__["_added"] = [ids]
 
