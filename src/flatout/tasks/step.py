@@ -182,7 +182,7 @@ class StepTask(L.LightningModule):
             torch.manual_seed(torch.initial_seed() + dist.get_rank())  # other rows, other dropout
             for embedding in self._lean:
                 dist.broadcast(embedding.weight.detach(), 0)  # as DDP does with all others
-            if isinstance(self.trainer.strategy, DDPStrategy):
+            if isinstance(self.trainer.strategy, DDPStrategy) and self.trainer.num_nodes == 1:
                 self._exchange = exchange_of_ranks(self.device, sum(weight.nbytes for weight in self.parameters()))
                 self._serve_ddp()
         callbacks = callbacks_of(self.trainer)
