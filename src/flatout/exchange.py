@@ -32,6 +32,9 @@ _PATIENCE_S = 1800.0
 _FEW = 3
 """Up to so many ranks each adds up all numbers; more share the work, which takes another meeting."""
 
+_GONE = "connection closed by peer"
+"""In the words of gloo, which are known to mean that another rank is gone."""
+
 
 class Exchange:
     """Sums over all ranks, through the process group."""
@@ -112,7 +115,7 @@ class SharedMemory(Exchange):
         except TimeoutError:
             raise RuntimeError("timed out waiting for another rank") from None
         except OSError:
-            raise RuntimeError("connection closed by peer") from None
+            raise RuntimeError(_GONE) from None
 
 
 def _add(parts: list[Tensor], into: Tensor) -> None:
@@ -170,7 +173,10 @@ def _shared_memory(slot: int, opened: ExitStack) -> SharedMemory | None:
     for peer in higher.values() if rank == 0 else ():
         socket.send_fds(peer, [b"\0"], [memory])
     if rank:
-        memory = socket.recv_fds(lower[0], 1, 1)[1][0]
+        _, received, _, _ = socket.recv_fds(lower[0], 1, 1)
+        if not received:
+            raise RuntimeError(_GONE)
+        (memory,) = received
         opened.callback(os.close, memory)
     peers = [*lower, *(higher[other] for other in sorted(higher))]
     return SharedMemory(rank, peers, mmap.mmap(memory, 2 * world * slot))
