@@ -6,26 +6,21 @@ Hydra lives here and nowhere else: below `run` there are only dataclasses.
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
-
-import hydra
-from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import flatout
-from flatout.boundary import as_typed, guard_hydra, read_config, require_folders
-from flatout.children import warm_start
-from flatout.compose import ComposeError, explain
-from flatout.config import COMPONENTS, RunConfig
-from flatout.durable import REFUSALS
 from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, require
+from flatout.interrupts import leaving_at_once
+
+if TYPE_CHECKING:  # all that is heavy is imported inside of `main`, where Ctrl-C is answered
+    from omegaconf import DictConfig
 
 
 def conf_folder() -> Path:
@@ -41,6 +36,10 @@ def conf_folder() -> Path:
 
 def register_schemas() -> None:
     """Make every settings class a Hydra schema, so that a wrong key or type fails while composing."""
+    from hydra.core.config_store import ConfigStore
+
+    from flatout.config import COMPONENTS, RunConfig
+
     store = ConfigStore.instance()
     store.store(group="schema", name="run", node=RunConfig)
     for group, classes in COMPONENTS.items():
@@ -50,6 +49,10 @@ def register_schemas() -> None:
 
 def job(cfg: DictConfig) -> float | None:
     """One run of the composed settings."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from flatout.boundary import as_typed, read_config
+
     described = HydraConfig.get()
     folder, overrides = Path(described.runtime.output_dir), as_typed(described.overrides.task)
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
@@ -72,6 +75,10 @@ def job(cfg: DictConfig) -> float | None:
 
 def tune_job(cfg: DictConfig) -> None:
     """What a run of the composed settings would measure before it trains, and no more."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from flatout.boundary import as_typed, read_config
+
     overrides = as_typed(HydraConfig.get().overrides.task)
     try:
         from flatout.commands.tune import decide
@@ -90,22 +97,44 @@ def main(arguments: Sequence[str] | None = None, job: Callable[[DictConfig], Any
     """Entry point; a person's mistake ends with one message and exit code 2."""
     if arguments is not None:
         sys.argv[1:] = arguments
-    sys.argv[1:] = [f"hydra.{word}" if word.startswith("launcher.") else word for word in sys.argv[1:]]
-    # `monitor: default` is in the list already, so Hydra wants monitor=profile; +monitor=profile is the same. Tune too.
-    sys.argv[1:] = [word[1:] if word.startswith(("+monitor=", "+tune=")) else word for word in sys.argv[1:]]
-    if any(word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word for word in sys.argv[1:]):
-        warm_start()  # it imports beside us what the processes to come will need
+    sys.argv[1:] = options_last([as_hydra_knows_it(word) for word in sys.argv[1:]])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us whole instead of being printed and swallowed
     try:
-        guard_hydra()
-        refuse_pickles_and_packages(sys.argv[1:])
-        register_schemas()
-        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
+        with leaving_at_once():
+            _import_all(sys.argv[1:])
+        _start(job)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except RunBroke as broken:
         print(broken, file=sys.stderr)
         sys.exit(1)
+    except UserError as mistake:
+        leave(mistake)
+
+
+def _import_all(words: Sequence[str]) -> None:
+    from flatout.children import warm_start
+
+    if any(word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word for word in words):
+        warm_start()  # it imports beside us what the processes to come will need
+    importlib.import_module("flatout.boundary")
+
+
+def _start(job: Callable[[DictConfig], Any]) -> None:
+    """Let Hydra compose the settings and run the job, and say what it complains of in our words."""
+    import hydra
+
+    from flatout.boundary import guard_hydra
+    from flatout.compose import ComposeError, explain
+    from flatout.durable import REFUSALS
+
+    try:
+        guard_hydra()
+        refuse_pickles_and_packages(sys.argv[1:])
+        register_schemas()
+        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
+    except RunBroke:
+        raise
     except Exception as error:  # Hydra's errors share no class; what is no person's mistake is raised again
         mistake = explain(ComposeError.of(error), conf_folder())
         if mistake is None and isinstance(error, OSError) and error.errno in (*REFUSALS, errno.EACCES, errno.EPERM):
@@ -113,11 +142,46 @@ def main(arguments: Sequence[str] | None = None, job: Callable[[DictConfig], Any
             mistake = out_of_space(error, Path(error.filename or "."), None, "output", mend)
         if mistake is None:
             raise
-        leave(mistake)
+        raise mistake from None
+
+
+def as_hydra_knows_it(word: str) -> str:
+    """A word of our command line in Hydra's words."""
+    if word.startswith("launcher."):
+        return f"hydra.{word}"
+    # `monitor: default` is in the list already, so Hydra wants monitor=profile; +monitor=profile is the same. Tune too.
+    return word[1:] if word.startswith(("+monitor=", "+tune=")) else word
+
+
+def options_last(words: Sequence[str]) -> list[str]:
+    """Settings first, then what begins with a dash: Hydra's parser takes settings in one piece only."""
+    if "--" in words:
+        return list(words)
+    settings, options, waiting = [], [], list(words)
+    while waiting:
+        word = waiting.pop(0)
+        if not word.startswith("-"):
+            settings.append(word)
+            continue
+        options.append(word)
+        if waiting and _takes_value(word, waiting[0]):
+            options.append(waiting.pop(0))
+    return [*settings, *options]
+
+
+def _takes_value(option: str, following: str) -> bool:
+    """Whether the word behind an option belongs to it."""
+    if option in ("-i", "--info"):
+        return following in ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+    names = ("--package", "--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--cfg")
+    is_beginning = len(option) > len("--") and any(name.startswith(option) for name in names)  # argparse takes them too
+    return is_beginning or option in ("-p", "-cp", "-cn", "-cd", "-c")
 
 
 def refuse_pickles_and_packages(words: Sequence[str]) -> None:
     """Two options of Hydra's own: one unpickles a file, one may import a package to look for settings in it."""
+    from flatout.boundary import require_folders
+
     for number, word in enumerate(words):
         name, _, value = word.partition("=")
         is_rerun = len(name) > len("--e") and "--experimental-rerun".startswith(name)  # argparse takes beginnings too

@@ -11,6 +11,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import train
+from flatout.boundary import read_config
 from flatout.compose import known_keys
 from flatout.config import RunConfig
 from flatout.models.transformer import TransformerConfig
@@ -38,7 +39,7 @@ TINY = [*TINY_RUN, "data.sample.eval_rows=40", "model.embedding=8"]
 def compose_run(overrides: list[str]) -> RunConfig:
     train.register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return train.read_config(compose("train", overrides), overrides)
+        return read_config(compose("train", overrides), overrides)
 
 
 def run_train(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
@@ -115,7 +116,7 @@ def test_several_values_give_a_run_each(tmp_path, monkeypatch):
 
 
 MISTAKES = {
-    "modle=bilstm": "modle: no such key (allow_targets, callbacks, checkpoint, compile, data,",
+    "modle=bilstm": "modle: no such key (data, model, task, optim, checkpoint,",
     "model=bilstn": "model: no option 'bilstn' (bilstm, bitmlp, textcnn, transformer). Did you mean 'bilstm'?",
     "model.hiden=3": "Did you mean 'model.hidden'?",
     "model.hidden=x": "model.hidden: 'x' does not fit (a whole number)",
@@ -158,6 +159,35 @@ def test_a_mistake_is_one_message_and_exit_code_2(mistake, tmp_path, monkeypatch
     assert MISTAKES[mistake] in said.err
     assert "Traceback" not in said.err
     assert len(said.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("launcher.paralel=2", "launcher.paralel: no such key (parallel, limit). Did you mean 'launcher.parallel'?"),
+        ("launcher.parallel=two", "launcher.parallel: 'two' does not fit (a whole number)"),
+        ("+sweep=one", "sweep/one.yaml: hydra.sweeper.trails: no such key (space, trials, sampler, pruner, metric,"),
+        ("+sweep=one", "Did you mean 'hydra.sweeper.trials'?"),
+        ("data.lr=1", "data.lr: no such key. Did you mean 'optim.lr'?"),
+    ],
+)
+def test_a_misspelt_key_is_compared_with_those_beside_it(words, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / "sweep").mkdir()
+    file = "# @package _global_\ndefaults:\n  - override /hydra/sweeper: flatout\nhydra:\n  sweeper:\n    trails: 3\n"
+    (tmp_path / "sweep" / "one.yaml").write_text(file)
+    options = ["--config-dir", str(tmp_path), f"output={tmp_path / 'runs'}", "-m"]  # in pieces, as people type them
+    assert run_train([*options, *words.split()], monkeypatch) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_options_of_hydra_may_stand_anywhere():
+    words = ["--config-dir", "here", "+sweep=one", "-m", "a=1", "--config-name=x", "-cd", "there", "--info", "b=2"]
+    assert train.options_last(words) == [
+        *("+sweep=one", "a=1", "b=2"),
+        *("--config-dir", "here", "-m", "--config-name=x", "-cd", "there", "--info"),
+    ]
+    assert train.options_last(["--info", "config", "a=1"]) == ["a=1", "--info", "config"]
+    assert train.options_last(["--config-d", "here", "a=1"]) == ["a=1", "--config-d", "here"]
 
 
 def test_a_model_that_cannot_be_fetched_is_told_with_the_three_ways_out(tmp_path, monkeypatch, capsys):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
 from flatout.errors import EXIT_CODE, UserError
+from flatout.interrupts import leaving_at_once
 
 VERBS = {
     "check": "what a run would find in its data: gaps, repeats, leaks, lengths, odd characters",
@@ -35,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for verb, about in VERBS.items():
         verbs.add_parser(verb, help=about, description=about)
     verb = given[0] if given and given[0] in VERBS else parser.parse_args(given).verb
-    command = importlib.import_module(f"flatout.commands.{verb}")  # only the verb that is used: --help stays quick
+    with leaving_at_once():
+        command = importlib.import_module(f"flatout.commands.{verb}")  # only the verb that is used: --help stays quick
     verb_parser = argparse.ArgumentParser(prog=f"python -m flatout {verb}", description=VERBS[verb])
     command.add_arguments(verb_parser)
     try:
@@ -48,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(mistake, file=sys.stderr)
         sys.exit(EXIT_CODE)
     except KeyboardInterrupt:
-        sys.exit("interrupted")
+        sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
         sys.stderr.close()
 

@@ -14,6 +14,8 @@ import signal
 import threading
 from types import FrameType
 
+from flatout.interrupts import ignored_by_children
+
 OUTPUT = "FLATOUT_OUTPUT"
 """Names the file that a process and those it starts print to, where they shall not print to the terminal."""
 _HEAVY = ["flatout.boundary", "flatout.scale.processes", "torch.utils.tensorboard"]
@@ -23,7 +25,8 @@ def warm_start() -> None:
     """Let a server import what a run needs, beside what this process does meanwhile; harmless to ask twice."""
     if "forkserver" in multiprocessing.get_all_start_methods():
         multiprocessing.set_forkserver_preload(_HEAVY)
-        multiprocessing.forkserver.ensure_running()
+        with ignored_by_children():  # the server learns to ignore Ctrl-C by itself only after its imports
+            multiprocessing.forkserver.ensure_running()
 
 
 def wait_until_warm() -> None:

@@ -9,10 +9,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
 from flatout.config import COMPONENTS, RunConfig
-from flatout.errors import UserError, did_you_mean
+from flatout.errors import UserError, did_you_mean, nearest
+
+_MOST_KEYS = 24
+"""More keys than these are not listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class ComposeError:
     value: str
     missing: str
     options: list[str]
+    beside: list[str]
+    """Keys of the node in which there was none of that name."""
     override: str
     mistake: UserError | None
 
@@ -43,6 +47,7 @@ class ComposeError:
             value=str(found["value"]),
             missing=str(found["missing_cfg_file"] or ""),
             options=list(found["options"] or []),
+            beside=_keys_beside(error),
             override=override,
             mistake=next((link for link in chain if isinstance(link, UserError)), None),
         )
@@ -96,7 +101,7 @@ def _wrong_value(error: ComposeError) -> UserError:
     allowed = names.get(wanted, wanted)
     value = error.value if error.value != "None" else _first(r"[Vv]alue '([^']*)'", message)
     mend = did_you_mean(value, allowed.split(", ")) if "," in allowed else ""
-    return UserError(error.key, f"{value!r} does not fit", allowed=allowed, mend=mend)
+    return UserError(_as_typed(error.key), f"{value!r} does not fit", allowed=allowed, mend=mend)
 
 
 def _unknown_key(error: ComposeError, conf: Path) -> UserError:
@@ -105,19 +110,27 @@ def _unknown_key(error: ComposeError, conf: Path) -> UserError:
     if "No match in the defaults list" in error.message and (conf / key).is_dir():
         added = _first(r"use (\+\S+)", error.message) or f"+{key}=NAME"
         return UserError(key, "is not chosen yet", mend=f"Add it with a plus sign: {added}.")
-    known = known_keys()
-    parent = key.rpartition(".")[0]
-    owner = _settings_named(_first(r"not in '(\w+)'", error.message))
-    if owner is not None and parent:
-        siblings = [f"{parent}.{field.name}" for field in fields(owner)]
-    else:
-        siblings = [name for name in known if name.rpartition(".")[0] == parent]
-    mend = did_you_mean(key, siblings) or did_you_mean(key.rpartition(".")[2], [k.rpartition(".")[2] for k in known])
+    parent, _, name = key.rpartition(".")
+    known = [_split(each) for each in known_keys()]
+    beside = error.beside or [last for group, last in known if group == parent]
+    elsewhere = [f"{group}.{last}" for group, last in known if last == name]
+    near = nearest(name, beside)
+    mend = did_you_mean(_as_typed(key), [_as_typed(f"{parent}.{near}".lstrip("."))] if near else elsewhere[:1])
     if parent == "trainer":
         mend = f"Arguments of Lightning's Trainer are added with a plus sign: +{key}=VALUE."
-    where = f"{file}.yaml: {key}" if file else key
-    allowed = ", ".join(name.rpartition(".")[2] for name in siblings[:24])
-    return UserError(where, "no such key", allowed=allowed, mend=mend)
+    where = f"{file}.yaml: {key}" if file else _as_typed(key)
+    return UserError(where, "no such key", allowed=", ".join(beside) if len(beside) <= _MOST_KEYS else "", mend=mend)
+
+
+def _split(key: str) -> tuple[str, str]:
+    """The node of a key, and its name there."""
+    parent, _, name = key.rpartition(".")
+    return parent, name
+
+
+def _as_typed(key: str) -> str:
+    """A key as a person writes it: settings of the launcher go without Hydra's name."""
+    return key.removeprefix("hydra.") if key.startswith("hydra.launcher.") else key
 
 
 def known_keys() -> list[str]:
@@ -129,24 +142,23 @@ def known_keys() -> list[str]:
     return sorted(set(names))
 
 
-def _settings_named(name: str) -> type | None:
-    """The settings class of that name, nested ones too."""
-    waiting = [settings for classes in COMPONENTS.values() for settings in classes.values()]
-    while waiting:
-        settings = waiting.pop()
-        if settings.__name__ == name:
-            return settings
-        nested: list[Any] = [field.default_factory for field in fields(settings)]
-        waiting += [kind for kind in nested if isinstance(kind, type) and is_dataclass(kind)]
-    return None
-
-
 def _field_names(settings: type, prefix: str = "") -> Iterator[str]:
     for field in fields(settings):
         yield f"{prefix}{field.name}"
         default = field.default_factory if callable(field.default_factory) else None
         if isinstance(default, type) and is_dataclass(default):
             yield from _field_names(default, f"{prefix}{field.name}.")
+
+
+def _keys_beside(error: BaseException) -> list[str]:
+    """Keys that the node has in which one was not found, as OmegaConf's errors know it."""
+    link: BaseException | None = error
+    while link is not None:
+        settings = getattr(link, "object_type", None)
+        if isinstance(settings, type) and is_dataclass(settings):
+            return [field.name for field in fields(settings) if not field.name.startswith("_")]
+        link = link.__cause__ or link.__context__
+    return []
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -95,6 +95,7 @@ def _compose(words: list[str], environment: dict[str, str]) -> None:
 
     import train
     from flatout.boundary import guard_hydra, read_config
+    from flatout.compose import ComposeError, explain
 
     guard_hydra()
     train.register_schemas()
@@ -103,7 +104,7 @@ def _compose(words: list[str], environment: dict[str, str]) -> None:
         try:
             read_config(compose("train", words), words)
         except Exception as error:  # `explain` sorts a person's mistakes from defects, which are raised again
-            mistake = train.explain(train.ComposeError.of(error), train.conf_folder())
+            mistake = explain(ComposeError.of(error), train.conf_folder())
             if mistake is None:
                 raise
             raise mistake from None

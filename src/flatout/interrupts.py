@@ -1,0 +1,51 @@
+"""Ctrl-C while a program is still importing: nothing has begun, so there is nothing to tell and nothing to save.
+
+It imports next to nothing itself, so that it is there before what it guards.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+Handler = Callable[[int, FrameType | None], object] | signal.Handlers
+
+
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """End the process at once, without a word, when Ctrl-C comes inside.
+
+    A KeyboardInterrupt is no way out of imports: some packages turn it into errors of their own, others print it.
+    """
+    with _handled(_leave):
+        yield
+
+
+@contextmanager
+def ignored_by_children() -> Iterator[None]:
+    """What is started inside does not hear Ctrl-C, until it asks to; to ignore a signal is all that exec hands on."""
+    with _handled(signal.SIG_IGN):
+        yield
+
+
+@contextmanager
+def _handled(handler: Handler) -> Iterator[None]:
+    """Another handler of Ctrl-C than the usual one; where somebody has set theirs, or in a thread, nothing changes."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT)
+    if not is_main or before not in (signal.default_int_handler, _leave):
+        yield
+        return
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)

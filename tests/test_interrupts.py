@@ -1,0 +1,74 @@
+"""Ctrl-C at any moment of starting ends a command with exit code 130 and without a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.interrupts import ignored_by_children, leaving_at_once
+
+TINY = ["data.sample.rows=200", "data.sample.eval_rows=40", "trainer.max_epochs=100000", "checkpoint.patience=null"]
+TRAIN = ["train", "-m", *TINY, "model.hidden=8,16"]
+SWEEP = ["flatout", "sweep", *TINY, "model.hidden=choice(8,16)"]
+MOMENTS = [  # a command, and the module after whose import the signal comes
+    (TRAIN, "flatout.children"),
+    (TRAIN, "torch.nn"),
+    (TRAIN, "flatout.scale.many"),
+    (["flatout", "evaluate", "nothing"], "torch.nn"),
+    (SWEEP, "optuna.trial"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "module"), MOMENTS, ids=[f"{words[0]} at {module}" for words, module in MOMENTS])
+def test_an_interrupt_while_a_command_starts_ends_it_without_a_traceback(words, module, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", *words],  # it tells what has been imported
+        text=True,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        cwd=tmp_path,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")},
+    )
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if line.rpartition("|")[2].strip() == module:
+                break
+        os.killpg(process.pid, signal.SIGINT)  # a terminal tells all of a command's processes
+        said = process.stderr.read()
+        assert process.wait(60) == 130
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        process.stderr.close()
+    rest = [line for line in said.splitlines() if not line.startswith("import time:")]
+    assert not [line for line in rest if "Traceback" in line or "KeyboardInterrupt" in line], said[-3000:]
+
+
+def test_what_somebody_else_answers_an_interrupt_with_stays():
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        with leaving_at_once(), ignored_by_children():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
+
+
+def test_the_usual_answer_to_an_interrupt_is_given_back():
+    before = signal.getsignal(signal.SIGINT)
+    assert before is signal.default_int_handler
+    with leaving_at_once():
+        with ignored_by_children():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
