@@ -8,6 +8,7 @@ import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -55,13 +56,13 @@ def trial(number: int, status: str = "complete", value: float | None = None, **c
 def report(*trials: TrialRow, **changes) -> SweepReport:
     values = SweepReport(
         name="news",
-        command="python -m train +experiment=news",
+        command="python -m flatout sweep +experiment=news",
         metric="val/accuracy",
         mode="max",
         space={"optim.lr": "tag(log, interval(1e-4, 1e-2))", "model.widths": "choice([64],[128],[256,128])"},
         log_keys=frozenset({"optim.lr"}),
         trials=list(trials),
-        best_overrides="optim.lr=0.003 model.widths=[256,128]",
+        best_overrides="python -m train optim.lr=0.003 'model.widths=[256,128]'",
         importance={"optim.lr": 0.75, "model.widths": 0.25},
         confirmed=[],
         seconds=600.0,
@@ -117,7 +118,7 @@ def test_the_page_shows_what_was_searched_and_what_came_of_it(tmp_path):
         "9 complete, 1 pruned, 1 failed, 1 running",
         "10 min in all",
         "highest val/accuracy",
-        "<pre>optim.lr=0.003 model.widths=[256,128]</pre>",
+        "<pre>python -m train optim.lr=0.003 &#x27;model.widths=[256,128]&#x27;</pre>",
         "tag(log, interval(1e-4, 1e-2))",
         "<b>0.8080</b>val/accuracy <small>trial 8</small>",
         "<b>0.7980</b>test/accuracy",
@@ -141,6 +142,21 @@ def test_the_page_needs_no_network_and_runs_nothing(tmp_path):
     tags = parsed(page(tmp_path, report(*MIXED)))
     assert tags.links == []
     assert not {"script", "link", "img", "iframe"} & set(tags.tags)
+
+
+def test_trials_that_have_left_a_report_are_linked_and_no_others(tmp_path):
+    sweep, outside = tmp_path / "sweep", tmp_path / "outside"
+    for folder in (sweep / "0", sweep / "a b#1", outside):
+        folder.mkdir(parents=True)
+        (folder / "report.html").write_text("its own")
+    (sweep / "1").mkdir()
+    (sweep / "link").symlink_to(outside)
+    folders = ["0", "1", "a b#1", "../outside", "link", str(outside), ""]
+    found = page(sweep, report(*(trial(number, folder=name) for number, name in enumerate(folders))))
+    links = parsed(found).links
+    assert sorted(links) == ["./0/report.html", "./a%20b%231/report.html"]
+    assert all((sweep / unquote(link)).read_text() == "its own" for link in links)
+    assert f"<td>{outside}</td>" in found and "<td>1</td>" in found
 
 
 def test_nothing_that_is_written_by_others_becomes_markup(tmp_path):

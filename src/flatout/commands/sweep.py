@@ -10,18 +10,7 @@ from pathlib import Path
 
 from flatout.children import warm_start
 from flatout.errors import UserError
-
-_SHORT = {
-    "trials": "hydra.sweeper.trials",
-    "for": "hydra.sweeper.time",
-    "sampler": "hydra.sweeper.sampler",
-    "pruner": "hydra.sweeper.pruner",
-    "metric": "hydra.sweeper.metric",
-    "confirm": "hydra.sweeper.confirm",
-    "parallel": "hydra.launcher.parallel",
-    "trial_for": "hydra.launcher.limit",
-}
-"""Words of this command, and the settings they stand for."""
+from flatout.scale.again import SHORT as _SHORT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,11 +10,13 @@ import csv
 import html
 import io
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from flatout.paths import lies_inside
 from flatout.report.page import STYLE, section, table
 from flatout.report.sweep_charts import (
     Dot,
@@ -33,6 +35,7 @@ from flatout.report.sweep_charts import (
 )
 
 PAGE, ROWS = "sweep.html", "sweep.csv"
+_REPORT = "report.html"
 STATUSES = ("complete", "pruned", "failed", "running")
 _DANGEROUS = ("=", "+", "-", "@", "\t", "\r")
 _STYLE = """
@@ -82,6 +85,7 @@ class SweepReport:
 
     name: str
     command: str
+    """The line that began it, as a person types it."""
     metric: str
     mode: str
     """max or min."""
@@ -91,7 +95,7 @@ class SweepReport:
     """Keys whose values differ by factors."""
     trials: list[TrialRow]
     best_overrides: str
-    """The best setting as a line of overrides; empty where no trial is complete."""
+    """The line that trains the best setting again; empty where no trial is complete."""
     importance: dict[str, float]
     """Shares that sum to 1; empty where there are too few trials."""
     confirmed: list[Confirmed]
@@ -101,7 +105,12 @@ class SweepReport:
 def write_sweep(folder: Path, report: SweepReport) -> None:
     """Write both files into a sweep's folder."""
     _replace(folder / ROWS, _rows(report))
-    _replace(folder / PAGE, _page(report))
+    _replace(folder / PAGE, _page(report, {trial.folder for trial in report.trials if _has_page(folder, trial)}))
+
+
+def _has_page(folder: Path, trial: TrialRow) -> bool:
+    """Whether a trial has left a report of its own inside the sweep's folder."""
+    return lies_inside(trial.folder, folder) and (folder / trial.folder / _REPORT).is_file()
 
 
 def _replace(path: Path, text: str) -> None:
@@ -141,7 +150,8 @@ def _defused(text: str) -> str:
     return text
 
 
-def _page(report: SweepReport) -> str:
+def _page(report: SweepReport, with_page: Collection[str]) -> str:
+    """The page; `with_page` are folders of trials that have a report of their own."""
     best = _best(report)
     sections = [
         _heading(report),
@@ -152,7 +162,7 @@ def _page(report: SweepReport) -> str:
         section("Trials", _charts(report, best)),
         section("Each parameter", _slices(report, best)),
         section("All parameters together", _parallel(report)),
-        section("All trials", _trials(report, best)),
+        section("All trials", _trials(report, best, with_page)),
     ]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -258,7 +268,7 @@ def _parallel(report: SweepReport) -> str:
     return parallel_chart(axes, lines)
 
 
-def _trials(report: SweepReport, best: TrialRow | None) -> str:
+def _trials(report: SweepReport, best: TrialRow | None, with_page: Collection[str]) -> str:
     keys = _keys(report)
     heads = ["trial", "status", report.metric, "seconds", *keys, "note", "folder"]
     head = "".join(f"<th>{html.escape(_breakable(text))}</th>" for text in heads)
@@ -270,10 +280,16 @@ def _trials(report: SweepReport, best: TrialRow | None) -> str:
             f'<tr class="{"best" if trial is best else ""}"><td class="n">{trial.number}</td>'
             f'<td class="{html.escape(trial.status)}">{html.escape(trial.status)}</td>'
             + "".join(f'<td class="n">{number}</td>' for number in numbers)
-            + "".join(f"<td>{html.escape(text)}</td>" for text in [*params, shortened(trial.note, 300), trial.folder])
-            + "</tr>"
+            + "".join(f"<td>{html.escape(text)}</td>" for text in [*params, shortened(trial.note, 300)])
+            + f"<td>{_folder(trial, with_page)}</td></tr>"
         )
     return f'<div class="wide trials"><table><tr>{head}</tr>{"".join(body)}</table></div>' if body else ""
+
+
+def _folder(trial: TrialRow, with_page: Collection[str]) -> str:
+    """The name of a trial's folder, which leads to its own report where there is one."""
+    name = html.escape(trial.folder)
+    return f'<a href="./{quote(trial.folder)}/{_REPORT}">{name}</a>' if trial.folder in with_page else name
 
 
 def _keys(report: SweepReport) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from flatout.errors import UserError, require
+from flatout.errors import UserError, did_you_mean, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,15 @@ def suggested(trial: optuna.Trial, key: str, part: Part) -> str:
     if isinstance(kind, IntDistribution):
         return part.text(trial.suggest_int(key, kind.low, kind.high, log=kind.log, step=kind.step))
     return part.text(trial.suggest_float(key, kind.low, kind.high, log=kind.log))
+
+
+def is_by_factors(key: str, tags: Collection[str], *, is_interval: bool) -> bool:
+    """What the tags of a setting ask for: `log` is the only one there is, and it is said of numbers between two."""
+    where, mend = f"sweep: {key}", "Write tag(log,interval(1e-4,1e-1)), or leave tag out."
+    for tag in sorted(tags):
+        require(tag == "log", where, f"no tag {tag!r}", allowed="log", mend=did_you_mean(tag, ["log"]) or mend)
+        require(is_interval, where, "listed values have no factors between them", mend=mend)
+    return bool(tags)
 
 
 def grid(space: Space) -> list[dict[str, object]]:
