@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import flatout
-from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, require
+from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, require, write_for_launcher
 from flatout.interrupts import leaving_at_once
 
 if TYPE_CHECKING:  # all that is heavy is imported inside of `main`, where Ctrl-C is answered
@@ -106,6 +106,7 @@ def main(arguments: Sequence[str] | None = None, job: Callable[[DictConfig], Any
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except RunBroke as broken:
+        write_for_launcher(broken)
         print(broken, file=sys.stderr)
         sys.exit(1)
     except UserError as mistake:
@@ -192,6 +193,7 @@ def refuse_pickles_and_packages(words: Sequence[str]) -> None:
 
 
 def leave(mistake: UserError) -> NoReturn:
+    write_for_launcher(mistake)  # torchrun ends with a page of its own: the mistake stands in it too
     print(mistake, file=sys.stderr)
     sys.exit(EXIT_CODE)
 

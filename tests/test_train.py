@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import train
 from flatout.boundary import read_config
@@ -178,6 +179,13 @@ def test_a_misspelt_key_is_compared_with_those_beside_it(words, message, tmp_pat
     options = ["--config-dir", str(tmp_path), f"output={tmp_path / 'runs'}", "-m"]  # in pieces, as people type them
     assert run_train([*options, *words.split()], monkeypatch) == 2
     assert message in capsys.readouterr().err
+
+
+def test_torchrun_is_told_a_mistake_so_that_its_last_page_names_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    assert run_train(["model.hidden=0", f"output={tmp_path / 'runs'}"], monkeypatch) == 2
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(tmp_path / "error.json"))
+    assert "traceback : model.hidden: 0 (1 or more)" in str(ChildFailedError("train", {0: failure}))
 
 
 def test_options_of_hydra_may_stand_anywhere():

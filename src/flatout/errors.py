@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import difflib
 import errno
+import json
+import os
 import shutil
+import time
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 EXIT_CODE = 2
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -35,6 +38,17 @@ class UserError(ValueError):
 
 class RunBroke(RuntimeError):
     """A run was ended from outside, or by a rank of it: said in a few lines, exit code 1."""
+
+
+def write_for_launcher(error: UserError | RunBroke) -> None:
+    """Write an error where torchrun, or our own launch, looks for a rank's last words; without one nothing is done."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    told: dict[str, Any] = {"timestamp": str(int(time.time()))}
+    if isinstance(error, UserError):
+        told["mistake"] = {name: getattr(error, name) for name in ("where", "what", "allowed", "mend")}
+    Path(path).write_text(json.dumps({"message": {"message": str(error), "extraInfo": told}}), encoding="utf-8")
 
 
 def printable(text: str) -> str:

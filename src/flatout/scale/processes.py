@@ -30,7 +30,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from flatout.checkpoints import CHECKPOINTS
 from flatout.children import end_with_parent, interrupt_once, redirect_output, warm_start
 from flatout.config import RunConfig
-from flatout.errors import EXIT_CODE, RunBroke, UserError, require
+from flatout.errors import EXIT_CODE, RunBroke, UserError, require, write_for_launcher
 from flatout.inference import load_predictor
 from flatout.monitor.signals import asking
 from flatout.ranks import Ranks, cores_here
@@ -201,7 +201,7 @@ def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: di
     try:
         result = run(config, folder, overrides=overrides)
     except UserError as mistake:
-        _write_down(mistake)
+        write_for_launcher(mistake)
         sys.exit(EXIT_CODE)
     except RunBroke:
         time.sleep(_LATER_S)
@@ -218,14 +218,6 @@ def _of_torchrun() -> set[str]:
     names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"}
     prefixes = ("TORCHELASTIC_", "GROUP_", "ROLE_")
     return names | {name for name in os.environ if name.startswith(prefixes)}
-
-
-def _write_down(mistake: UserError) -> None:
-    """Where the launcher looks for a rank's last words."""
-    parts = {name: getattr(mistake, name) for name in ("where", "what", "allowed", "mend")}
-    words = {"message": str(mistake), "extraInfo": {"timestamp": str(int(time.time())), "mistake": parts}}
-    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        Path(path).write_text(json.dumps({"message": words}), encoding="utf-8")
 
 
 def _told(error: ChildFailedError, count: int, folder: Path) -> BaseException:
