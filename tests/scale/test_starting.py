@@ -9,15 +9,15 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from flatout.checkpoint_folder import require_whole
+from tests.scale.started import begin, free_port, said_by_all, wait_for
 
 SMALL = [
     "+experiment=bert_tiny",
@@ -29,24 +29,8 @@ SMALL = [
     "monitor.flush_every=1",
     "trainer.accelerator=cpu",
 ]
+LAST = Path("checkpoints", "last")
 LONG = ["trainer.max_epochs=10000", "checkpoint.patience=null"]
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
-def training(words: Sequence[str], before: Sequence[str] = (), **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*before, sys.executable, "-m", *words],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, **environment},
-        start_new_session=True,
-    )
 
 
 def losses(folder: Path) -> list[float]:
@@ -54,23 +38,11 @@ def losses(folder: Path) -> list[float]:
         return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
 
 
-@pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes to end when the test is over, whatever became of it."""
-    processes: list[subprocess.Popen[str]] = []
-    yield processes
-    for process in processes:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        if process.stdout is not None and not process.stdout.closed:
-            process.communicate()
-
-
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("ours")
     words = ["train", *SMALL, f"hydra.run.dir={folder}/run", "trainer.devices=2"]
-    process = training(words, FLATOUT_CACHE=str(folder / "cache"))
+    process = begin(words, FLATOUT_CACHE=str(folder / "cache"))
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
     return folder / "run", said
@@ -92,16 +64,11 @@ def slurm(rank: int, port: int) -> dict[str, str]:
     }
 
 
-def said_by_all(processes: Sequence[subprocess.Popen[str]], seconds: float) -> list[str]:
-    until = time.monotonic() + seconds
-    return [process.communicate(timeout=max(1, until - time.monotonic()))[0] for process in processes]
-
-
 @pytest.mark.slow
 def test_torchrun_starts_the_same_run(ours, tmp_path, started):
     place = f"hydra.run.dir={tmp_path}/run"
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "train"]
-    started.append(training([*torchrun, *SMALL, place]))
+    started.append(begin([*torchrun, *SMALL, place]))
     (said,) = said_by_all(started, 120)
     assert started[0].returncode == 0, said
     assert losses(tmp_path / "run") == losses(ours[0])
@@ -111,7 +78,7 @@ def test_torchrun_starts_the_same_run(ours, tmp_path, started):
 @pytest.mark.slow
 def test_srun_starts_the_same_run(ours, tmp_path, started):
     port, place = free_port(), f"hydra.run.dir={tmp_path}/run"
-    started += [training(["train", *SMALL, place], **slurm(rank, port)) for rank in (1, 0)]
+    started += [begin(["train", *SMALL, place], **slurm(rank, port)) for rank in (1, 0)]
     said = said_by_all(started, 120)
     assert [process.returncode for process in started] == [0, 0], said
     assert losses(tmp_path / "run") == losses(ours[0])
@@ -122,9 +89,9 @@ def test_srun_starts_the_same_run(ours, tmp_path, started):
 def test_the_folder_of_the_first_rank_is_that_of_all_and_the_store_is_built_once(ours, tmp_path, started):
     """Ranks that start seconds apart would name different folders."""
     port = free_port()
-    started.append(training(["train", *SMALL, f"output={tmp_path}"], **slurm(1, port)))
+    started.append(begin(["train", *SMALL, f"output={tmp_path}"], **slurm(1, port)))
     time.sleep(2)
-    started.append(training(["train", *SMALL, f"output={tmp_path}"], **slurm(0, port)))
+    started.append(begin(["train", *SMALL, f"output={tmp_path}"], **slurm(0, port)))
     said = said_by_all(started, 120)
     assert [process.returncode for process in started] == [0, 0], said
     assert len(list((tmp_path / "bert_tiny").iterdir())) == 1
@@ -137,22 +104,13 @@ def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return sorted((child for child in children if child.ppid() != process.pid), key=lambda child: child.pid)
 
 
-def wait_for_checkpoint(run: Path, process: subprocess.Popen[str]) -> None:
-    for _ in range(600):
-        if (run / "checkpoints" / "last").exists():
-            return
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.1)
-    raise AssertionError("no checkpoint in a minute")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
 def test_when_a_rank_is_killed_the_run_ends_and_says_so_and_the_checkpoint_is_kept(which, tmp_path, started):
     run = tmp_path / "run"
-    started.append(training(["train", *SMALL, *LONG, f"hydra.run.dir={run}", "trainer.devices=2"]))
+    started.append(begin(["train", *SMALL, *LONG, f"hydra.run.dir={run}", "trainer.devices=2"]))
     process = started[0]
-    wait_for_checkpoint(run, process)
+    wait_for(run / LAST, process)
     ranks = ranks_of(process)
     assert len(ranks) == 2
     ranks[which].kill()
@@ -171,8 +129,8 @@ def test_when_a_rank_is_killed_the_run_ends_and_says_so_and_the_checkpoint_is_ke
 @pytest.mark.slow
 def test_without_a_launcher_to_watch_them_the_other_rank_ends_by_itself(tmp_path, started):
     run, port = tmp_path / "run", free_port()
-    started += [training(["train", *SMALL, *LONG, f"hydra.run.dir={run}"], **slurm(rank, port)) for rank in (0, 1)]
-    wait_for_checkpoint(run, started[0])
+    started += [begin(["train", *SMALL, *LONG, f"hydra.run.dir={run}"], **slurm(rank, port)) for rank in (0, 1)]
+    wait_for(run / LAST, started[0])
     os.kill(started[1].pid, signal.SIGKILL)
     said, _ = started[0].communicate(timeout=60)
     assert started[0].returncode == 1
@@ -183,8 +141,8 @@ def test_without_a_launcher_to_watch_them_the_other_rank_ends_by_itself(tmp_path
 @pytest.mark.slow
 def test_when_the_launcher_is_killed_no_rank_is_left(tmp_path, started):
     run = tmp_path / "run"
-    started.append(training(["train", *SMALL, *LONG, f"hydra.run.dir={run}", "trainer.devices=2"]))
-    wait_for_checkpoint(run, started[0])
+    started.append(begin(["train", *SMALL, *LONG, f"hydra.run.dir={run}", "trainer.devices=2"]))
+    wait_for(run / LAST, started[0])
     children = psutil.Process(started[0].pid).children(recursive=True)
     assert len(children) >= 3
     started[0].kill()
@@ -195,8 +153,8 @@ def test_when_the_launcher_is_killed_no_rank_is_left(tmp_path, started):
 @pytest.mark.slow
 def test_a_signal_to_one_rank_stops_all(tmp_path, started):
     run, port = tmp_path / "run", free_port()
-    started += [training(["train", *SMALL, *LONG, f"hydra.run.dir={run}"], **slurm(rank, port)) for rank in (0, 1)]
-    wait_for_checkpoint(run, started[0])
+    started += [begin(["train", *SMALL, *LONG, f"hydra.run.dir={run}"], **slurm(rank, port)) for rank in (0, 1)]
+    wait_for(run / LAST, started[0])
     os.kill(started[1].pid, signal.SIGTERM)
     said_by_all(started, 60)
     assert [process.returncode for process in started] == [143, 143]
@@ -209,7 +167,7 @@ def test_a_port_in_use_is_said(tmp_path, started):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = int(taken.getsockname()[1])
-        started.append(training(["train", *SMALL, f"output={tmp_path}"], **slurm(0, port)))
+        started.append(begin(["train", *SMALL, f"output={tmp_path}"], **slurm(0, port)))
         (said,) = said_by_all(started, 60)
     assert started[0].returncode == 2
     assert said.strip() == (
@@ -219,7 +177,7 @@ def test_a_port_in_use_is_said(tmp_path, started):
 
 @pytest.mark.slow
 def test_other_devices_than_torchrun_started_are_refused(tmp_path, started):
-    started.append(training(["train", *SMALL, f"output={tmp_path}", "trainer.devices=1"], **slurm(0, free_port())))
+    started.append(begin(["train", *SMALL, f"output={tmp_path}", "trainer.devices=1"], **slurm(0, free_port())))
     (said,) = said_by_all(started, 60)
     assert started[0].returncode == 2
     assert "trainer.devices: 2 ranks are running on this machine. Leave trainer.devices out" in said
@@ -260,7 +218,7 @@ def test_two_machines_with_a_wire_between_them_train_the_same_run(ours, two_mach
     for node, before in enumerate(two_machines):
         words = [*torchrun_on(node, "10.77.0.1", 29511), *SMALL, f"hydra.run.dir={tmp_path}/run"]
         environment = {"GLOO_SOCKET_IFNAME": f"fla{node}", "OMP_NUM_THREADS": "1"}
-        started.append(training(words, before, **environment))
+        started.append(begin(words, before, **environment))
     said = said_by_all(started, 120)
     assert [process.returncode for process in started] == [0, 0], said
     assert losses(tmp_path / "run") == losses(ours[0])
@@ -273,7 +231,7 @@ def test_two_addresses_of_one_machine_meet_as_well(ours, tmp_path, started):
     port = free_port()
     for node in (0, 1):
         words = [*torchrun_on(node, "127.0.0.2", port), *SMALL, f"hydra.run.dir={tmp_path}/run"]
-        started.append(training(words, OMP_NUM_THREADS="1"))
+        started.append(begin(words, OMP_NUM_THREADS="1"))
     said = said_by_all(started, 120)
     assert [process.returncode for process in started] == [0, 0], said
     assert losses(tmp_path / "run") == losses(ours[0])
@@ -283,7 +241,7 @@ def test_two_addresses_of_one_machine_meet_as_well(ours, tmp_path, started):
 def test_the_experiment_for_many_devices_runs_on_two(tmp_path, started):
     words = ["+experiment=bert_a16", "model.hidden=32", "model.layers=2", "model.heads=4", "data.sample.rows=300"]
     words += ["data.batch_size=16", "trainer.devices=2", "trainer.max_epochs=1", "trainer.accelerator=cpu"]
-    started.append(training(["train", *words, f"hydra.run.dir={tmp_path}/run"]))
+    started.append(begin(["train", *words, f"hydra.run.dir={tmp_path}/run"]))
     (said,) = said_by_all(started, 120)
     assert started[0].returncode == 0, said
     assert "rows a step: 64 rows (each rank trains its share; 16 rows x 2 batches x 2 ranks)" in said
@@ -303,7 +261,7 @@ for number in range(3):
 def test_a_script_may_train_more_than_once(tmp_path, started):
     script = tmp_path / "twice.py"
     script.write_text(TWICE.replace("OUTPUT", repr(str(tmp_path / "runs"))))
-    started.append(training(["torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]))
+    started.append(begin(["torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]))
     (said,) = said_by_all(started, 120)
     assert started[0].returncode == 0, said
     values = sorted(line for line in said.splitlines() if line.startswith("value"))
@@ -314,7 +272,7 @@ def test_a_script_may_train_more_than_once(tmp_path, started):
 @pytest.mark.slow
 def test_many_trials_are_not_started_by_many_ranks(tmp_path, started):
     words = ["train", "-m", *SMALL, "model.hidden=32,64", f"hydra.sweep.dir={tmp_path}/many"]
-    started.append(training(words, **slurm(0, free_port())))
+    started.append(begin(words, **slurm(0, free_port())))
     (said,) = said_by_all(started, 60)
     assert started[0].returncode == 2
     assert "-m: several ranks are running, and each would start all trials. Start it once" in said

@@ -9,8 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from flatout.scale.space import Choice, Interval, Part, grid
 from flatout.scale.study import JOURNAL, Pruner, Sampler, Study
 from flatout.scale.sweep import FILE, read_asked, validations
 from flatout.scale.trials import Ending, Status
+from tests.scale.started import begin, wait_for
 from tests.verbs import verb
 
 SPACE: dict[str, Part] = {
@@ -212,14 +212,8 @@ def verbally(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]
 
 
 @pytest.fixture
-def begun() -> Iterator[list[subprocess.Popen[str]]]:
-    processes: list[subprocess.Popen[str]] = []
-    yield processes
-    for process in processes:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        if process.stdout is not None and not process.stdout.closed:
-            process.communicate()
+def begun(started: list[subprocess.Popen[str]]) -> list[subprocess.Popen[str]]:
+    return started
 
 
 SMALL = ["data.sample.rows=300", "data.sample.eval_rows=60", "trainer.max_epochs=3", "precision=fp32"]
@@ -227,14 +221,8 @@ SEARCHED = ["model.hidden=choice(8,16,24)", "optim.lr=tag(log,interval(1e-4,1e-1
 
 
 def command(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "flatout", "sweep", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
+    places = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]  # `tests` is trusted there
+    return begin(["flatout", "sweep", *words], PYTHONPATH=os.pathsep.join(places))
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
@@ -247,12 +235,7 @@ def kept(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def wait_for_trial(folder: Path, number: int, process: subprocess.Popen[str]) -> None:
-    for _ in range(900):
-        if (folder / str(number) / "metrics.csv").exists():
-            return
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.1)
-    raise AssertionError(f"no trial {number} in 90 s")
+    wait_for(folder / str(number) / "metrics.csv", process)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from flatout.scale.many import run_all
 from flatout.scale.slots import slots
 from flatout.scale.trials import Ending, Readings, Status, Trial, can_go_on, endings
 from tests.scale.planted import Planted
+from tests.scale.started import begin, wait_for
 
 MODEL = BiLSTMConfig(hidden=8, embedding=8)
 QUIET = Board("trials", "val/accuracy", "max", None, lambda line: None)
@@ -231,19 +231,7 @@ def test_what_is_no_duration_is_refused(text):
 
 
 def multirun(*words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "train", "-m", "data.sample.rows=300", "model.hidden=8,16", *words]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-
-
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    for _ in range(600):
-        if path.exists():
-            return
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.1)
-    raise AssertionError(f"no {path} in a minute")
+    return begin(["train", "-m", "data.sample.rows=300", "model.hidden=8,16", *words])
 
 
 @pytest.mark.slow
