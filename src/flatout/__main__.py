@@ -7,6 +7,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from flatout.errors import EXIT_CODE, UserError
 from flatout.interrupts import leaving_at_once
@@ -30,21 +31,8 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; a person's mistake ends with one message and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(
-        prog="python -m flatout", description=__doc__, epilog="python -m flatout VERB --help tells more of each."
-    )
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb, about in VERBS.items():
-        verbs.add_parser(verb, help=about, description=about)
-    verb = given[0] if given and given[0] in VERBS else parser.parse_args(given).verb
     with leaving_at_once():
-        command = importlib.import_module(f"flatout.commands.{verb}")  # only the verb that is used: --help stays quick
-    verb_parser = argparse.ArgumentParser(prog=f"python -m flatout {verb}", description=VERBS[verb])
-    command.add_arguments(verb_parser)
-    try:
-        parsed = verb_parser.parse_intermixed_args(given[1:])  # options may stand anywhere
-    except TypeError:  # a verb with actions of its own cannot have that
-        parsed = verb_parser.parse_args(given[1:])
+        command, parsed = _parsed(given)
     try:
         command.run(parsed)
     except UserError as mistake:
@@ -54,6 +42,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
         sys.stderr.close()
+
+
+def _parsed(given: list[str]) -> tuple[ModuleType, argparse.Namespace]:
+    """The command behind a verb, and what it was given."""
+    parser = argparse.ArgumentParser(
+        prog="python -m flatout", description=__doc__, epilog="python -m flatout VERB --help tells more of each."
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb, about in VERBS.items():
+        verbs.add_parser(verb, help=about, description=about)
+    verb = given[0] if given and given[0] in VERBS else parser.parse_args(given).verb
+    command = importlib.import_module(f"flatout.commands.{verb}")  # only the verb that is used: --help stays quick
+    verb_parser = argparse.ArgumentParser(prog=f"python -m flatout {verb}", description=VERBS[verb])
+    command.add_arguments(verb_parser)
+    try:
+        return command, verb_parser.parse_intermixed_args(given[1:])  # options may stand anywhere
+    except TypeError:  # a verb with actions of its own cannot have that
+        return command, verb_parser.parse_args(given[1:])
 
 
 if __name__ == "__main__":
