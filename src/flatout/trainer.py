@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flatout.checkpoint_folder import FolderCheckpointIO
 from flatout.checkpoints import CHECKPOINTS, Checkpoints, best_mode
 from flatout.config import RunConfig
-from flatout.data.feed import Feed
+from flatout.data.feed import Feed, free_memory
 from flatout.errors import UserError, require
 from flatout.metrics import require_metric
 from flatout.monitor.clock import Clock
@@ -224,6 +224,12 @@ def strategy_of(
     megabytes = sum(weight.nbytes * (4 if weight.requires_grad else 1) for weight in task.parameters()) / 1e6
     evidence = f"with gradients and AdamW {megabytes / ranks.world:,.1f} MB a device instead of {megabytes:,.1f}"
     place.choose("weights", f"1/{ranks.world} on each device", "trainer.strategy=fsdp", evidence)
+    ranks_here = 1 if device.type == "cuda" else ranks.local_world
+    if 2e6 * megabytes * ranks_here < (free := free_memory(device)):
+        place.log.say(
+            f"weights: whole ones would take less than half of the free {free / 1e9:,.1f} GB; trainer.strategy=auto"
+            " keeps them so and sends less"
+        )
     # Weights that were gathered in inference mode could not be trained afterwards.
     return {"strategy": SharedOut(ranks.world), "inference_mode": False}
 
