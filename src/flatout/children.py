@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import signal
 import threading
@@ -18,6 +19,9 @@ from flatout.interrupts import ignored_by_children
 
 OUTPUT = "FLATOUT_OUTPUT"
 """Names the file that a process and those it starts print to, where they shall not print to the terminal."""
+_OF_A_GROUP = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1) if hasattr(signal, "pthread_sigmask") else ()
+"""Signals that a terminal, `timeout` or a batch system sends to a whole group: the server must outlive them, as how
+its children ended is known through it. Each child hears them again."""
 _HEAVY = ["flatout.boundary", "flatout.scale.processes", "torch.utils.tensorboard"]
 
 
@@ -25,8 +29,13 @@ def warm_start() -> None:
     """Let a server import what a run needs, beside what this process does meanwhile; harmless to ask twice."""
     if "forkserver" in multiprocessing.get_all_start_methods():
         multiprocessing.set_forkserver_preload(_HEAVY)
-        with ignored_by_children():  # the server learns to ignore Ctrl-C by itself only after its imports
-            multiprocessing.forkserver.ensure_running()
+        multiprocessing.resource_tracker.ensure_running()  # it changes what is blocked
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_GROUP)
+        try:
+            with ignored_by_children():  # the server learns to ignore Ctrl-C by itself only after its imports
+                multiprocessing.forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def wait_until_warm() -> None:
@@ -43,7 +52,9 @@ def _nothing() -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it is gone, however that happened."""
+    """End this process when the one that started it is gone, however that happened, and let it hear signals."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_GROUP)
     parent = multiprocessing.parent_process()
     if parent is None:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict
+from hydra.types import HydraContext, RunMode, TaskFunction
+from omegaconf import DictConfig, open_dict, read_write
 
+from flatout.compose import ComposeError, explain
 from flatout.errors import UserError, require
 from flatout.scale.hydra_groups import LauncherSettings, register
 
@@ -32,9 +34,6 @@ class _Composer:
             composed.hydra.job.id = composed.hydra.job.num = number
         return composed
 
-    def folder(self, composed: DictConfig) -> Path:
-        return Path(str(composed.hydra.sweep.dir), str(composed.hydra.sweep.subdir)).absolute()
-
 
 class TrialLauncher(Launcher):
     """Runs the trials of any sweeper, each in a clean process; one that fails does not end the others."""
@@ -44,22 +43,42 @@ class TrialLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.composer = _Composer(hydra_context, config)
+        task, hydra = (list(map(str, config.hydra.overrides[kind])) for kind in ("task", "hydra"))
+        words = [word for word in task if not _is_resume(word)]
+        is_again, is_named = _goes_on(task), any(word.startswith("hydra.sweep.dir=") for word in hydra)
+        folder = Path(str(config.hydra.sweep.dir)).absolute()
+        self.begun = _begun_before(folder, words, is_named=is_named) if is_again else None
+        typed = [*(word for word in hydra if not word.startswith("hydra.mode=")), *words, "resume=auto"]
+        self.again = shlex.join(["python", "-m", "train", *_conf_of(config), "-m", *typed])
+        self.words, self.folder, self.is_again = words, self.begun or folder, is_again
+        with read_write(config.hydra), open_dict(config.hydra):
+            config.hydra.sweep.dir = str(self.folder)  # Hydra makes it, and writes into it
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from flatout.boundary import read_config
-        from flatout.scale.many import run_all
+        from flatout.scale.many import Multirun, run_all
         from flatout.scale.trials import Trial
 
         _require_one_process()
         common = set.intersection(*(set(words) for words in job_overrides)) if len(job_overrides) > 1 else set()
         trials, composed = [], []
-        for number, words in enumerate(job_overrides, initial_job_idx):
+        for number, typed in enumerate(job_overrides, initial_job_idx):
+            words = [word for word in typed if not _is_resume(word)]
             composed.append(self.composer.compose(words, number))
             shown = [word for word in filter_overrides(words) if word not in common]
             config = read_config(without_hydra(composed[-1]), words)
-            trials.append(Trial(number, self.composer.folder(composed[-1]), config, list(words), shown))
-        found = run_all(trials, parallel=self.parallel, limit=self.limit)
+            folder, is_again = self._folder(composed[-1]), self.begun is not None
+            trials.append(Trial(number, folder, config, words, shown, is_again=is_again))
+        of = Multirun(self.folder, self.words, self.again, self.is_again)
+        found = run_all(trials, parallel=self.parallel, limit=self.limit, of=of)
         return [_returned(*parts) for parts in zip(job_overrides, composed, found, strict=True)]
+
+    def _folder(self, composed: DictConfig) -> Path:
+        """A trial's folder; each experiment has its own place, in which the moment of the first time is kept."""
+        place = Path(str(composed.hydra.sweep.dir)).absolute()
+        if self.begun is not None:
+            place = place.with_name(self.begun.name)
+        return place / str(composed.hydra.sweep.subdir)
 
 
 class TrialSweeper(Sweeper):
@@ -72,10 +91,12 @@ class TrialSweeper(Sweeper):
         self.composer, self.hydra_config = _Composer(hydra_context, config), config.hydra
 
     def sweep(self, arguments: list[str]) -> Any:
-        from flatout.boundary import read_config
-        from flatout.scale.sweep import SweepSettings, sweep
+        from flatout.scale.searched import Searched, SweepSettings
+        from flatout.scale.sweep import sweep
 
         _require_one_process()
+        mend = "Go on by: python -m flatout sweep resume FOLDER."
+        require(not any(map(_is_resume, arguments)), "resume", "is of runs, and this is a sweep", mend=mend)
         launcher = self.hydra_config.launcher
         if launcher.get("_target_") != LauncherSettings._target_:
             raise UserError("hydra/launcher", "a sweep starts its own trials", mend="Leave hydra/launcher out.")
@@ -84,14 +105,34 @@ class TrialSweeper(Sweeper):
             mend = "Write choice(…), interval(…) or range(…)."
             require(override.is_sweep_override(), f"space: {override.get_key_element()}", "has one value", mend=mend)
         fixed, space = _fixed_and_searched(self.composer, [*written, *arguments])
-
-        def config_of(words: Sequence[str], number: int) -> Any:
-            return read_config(without_hydra(self.composer.compose(words, number)), words)
-
         settings = SweepSettings(**self.settings, parallel=launcher.parallel, limit=launcher.limit)
         folder = Path(str(self.hydra_config.sweep.dir)).absolute()
+        return sweep(Searched(settings, space, fixed, self._config_of, folder, self._begun(fixed)))
+
+    def _config_of(self, words: Sequence[str], number: int) -> Any:
+        from flatout.boundary import read_config
+
+        try:
+            return read_config(without_hydra(self.composer.compose(words, number)), words)
+        except Exception as error:  # Hydra's errors share no class; what is no person's mistake is raised again
+            mistake = explain(ComposeError.of(error), Path(_source(self.composer.config, "main")))
+            if mistake is None:
+                raise
+            raise mistake from None
+
+    def _begun(self, fixed: list[str]) -> Any:
+        """How the person began this sweep, and what trains one of its trials alone."""
+        from flatout.scale.searched import Begun
+
         typed = [*self.hydra_config.overrides.hydra, *self.hydra_config.overrides.task]
-        return sweep(settings, space, fixed, config_of, folder, [word for word in typed if not _is_of_resuming(word)])
+        conf = _conf_of(self.composer.config)
+        alone = self.composer.loader.load_configuration(self.hydra_config.job.config_name, list(fixed), RunMode.RUN)
+        mode = ["hydra.mode=RUN"] if alone.hydra.mode is RunMode.MULTIRUN else []
+        return Begun(
+            typed=[word for word in typed if not _is_of_resuming(word)],
+            conf=conf[-1] if conf else None,
+            train=[*conf, *mode],
+        )
 
 
 def _require_one_process() -> None:
@@ -99,6 +140,47 @@ def _require_one_process() -> None:
 
     mend = "Start it once, and set trainer.devices for the devices of each trial."
     require(not Ranks.here().are_several, "-m", "several ranks are running, and each would start all trials", mend=mend)
+
+
+def _is_resume(word: str) -> bool:
+    return word.lstrip("+").partition("=")[0] == "resume"
+
+
+def _goes_on(words: Sequence[str]) -> bool:
+    """Whether these words ask to go on with what they have begun before."""
+    asked = [word.partition("=")[2].strip("\"'") for word in words if _is_resume(word)][-1:]
+    mend = "Set resume=auto, and hydra.sweep.dir=FOLDER where it is not the newest one."
+    require(asked in ([], ["auto"], ["null"]), "resume", f"{''.join(asked)} is one run, and -m are many", mend=mend)
+    return asked == ["auto"]
+
+
+def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | None:
+    """The folder to go on in: the one that was named, or the newest one beside it that these words have begun."""
+    from flatout.scale.many import begun_with, newest_of
+
+    if is_named:
+        before = begun_with(folder)
+        mend = "Choose another hydra.sweep.dir, or give that command again."
+        other = shlex.join(before or [])
+        require(before in (None, words), "hydra.sweep.dir", f"{folder} holds trials of other words: {other}", mend=mend)
+        found = None if before is None else folder
+    else:
+        found = newest_of(words, folder.parent)
+    none = f"resume: no trials in {folder if is_named else folder.parent} were begun by this command; they begin anew"
+    print(none if found is None else f"resume: going on in {found}", flush=True)
+    return found
+
+
+def _conf_of(config: DictConfig) -> list[str]:
+    """`--config-dir` as it was typed, in full."""
+    place = _source(config, "command-line")
+    return ["--config-dir", str(Path(place).absolute())] if place else []
+
+
+def _source(config: DictConfig, provider: str) -> str:
+    """The folder of settings that somebody has named; empty where they have not."""
+    places = [each.path for each in config.hydra.runtime.config_sources if each.provider == provider]
+    return str(places[0]) if places else ""
 
 
 def _is_of_resuming(word: str) -> bool:

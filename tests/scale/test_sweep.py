@@ -6,23 +6,36 @@ import csv
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from torch import nn
 
+import train
+from flatout.bits.data import BitsDataConfig
+from flatout.bits.scores import NAMES
 from flatout.commands.sweep import in_full, quoted
 from flatout.config import RunConfig
+from flatout.data.problem import Problem
+from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
-from flatout.kinds import usual_metric
+from flatout.kinds import metric_names, usual_metric
+from flatout.optim import OptimConfig
+from flatout.scale.confirming import confirm
+from flatout.scale.searched import Searched, SweepSettings, validations
 from flatout.scale.space import Choice, Interval, Part, grid
 from flatout.scale.study import JOURNAL, Pruner, Sampler, Study
-from flatout.scale.sweep import FILE, read_asked, validations
-from flatout.scale.trials import Ending, Status
+from flatout.scale.sweep_folder import FILE, read_asked
+from flatout.scale.trials import Ending, Status, Trial
+from flatout.tasks.tagging import TaggingConfig, TaggingTask, TagLabels
 from tests.scale.started import begin, wait_for
 from tests.verbs import verb
 
@@ -168,6 +181,14 @@ def test_the_last_validation_of_a_run_is_known(trainer, count):
 
 def test_the_metric_of_a_run_is_known_before_there_is_data():
     assert usual_metric(RunConfig().data) == "accuracy"
+    assert metric_names(TextDataConfig(problem=Problem.regression)) == ["mae", "rmse", "r2", "pearson", "loss"]
+    assert set(metric_names(BitsDataConfig())) - {"loss"} == set(NAMES)
+
+
+def test_what_a_tagger_is_judged_by_is_known_before_there_is_one():
+    labels = TagLabels(["O", "B-a", "I-a"], 1.0, {})
+    task = TaggingTask(nn.Linear(1, 3), labels, TaggingConfig(), OptimConfig(), total_steps=1)
+    assert metric_names(TextDataConfig(problem=Problem.tags)) == [*task.metric_names, "loss"]
 
 
 def test_short_words_stand_for_hydra_s_and_any_folder_can_be_named():
@@ -176,13 +197,48 @@ def test_short_words_stand_for_hydra_s_and_any_folder_can_be_named():
     assert quoted("a b's=1") == r"'a b\'s=1'"
 
 
+def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_again(tmp_path):
+    space: dict[str, Part] = {"model.hidden": Choice(("8",))}
+    searched = Searched(SweepSettings(confirm=3), space, [], lambda words, number: RunConfig(), tmp_path)
+    given = [Ending(Status.complete, 1.0, 0.9, {"val/accuracy": 0.9}), Ending(Status.failed, 1.0, note="no memory")]
+    given.append(Ending(Status.complete, 1.0, 0.8, {"val/accuracy": 0.8}))
+    asked: list[str] = []
+
+    def run(ask: Callable[[], Trial | None], total: int) -> Iterator[tuple[Trial, Ending]]:
+        assert total == len(given)
+        for ending in given:
+            trial = ask()
+            assert trial is not None
+            asked.append(trial.label)
+            yield trial, ending
+
+    first = confirm(searched, {"model.hidden": "8"}, 5, run, is_over=False)
+    assert asked == ["confirm-0", "confirm-1", "confirm-2"] and [each.seed for each in first.done] == [1, 3]
+    assert first.lines("accuracy") == [
+        "confirmed by 2 of 3 seeds: val/accuracy 0.8500 ± 0.0707",
+        "not confirmed by 1 of 3 seeds: confirm-1: no memory",
+    ]
+    over = confirm(searched, {"model.hidden": "8"}, 5, run, is_over=True)
+    assert over.done == first.done and over.lines("accuracy")[1].endswith("of 3 seeds: the time was over")
+    given[:] = [Ending(Status.complete, 1.0, 0.7, {"val/accuracy": 0.7})]
+    again = confirm(searched, {"model.hidden": "8"}, 5, run, is_over=False)
+    assert asked[3:] == ["confirm-1"]
+    assert again.lines("accuracy") == ["confirmed by 3 of 3 seeds: val/accuracy 0.8000 ± 0.1000"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("resume",), "sweep resume: which one?"),
+        (("resume",), "sweep resume: no folder is named. Name its folder: python -m flatout sweep resume"),
         (("resume", "nowhere"), "no sweep.json there"),
         (("model.hiden=choice(8,16)",), "model.hiden: no such key"),
-        (("model.hidden=choice(8,16)", "metric=acuracy", "trials=3"), "no metric 'acuracy'"),
+        (("model.hidden=choice(8,16,frog)",), "model.hidden: 'frog' does not fit (a whole number)"),
+        (("model.hidden=choice(frog,8,16)",), "model.hidden: 'frog' does not fit (a whole number)"),
+        (("model.dropout=choice(0.1,1.5)",), "model.dropout: 1.5"),
+        (("+experiment=bert_tiny", "model.hidden=choice(32,64)", "model.heads=choice(4,3)"), "a multiple of 3 heads"),
+        (("model.hidden=choice(8,16)", "metric=acuracy", "trials=3"), "metric: no metric 'acuracy' (accuracy, "),
+        (("model.hidden=choice(8,16)", "metric=rmse"), "metric: no metric 'rmse' (accuracy, macro_f1, "),
+        (("model.hidden=choice(8,16)", "resume=auto"), "resume: is of runs, and this is a sweep. Go on by: "),
         (("model.hidden=choice(8,16)", "for=soon"), "for: 'soon' is no duration"),
         (("model.hidden=choice(8,16)", "sampler=bayes"), "sampler: 'bayes' (tpe, random, grid)"),
         (("model.hidden=choice(8,16)", "trials=0"), "trials: 0 (1 or more)"),
@@ -199,7 +255,7 @@ def test_what_is_wrong_with_a_sweep_is_said_before_it_begins(words, message, tmp
     monkeypatch.chdir(tmp_path)
     code, said = verbally(capsys, *words, "data.sample.rows=200")
     assert code == 2 and message in said, said
-    assert not list(tmp_path.rglob("sweep.json"))
+    assert not list(tmp_path.iterdir())
 
 
 def verbally(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -248,12 +304,13 @@ def test_a_sweep_that_is_killed_and_taken_up_gives_what_one_gives_that_was_not(t
     wait_for_trial(cut, 3, begun[1])
     begun[1].kill()
     begun[1].communicate()
+    assert rows_of(cut) and (cut / "sweep.html").is_file()
     begun.append(command("resume", str(cut)))
     again, _ = begun[2].communicate(timeout=180)
     assert begun[2].returncode == 0, again
     assert re.search(r"taken up again: [345] of 7 trials have ended", again)
     assert kept(rows_of(cut)) == kept(rows_of(tmp_path / "whole"))
-    assert said.splitlines()[-2] == again.splitlines()[-2] and said.splitlines()[-2].startswith("settings: ")
+    assert said.splitlines()[-2] == again.splitlines()[-2] and said.splitlines()[-2].startswith("again: ")
     assert (cut / "sweep.html").stat().st_size > 10_000
     # what is finished is said to be, and nothing is trained again
     begun.append(command("resume", str(cut)))
@@ -270,10 +327,13 @@ def test_one_store_serves_all_trials_and_the_best_is_confirmed(tmp_path, begun):
     summaries = [json.loads((folder / f"{number}" / "summary.json").read_text()) for number in range(3)]
     assert [summary["data"]["cache"]["hit"] for summary in summaries] == [False, True, True]
     assert all(summary["data"]["cache"]["seconds"] < 1 for summary in summaries[1:])
-    assert re.search(r"confirmed: test/accuracy 0\.\d+ ± 0\.\d+ over 2 other seeds", said)
+    assert re.search(r"confirmed by 2 of 2 seeds: test/accuracy 0\.\d+ ± 0\.\d+, val/accuracy 0\.\d+ ± ", said)
+    assert re.findall(r"^(\S+): complete", said, re.MULTILINE) == ["confirm-0", "confirm-1"]
     seeds = {json.loads((folder / f"confirm-{number}" / "summary.json").read_text())["seed"] for number in (0, 1)}
     assert seeds == {1, 2}
-    assert len(list(folder.glob("?/events.*.hparams"))) == 3
+    for name in ("0", "1", "2"):
+        assert set(compared(folder / name)) == {"status", "model.hidden", "optim.lr"}
+    assert set(compared(folder / "confirm-1")) == {"status", "model.hidden", "optim.lr", "seed"}
 
 
 @pytest.mark.slow
@@ -284,9 +344,13 @@ def test_a_sweep_that_is_begun_twice_or_taken_up_with_another_space_is_refused(t
     wait_for_trial(folder, 0, begun[0])
     assert verbally(capsys, *SEARCHED, place)[1].startswith(f"sweep: {folder} holds a sweep already. Go on with it")
     assert "another process is at work in" in verbally(capsys, "resume", str(folder))[1]
-    os.kill(begun[0].pid, signal.SIGINT)
-    begun[0].communicate(timeout=60)
-    assert begun[0].returncode == 130
+    os.killpg(begun[0].pid, signal.SIGTERM)
+    said, _ = begun[0].communicate(timeout=60)
+    assert begun[0].returncode == 143
+    assert f"to go on: python -m flatout sweep resume {folder}" in said
+    summaries = [json.loads(path.read_text())["status"] for path in folder.glob("*/summary.json")]
+    assert "running" not in summaries and "interrupted" in summaries
+    assert (folder / "sweep.csv").is_file() and (folder / "sweep.html").is_file()
     code, said = verbally(capsys, "resume", str(folder), "model.hidden=choice(8,32)")
     assert code == 2 and "was begun with model.hidden: 8, 16, 24, and now it is 8, 32" in said
     code, said = verbally(capsys, "resume", str(folder), "trainer.max_epochs=9")
@@ -295,6 +359,9 @@ def test_a_sweep_that_is_begun_twice_or_taken_up_with_another_space_is_refused(t
     (folder / FILE).write_text(json.dumps(asked)[:40])
     code, said = verbally(capsys, "resume", str(folder))
     assert code == 2 and f"{folder / FILE}: cannot be read" in said
+    (folder / FILE).write_text("{}")
+    code, said = verbally(capsys, "resume", str(folder))
+    assert code == 2 and said == f"{folder / FILE}: is not what a sweep writes there. Begin a new sweep.\n"
 
 
 @pytest.mark.slow
@@ -311,7 +378,17 @@ def test_every_trial_of_a_sweep_that_meets_a_crash_and_a_hang_is_accounted_for(t
     assert begun[0].returncode == 0, said
     assert [row["status"] for row in rows_of(folder)].count("failed") == 2
     notes = {row["+callbacks.planted.what"].lstrip("'"): row["note"] for row in csv_plain(folder)}
+    assert "1 complete, 2 failed (1 of them ran longer than trial_for allows)" in said
+    assert [compared(folder / name)["status"] for name in ("0", "1", "2")] == ["complete", "failed", "failed"]
     assert notes["die"].startswith("was ended by SIGKILL") and notes["hang"] == "ran longer than 15 s and was stopped"
+
+
+def compared(folder: Path) -> dict[str, Any]:
+    """The settings of a run on TensorBoard's HPARAMS page."""
+    (file,) = folder.glob("events.*.hparams")
+    content = EventAccumulator(str(file)).Reload().SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    info = HParamsPluginData.FromString(content).session_start_info
+    return {name: value.string_value or value.number_value for name, value in info.hparams.items()}
 
 
 def csv_plain(folder: Path) -> list[dict[str, str]]:
@@ -321,22 +398,73 @@ def csv_plain(folder: Path) -> list[dict[str, str]]:
 
 @pytest.mark.slow
 def test_a_sweep_of_which_every_trial_fails_alike_ends_early(tmp_path, begun):
-    begun.append(command("model.hidden=choice(8,16)", "metric=dice", f"hydra.sweep.dir={tmp_path}/s", *SMALL))
+    folder = tmp_path / "s"
+    begun.append(command("model.hidden=choice(8,16)", "data.train=nothing.csv", f"hydra.sweep.dir={folder}"))
     said, _ = begun[0].communicate(timeout=120)
     assert begun[0].returncode == 2
-    assert said.splitlines()[-1].startswith("the first 3 trials failed alike: checkpoint.metric: no metric 'dice' (")
+    last = said.splitlines()[-1]
+    assert last.startswith("the first 3 trials failed alike: ") and "no such file" in last
+    assert last.endswith(f"What the first one printed: {folder}/0/output.txt")
+    assert [row["status"] for row in rows_of(folder)] == ["failed"] * 3 and (folder / "sweep.html").is_file()
+
+
+def test_a_metric_that_only_other_data_has_ends_a_sweep_and_leaves_its_folder_free(tmp_path, capsys):
+    folder = tmp_path / "s"
+    code, said = verbally(capsys, "model.hidden=choice(8,16)", "metric=f1", f"hydra.sweep.dir={folder}", *SMALL)
+    assert code == 2 and said.startswith("metric: no metric 'f1' (accuracy, macro_f1, ")
+    assert not folder.exists()
+
+
+def test_what_cannot_be_composed_is_a_failed_trial_even_where_it_is_no_mistake_of_a_settings_class(tmp_path, capsys):
+    folder = tmp_path / "s"
+    code, said = verbally(capsys, "model.hidden=interval(8,16.5)", "trials=2", f"hydra.sweep.dir={folder}", *SMALL)
+    assert code == 1
+    assert re.fullmatch(r"(trial [01]: model.hidden: '[\d.]+' does not fit .*\n){2}no trial was completed\n", said)
+    assert [row["status"] for row in rows_of(folder)] == ["failed"] * 2
+
+
+def test_time_that_is_over_before_the_first_trial_is_said_in_a_line(tmp_path, capsys):
+    words = ("model.hidden=choice(8,16)", "for=0.01s", f"hydra.sweep.dir={tmp_path}/s", *SMALL)
+    assert verbally(capsys, *words) == (1, "no trial was completed\n")
+
+
+def test_settings_of_ones_own_are_searched_and_trusted_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "sweep").mkdir(parents=True)
+    space = "defaults: [override /hydra/sweeper: flatout]\nhydra: {sweeper: {space: {model.hidden: 'choice(8,16)'}}}\n"
+    (tmp_path / "conf" / "sweep" / "mine.yaml").write_text(f"# @package _global_\n{space}")
+    words = ["+sweep=mine", "trials=1", "hydra.sweep.dir=s", f"output={tmp_path}/out", *SMALL]
+    before = list(sys.argv)
+    try:
+        assert verb("sweep", "--config-dir", "conf", *words) == 0
+        said = capsys.readouterr().out
+        assert verb("sweep", "resume", "s") == 2
+        assert f"type it again: sweep resume {tmp_path}/s --config-dir {tmp_path}/conf" in capsys.readouterr().err
+        assert verb("sweep", "resume", "s", "--config-dir", "conf") == 0
+        assert "1 of 1 trials have ended" in capsys.readouterr().out
+        again = next(line for line in said.splitlines() if line.startswith("again: "))
+        program = shlex.split(again.removeprefix("again: "))
+        assert program[:5] == ["python", "-m", "train", "--config-dir", f"{tmp_path}/conf"]
+        train.main(program[3:])
+    finally:
+        sys.argv[:] = before
+    (alone,) = (tmp_path / "out").rglob("summary.json")
+    value = json.loads(alone.read_text())["metrics"]["val/accuracy"]
+    assert float(rows_of(tmp_path / "s")[0]["value"]) == value
 
 
 @pytest.mark.slow
 def test_settings_that_do_not_go_together_are_one_failed_trial(tmp_path, begun):
     folder = tmp_path / "sweep"
-    words = ["+experiment=bert_tiny", "model.hidden=32", "model.heads=choice(4,3,2)", "sampler=grid", *SMALL]
+    space = ["model.hidden=choice(32,48)", "model.heads=choice(4,3)"]
+    words = ["+experiment=bert_tiny", *space, "sampler=grid", *SMALL]
     begun.append(command(*words, "pruner=none", f"hydra.sweep.dir={folder}"))
     said, _ = begun[0].communicate(timeout=120)
     assert begun[0].returncode == 0, said
     assert [row["status"] for row in sorted(rows_of(folder), key=lambda row: row["number"])] == [
         "complete",
         "failed",
+        "complete",
         "complete",
     ]
     assert "multiple of 3 heads" in said

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ import psutil
 import pytest
 import torch
 
+import train
 from flatout import (
     BiLSTMConfig,
     CheckpointConfig,
@@ -28,11 +31,13 @@ from flatout import (
     fit,
 )
 from flatout.errors import RunBroke
+from flatout.monitor.signals import asking
 from flatout.report.summary import read_summary
 from flatout.scale.board import Board
 from flatout.scale.durations import seconds
-from flatout.scale.many import run_all
+from flatout.scale.many import Multirun, begun_with, newest_of, run_all
 from flatout.scale.slots import slots
+from flatout.scale.stopping import to_go_on
 from flatout.scale.trials import Ending, Readings, Status, Trial, can_go_on, endings
 from tests.scale.planted import Planted
 from tests.scale.started import begin, wait_for
@@ -230,8 +235,8 @@ def test_what_is_no_duration_is_refused(text):
         seconds(text, "for")
 
 
-def multirun(*words: str) -> subprocess.Popen[str]:
-    return begin(["train", "-m", "data.sample.rows=300", "model.hidden=8,16", *words])
+def multirun(*words: str, hidden: str = "8,16") -> subprocess.Popen[str]:
+    return begin(["train", "-m", "data.sample.rows=300", f"model.hidden={hidden}", *words])
 
 
 @pytest.mark.slow
@@ -263,6 +268,93 @@ def test_a_multirun_of_several_devices_each_ends_and_hangs_nowhere(tmp_path):
         json.loads((tmp_path / "many" / f"{n}" / "summary.json").read_text())["hardware"]["count"] for n in (0, 1)
     ]
     assert counts == [2, 2]
+
+
+@pytest.mark.slow
+def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(tmp_path):
+    words = ["trainer.max_epochs=1,100000", "checkpoint.patience=null", f"output={tmp_path}"]
+    first = multirun(*words, hidden="8")
+    last = first_trace(tmp_path, first)
+    os.killpg(first.pid, signal.SIGTERM)  # as `timeout` and batch systems do
+    said, _ = first.communicate(timeout=60)
+    assert first.returncode == 143
+    assert f"to go on: python -m train -m data.sample.rows=300 model.hidden=8 {' '.join(words)} resume=auto" in said
+    folder = last.parents[2]
+    assert [read_summary(folder / name)["status"] for name in "01"] == ["finished", "interrupted"]
+    step, kept = last.resolve().name, (folder / "0" / "summary.json").read_bytes()
+    again = multirun(*words, "resume=auto", hidden="8")
+    for _ in range(900):
+        if last.resolve().name not in (step, "last"):
+            break
+        assert again.poll() is None, again.communicate()[0]
+        time.sleep(0.1)
+    again.send_signal(signal.SIGINT)
+    said, _ = again.communicate(timeout=60)
+    assert again.returncode == 130
+    assert f"resume: going on in {folder}" in said
+    assert re.search(r"trial 0: complete, val/accuracy 0\.\d+, 0\.0 s, had finished before", said)
+    assert (folder / "0" / "summary.json").read_bytes() == kept
+    assert read_summary(folder / "1")["training"]["resumed_from"] == int(step.removeprefix("step-"))
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def first_trace(place: Path, process: subprocess.Popen[str]) -> Path:
+    """The link to the last checkpoint of the second trial, once it is there."""
+    for _ in range(900):
+        if found := list(place.glob("*/*/1/checkpoints/last")):
+            return found[0]
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    raise AssertionError("no checkpoint in 90 s")
+
+
+def test_trials_that_have_finished_are_left_as_they_are_and_missing_ones_are_trained(tmp_path, capsys):
+    folder = tmp_path / "2026-11-22_10-00-00"
+    trials = [replace(trial(folder, number), overrides=[f"seed={number}"]) for number in range(2)]
+    of = Multirun(folder, ["seed=0,1"], "python -m train -m seed=0,1 resume=auto")
+    first = run_all(trials[:1], of=of)
+    assert begun_with(folder) == ["seed=0,1"] and newest_of(["seed=0,1"], tmp_path) == folder
+    assert newest_of(["seed=0,2"], tmp_path) is None
+    again = run_all([replace(each, is_again=True) for each in trials], of=of)
+    assert [ending.note for ending in again] == ["had finished before", ""]
+    assert (again[0].value, again[0].metrics) == (first[0].value, first[0].metrics)
+    capsys.readouterr()
+    whole = run_all([replace(each, is_again=True) for each in trials], of=of)
+    assert [ending.value for ending in whole] == [ending.value for ending in again]
+    assert f"every trial in {folder} has finished; there is nothing left to train" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", asking())
+def test_every_signal_that_asks_trials_to_end_is_heard_once_and_says_how_to_go_on(number, capsys):
+    before = signal.getsignal(number)
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as left, to_go_on("this"):
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+        finally:
+            os.kill(os.getpid(), number)  # an echo: it must not disturb the ending
+            time.sleep(0.01)
+    assert capsys.readouterr().out == "to go on: this\n"
+    assert number == signal.SIGINT or left.value.code == 128 + number
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["resume=outputs/x"], "resume: outputs/x is one run, and -m are many. Set resume=auto"),
+        (["resume=auto", "hydra.sweep.dir=s"], "holds trials of other words: model.hidden=8,32"),
+    ],
+)
+def test_what_a_multirun_cannot_go_on_with_is_refused(words, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "multirun.json").write_text('{"schema": 1, "words": ["model.hidden=8,32"]}')
+    monkeypatch.setattr(sys, "argv", ["train"])
+    with pytest.raises(SystemExit) as left:
+        train.main(["-m", "model.hidden=8,16", *words])
+    assert left.value.code == 2 and message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.rglob("*")] == ["s", "multirun.json"]
 
 
 def test_threads_of_a_slot_are_its_cores(monkeypatch):

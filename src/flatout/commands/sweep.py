@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from flatout.children import warm_start
 from flatout.errors import UserError
@@ -15,6 +16,9 @@ from flatout.scale.again import SHORT as _SHORT
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", metavar="WORD", nargs="*", help="+experiment=NAME +sweep=NAME and any key=value")
+    parser.add_argument(
+        "--config-dir", metavar="FOLDER", help="settings of yours, its sweep/ and experiment/ among them"
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = """\
 trials=30          how many settings are tried
@@ -36,28 +40,35 @@ def run(arguments: argparse.Namespace) -> None:
     import train
 
     words = list(arguments.words)
+    conf = [] if arguments.config_dir is None else ["--config-dir", str(Path(arguments.config_dir).absolute())]
     if words[:1] == ["resume"]:
-        from flatout.scale.sweep import read_asked
-
-        if len(words) < 2 or "=" in words[1]:
-            raise UserError(
-                "sweep resume", "which one?", mend="Name its folder: python -m flatout sweep resume FOLDER."
-            )
-        folder = Path(words[1]).absolute()
-        asked = read_asked(folder)
-        _require_said_again(asked["typed"], words[2:], folder)
-        warm_start()  # before this process stands in a folder that a file names: what is imported must not come from it
-        os.chdir(asked["place"])
-        if any(_trusts(word) for word in words[2:]):
-            sys.path.insert(0, asked["place"])  # as `python -m` did when it was begun
-        again = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.sweeper.resume=true"]
-        words = [*asked["typed"], *again, *(word for word in words[2:] if word not in asked["typed"])]
-    train.main(["-m", "hydra/sweeper=flatout", *map(in_full, words)])
+        words = _taken_up(words[1:], conf)
+    train.main(["-m", *conf, "hydra/sweeper=flatout", *map(in_full, words)])
 
 
-def _require_said_again(typed: list[str], said: list[str], folder: Path) -> None:
+def _taken_up(said: list[str], conf: list[str]) -> list[str]:
+    """The words that go on with a sweep; this process then stands where it was begun."""
+    from flatout.scale.sweep_folder import read_asked
+
+    if not said or "=" in said[0]:
+        mend = "Name its folder: python -m flatout sweep resume FOLDER."
+        raise UserError("sweep resume", "no folder is named", mend=mend)
+    folder, more = Path(said[0]).absolute(), said[1:]
+    asked = read_asked(folder)
+    _require_said_again(asked, more, conf, folder)
+    warm_start()  # before this process stands in a folder that a file names: what is imported must not come from it
+    os.chdir(asked["place"])
+    if any(_trusts(word) for word in more):
+        sys.path.insert(0, asked["place"])  # as `python -m` did when it was begun
+    again = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.sweeper.resume=true"]
+    return [*asked["typed"], *again, *(word for word in more if word not in asked["typed"])]
+
+
+def _require_said_again(asked: dict[str, Any], said: list[str], conf: list[str], folder: Path) -> None:
     """A sweep's folder may come from anybody: what its words would trust must be trusted by the person who goes on."""
-    missing = [word for word in typed if _trusts(word) and word not in said]
+    missing = [word for word in asked["typed"] if _trusts(word) and word not in said]
+    if asked["conf"] is not None and not conf:
+        missing += ["--config-dir", asked["conf"]]
     if missing:
         mend = f"If that is meant, type it again: sweep resume {folder} {shlex.join(missing)}"
         raise UserError("sweep resume", f"{folder} was begun with {' '.join(missing)}", mend=mend)

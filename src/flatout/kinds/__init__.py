@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.bits.data import BitsDataConfig
+from flatout.bits.scores import NAMES
 from flatout.data.problem import Problem
 from flatout.kinds.bits import BitsKind
 from flatout.kinds.kind import Kind
+from flatout.kinds.tags import METRICS as TAG_METRICS
 from flatout.kinds.tags import TagKind
 from flatout.kinds.text import TextKind
-from flatout.metrics import monitored_metric
+from flatout.metrics import TaskMetrics, monitored_metric
 
 
 def kind_of(config: Any, data: Any) -> Kind:
@@ -25,3 +27,12 @@ def usual_metric(config: Any) -> str:
     if isinstance(config, BitsDataConfig):
         return "dice"
     return "f1" if config.problem is Problem.tags else monitored_metric(config.problem)
+
+
+def metric_names(config: Any) -> list[str]:
+    """What such a run may be compared by; some of them depend on its data, as those of two classes do."""
+    if isinstance(config, BitsDataConfig):
+        return [*NAMES, "loss"]
+    if config.problem is Problem.tags:
+        return [*TAG_METRICS, "loss"]
+    return [*TaskMetrics.build(config.problem, ["no", "yes"]).names(), "loss"]

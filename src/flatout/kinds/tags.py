@@ -21,6 +21,9 @@ from flatout.tasks.class_weights import ClassWeights
 from flatout.tasks.step import StepTask
 from flatout.tasks.tagging import TaggingTask, TagLabels
 
+METRICS = ("f1", "precision", "recall", "macro_f1", "word_accuracy")
+"""What a tagger is judged by, known before there is one."""
+
 _TOKENS_A_PIECE = 1 << 22
 
 

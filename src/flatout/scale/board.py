@@ -33,7 +33,7 @@ class Board:
             self._live.start()
 
     def started(self, trial: Trial) -> None:
-        self._running[trial.number] = _Row(trial.number, " ".join(trial.changed))
+        self._running[trial.number] = _Row(trial.label, " ".join(trial.changed))
         self.draw(now=True)
 
     def read(self, trial: Trial, count: int, value: float) -> None:
@@ -47,7 +47,7 @@ class Board:
         self.draw(now=True)
         value = "" if row.value is None else f"{self.metric} {row.value:.4f}"
         words = ", ".join(filter(None, [row.status, value, f"{row.seconds:.1f} s", row.note]))
-        self.say(f"trial {row.number}: {words}  {row.settings}")
+        self.say(f"{row.label}: {words}  {row.settings}")
 
     def draw(self, *, now: bool = False) -> None:
         """Twice a second, or at once."""
@@ -70,7 +70,9 @@ class Board:
             status = Text(row.status, style=_COLOURS[row.status])
             words = f"{row.settings}  {row.note}".strip()
             seconds = row.seconds or time.monotonic() - row.begun
-            table.add_row(f"{row.number}", status, value, f"{row.count or ''}", f"{seconds:.0f}", Text(words))
+            table.add_row(
+                row.label.removeprefix("trial "), status, value, f"{row.count or ''}", f"{seconds:.0f}", Text(words)
+            )
         return table
 
     def _shown(self) -> list[_Row]:
@@ -88,7 +90,7 @@ class Board:
 class _Row:
     """What is shown of one trial."""
 
-    def __init__(self, number: int, settings: str, status: str = "running", value: float | None = None) -> None:
-        self.number, self.settings, self.status, self.value = number, settings, status, value
+    def __init__(self, label: str, settings: str, status: str = "running", value: float | None = None) -> None:
+        self.label, self.settings, self.status, self.value = label, settings, status, value
         self.count, self.seconds, self.note = 0, 0.0, ""
         self.begun = time.monotonic()

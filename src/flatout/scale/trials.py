@@ -33,6 +33,8 @@ from flatout.scale.processes import start
 from flatout.scale.slots import Slot
 
 _LOOK_S = 0.05
+TOO_LONG = "ran longer than"
+"""How the note begins of a trial that was stopped at its limit."""
 _GRACE_S = 6.0
 """How long a trial may take to write down that it was stopped."""
 
@@ -59,6 +61,12 @@ class Trial:
     """What tells it from the others."""
     is_again: bool = False
     """Whether its folder may hold what was left when it was killed, which is gone on with; else it must be new."""
+    name: str = ""
+    """What it is called, where that is not its number."""
+
+    @property
+    def label(self) -> str:
+        return self.name or f"trial {self.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +195,7 @@ class _Running:
         now = time.monotonic()
         if limit_s is not None and now - self._clock > limit_s:
             self.stop()
-            return self._ending(Status.failed, note=f"ran longer than {limit_s:g} s and was stopped")
+            return self._ending(Status.failed, note=f"{TOO_LONG} {limit_s:g} s and was stopped")
         if until is not None and now > until:
             self.stop()
             return self._ending(Status.stopped, note="the time for the sweep was over")
@@ -247,12 +255,16 @@ class _Running:
 
 def can_go_on(trial: Trial) -> bool:
     """Whether this very trial, and no other of its number, has left a whole checkpoint in its folder."""
+    return began(trial) and find_checkpoint(trial.folder)[0] is not None
+
+
+def began(trial: Trial) -> bool:
+    """Whether what lies in a trial's folder is this very trial's, and no other's of its number."""
     try:
         begun = (trial.folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
     except OSError:
         return False
-    is_same = begun == trial.overrides and not trial.folder.is_symlink()
-    return is_same and find_checkpoint(trial.folder)[0] is not None
+    return begun == trial.overrides and not trial.folder.is_symlink()
 
 
 def new_trial_folder(folder: Path, *, is_again: bool) -> None:
@@ -300,7 +312,8 @@ class Readings:
         return new
 
 
-def _last_line(error: Exception) -> str:
+def last_line(error: Exception) -> str:
+    """What an error says in the end, without the lines before."""
     return next(reversed(str(error).strip().splitlines()), "")
 
 
@@ -325,9 +338,9 @@ def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connec
         sys.exit(128 + signal.SIGINT)
     except RunBroke as broken:
         print(broken, file=sys.stderr, flush=True)
-        answer.send({"note": _last_line(broken)})
+        answer.send({"note": last_line(broken)})
         sys.exit(1)
     except Exception as error:  # a defect of any class: the sweep is told its name, then it is raised again
-        answer.send({"note": f"{type(error).__name__}: {_last_line(error)}"})
+        answer.send({"note": f"{type(error).__name__}: {last_line(error)}"})
         raise
     answer.send({"value": result.objective, "metrics": result.metrics})
