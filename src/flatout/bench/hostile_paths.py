@@ -244,7 +244,7 @@ def _resume(folder: Path) -> None:
 
     from flatout.commands import sweep
 
-    sweep.run(argparse.Namespace(words=["resume", str(folder)]))
+    sweep.run(argparse.Namespace(words=["resume", str(folder)], config_dir=None))
 
 
 def _resume_elsewhere(place: Path) -> None:
