@@ -217,15 +217,17 @@ def _fixed_and_searched(composer: _Composer, words: Sequence[str]) -> tuple[list
 
 def _part(override: Override) -> Any:
     """One dimension of the space."""
-    from flatout.scale.space import Choice, Interval
+    from flatout.scale.space import Choice, Interval, is_by_factors
 
-    value = override.value()
+    key, value = override.get_key_element(), override.value()
+    numbers = value.range() if isinstance(value, RangeSweep) else None
+    is_interval = isinstance(value, IntervalSweep) or isinstance(numbers, range)
+    is_log = is_by_factors(key, getattr(value, "tags", set()), is_interval=is_interval)
     if isinstance(value, IntervalSweep):
         assert value.start is not None and value.end is not None
         is_whole = isinstance(value.start, int) and isinstance(value.end, int)
-        return Interval(value.start, value.end, is_log="log" in value.tags, is_whole=is_whole)
-    if isinstance(value, RangeSweep) and isinstance(numbers := value.range(), range):
-        require(bool(numbers), f"sweep: {override.get_key_element()}", "a range without numbers")
-        is_log, step = "log" in value.tags, abs(numbers.step)
-        return Interval(min(numbers), max(numbers), is_log=is_log, is_whole=True, step=step)
+        return Interval(value.start, value.end, is_log=is_log, is_whole=is_whole)
+    if isinstance(numbers, range):
+        require(bool(numbers), f"sweep: {key}", "a range without numbers")
+        return Interval(min(numbers), max(numbers), is_log=is_log, is_whole=True, step=abs(numbers.step))
     return Choice(tuple(override.sweep_string_iterator()))

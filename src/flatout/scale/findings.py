@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from rich.console import Console
 from flatout.errors import RunBroke
 from flatout.report.hyperparameters import write_hyperparameters
 from flatout.report.sweep_page import SweepReport, TrialRow, write_sweep
+from flatout.scale.again import command_of_sweep
 from flatout.scale.confirming import Confirmation
 from flatout.scale.searched import Searched
 from flatout.scale.space import Choice, Interval, Part
@@ -80,9 +80,10 @@ class Findings:
 
     def report(self) -> SweepReport:
         space, rows, best = self.searched.space, [self._row(trial) for trial in self.study.ended()], self.study.best()
+        asked = read_asked(self.searched.folder)
         return SweepReport(
             name=self.experiment,
-            command=shlex.join(["python", "-m", "flatout", "sweep", *read_asked(self.searched.folder)["typed"]]),
+            command=command_of_sweep(asked["typed"], asked["conf"]),
             metric=f"val/{self.metric}",
             mode=self.study.mode,
             space={key: str(part) for key, part in space.items()},

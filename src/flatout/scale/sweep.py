@@ -101,7 +101,8 @@ class _Run:
     def search(self) -> None:
         """Run trials until there are enough, or the time is over."""
         ended, settings, folder = self.study.ended(), self.searched.settings, self.searched.folder
-        how = f"{self.study.total} trials by {settings.sampler}, pruning: {settings.pruner}"
+        how_many = "trials, each setting there is," if settings.sampler is Sampler.grid else "trials"
+        how = f"{self.study.total} {how_many} by {settings.sampler}, pruning: {settings.pruner}"
         print(f"sweep in {folder}: {how}, by val/{self.findings.metric}")
         if ended:
             print(f"taken up again: {len(ended)} of {self.study.total} trials have ended")
