@@ -126,24 +126,20 @@ def _start(job: Callable[[DictConfig], Any]) -> None:
     import hydra
 
     from flatout.boundary import guard_hydra
-    from flatout.compose import ComposeError, explain
+    from flatout.compose import told_plainly
     from flatout.durable import REFUSALS
 
     try:
-        guard_hydra()
-        refuse_pickles_and_packages(sys.argv[1:])
-        register_schemas()
-        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
-    except RunBroke:
-        raise
-    except Exception as error:  # Hydra's errors share no class; what is no person's mistake is raised again
-        mistake = explain(ComposeError.of(error), conf_folder())
-        if mistake is None and isinstance(error, OSError) and error.errno in (*REFUSALS, errno.EACCES, errno.EPERM):
-            mend = "Set output=FOLDER to one that can be written."
-            mistake = out_of_space(error, Path(error.filename or "."), None, "output", mend)
-        if mistake is None:
+        with told_plainly(conf_folder()):
+            guard_hydra()
+            refuse_pickles_and_packages(sys.argv[1:])
+            register_schemas()
+            hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
+    except OSError as error:
+        if error.errno not in (*REFUSALS, errno.EACCES, errno.EPERM):
             raise
-        raise mistake from None
+        mend = "Set output=FOLDER to one that can be written."
+        raise out_of_space(error, Path(error.filename or "."), None, "output", mend) from None
 
 
 def as_hydra_knows_it(word: str) -> str:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
 from flatout.config import COMPONENTS, RunConfig
-from flatout.errors import UserError, did_you_mean, nearest
+from flatout.errors import RunBroke, UserError, did_you_mean, nearest
 
 _MOST_KEYS = 24
 """More keys than these are not listed."""
@@ -76,6 +77,20 @@ def explain(error: ComposeError, conf: Path) -> UserError | None:
     if error.kind.startswith("Interpolation") or error.kind in ("UnsupportedInterpolationType", "GrammarParseError"):
         return UserError(error.key or "conf", error.message.splitlines()[0], mend="Write the value itself.")
     return None
+
+
+@contextmanager
+def told_plainly(conf: Path) -> Iterator[None]:
+    """Say what Hydra and OmegaConf complain of inside as the mistake that it is; what is none is raised as it came."""
+    try:
+        yield
+    except RunBroke:
+        raise
+    except Exception as error:  # theirs, YAML's, the parser's and a person's own classes share no class
+        mistake = explain(ComposeError.of(error), conf)
+        if mistake is None:
+            raise
+        raise mistake from None
 
 
 def _missing_option(error: ComposeError) -> UserError:

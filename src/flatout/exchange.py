@@ -136,50 +136,67 @@ def exchange_of_ranks(device: torch.device, most_bytes: int) -> Exchange:
 def _shared_memory(slot: int, opened: ExitStack) -> SharedMemory | None:
     """Between all ranks, or on none of them where some cannot: on several machines, or without memory to share."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    address, memory = "", -1
+    size = 2 * world * slot
+    memory = -1
     try:
-        listener = opened.enter_context(socket.socket(socket.AF_UNIX))
-        address = str(Path(opened.enter_context(tempfile.TemporaryDirectory())) / "ranks")
-        listener.bind(address)
-        listener.listen(world)
+        listener, address = _listening(world, opened)
         if rank == 0:
             memory = os.memfd_create("flatout")
             opened.callback(os.close, memory)
-            os.posix_fallocate(memory, 0, 2 * world * slot)
+            os.posix_fallocate(memory, 0, size)
     except (AttributeError, OSError):  # not every system has these
         address = ""
     addresses: list[Any] = [""] * world
     dist.all_gather_object(addresses, address)
-    if not all(addresses):
-        return None
-    lower: list[socket.socket] = []
-    try:
-        for other in addresses[:rank]:
-            lower.append(socket.socket(socket.AF_UNIX))
-            lower[-1].connect(other)
-            lower[-1].sendall(rank.to_bytes(4))
-    except OSError:  # another machine has no such address
-        is_here = False
-    else:
-        is_here = True
-    if not _on_all(is_here):
-        for peer in lower:
+    lower = _joined(addresses[:rank], rank) if all(addresses) else None
+    if not _on_all(lower is not None) or lower is None:
+        for peer in lower or ():
             peer.close()
         return None
     higher: dict[int, socket.socket] = {}
     for _ in range(rank + 1, world):
         peer, _ = listener.accept()
         higher[int.from_bytes(peer.recv(4, socket.MSG_WAITALL))] = peer
-    for peer in higher.values() if rank == 0 else ():
-        socket.send_fds(peer, [b"\0"], [memory])
     if rank:
-        _, received, _, _ = socket.recv_fds(lower[0], 1, 1)
-        if not received:
-            raise RuntimeError(_GONE)
-        (memory,) = received
+        memory = _received(lower[0])
         opened.callback(os.close, memory)
+    else:
+        for peer in higher.values():
+            socket.send_fds(peer, [b"\0"], [memory])
     peers = [*lower, *(higher[other] for other in sorted(higher))]
-    return SharedMemory(rank, peers, mmap.mmap(memory, 2 * world * slot))
+    return SharedMemory(rank, peers, mmap.mmap(memory, size))
+
+
+def _listening(world: int, opened: ExitStack) -> tuple[socket.socket, str]:
+    """A socket that the ranks after this one find, and its address."""
+    listener = opened.enter_context(socket.socket(socket.AF_UNIX))
+    address = str(Path(opened.enter_context(tempfile.TemporaryDirectory())) / "ranks")
+    listener.bind(address)
+    listener.listen(world)
+    return listener, address
+
+
+def _joined(addresses: list[str], rank: int) -> list[socket.socket] | None:
+    """Sockets to the ranks before this one; None where one is on another machine, which has no such address."""
+    found: list[socket.socket] = []
+    try:
+        for address in addresses:
+            found.append(socket.socket(socket.AF_UNIX))
+            found[-1].connect(address)
+            found[-1].sendall(rank.to_bytes(4))
+    except OSError:
+        for peer in found:
+            peer.close()
+        return None
+    return found
+
+
+def _received(first: socket.socket) -> int:
+    """The memory that the first rank hands out."""
+    _, received, _, _ = socket.recv_fds(first, 1, 1)
+    if not received:
+        raise RuntimeError(_GONE)
+    return received[0]
 
 
 def _on_all(ok: bool) -> bool:

@@ -15,7 +15,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
-from flatout.compose import ComposeError, explain
+from flatout.compose import told_plainly
 from flatout.errors import UserError, require
 from flatout.scale.hydra_groups import LauncherSettings, register
 
@@ -112,13 +112,8 @@ class TrialSweeper(Sweeper):
     def _config_of(self, words: Sequence[str], number: int) -> Any:
         from flatout.boundary import read_config
 
-        try:
+        with told_plainly(Path(_source(self.composer.config, "main"))):
             return read_config(without_hydra(self.composer.compose(words, number)), words)
-        except Exception as error:  # Hydra's errors share no class; what is no person's mistake is raised again
-            mistake = explain(ComposeError.of(error), Path(_source(self.composer.config, "main")))
-            if mistake is None:
-                raise
-            raise mistake from None
 
     def _begun(self, fixed: list[str]) -> Any:
         """How the person began this sweep, and what trains one of its trials alone."""

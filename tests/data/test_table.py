@@ -7,6 +7,9 @@ import gzip
 import io
 import json
 import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +22,7 @@ from flatout.data.sources import open_table
 from flatout.data.table import require_columns
 from flatout.errors import UserError
 
+_NOBODY = 65534
 ODD = ["NA", "null", "None", "", "007", "00101", "1.0", "nan", 'say "hi"', "two\nlines", "a,b", "é ☃"]
 
 
@@ -296,13 +300,25 @@ def test_a_pipe_and_a_name_too_long_are_no_files(tmp_path):
         open_table(tmp_path / ("a" * 300 + ".csv"), where="x")
 
 
-# The super-user is refused nothing, so a file without permission cannot be made for it.
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission_is_told(tmp_path):
-    (tmp_path / "rows.csv").write_text("text\na\n")
-    (tmp_path / "rows.csv").chmod(0)
+@pytest.fixture
+def forbidden_rows() -> Iterator[Path]:
+    """A file that may not be read, in a folder that may; the super-user is refused nothing, so it is another one."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        rows = Path(folder, "rows.csv")
+        rows.write_text("text\na\n")
+        rows.chmod(0)
+        user = os.geteuid()
+        os.seteuid(user or _NOBODY)
+        try:
+            yield rows
+        finally:
+            os.seteuid(user)
+
+
+def test_a_file_without_permission_is_told(forbidden_rows):
     with pytest.raises(UserError, match=r"cannot read .*Permission denied"):
-        open_table(tmp_path / "rows.csv", where="x")
+        open_table(forbidden_rows, where="x")
 
 
 def test_one_column_cannot_be_two_things_and_a_double_name_is_no_column():

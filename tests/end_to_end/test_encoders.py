@@ -135,6 +135,7 @@ def pa_words(texts: list[str]):
     return pa.array([text.split() for text in texts], pa.list_(pa.large_string()))
 
 
+# The fused kernel is of GPUs alone; how it is called, and what answers in its place, is tested on any machine.
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_answers_by_the_fused_kernel(classes, monkeypatch):

@@ -95,19 +95,14 @@ def _compose(words: list[str], environment: dict[str, str]) -> None:
 
     import train
     from flatout.boundary import guard_hydra, read_config
-    from flatout.compose import ComposeError, explain
+    from flatout.compose import told_plainly
 
     guard_hydra()
     train.register_schemas()
     words = [*words, f"output={Path.cwd()}/outputs", f"hydra.searchpath=['file://{Path.cwd().parent}/conf']"]
-    with _environment(environment), initialize_config_dir(str(train.conf_folder()), version_base="1.3"):
-        try:
-            read_config(compose("train", words), words)
-        except Exception as error:  # `explain` sorts a person's mistakes from defects, which are raised again
-            mistake = explain(ComposeError.of(error), train.conf_folder())
-            if mistake is None:
-                raise
-            raise mistake from None
+    conf = train.conf_folder()
+    with _environment(environment), initialize_config_dir(str(conf), version_base="1.3"), told_plainly(conf):
+        read_config(compose("train", words), words)
 
 
 def _run_whole(words: list[str], environment: dict[str, str]) -> None:

@@ -69,7 +69,7 @@ class ModelFolder:
             yield
         except UserError:
             raise
-        except Exception as error:  # safetensors, tokenizers and json share no class for bytes that are odd
+        except Exception as error:  # tokenizers raises Exception itself for bytes that are odd
             reason = next(iter(str(error).strip().splitlines()), "")
             mend = "It is damaged, or was not written by this program."
             where, what = f"{self.path}", f"no model that can be read ({type(error).__name__}: {reason})"

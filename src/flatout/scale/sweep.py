@@ -7,6 +7,7 @@ for each trial, and `sweep.csv` and `sweep.html`. A sweep that was killed goes o
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -136,8 +137,10 @@ class _Run:
         while (asked := self.study.ask()) is not None:
             try:
                 return self.searched.trial(asked.number, asked.settings)
-            except Exception as error:  # whatever composing meets is of this trial, not of the sweep
+            except Exception as error:  # a person's own classes are made here and may raise anything: of this trial
                 is_mistake = isinstance(error, UserError)
+                if not is_mistake:
+                    traceback.print_exc()
                 note = str(error) if is_mistake else f"{type(error).__name__}: {last_line(error)}"
                 print(f"trial {asked.number}: failed, {note}  {' '.join(words(asked.settings))}")
                 self.study.tell(asked.number, Ending(Status.failed, 0.0, note=note, is_mistake=is_mistake))

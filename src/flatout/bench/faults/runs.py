@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
@@ -186,7 +185,7 @@ def _attempt_ranks(spec: Spec, folder: Path, output: Path) -> int:
 
 
 def _code_of(work: Callable[[], object], errors: TextIO) -> int:
-    """The exit code that a command would have, its last words told."""
+    """The exit code that a command would have, its last words told; what it does not expect ends the process."""
     try:
         work()
     except UserError as mistake:
@@ -199,9 +198,6 @@ def _code_of(work: Callable[[], object], errors: TextIO) -> int:
         return 128 + signal.SIGINT
     except SystemExit as end:
         return int(str(end.code))
-    except Exception:  # what no command expected: an interpreter prints it and ends with 1, whatever it is
-        traceback.print_exc(file=errors)
-        return 1
     return 0
 
 
