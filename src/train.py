@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import flatout
+from flatout.cli.interrupts import leaving_at_once
 from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, require, write_for_launcher
-from flatout.interrupts import leaving_at_once
 
 if TYPE_CHECKING:  # all that is heavy is imported inside of `main`, where Ctrl-C is answered
     from omegaconf import DictConfig
@@ -51,7 +51,7 @@ def job(cfg: DictConfig) -> float | None:
     """One run of the composed settings."""
     from hydra.core.hydra_config import HydraConfig
 
-    from flatout.boundary import as_typed, read_config
+    from flatout.cli.boundary import as_typed, read_config
 
     described = HydraConfig.get()
     folder, overrides = Path(described.runtime.output_dir), as_typed(described.overrides.task)
@@ -59,7 +59,7 @@ def job(cfg: DictConfig) -> float | None:
         _remove_empty(folder)  # Hydra made it, but the first rank's folder is that of all
     try:
         config = read_config(cfg, overrides)
-        from flatout.scale.processes import start
+        from flatout.run.launch import start
 
         result = start(config, folder=folder, overrides=overrides)
         if result.folder != folder.absolute():
@@ -77,11 +77,11 @@ def tune_job(cfg: DictConfig) -> None:
     """What a run of the composed settings would measure before it trains, and no more."""
     from hydra.core.hydra_config import HydraConfig
 
-    from flatout.boundary import as_typed, read_config
+    from flatout.cli.boundary import as_typed, read_config
 
     overrides = as_typed(HydraConfig.get().overrides.task)
     try:
-        from flatout.commands.tune import decide
+        from flatout.cli.tune import decide
 
         decide(read_config(cfg, overrides), overrides)
     except UserError as mistake:
@@ -114,20 +114,20 @@ def main(arguments: Sequence[str] | None = None, job: Callable[[DictConfig], Any
 
 
 def _import_all(words: Sequence[str]) -> None:
-    from flatout.children import warm_start
+    from flatout.distributed.processes import warm_start
 
     if any(word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word for word in words):
         warm_start()  # it imports beside us what the processes to come will need
-    importlib.import_module("flatout.boundary")
+    importlib.import_module("flatout.cli.boundary")
 
 
 def _start(job: Callable[[DictConfig], Any]) -> None:
     """Let Hydra compose the settings and run the job, and say what it complains of in our words."""
     import hydra
 
-    from flatout.boundary import guard_hydra
-    from flatout.compose import told_plainly
-    from flatout.durable import REFUSALS
+    from flatout.cli.boundary import guard_hydra
+    from flatout.cli.composing import told_plainly
+    from flatout.files import REFUSALS
 
     try:
         with told_plainly(conf_folder()):
@@ -177,7 +177,7 @@ def _takes_value(option: str, following: str) -> bool:
 
 def refuse_pickles_and_packages(words: Sequence[str]) -> None:
     """Two options of Hydra's own: one unpickles a file, one may import a package to look for settings in it."""
-    from flatout.boundary import require_folders
+    from flatout.cli.boundary import require_folders
 
     for number, word in enumerate(words):
         name, _, value = word.partition("=")

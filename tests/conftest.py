@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from flatout.data.store import Column, Store, StoreSplit, StoreWriter
+from flatout.data.store.store import Column, Store, StoreSplit, StoreWriter
 
 # Examples are drawn anew from a fixed seed, so that a failure on one machine is a failure on all.
 settings.register_profile("flatout", derandomize=True, deadline=None, max_examples=60)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from flatout.bench.bert import base_claims
-from flatout.bench.claim import Options
+from benchmarks.bert import base_claims
+from benchmarks.claim import Options
 
 pytest.importorskip("accelerate", reason="the Trainer's side needs the extra bench")
 

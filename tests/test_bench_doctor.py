@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
+from benchmarks import plants
+from benchmarks.doctor import PLANTED, Diagnosed, with_override
 
-from flatout.bench import plants
-from flatout.bench.doctor import PLANTED, Diagnosed, with_override
-from flatout.data.feed import Feed
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
-from flatout.data.plan import PlanSettings
 
 
 @pytest.mark.parametrize(

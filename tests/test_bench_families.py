@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from benchmarks.families import PADDED_FAMILIES, family_claims, largest_differences
 
-from flatout.bench.families import PADDED_FAMILIES, family_claims, largest_differences
-from flatout.models.transformer import FLAT_FAMILIES
+from flatout.models.encoder.transformer import FLAT_FAMILIES
 
 PAGE = Path(__file__).parents[1] / "docs" / "transformers.md"
 

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from flatout.checkpoint_folder import FolderCheckpointIO, read_weights
+from flatout.checkpoints.folder import FolderCheckpointIO, read_weights
 from flatout.errors import UserError
 
 STATE = {

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-import flatout.compiling
+import flatout.engine.compile
 from flatout import HeadlinesConfig, MonitorConfig, TextCNNConfig, TextDataConfig, UserError, fit
-from flatout.compiling import compile_in_place
+from flatout.engine.compile import compile_in_place
 
 CPU = torch.device("cpu")
 OF_TORCH = ("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*not a leaf Tensor")
@@ -38,7 +38,7 @@ def test_a_compiled_model_computes_the_same_under_the_same_names():
 
 def test_only_training_is_compiled_and_no_copy_is(monkeypatch):
     called: list[int] = []
-    monkeypatch.setattr(flatout.compiling, "why_not", lambda device: "")
+    monkeypatch.setattr(flatout.engine.compile, "why_not", lambda device: "")
     monkeypatch.setattr(torch, "compile", lambda call: lambda *inputs: (called.append(1), call(*inputs))[1])
     model = nn.Linear(2, 2)
     compile_in_place(model, CPU)
@@ -55,7 +55,7 @@ def test_only_training_is_compiled_and_no_copy_is(monkeypatch):
 def test_a_run_with_it_trains_the_same_weights(tmp_path, monkeypatch):
     # Traced as always, but not translated: that takes a minute, and is torch's own business.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    monkeypatch.setattr(flatout.compiling, "why_not", lambda device: "")
+    monkeypatch.setattr(flatout.engine.compile, "why_not", lambda device: "")
     data = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=40, classes=3), batch_size=32)
     model = TextCNNConfig(embedding=8, filters=8, dropout=0.0, embedding_dropout=0.0)
     common: dict[str, Any] = {"precision": "fp32", "epochs": 1, "monitor": MonitorConfig(progress=False)}
@@ -69,7 +69,7 @@ def test_a_run_with_it_trains_the_same_weights(tmp_path, monkeypatch):
 
 
 def test_a_machine_without_a_compiler_is_told_how_to_mend_it(monkeypatch):
-    monkeypatch.setattr(flatout.compiling, "why_not", lambda device: "no C++ compiler is here")
+    monkeypatch.setattr(flatout.engine.compile, "why_not", lambda device: "no C++ compiler is here")
     with pytest.raises(UserError, match=r"compile: no C\+\+ compiler is here. Set compile=false"):
         compile_in_place(nn.Linear(2, 2), CPU)
 
@@ -80,4 +80,4 @@ def test_a_compiler_that_is_not_there_is_found_out(monkeypatch):
     from torch._inductor import config
 
     monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
-    assert "no C++ compiler" in flatout.compiling.why_not(CPU)
+    assert "no C++ compiler" in flatout.engine.compile.why_not(CPU)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import signal
 
 import pytest
-
-from flatout.bench.faults import disks, killed, ranks, switches
-from flatout.bench.faults.plants import RaiseAt, SignalAt
-from flatout.bench.faults.runs import Spec, attempt, run_folder, said, saved_step
+from benchmarks.faults import disks, killed, ranks, switches
+from benchmarks.faults.plants import RaiseAt, SignalAt
+from benchmarks.faults.runs import Spec, attempt, run_folder, said, saved_step
 
 NO_STRACE = pytest.mark.skipif(not disks.has_strace(), reason="faults at single system calls are made by strace")
 

@@ -18,20 +18,20 @@ import lightning as L
 import psutil
 import pytest
 import torch
+from benchmarks import hostile
+from benchmarks.faults import runs
+from benchmarks.hostile_paths import path_cases
+from benchmarks.hostile_targets import FUNCTIONS, Case, all_cases, quick_cases
 from hydra.utils import instantiate
 from safetensors.torch import save_file
 
 import flatout
 import train
-from flatout.bench import hostile
-from flatout.bench.faults import runs
-from flatout.bench.hostile_paths import path_cases
-from flatout.bench.hostile_targets import FUNCTIONS, Case, all_cases, quick_cases
-from flatout.checkpoint_folder import MANIFEST, STATE, TENSORS, FolderCheckpointIO
-from flatout.checkpoint_folder import sealed as sealed_manifest
-from flatout.checkpoints import shelve
-from flatout.children import warm_start
-from flatout.data.store import file_checksum
+from flatout.checkpoints.exact import shelve
+from flatout.checkpoints.folder import MANIFEST, STATE, TENSORS, FolderCheckpointIO
+from flatout.checkpoints.folder import sealed as sealed_manifest
+from flatout.data.store.store import file_checksum
+from flatout.distributed.processes import warm_start
 from flatout.errors import UserError
 from flatout.inference import load_predictor
 from tests.verbs import verb
@@ -76,7 +76,12 @@ def test_the_tables_are_as_long_as_they_are_said_to_be_and_no_case_is_there_twic
 
 
 LIVE = ("os.mkdir", "os.makedirs", "shutil.copy", "joblib.load", "torch.load", "numpy.savetxt", "torch.os.mkdir")
-LIVE += ("torch.save", "flatout.run.os.mkdir", "hydra.utils.get_class", "lightning.pytorch.loggers.csv_logs.os.mkdir")
+LIVE += (
+    "torch.save",
+    "flatout.run.run.os.mkdir",
+    "hydra.utils.get_class",
+    "lightning.pytorch.loggers.csv_logs.os.mkdir",
+)
 
 
 @pytest.mark.parametrize("name", LIVE)

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from flatout.interrupts import ignored_by_children, leaving_at_once
+from flatout.cli.interrupts import ignored_by_children, leaving_at_once
 
 TINY = ["data.sample.rows=200", "data.sample.eval_rows=40", "trainer.max_epochs=100000", "checkpoint.patience=null"]
 TRAIN = ["train", "-m", *TINY, "model.hidden=8,16"]
 SWEEP = ["flatout", "sweep", *TINY, "model.hidden=choice(8,16)"]
 MOMENTS = [  # a command, and the module after whose import the signal comes
-    (TRAIN, "flatout.children"),
+    (TRAIN, "flatout.distributed.processes"),
     (TRAIN, "torch.nn"),
-    (TRAIN, "flatout.scale.many"),
+    (TRAIN, "flatout.sweep.many"),
     (["flatout", "evaluate", "nothing"], "torch.nn"),
     (SWEEP, "optuna.trial"),
 ]

@@ -11,17 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, UserError, fit, tries
+from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, UserError, fit
 from flatout.bits.data import BitsDataConfig
-from flatout.checkpoints import CHECKPOINTS
-from flatout.data.feed import Feed
+from flatout.bits.task import GramsConfig
+from flatout.checkpoints.exact import CHECKPOINTS
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
-from flatout.data.plan import PlanSettings
-from flatout.judge import evidence_in
-from flatout.models.bitmlp import BitMLPConfig
-from flatout.models.transformer import TransformerConfig
+from flatout.models.bit_mlp import BitMLPConfig
+from flatout.models.encoder.transformer import TransformerConfig
+from flatout.perf.verdict import experiments as tries
+from flatout.perf.verdict.judge import evidence_in
 from flatout.report.summary import read_summary
-from flatout.tasks.grams import GramsConfig
 from tests.verbs import verb
 
 

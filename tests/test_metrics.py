@@ -9,7 +9,7 @@ from sklearn import metrics as sk
 
 from flatout.data.problem import Problem
 from flatout.errors import UserError
-from flatout.metrics import TaskMetrics, monitored_metric, require_metric
+from flatout.tasks.metrics import TaskMetrics, monitored_metric, require_metric
 
 
 def measured(problem: Problem, classes: int, outputs: torch.Tensor, targets: torch.Tensor, batch: int = 7):

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from flatout import BiLSTMConfig, CheckpointConfig, HeadlinesConfig, MonitorConfig, OptimConfig, TextDataConfig, fit
-from flatout.data.batch import FlatBatch
+from flatout.data.batches.flat_batch import FlatBatch
 from flatout.errors import UserError
-from flatout.micro_batches import FOLDER, Limit, MicroBatches
-from flatout.run import Result
+from flatout.run.micro_batches import FOLDER, Limit, MicroBatches
+from flatout.run.run import Result
 from flatout.tasks.step import StepTask
 from tests.scarce import Scarce
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from flatout.engine.optimizer import OptimConfig, Schedule, clip_gradients
 from flatout.errors import UserError
-from flatout.optim import OptimConfig, Schedule, clip_gradients
 
 
 def test_the_rate_rises_then_falls_to_nothing():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout import precision
-from flatout.precision import Precision, fast_fp32_products
+from flatout.engine import precision
+from flatout.engine.precision import Precision, fast_fp32_products
 
 CPU = torch.device("cpu")
 

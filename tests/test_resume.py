@@ -15,13 +15,13 @@ from pathlib import Path
 
 import lightning as L
 import pytest
+from benchmarks.faults.plants import Planted, RaiseAt, SignalAt
+from benchmarks.faults.runs import Spec, attempt, run_folder, saved_step, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from flatout.bench.faults.plants import Planted, RaiseAt, SignalAt
-from flatout.bench.faults.runs import Spec, attempt, run_folder, saved_step, train
-from flatout.checkpoints import CHECKPOINTS
+from flatout.checkpoints.exact import CHECKPOINTS
+from flatout.distributed.signals import requeue_with_slurm
 from flatout.errors import UserError
-from flatout.monitor.signals import requeue_with_slurm
 from flatout.report.summary import read_summary
 
 SMALL = Spec(trainer={"max_epochs": 2})
@@ -172,7 +172,7 @@ def test_a_folder_that_is_no_run_is_told(tmp_path):
 
 
 def test_a_folder_that_another_process_trains_in_is_left_alone(cut_short, monkeypatch):
-    monkeypatch.setattr("flatout.resume._PATIENCE_S", 0.2)
+    monkeypatch.setattr("flatout.run.resume._PATIENCE_S", 0.2)
     handle = os.open(run_folder(cut_short), os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     with pytest.raises(UserError, match="still being trained in"):
@@ -211,7 +211,7 @@ def test_time_that_runs_out_inside_a_step_lets_it_end(tmp_path):
 
 
 def test_a_full_disk_in_mid_run_is_told_in_one_message(tmp_path, monkeypatch):
-    from flatout.checkpoint_folder import FolderCheckpointIO
+    from flatout.checkpoints.folder import FolderCheckpointIO
 
     saved = []
     plain = FolderCheckpointIO.save_checkpoint
@@ -219,7 +219,7 @@ def test_a_full_disk_in_mid_run_is_told_in_one_message(tmp_path, monkeypatch):
     def refuse(self, checkpoint, path, storage_options=None):
         saved.append(path)
         if len(saved) == 3:
-            monkeypatch.setattr("flatout.checkpoint_folder.write_synced", no_space)
+            monkeypatch.setattr("flatout.checkpoints.folder.write_synced", no_space)
         plain(self, checkpoint, path, storage_options)
 
     def no_space(path, data):
@@ -238,7 +238,7 @@ def test_metrics_that_cannot_be_written_stop_no_training(tmp_path, monkeypatch):
     def refuse(self, step, epoch, values):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("flatout.monitor.flush.MetricsFile.on_flush", refuse)
+    monkeypatch.setattr("flatout.callbacks.flush.MetricsFile.on_flush", refuse)
     with pytest.warns(RuntimeWarning, match="MetricsFile ends here"):
         assert read_summary(train(SMALL, tmp_path / "runs").folder)["status"] == "finished"
 

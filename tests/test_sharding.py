@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from flatout.models.lora import LoraConfig
-from flatout.optim import OptimConfig, clip_gradients, gradient_is_finite, gradient_length
-from flatout.sharding import slice_weights
-from flatout.shares import is_share, share_of, whole
+from flatout.distributed.fsdp import slice_weights
+from flatout.distributed.slices import is_share, share_of, whole
+from flatout.engine.optimizer import OptimConfig, clip_gradients, gradient_is_finite, gradient_length
+from flatout.models.encoder.lora import LoraConfig
 from tests.models.test_transformer import FLAT, PADDED, batch_of, built, gradients
 
 RANKS = 2

@@ -12,10 +12,10 @@ from hydra import compose, initialize_config_dir
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import train
-from flatout.boundary import read_config
-from flatout.compose import known_keys
+from flatout.cli.boundary import read_config
+from flatout.cli.composing import known_keys
 from flatout.config import RunConfig
-from flatout.models.transformer import TransformerConfig
+from flatout.models.encoder.transformer import TransformerConfig
 from flatout.report.summary import read_summary
 
 CONF = train.conf_folder()

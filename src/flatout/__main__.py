@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from flatout.cli.interrupts import leaving_at_once
 from flatout.errors import EXIT_CODE, UserError
-from flatout.interrupts import leaving_at_once
 
 VERBS = {
     "check": "what a run would find in its data: gaps, repeats, leaks, lengths, odd characters",
@@ -25,7 +25,7 @@ VERBS = {
     "cache": "list, check and clear the stores of encoded data",
     "bench": "measure our claims on this machine, side by side with the usual way",
 }
-"""Each verb is `flatout.commands.VERB`, with `add_arguments(parser)` and `run(arguments)`."""
+"""Each verb is `flatout.cli.VERB`, with `add_arguments(parser)` and `run(arguments)`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -53,7 +53,7 @@ def _parsed(given: list[str]) -> tuple[ModuleType, argparse.Namespace]:
     for verb, about in VERBS.items():
         verbs.add_parser(verb, help=about, description=about)
     verb = given[0] if given and given[0] in VERBS else parser.parse_args(given).verb
-    command = importlib.import_module(f"flatout.commands.{verb}")  # only the verb that is used: --help stays quick
+    command = importlib.import_module(f"flatout.cli.{verb}")  # only the verb that is used: --help stays quick
     verb_parser = argparse.ArgumentParser(prog=f"python -m flatout {verb}", description=VERBS[verb])
     command.add_arguments(verb_parser)
     try:

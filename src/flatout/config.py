@@ -11,22 +11,22 @@ import lightning as L
 from torch import nn
 
 from flatout.bits.data import BitsDataConfig
-from flatout.checkpoints import CheckpointConfig
+from flatout.bits.task import GramsConfig
+from flatout.callbacks.profile_steps import ProfileConfig
+from flatout.checkpoints.exact import CheckpointConfig
 from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
-from flatout.data.vocabulary import VocabularyKind
+from flatout.data.tokens.vocabulary import VocabularyKind
+from flatout.engine.optimizer import OptimConfig
+from flatout.engine.precision import Precision
 from flatout.errors import as_choice, did_you_mean, require
 from flatout.models import MODELS
 from flatout.models.bilstm import BiLSTMConfig
-from flatout.models.bitmlp import BitMLPConfig
-from flatout.models.transformer import TransformerConfig
-from flatout.monitor.profiler import ProfileConfig
-from flatout.optim import OptimConfig
-from flatout.precision import Precision
+from flatout.models.bit_mlp import BitMLPConfig
+from flatout.models.encoder.transformer import TransformerConfig
+from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
 from flatout.tasks.classification import ClassificationConfig
-from flatout.tasks.grams import GramsConfig
 from flatout.tasks.tagging import TaggingConfig
-from flatout.tune.settings import StepRows, TuneConfig, tune_of
 
 _OURS = {
     "precision": "precision",

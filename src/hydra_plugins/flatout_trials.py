@@ -15,9 +15,9 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
-from flatout.compose import told_plainly
+from flatout.cli.composing import told_plainly
 from flatout.errors import UserError, require
-from flatout.scale.hydra_groups import LauncherSettings, register
+from flatout.sweep.hydra_groups import LauncherSettings, register
 
 register()
 
@@ -55,9 +55,9 @@ class TrialLauncher(Launcher):
             config.hydra.sweep.dir = str(self.folder)  # Hydra makes it, and writes into it
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from flatout.boundary import read_config
-        from flatout.scale.many import Multirun, run_all
-        from flatout.scale.trials import Trial
+        from flatout.cli.boundary import read_config
+        from flatout.sweep.many import Multirun, run_all
+        from flatout.sweep.trials import Trial
 
         _require_one_process()
         common = set.intersection(*(set(words) for words in job_overrides)) if len(job_overrides) > 1 else set()
@@ -91,8 +91,8 @@ class TrialSweeper(Sweeper):
         self.composer, self.hydra_config = _Composer(hydra_context, config), config.hydra
 
     def sweep(self, arguments: list[str]) -> Any:
-        from flatout.scale.searched import Searched, SweepSettings
-        from flatout.scale.sweep import sweep
+        from flatout.sweep.searched import Searched, SweepSettings
+        from flatout.sweep.sweep import sweep
 
         _require_one_process()
         mend = "Go on by: python -m flatout sweep resume FOLDER."
@@ -110,14 +110,14 @@ class TrialSweeper(Sweeper):
         return sweep(Searched(settings, space, fixed, self._config_of, folder, self._begun(fixed)))
 
     def _config_of(self, words: Sequence[str], number: int) -> Any:
-        from flatout.boundary import read_config
+        from flatout.cli.boundary import read_config
 
         with told_plainly(Path(_source(self.composer.config, "main"))):
             return read_config(without_hydra(self.composer.compose(words, number)), words)
 
     def _begun(self, fixed: list[str]) -> Any:
         """How the person began this sweep, and what trains one of its trials alone."""
-        from flatout.scale.searched import Begun
+        from flatout.sweep.searched import Begun
 
         typed = [*self.hydra_config.overrides.hydra, *self.hydra_config.overrides.task]
         conf = _conf_of(self.composer.config)
@@ -131,7 +131,7 @@ class TrialSweeper(Sweeper):
 
 
 def _require_one_process() -> None:
-    from flatout.ranks import Ranks
+    from flatout.distributed.ranks import Ranks
 
     mend = "Start it once, and set trainer.devices for the devices of each trial."
     require(not Ranks.here().are_several, "-m", "several ranks are running, and each would start all trials", mend=mend)
@@ -151,7 +151,7 @@ def _goes_on(words: Sequence[str]) -> bool:
 
 def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | None:
     """The folder to go on in: the one that was named, or the newest one beside it that these words have begun."""
-    from flatout.scale.many import begun_with, newest_of
+    from flatout.sweep.many import begun_with, newest_of
 
     if is_named:
         before = begun_with(folder)
@@ -212,7 +212,7 @@ def _fixed_and_searched(composer: _Composer, words: Sequence[str]) -> tuple[list
 
 def _part(override: Override) -> Any:
     """One dimension of the space."""
-    from flatout.scale.space import Choice, Interval, is_by_factors
+    from flatout.sweep.space import Choice, Interval, is_by_factors
 
     key, value = override.get_key_element(), override.value()
     numbers = value.range() if isinstance(value, RangeSweep) else None

@@ -85,7 +85,7 @@ def test_arrays_on_disk_are_read_too(tmp_path):
 
 
 def test_a_plain_npy_table_is_a_column_of_bits(tmp_path):
-    from flatout.data.sources import open_table
+    from flatout.data.tables.sources import open_table
 
     np.save(tmp_path / "bits.npy", np.eye(8, dtype=np.uint8))
     table = open_table(tmp_path / "bits.npy", where="FILE")

@@ -13,8 +13,8 @@ from flatout import BitsDataConfig, EncodingConfig, PeopleConfig
 from flatout.bits.grams import LABELS
 from flatout.bits.ridge import PENALTIES, RidgeSums, neighbours
 from flatout.bits.scores import NAMES, GramMetrics
-from flatout.data.feed import Feed
-from flatout.data.plan import PlanSettings
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.plan import PlanSettings
 
 
 @pytest.fixture(params=["bloom", "twostep"])

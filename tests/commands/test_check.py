@@ -10,10 +10,10 @@ from itertools import product
 import pytest
 from tests.verbs import verb
 
+from flatout.cli.dotted_settings import with_overrides
 from flatout.data.checks.cleaning import CleaningConfig, Rows
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
-from flatout.settings import with_overrides
 
 
 @pytest.fixture
@@ -150,5 +150,5 @@ def test_settings_are_what_they_are_for_training():
 
 
 def test_a_check_starts_without_torch():
-    code = "import sys, flatout.commands.check; sys.exit('torch' in sys.modules)"
+    code = "import sys, flatout.cli.check; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

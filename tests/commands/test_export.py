@@ -25,14 +25,14 @@ from flatout import (
     TextDataConfig,
     fit,
 )
-from flatout.commands.export import export, made_up_rows
-from flatout.data.batch import flat_batch
+from flatout.cli.export import export, made_up_rows
+from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.problem import Problem
-from flatout.data.subwords import PAIR, Subwords
-from flatout.data.vocabulary import VocabularyConfig, VocabularyKind
+from flatout.data.tokens.subwords import PAIR, Subwords
+from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.inference.folder import WEIGHTS
-from flatout.models.lora import LoraConfig
-from flatout.models.transformer import Outputs, Transformer, TransformerConfig
+from flatout.models.encoder.lora import LoraConfig
+from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 
 TEXTS = ["A senate, a ballot!", "", "striker playoff goal " * 60, "comet 42 ünknown"]
 
@@ -314,7 +314,7 @@ def test_a_tokenizer_that_would_answer_otherwise_is_not_handed_over(
 def test_logits_that_differ_are_not_handed_over(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from flatout.commands import export as module
+    from flatout.cli import export as module
 
     opened = module._opened
 

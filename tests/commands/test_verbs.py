@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from benchmarks.claim import at_least, bounded, in_turn
 from tests.verbs import verb
 
 from flatout import BiLSTMConfig, HeadlinesConfig, TextDataConfig, fit
-from flatout.bench.claim import at_least, bounded, in_turn
-from flatout.commands import rows as rows_of_a_file
-from flatout.commands.bench import line
+from flatout.cli import rows as rows_of_a_file
+from flatout.cli.bench import line
 from flatout.tasks.calibration import Sureness, calibration_error
 
 
@@ -120,7 +120,7 @@ def test_evaluate_prints_metrics_and_what_it_found(finished, rows, capsys):
 
 
 def test_evaluating_the_test_split_again_gives_the_run_s_own_metrics(finished, tmp_path, capsys):
-    from flatout.data.samples import HeadlinesTable
+    from flatout.data.samples.headlines import HeadlinesTable
 
     table = HeadlinesTable(HeadlinesConfig(rows=400, eval_rows=80, classes=3), "test")
     (block,) = table.blocks(["text", "label"])

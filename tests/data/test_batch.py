@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.data.batch import flat_batch
+from flatout.data.batches.flat_batch import flat_batch
 
 
 def test_rows_come_shortest_first_and_padding_only_after_each_row():

@@ -21,11 +21,11 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flatout.data import cache as cache_module
-from flatout.data import store as store_module
-from flatout.data.cache import Cache, recipe_key
-from flatout.data.lease import boot_id
-from flatout.data.store import MANIFEST, MANIFEST_SUM, Column, Ragged, Store, StoreWriter, damaged_files
+from flatout.data.store import cache as cache_module
+from flatout.data.store import store as store_module
+from flatout.data.store.cache import Cache, recipe_key
+from flatout.data.store.lease import boot_id
+from flatout.data.store.store import MANIFEST, MANIFEST_SUM, Column, Ragged, Store, StoreWriter, damaged_files
 from flatout.errors import UserError, out_of_space
 
 RECIPE = {"source": {"train": "abc"}, "max_length": 64, "vocabulary": {"size": 10}}

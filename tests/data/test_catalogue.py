@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.data.catalogue import CASES, Case
 
-from flatout.data.checkup import check
+from flatout.data.checks.checkup import check
 from flatout.data.problem import Problem
 from flatout.errors import UserError
 

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.batch import flat_batch
-from flatout.data.cut import cut_batch, piece_edges
-from flatout.data.feed import Feed
-from flatout.data.plan import PlanSettings
+from flatout.data.batches.cut import cut_batch, piece_edges
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.flat_batch import flat_batch
+from flatout.data.batches.plan import PlanSettings
 
 
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=40), st.integers(1, 50))

@@ -11,12 +11,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flatout.data.batch import FlatBatch
-from flatout.data.feed import Feed, _end_with, choose_feed
+from flatout.data.batches.feed import Feed, _end_with, choose_feed
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.gather import DeviceColumn, FixedColumn, HostColumn
+from flatout.data.batches.plan import Layout, Plan, PlanSettings
 from flatout.data.feeding import FeedKind
-from flatout.data.gather import DeviceColumn, FixedColumn, HostColumn
-from flatout.data.plan import Layout, Plan, PlanSettings
-from flatout.data.store import StoreSplit
+from flatout.data.store.store import StoreSplit
 
 KINDS = [FeedKind.resident, FeedKind.threaded, FeedKind.workers]
 IN_PROCESS = [FeedKind.resident, FeedKind.threaded]

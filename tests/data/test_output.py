@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flatout.data.output import block_writer
+from flatout.data.tables.output import block_writer
 
 TEXTS = ["=1+1", "@somebody says", None, "-5 degrees", " =2", "=cmd|' /C calc'!A0"]
 BLOCK = pa.RecordBatch.from_pydict({"text": TEXTS, "share": [0.5] * 6, "labels": [["=a", "b"], [], ["c"], [], [], []]})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.plan import Layout, Plan, PlanSettings, count_batches
+from flatout.data.batches.plan import Layout, Plan, PlanSettings, count_batches
 from flatout.errors import UserError
 
 lengths_of_rows = st.lists(st.integers(1, 40), min_size=1, max_size=300).map(lambda rows: np.array(rows, np.int32))

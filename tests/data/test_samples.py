@@ -10,7 +10,7 @@ import xxhash
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.naive_bayes import MultinomialNB
 
-from flatout.data.samples import GENERATOR_VERSION, HeadlinesConfig, HeadlinesTable, ceiling
+from flatout.data.samples.headlines import GENERATOR_VERSION, HeadlinesConfig, HeadlinesTable, ceiling
 from flatout.errors import UserError
 
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flatout.data.reading import ReadingConfig
-from flatout.data.sources import open_source, open_splits
+from flatout.data.tables.reading import ReadingConfig
+from flatout.data.tables.sources import open_source, open_splits
 from flatout.errors import UserError
 
 ROWS = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(12)]

@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.splits import Dealer, _mixed, assign_splits, hash_texts, split_groups
+from flatout.data.tables.splits import Dealer, _mixed, assign_splits, hash_texts, split_groups
 
 any_texts = st.lists(st.text(max_size=12), min_size=1, max_size=40)
 

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from flatout.bits.data import BitsDataConfig, BitsPreparation
-from flatout.data.sources import open_source
+from flatout.data.tables.sources import open_source
 from flatout.data.text import PreparedText, TextDataConfig
-from flatout.data.vocabulary import VocabularyConfig
+from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.errors import UserError
 
 ROWS = 60

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from flatout.bench.store_faults import builders_taken_over, flips_detected, write_faults_survived
+from benchmarks.store_faults import builders_taken_over, flips_detected, write_faults_survived
 
 IN_MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 """Where waiting for the disk costs nothing."""

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from flatout.data.subwords import PAIR, Subwords
-from flatout.data.vocabulary import VocabularyConfig
+from flatout.data.tokens.subwords import PAIR, Subwords
+from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.errors import UserError
 
 TEXTS = ["The senate votes on the budget", "café naïve votes", "cup final tonight !", "", "budget " * 30]
@@ -71,8 +71,8 @@ def test_each_word_of_a_list_begins_at_one_token_and_words_that_do_not_fit_are_c
 
 def test_word_pieces_are_the_same_in_every_process(subwords):
     program = (
-        "import pyarrow as pa\nfrom flatout.data.subwords import Subwords\n"
-        "from flatout.data.vocabulary import VocabularyConfig\n"
+        "import pyarrow as pa\nfrom flatout.data.tokens.subwords import Subwords\n"
+        "from flatout.data.tokens.vocabulary import VocabularyConfig\n"
         f"texts = pa.array({TEXTS * 3!r}, pa.large_string())\n"
         "print(Subwords.train([texts], VocabularyConfig(size=80, min_frequency=1)).fingerprint())"
     )

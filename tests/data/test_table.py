@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flatout.data.formats.in_memory import table_of
-from flatout.data.sources import open_table
-from flatout.data.table import require_columns
+from flatout.data.tables.formats.in_memory import table_of
+from flatout.data.tables.sources import open_table
+from flatout.data.tables.table import require_columns
 from flatout.errors import UserError
 
 _NOBODY = 65534

@@ -12,7 +12,7 @@ import xxhash
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 
-from flatout.data.tweet_samples import (
+from flatout.data.samples.tweets import (
     ENTITY_TYPES,
     GENERATOR_VERSION,
     MOODS,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.vocabulary import UNKNOWN_ID, Vocabulary, VocabularyConfig, VocabularyKind
+from flatout.data.tokens.vocabulary import UNKNOWN_ID, Vocabulary, VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
 
 TEXTS = ["The cat sat on the mat .", "the dog , the cat and the mat", "a dog sat", "Déjà vu on the mat !"] * 3

@@ -27,9 +27,9 @@ from flatout import (
     fit,
     load_predictor,
 )
-from flatout.checkpoint_folder import FolderCheckpointIO
+from flatout.checkpoints.folder import FolderCheckpointIO
 from flatout.data.problem import Problem
-from flatout.precision import Precision
+from flatout.engine.precision import Precision
 
 SMALL = TransformerConfig(hidden=32, layers=2, heads=4)
 
@@ -139,7 +139,7 @@ def pa_words(texts: list[str]):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_answers_by_the_fused_kernel(classes, monkeypatch):
-    from flatout.models import flat_attention
+    from flatout.models.encoder import flat_attention
 
     calls, kernel = [], flat_attention._varlen
     monkeypatch.setattr(flat_attention, "_varlen", lambda *given, **named: calls.append(1) or kernel(*given, **named))
@@ -296,7 +296,7 @@ def test_the_temperature_divides_the_logits_of_words(tags):
 
 
 def test_a_file_of_words_is_answered_and_scored_as_the_run_scores(tags, tmp_path, capsys):
-    from flatout.data.tweet_samples import TaggedTweetsTable
+    from flatout.data.samples.tweets import TaggedTweetsTable
 
     blocks = TaggedTweetsTable(TaggedTweetsConfig(rows=600, eval_rows=80), "test").blocks(["tokens", "tags"])
     columns = {name: [value for block in blocks for value in block.column(name).to_pylist()] for name in ["tokens"]}

@@ -29,11 +29,11 @@ from flatout import (
     UserError,
     fit,
 )
+from flatout.callbacks.gpu import find_card
+from flatout.callbacks.hardware import Watch
 from flatout.data.checks.cleaning import CleaningConfig, Escapes
 from flatout.data.problem import Problem
-from flatout.data.vocabulary import VocabularyConfig
-from flatout.monitor.gpu import find_card
-from flatout.monitor.watch import Watch
+from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.report.summary import read_summary
 
 SMALL = BiLSTMConfig(embedding=16, hidden=16)
@@ -126,8 +126,8 @@ def test_curves_have_a_row_a_flush_and_a_row_a_validation(finished):
 
 
 def test_what_the_card_and_the_machine_were_like_stands_in_the_summary_and_the_curves(tmp_path, monkeypatch):
-    monkeypatch.setattr("flatout.trainer.watched_card", lambda device: find_card(shared_card(), 0))
-    monkeypatch.setattr("flatout.trainer.Watch", partial(Watch, every_s=0.02))
+    monkeypatch.setattr("flatout.run.trainer.watched_card", lambda device: find_card(shared_card(), 0))
+    monkeypatch.setattr("flatout.run.trainer.Watch", partial(Watch, every_s=0.02))
     result = small_fit(tmp_path, rows_about_things(400), epochs=4)
     speed = read_summary(result.folder)["speed"]
     assert (speed["gpu"]["utilisation"], speed["gpu"]["power_w"]) == pytest.approx((0.99, 449.0))
@@ -144,8 +144,8 @@ def test_a_card_that_is_lost_in_mid_run_ends_no_training(tmp_path, monkeypatch):
     machine = hot_4090()
     card = find_card(machine, 0)
     machine.cards[0].is_lost = True
-    monkeypatch.setattr("flatout.trainer.watched_card", lambda device: card)
-    monkeypatch.setattr("flatout.trainer.Watch", partial(Watch, every_s=0.02))
+    monkeypatch.setattr("flatout.run.trainer.watched_card", lambda device: card)
+    monkeypatch.setattr("flatout.run.trainer.Watch", partial(Watch, every_s=0.02))
     result = small_fit(tmp_path, rows_about_things(150), epochs=2)
     summary = read_summary(result.folder)
     assert (summary["status"], summary["speed"]["gpu"]["power_w"]) == ("finished", None)

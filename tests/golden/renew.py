@@ -24,7 +24,7 @@ from flatout import (
     fit,
 )
 from flatout.bits.encodings import EncodingKind
-from flatout.models.bitmlp import Norm, Start
+from flatout.models.bit_mlp import Norm, Start
 from flatout.models.pooling import Pooling
 
 FOLDER = Path(__file__).parent

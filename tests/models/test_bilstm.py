@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatout.data.batch import FlatBatch, flat_batch
+from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.errors import UserError
 from flatout.models.bilstm import BiLSTM, BiLSTMConfig, turned_places
 from flatout.models.pooling import Pooling

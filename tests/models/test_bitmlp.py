@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from flatout import BitMLPConfig, UserError
-from flatout.data.batch import FlatBatch, flat_batch, multi_hot
-from flatout.models.bitmlp import BitMLP
+from flatout.data.batches.flat_batch import FlatBatch, flat_batch, multi_hot
+from flatout.models.bit_mlp import BitMLP
 
 SOURCES = [0, 2, -1, 1, -1]
 HASHED, BITS = 3, 16

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from flatout.data.batch import FlatBatch, flat_batch
+from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.models.bilstm import BiLSTM, BiLSTMConfig
-from flatout.models.bitmlp import BitMLPConfig, Norm
+from flatout.models.bit_mlp import BitMLPConfig, Norm
+from flatout.models.encoder.lora import LoraConfig
+from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Outputs, Transformer, TransformerConfig
 from flatout.models.flops import forward_flops
-from flatout.models.lora import LoraConfig
 from flatout.models.pooling import Pooling
 from flatout.models.textcnn import TextCNNConfig
-from flatout.models.transformer import FLAT_FAMILIES, Compute, Outputs, Transformer, TransformerConfig
 
 META = torch.device("meta")
 EVEN = [[3, 4, 5, 6, 7], [4, 4, 4, 4, 4], [5, 6, 7, 8, 9]]

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from flatout.data.batch import flat_batch
+from flatout.data.batches.flat_batch import flat_batch
 from flatout.errors import UserError
 from flatout.models.textcnn import TextCNN, TextCNNConfig
 

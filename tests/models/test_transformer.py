@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from flatout.data.batch import FlatBatch, flat_batch
+from flatout.data.batches.flat_batch import FlatBatch, flat_batch
+from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError
-from flatout.models.flat_attention import FlatRows, flat_attention, laid_out_rows
-from flatout.models.lora import LoraConfig, merge_lora
-from flatout.models.transformer import FLAT_FAMILIES, Compute, Outputs, Transformer, TransformerConfig
-from flatout.optim import OptimConfig
+from flatout.models.encoder.flat_attention import FlatRows, flat_attention, laid_out_rows
+from flatout.models.encoder.lora import LoraConfig, merge_lora
+from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Outputs, Transformer, TransformerConfig
 
 _VOCABULARY, _PADDING = 90, 1
 FLAT = sorted(FLAT_FAMILIES)

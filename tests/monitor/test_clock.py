@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit
-from flatout.checkpoints import CheckpointConfig
-from flatout.data.feed import Feed
+from flatout.callbacks.flush import Counts, Flush
+from flatout.callbacks.step_timer import FIRST_STEPS, PARTS, Clock, DeviceTimes, StepTimes, compiled_so_far
+from flatout.checkpoints.exact import CheckpointConfig
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
-from flatout.data.plan import PlanSettings
-from flatout.monitor.clock import FIRST_STEPS, PARTS, Clock, DeviceTimes, StepTimes, compiled_so_far
-from flatout.monitor.evidence import evidence_of
-from flatout.monitor.flush import Counts, Flush
+from flatout.perf.verdict.evidence import evidence_of
 from flatout.report.page import read_curves
 
 
@@ -129,7 +129,7 @@ def test_numbers_that_a_callback_reads_are_counted_and_change_nothing(tmp_path):
 def batches() -> Iterator[object]:
     import torch
 
-    from flatout.data.batch import FlatBatch
+    from flatout.data.batches.flat_batch import FlatBatch
 
     one = torch.ones(1, dtype=torch.int64)
     yield FlatBatch(tokens=one, offsets=torch.tensor([0, 1]), lengths=one, rows=one, num_real=1, step_rows=1)
@@ -230,6 +230,6 @@ def test_steps_on_a_device_are_timed_from_end_to_end_without_what_lay_between():
 
 
 def test_every_part_has_a_curve():
-    from flatout.monitor.flush import COLUMNS
+    from flatout.callbacks.flush import COLUMNS
 
     assert {f"time/{part}_ms" for part in PARTS} <= COLUMNS.keys()

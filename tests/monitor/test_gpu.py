@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.monitor.recorded_nvml import RecordedNvml, a16_board, cut_a100, hot_4090, plain_t4, shared_card
 
-from flatout.monitor.gpu import GPU_CURVES, bus_place, find_card, visible_entries, watched_card
-from flatout.monitor.watch import Watch
+from flatout.callbacks.gpu import GPU_CURVES, bus_place, find_card, visible_entries, watched_card
+from flatout.callbacks.hardware import Watch
 
 
 def test_every_curve_of_a_card_that_tells_all():

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.data.feed import Feed
-from flatout.data.plan import Layout, PlanSettings
+from flatout.callbacks.flush import COLUMNS, Counts, Curves, Flush, MetricsFile
+from flatout.callbacks.hardware import Watch
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.problem import Problem
+from flatout.engine.optimizer import OptimConfig
+from flatout.engine.peaks import Peak
 from flatout.models.textcnn import TextCNNConfig
-from flatout.monitor.flush import COLUMNS, Counts, Curves, Flush, MetricsFile
-from flatout.monitor.peaks import Peak
-from flatout.monitor.watch import Watch
-from flatout.optim import OptimConfig
 from flatout.tasks.classification import ClassificationConfig, ClassificationTask, Labels
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")

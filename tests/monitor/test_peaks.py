@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.monitor import peaks
-from flatout.monitor.host import Limits
-from flatout.monitor.peaks import Arithmetic, arithmetic_of, known_peak, listed_peak, measured_peak
+from flatout.callbacks.host import Limits
+from flatout.engine import peaks
+from flatout.engine.peaks import Arithmetic, arithmetic_of, known_peak, listed_peak, measured_peak
 
 CPU = torch.device("cpu")
 

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from torch.autograd import DeviceType
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, UserError, fit
-from flatout.data.feed import Feed
-from flatout.data.plan import PlanSettings
-from flatout.monitor.flush import Flush
-from flatout.monitor.profiler import ProfileConfig, dearest, window
+from flatout.callbacks.flush import Flush
+from flatout.callbacks.profile_steps import ProfileConfig, dearest, window
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.plan import PlanSettings
 
 
 def trained(output, profile: ProfileConfig | None, epochs: int = 2, **settings):

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from flatout.monitor.evidence import Evidence, Tried
-from flatout.monitor.verdict import LEAST_GAIN, RULES, findings, gain_of, is_plain, verdict
+from flatout.perf.verdict.evidence import Evidence, Tried
+from flatout.perf.verdict.rules import LEAST_GAIN, RULES, findings, gain_of, is_plain, verdict
 
 QUIET = Evidence(
     device="cpu",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from flatout.monitor.watch import Watch
+from flatout.callbacks.hardware import Watch
 
 
 class Counting:

@@ -25,12 +25,12 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, OptimConfig, TextDataConfig, fit
 from flatout.data.problem import Problem
-from flatout.metrics import TaskMetrics
 from flatout.report.closing import closing_markdown
 from flatout.report.curves import COLOURS
 from flatout.report.dashboard import layout, precision_over_recall
 from flatout.report.pictures import confusion_picture, time_picture
 from flatout.report.summary import empty_summary, read_summary
+from flatout.tasks.metrics import TaskMetrics
 
 JSON = {"Content-Type": "application/json"}
 EVERYTHING = {"tensors": 0, "images": 0, "scalars": 0}
@@ -47,7 +47,7 @@ def trained(folder: Path, epochs: int = 2, resume: str | None = None):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run, and what it has counted of its validation rows."""
-    from flatout import run
+    from flatout.run import run
 
     folder, kept, write = tmp_path_factory.mktemp("finished"), [], run.write_dashboard
     with pytest.MonkeyPatch.context() as patch:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from tests.monitor.recorded_nvml import hot_4090
 
+from flatout.callbacks.gpu import GPU_CURVES, find_card
+from flatout.callbacks.host import HOST_CURVES, Limits
+from flatout.callbacks.step_timer import PARTS
 from flatout.errors import UserError
-from flatout.monitor.clock import PARTS
-from flatout.monitor.gpu import GPU_CURVES, find_card
-from flatout.monitor.host import HOST_CURVES, Limits
 from flatout.report.summary import Summary, hardware, read_summary, versions
 
 SCHEMA = {

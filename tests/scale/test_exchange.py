@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from flatout.exchange import Exchange, SharedMemory, exchange_of_ranks
-from flatout.ranks import others_watched
+from flatout.distributed.exchange import Exchange, SharedMemory, exchange_of_ranks
+from flatout.distributed.ranks import others_watched
 
 CPU = torch.device("cpu")
 SMALL = 4096

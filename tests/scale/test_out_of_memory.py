@@ -26,7 +26,7 @@ from flatout import (
     UserError,
     fit,
 )
-from flatout.run import Result
+from flatout.run.run import Result
 from flatout.tasks import pieces
 from tests.scarce import Scarce
 

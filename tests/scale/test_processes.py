@@ -26,9 +26,9 @@ from flatout import (
     fit,
 )
 from flatout.data.problem import Problem
-from flatout.ranks import Ranks
-from flatout.run import Result
-from flatout.scale.processes import devices_wanted
+from flatout.distributed.ranks import Ranks
+from flatout.run.launch import devices_wanted
+from flatout.run.run import Result
 
 ENCODER = TransformerConfig(hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0)
 HEADLINES = HeadlinesConfig(rows=503, eval_rows=101, classes=4)

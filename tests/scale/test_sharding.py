@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.faults.plants import KillAt, SignalAt
+from benchmarks.faults.ranks import alike
+from benchmarks.faults.runs import Spec, attempt, differences, run_folder, said
 from safetensors.torch import load_file
 
 from flatout import OptimConfig, TextDataConfig, TransformerConfig, UserError, fit
-from flatout.bench.faults.plants import KillAt, SignalAt
-from flatout.bench.faults.ranks import alike
-from flatout.bench.faults.runs import Spec, attempt, differences, run_folder, said
 from flatout.data.problem import Problem
 from flatout.inference.folder import WEIGHTS
 from tests.scale.test_processes import CASES, ENCODER, SEVERAL, losses, texts, trained

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flatout.checkpoint_folder import require_whole
+from flatout.checkpoints.folder import require_whole
 from tests.scale.started import begin, free_port, said_by_all, wait_for
 
 SMALL = [

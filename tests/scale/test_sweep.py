@@ -22,19 +22,19 @@ from torch import nn
 import train
 from flatout.bits.data import BitsDataConfig
 from flatout.bits.scores import NAMES
-from flatout.commands.sweep import in_full, quoted
+from flatout.cli.sweep import in_full, quoted
 from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
+from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError
-from flatout.kinds import metric_names, usual_metric
-from flatout.optim import OptimConfig
-from flatout.scale.confirming import confirm
-from flatout.scale.searched import Searched, SweepSettings, validations
-from flatout.scale.space import Choice, Interval, Part, grid
-from flatout.scale.study import JOURNAL, Pruner, Sampler, Study
-from flatout.scale.sweep_folder import FILE, read_asked
-from flatout.scale.trials import Ending, Status, Trial
+from flatout.run.kinds import metric_names, usual_metric
+from flatout.sweep.confirming import confirm
+from flatout.sweep.searched import Searched, SweepSettings, validations
+from flatout.sweep.space import Choice, Interval, Part, grid
+from flatout.sweep.study import JOURNAL, Pruner, Sampler, Study
+from flatout.sweep.sweep_folder import FILE, read_asked
+from flatout.sweep.trials import Ending, Status, Trial
 from flatout.tasks.tagging import TaggingConfig, TaggingTask, TagLabels
 from tests.scale.started import begin, wait_for
 from tests.verbs import verb

@@ -30,15 +30,15 @@ from flatout import (
     UserError,
     fit,
 )
+from flatout.distributed.signals import asking
 from flatout.errors import RunBroke
-from flatout.monitor.signals import asking
 from flatout.report.summary import read_summary
-from flatout.scale.board import Board
-from flatout.scale.durations import seconds
-from flatout.scale.many import Multirun, begun_with, newest_of, run_all
-from flatout.scale.slots import slots
-from flatout.scale.stopping import to_go_on
-from flatout.scale.trials import Ending, Readings, Status, Trial, can_go_on, endings
+from flatout.sweep.board import Board
+from flatout.sweep.durations import seconds
+from flatout.sweep.many import Multirun, begun_with, newest_of, run_all
+from flatout.sweep.slots import slots
+from flatout.sweep.stopping import to_go_on
+from flatout.sweep.trials import Ending, Readings, Status, Trial, can_go_on, endings
 from tests.scale.planted import Planted
 from tests.scale.started import begin, wait_for
 

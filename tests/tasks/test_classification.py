@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flatout.data.batch import FlatBatch, flat_batch
+from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.data.problem import Problem
+from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError
-from flatout.optim import OptimConfig
 from flatout.tasks.class_weights import ClassWeights
 from flatout.tasks.classification import ClassificationConfig, ClassificationTask, Labels, class_weights
 

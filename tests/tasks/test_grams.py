@@ -12,10 +12,10 @@ from flatout import BitMLPConfig, BitsDataConfig, EncodingConfig, GramsConfig, O
 from flatout.bits.grams import LABELS
 from flatout.bits.recombine import recombined_texts
 from flatout.bits.records import FIELD_END
-from flatout.data.batch import multi_hot
-from flatout.data.feed import Feed
-from flatout.data.plan import PlanSettings
-from flatout.tasks.grams import GramLabels, GramLoss, GramsTask, Recombined, gram_loss, gram_weights
+from flatout.bits.task import GramLabels, GramLoss, GramsTask, Recombined, gram_loss, gram_weights
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.flat_batch import multi_hot
+from flatout.data.batches.plan import PlanSettings
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from tests.tasks.test_step import make_task, quiet_trainer
 
-from flatout.data.feed import Feed
+from flatout.callbacks.flush import Flush
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedKind
-from flatout.data.plan import Layout, PlanSettings
 from flatout.data.problem import Problem
+from flatout.engine.optimizer import NotFinite
 from flatout.errors import UserError
-from flatout.monitor.flush import Flush
-from flatout.optim import NotFinite
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 

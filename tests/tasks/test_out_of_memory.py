@@ -11,15 +11,15 @@ from tests.tasks.test_step import make_task, quiet_trainer
 
 from flatout import BitMLPConfig, BitsDataConfig, EncodingConfig, GramsConfig, OptimConfig, PeopleConfig
 from flatout.bits.grams import LABELS
-from flatout.data.feed import Feed
+from flatout.bits.task import GramLabels, GramsTask, Recombined
+from flatout.callbacks.flush import Flush
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedKind
-from flatout.data.plan import Layout, PlanSettings
 from flatout.data.problem import Problem
 from flatout.errors import UserError
-from flatout.models.transformer import Outputs, TransformerConfig
-from flatout.monitor.flush import Flush
+from flatout.models.encoder.transformer import Outputs, TransformerConfig
 from flatout.tasks.classification import ClassificationTask, ClassWeights
-from flatout.tasks.grams import GramLabels, GramsTask, Recombined
 from flatout.tasks.step import StepTask
 from flatout.tasks.tagging import TaggingConfig, TaggingTask, TagLabels
 
@@ -247,7 +247,7 @@ class ScarceState(torch.optim.AdamW):
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_optimizer_without_memory_for_its_state_is_tried_once_more(make_split, tmp_path, times, monkeypatch):
-    monkeypatch.setattr("flatout.optim.AdamW", ScarceState)
+    monkeypatch.setattr("flatout.engine.optimizer.AdamW", ScarceState)
     monkeypatch.setattr(ScarceState, "lacks", 0)
     split = make_split(LENGTHS)
     _, expected = trained(classifier("bilstm", Problem.single), feed_of(split, 8, 1), tmp_path)

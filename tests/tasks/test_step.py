@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatout.data.feed import Feed
+from flatout.callbacks.flush import Flush
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedKind
-from flatout.data.plan import Layout, PlanSettings
 from flatout.data.problem import Problem
+from flatout.engine.optimizer import OptimConfig, Schedule
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.textcnn import TextCNNConfig
-from flatout.monitor.flush import Flush
-from flatout.optim import OptimConfig, Schedule
 from flatout.tasks.classification import ClassificationConfig, ClassificationTask, ClassWeights, Labels
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from flatout.data.batch import flat_batch
-from flatout.data.entities import NO_TAG, find_entities
+from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.problem import Problem
+from flatout.data.samples.tweets import ENTITY_TYPES, TaggedTweetsConfig, TaggedTweetsTable
+from flatout.data.tables.entities import NO_TAG, find_entities
 from flatout.data.text import TextDataConfig
-from flatout.data.tweet_samples import ENTITY_TYPES, TaggedTweetsConfig, TaggedTweetsTable
-from flatout.data.vocabulary import VocabularyConfig, VocabularyKind
-from flatout.kinds.tags import TagKind
-from flatout.optim import OptimConfig
+from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
+from flatout.engine.optimizer import OptimConfig
+from flatout.run.kinds.tags import TagKind
 from flatout.tasks.tagging import EntityScores, TaggingConfig, TaggingTask, TagLabels
 
 TYPES = ["person", "place"]

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from flatout import BiLSTMConfig, HeadlinesConfig, RunConfig, TextDataConfig, UserError
-from flatout.ranks import Ranks
-from flatout.run import parts_of
-from flatout.tune.probe import Parts
+from flatout.distributed.ranks import Ranks
+from flatout.perf.tune.probe import Parts
+from flatout.run.run import parts_of
 
 SMALL = HeadlinesConfig(rows=400, eval_rows=40, classes=3)
 

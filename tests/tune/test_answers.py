@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.tune.answers import (
+from flatout.perf.tune.answers import (
     Answers,
     AnswerStore,
     Choice,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.children import warm_start
-from flatout.tune.child import Child, NoAnswer
+from flatout.distributed.processes import warm_start
+from flatout.perf.tune.child import Child, NoAnswer
 from tests.tune import planted
 
 
@@ -82,7 +82,7 @@ def test_a_child_ends_with_the_process_that_started_it(tmp_path):
 
 
 def test_a_child_is_no_rank_whoever_asks(monkeypatch):
-    from flatout.tune.child import _environment
+    from flatout.perf.tune.child import _environment
 
     names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "SLURM_PROCID"}
     for name in (*names, "OF_A_PERSON"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.tune.learning_rate import LEAST, MOST, STEPS, range_test, smoothed, suggested
+from flatout.perf.tune.learning_rate import LEAST, MOST, STEPS, range_test, smoothed, suggested
 from tests.tune.planted import small_parts
 
 RATES = np.geomspace(LEAST, MOST, STEPS).tolist()

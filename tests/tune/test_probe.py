@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from flatout.data.batches.gather import TOKENS
 from flatout.data.feeding import FeedKind
-from flatout.data.gather import TOKENS
-from flatout.precision import Precision
-from flatout.ranks import Ranks
-from flatout.run import parts_of
-from flatout.tune import probe
-from flatout.tune.probe import Setting, about, feeds_alone, longest_batch, losses, measure
+from flatout.distributed.ranks import Ranks
+from flatout.engine.precision import Precision
+from flatout.perf.tune import probe
+from flatout.perf.tune.probe import Setting, about, feeds_alone, longest_batch, losses, measure
+from flatout.run.run import parts_of
 from tests.tune.planted import config, small_parts
 
 SETTING = Setting(feed=FeedKind.resident, precision=Precision.fp32, rows=32, accumulate=1)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from flatout.data.feeding import FeedKind
-from flatout.precision import Precision
-from flatout.tune.answers import Answers, AnswerStore
-from flatout.tune.child import NoAnswer
-from flatout.tune.probe import Measured, Setting
-from flatout.tune.search import Asked, Search
-from flatout.tune.settings import TuneConfig
+from flatout.engine.precision import Precision
+from flatout.perf.tune.answers import Answers, AnswerStore
+from flatout.perf.tune.child import NoAnswer
+from flatout.perf.tune.probe import Measured, Setting
+from flatout.perf.tune.search import Asked, Search
+from flatout.perf.tune.settings import TuneConfig
 
 GB = 10**9
 START = Setting(feed=FeedKind.resident, precision=Precision.bf16, rows=64, accumulate=1)

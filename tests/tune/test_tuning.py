@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from flatout import BiLSTMConfig, MonitorConfig, OptimConfig, RunConfig, TextDataConfig, UserError, fit
-from flatout.precision import Precision
+from flatout.engine.precision import Precision
+from flatout.perf.tune.answers import Answers, AnswerStore
+from flatout.perf.tune.probe import Setting
+from flatout.perf.tune.search import Asked
+from flatout.perf.tune.settings import TuneConfig
+from flatout.perf.tune.tuning import begun_with, is_outdated, kept, override_line, smallest, with_values
 from flatout.report.summary import read_summary
-from flatout.run import Result
-from flatout.tune.answers import Answers, AnswerStore
-from flatout.tune.probe import Setting
-from flatout.tune.search import Asked
-from flatout.tune.settings import TuneConfig
-from flatout.tuning import begun_with, is_outdated, kept, override_line, smallest, with_values
+from flatout.run.run import Result
 from tests.test_train import run_train
 from tests.tune.planted import SMALL
 from tests.verbs import verb

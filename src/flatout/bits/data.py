@@ -22,11 +22,11 @@ from flatout.bits.encodings import EncodingConfig, EncodingKind, Packed, Sets, p
 from flatout.bits.grams import LABELS, GramIndex, Rows, label_index, plain_texts
 from flatout.bits.people import PeopleConfig
 from flatout.bits.records import FIELD_END, KNOWN_BITS, Record, RecordSource
-from flatout.data.cache import Cache, CacheReport, Recipe
 from flatout.data.feeding import FeedingConfig, require_other_content, require_other_files
-from flatout.data.progress import Progress
-from flatout.data.store import SCHEMA, Column, Store, StoreSplit, StoreWriter
-from flatout.data.table import require_unchanged
+from flatout.data.store.cache import Cache, CacheReport, Recipe
+from flatout.data.store.progress import Progress
+from flatout.data.store.store import SCHEMA, Column, Store, StoreSplit, StoreWriter
+from flatout.data.tables.table import require_unchanged
 from flatout.errors import UserError, as_choice, require
 
 _MOST_HASHED = 6_144

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from flatout.bits.columns import Form, write_bits, write_sets
 from flatout.bits.encodings import EncodingConfig, EncodingKind
 from flatout.bits.grams import raw_texts
-from flatout.data.table import Table
+from flatout.data.tables.table import Table
 
 COLUMN = {EncodingKind.bloom: "bloomfilter", EncodingKind.minhash: "minhash", EncodingKind.twostep: "twostephash"}
 """Name of the column that each encoding is written to."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from flatout.bits.reconstruct import Rates
 from flatout.bits.ridge import MOST_RECORDS, PENALTIES, Ridge, RidgeSums, neighbours
 from flatout.bits.scores import GramMetrics, record_scores
-from flatout.data.feed import Feed
+from flatout.data.batches.feed import Feed
 
 _SIZES, _FEWEST = 6, 64
 _FREQUENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536, 1 << 40)

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from flatout.data.made_up import Syllables, draw_long_tailed, made_up_words
-from flatout.data.table import Table
+from flatout.data.samples.made_up import Syllables, draw_long_tailed, made_up_words
+from flatout.data.tables.table import Table
 from flatout.errors import require
 
 GENERATOR_VERSION = 1

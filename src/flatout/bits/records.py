@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from flatout.bits.grams import raw_texts
 from flatout.bits.people import PeopleTable
-from flatout.data.sources import open_source
-from flatout.data.splits import SPLITS, assign_splits
-from flatout.data.table import Table, require_columns
+from flatout.data.tables.sources import open_source
+from flatout.data.tables.splits import SPLITS, assign_splits
+from flatout.data.tables.table import Table, require_columns
 from flatout.errors import UserError, require
 
 if TYPE_CHECKING:

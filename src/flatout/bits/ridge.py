@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from flatout.bits.scores import GramMetrics
-from flatout.data.batch import FlatBatch, multi_hot
-from flatout.data.feed import Feed
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.flat_batch import FlatBatch, multi_hot
 
 MOST_RECORDS = 131_072
 _MOST_INPUTS_IN_DOUBLE, _MOST_TO_CHOOSE_BY = 2_048, 8_192

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from flatout.data.effective import divided
-from flatout.data.reading import ReadingConfig
-from flatout.data.splits import SPLITS
+from flatout.data.batches.effective import divided
+from flatout.data.tables.reading import ReadingConfig
+from flatout.data.tables.splits import SPLITS
 from flatout.errors import UserError, as_choice, require
 
 

@@ -19,14 +19,14 @@ from flatout.data.checks.findings import Level, Remark, counted
 from flatout.data.checks.survey import Surveyed
 from flatout.data.checks.tagged_table import COLUMNS, LISTS, TaggedTable
 from flatout.data.checks.tags import TagCensus, as_bio
-from flatout.data.entities import NO_TAG, Entities, find_entities
 from flatout.data.feeding import require_other_content
-from flatout.data.roles import Roles, find_roles
-from flatout.data.subwords import Encoder, Subwords
-from flatout.data.table import Table, require_columns
+from flatout.data.tables.entities import NO_TAG, Entities, find_entities
+from flatout.data.tables.roles import Roles, find_roles
+from flatout.data.tables.table import Table, require_columns
 from flatout.data.text import TextDataConfig, TextPreparation
 from flatout.data.text_source import TextBlock, TextSource
-from flatout.data.vocabulary import EncodedBlock
+from flatout.data.tokens.subwords import Encoder, Subwords
+from flatout.data.tokens.vocabulary import EncodedBlock
 from flatout.errors import UserError
 
 

@@ -15,23 +15,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.data.cache import Cache, CacheReport, Recipe
 from flatout.data.checks.cleaning import CleaningConfig
 from flatout.data.checks.findings import Level, Remark, all_remarks
 from flatout.data.checks.lengths import Lengths
 from flatout.data.checks.survey import Surveyed
 from flatout.data.feeding import FeedingConfig, require_other_files
 from flatout.data.problem import Problem
-from flatout.data.progress import Progress
-from flatout.data.roles import Roles
-from flatout.data.samples import HeadlinesConfig, HeadlinesTable
-from flatout.data.splits import SPLITS, SplitBy
-from flatout.data.store import SCHEMA, Column, Store, StoreWriter, smallest_token_type
-from flatout.data.subwords import Encoder, Subwords, read_encoder, train_encoder
-from flatout.data.table import Table
+from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
+from flatout.data.samples.tweets import TaggedTweetsConfig, TaggedTweetsTable, TweetsConfig, TweetsTable
+from flatout.data.store.cache import Cache, CacheReport, Recipe
+from flatout.data.store.progress import Progress
+from flatout.data.store.store import SCHEMA, Column, Store, StoreWriter, smallest_token_type
+from flatout.data.tables.roles import Roles
+from flatout.data.tables.splits import SPLITS, SplitBy
+from flatout.data.tables.table import Table
 from flatout.data.text_source import TOPIC, TextBlock, TextSource
-from flatout.data.tweet_samples import TaggedTweetsConfig, TaggedTweetsTable, TweetsConfig, TweetsTable
-from flatout.data.vocabulary import EncodedBlock, VocabularyConfig
+from flatout.data.tokens.subwords import Encoder, Subwords, read_encoder, train_encoder
+from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyConfig
 from flatout.errors import UserError, as_choice, require
 
 _MANY_UNKNOWN = 0.1

@@ -17,11 +17,11 @@ from flatout.data.checks.findings import Findings, Level, Remark
 from flatout.data.checks.labels import normalise_labels
 from flatout.data.checks.survey import Survey, Surveyed
 from flatout.data.feeding import require_other_content
-from flatout.data.roles import find_roles
-from flatout.data.sources import open_splits
-from flatout.data.splits import SPLITS
-from flatout.data.subwords import PAIR
-from flatout.data.table import Table, changed, require_columns, require_unchanged
+from flatout.data.tables.roles import find_roles
+from flatout.data.tables.sources import open_splits
+from flatout.data.tables.splits import SPLITS
+from flatout.data.tables.table import Table, changed, require_columns, require_unchanged
+from flatout.data.tokens.subwords import PAIR
 
 if TYPE_CHECKING:
     from flatout.data.text import TextDataConfig

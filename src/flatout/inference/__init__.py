@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
+from flatout.bits.predictor import GramPrediction, GramPredictor
+from flatout.engine.precision import Precision
 from flatout.errors import UserError
 from flatout.inference.folder import ModelFolder
-from flatout.inference.grams import GramPrediction, GramPredictor
 from flatout.inference.tags import Entity, TagPrediction, TagPredictor
 from flatout.inference.text import Prediction, Predictor
-from flatout.precision import Precision
 
 __all__ = [
     "Entity",

@@ -12,18 +12,18 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from flatout.data.batch import FlatBatch
-from flatout.data.entities import find_entities
-from flatout.data.feed import Feed
-from flatout.data.plan import Layout, PlanSettings
-from flatout.data.roles import Roles
-from flatout.data.store import Ragged, StoreSplit
-from flatout.data.subwords import EncodedWords, Subwords
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.plan import Layout, PlanSettings
+from flatout.data.store.store import Ragged, StoreSplit
+from flatout.data.tables.entities import find_entities
+from flatout.data.tables.roles import Roles
+from flatout.data.tokens.subwords import EncodedWords, Subwords
+from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError
 from flatout.inference.folder import ModelFolder
 from flatout.inference.text import TOKENIZER, load_encoder, save_encoder
-from flatout.models.transformer import Outputs, Transformer
-from flatout.precision import Precision, answering
+from flatout.models.encoder.transformer import Outputs, Transformer
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,21 +16,21 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from flatout.data.batch import FlatBatch
+from flatout.cli.dotted_settings import built
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.checks.characters import decode_escapes
 from flatout.data.checks.cleaning import Escapes
-from flatout.data.feed import Feed
-from flatout.data.plan import Layout, PlanSettings
 from flatout.data.problem import Problem
-from flatout.data.roles import Roles
-from flatout.data.store import Ragged, StoreSplit
-from flatout.data.subwords import PAIR, Encoder, Subwords, read_encoder
+from flatout.data.store.store import Ragged, StoreSplit
+from flatout.data.tables.roles import Roles
+from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, read_encoder
+from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError
 from flatout.inference.folder import ModelFolder
 from flatout.models import MODELS
-from flatout.models.transformer import Outputs, Transformer, TransformerConfig
-from flatout.precision import Precision, answering
-from flatout.settings import built
+from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 from flatout.tasks.classification import Labels
 
 TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"

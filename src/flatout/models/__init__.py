@@ -1,9 +1,9 @@
 """The models and the names by which `conf/model/` reaches them."""
 
 from flatout.models.bilstm import BiLSTMConfig
-from flatout.models.bitmlp import BitMLPConfig
+from flatout.models.bit_mlp import BitMLPConfig
+from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.textcnn import TextCNNConfig
-from flatout.models.transformer import TransformerConfig
 
 MODELS: dict[str, type] = {
     "bilstm": BiLSTMConfig,

@@ -23,7 +23,7 @@ from flatout.models.pooling import Pool, Pooling
 from flatout.models.vectors import load_vectors
 
 if TYPE_CHECKING:
-    from flatout.data.batch import FlatBatch
+    from flatout.data.batches.flat_batch import FlatBatch
 
 
 @dataclass(kw_only=True, slots=True)

@@ -20,7 +20,7 @@ from flatout.models.pooling import padding_bias
 from flatout.models.vectors import load_vectors
 
 if TYPE_CHECKING:
-    from flatout.data.batch import FlatBatch
+    from flatout.data.batches.flat_batch import FlatBatch
 
 
 @dataclass(kw_only=True, slots=True)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.metrics import Counted
-from flatout.monitor.clock import PARTS
+from flatout.callbacks.step_timer import PARTS
 from flatout.report.closing import closing_markdown
 from flatout.report.hyperparameters import EventFile, write_hyperparameters
 from flatout.report.pictures import confusion_picture, time_picture
+from flatout.tasks.metrics import Counted
 
 SUFFIX = ".closing"
 _MOST_POINTS = 127

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from flatout.paths import lies_inside
+from flatout.files import lies_inside
 from flatout.report.page import STYLE, section, table
 from flatout.report.sweep_charts import (
     Dot,

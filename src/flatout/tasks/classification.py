@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.data.batch import FlatBatch
-from flatout.data.feed import Feed
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.problem import Problem
+from flatout.engine.optimizer import OptimConfig
 from flatout.errors import require
-from flatout.metrics import MultiMetrics, TaskMetrics, monitored_metric
-from flatout.optim import OptimConfig
 from flatout.tasks.class_weights import ClassWeights, balanced, checked, named
+from flatout.tasks.metrics import MultiMetrics, TaskMetrics, monitored_metric
 from flatout.tasks.step import StepTask
 
 

@@ -25,11 +25,11 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from flatout.data.batch import FlatBatch
-from flatout.data.cut import cut_batch
+from flatout.checkpoints.position import RandomState
+from flatout.data.batches.cut import cut_batch
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
 from flatout.errors import UserError
-from flatout.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
-from flatout.position import RandomState
 
 if TYPE_CHECKING:
     from flatout.tasks.step import StepTask

@@ -27,17 +27,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from flatout.data.batch import FlatBatch
-from flatout.data.feed import Feed
-from flatout.data.plan import Layout
+from flatout.checkpoints.position import of_all_ranks
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.plan import Layout
+from flatout.distributed.exchange import Exchange, exchange_of_ranks
+from flatout.engine.optimizer import NotFinite, OptimConfig, clip_gradients, gradient_is_finite, gradient_length
+from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
+from flatout.engine.weight_average import WeightAverage
 from flatout.errors import UserError
-from flatout.exchange import Exchange, exchange_of_ranks
-from flatout.metrics import Counted
 from flatout.models.lean import LeanEmbedding
-from flatout.optim import NotFinite, OptimConfig, clip_gradients, gradient_is_finite, gradient_length
-from flatout.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
-from flatout.position import of_all_ranks
-from flatout.tasks.average import WeightAverage
+from flatout.tasks.metrics import Counted
 from flatout.tasks.pieces import Passes, running_statistics
 
 _MOST_IN_A_ROW = 20

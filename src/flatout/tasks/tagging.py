@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flatout.data.batch import FlatBatch
-from flatout.data.entities import NO_TAG, Entities, find_entities
-from flatout.data.feed import Feed
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.tables.entities import NO_TAG, Entities, find_entities
+from flatout.engine.optimizer import OptimConfig
 from flatout.errors import require
-from flatout.optim import OptimConfig
 from flatout.tasks.class_weights import ClassWeights, balanced, checked, named
 from flatout.tasks.step import StepTask
 

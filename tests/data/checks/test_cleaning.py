@@ -14,7 +14,7 @@ from flatout.data.checks.cleaning import CleaningConfig, clean_block
 from flatout.data.checks.findings import Findings
 from flatout.data.checks.labels import LabelCensus, normalise_labels
 from flatout.data.problem import Problem
-from flatout.data.roles import Roles
+from flatout.data.tables.roles import Roles
 from flatout.errors import UserError
 
 ROLES = Roles(("text",), "label")

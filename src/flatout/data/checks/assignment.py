@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.findings import counted
 from flatout.data.checks.twins import RecordFiles, Records
-from flatout.data.splits import Dealer, SplitBy, reseeded, split_by_hash, split_groups
+from flatout.data.tables.splits import Dealer, SplitBy, reseeded, split_by_hash, split_groups
 from flatout.errors import UserError
 
 Assigner = Callable[[Records], NDArray[np.int8]]

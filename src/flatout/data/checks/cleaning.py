@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from flatout.data.checks.characters import decode_escapes
 from flatout.data.checks.findings import Findings
 from flatout.data.problem import Problem
-from flatout.data.roles import Roles
-from flatout.data.values import decoded, is_blank, is_missing, is_plain, is_text, mask_of, written
+from flatout.data.tables.roles import Roles
+from flatout.data.tables.values import decoded, is_blank, is_missing, is_plain, is_text, mask_of, written
 from flatout.errors import UserError, as_choice
 
 

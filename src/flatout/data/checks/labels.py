@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.findings import Level, Remark, counted
 from flatout.data.problem import Problem
-from flatout.data.splits import hash_bytes
-from flatout.data.values import decoded, is_list, is_missing, is_plain, is_text, mask_of, written
+from flatout.data.tables.splits import hash_bytes
+from flatout.data.tables.values import decoded, is_list, is_missing, is_plain, is_text, mask_of, written
 from flatout.errors import UserError
 
 _CLASSES_NAMED = 6

@@ -25,10 +25,10 @@ from flatout.data.checks.lengths import Lengths
 from flatout.data.checks.twin_rules import TwinJudge
 from flatout.data.checks.twins import RECORD, RecordFiles, Records, Twins, find_twins
 from flatout.data.problem import Problem
-from flatout.data.roles import Roles
-from flatout.data.splits import SPLITS, hash_texts, reseeded
-from flatout.data.table import Table
-from flatout.data.values import decoded, written
+from flatout.data.tables.roles import Roles
+from flatout.data.tables.splits import SPLITS, hash_texts, reseeded
+from flatout.data.tables.table import Table
+from flatout.data.tables.values import decoded, written
 from flatout.errors import UserError
 
 _DROPPED = -1

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.findings import Findings
 from flatout.data.checks.tags import Scheme, TagBlock, TagCensus, misplaced
-from flatout.data.roles import Roles
-from flatout.data.table import Table
-from flatout.data.values import decoded, is_list, is_text
+from flatout.data.tables.roles import Roles
+from flatout.data.tables.table import Table
+from flatout.data.tables.values import decoded, is_list, is_text
 from flatout.errors import UserError
 
 COLUMNS = ("text", "label")

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from flatout.data.checks.cleaning import CleaningConfig, Rows
 from flatout.data.checks.findings import KINDS, Findings
 from flatout.data.checks.twins import Mask, Records, Twins
-from flatout.data.splits import SPLITS
-from flatout.data.table import Table
+from flatout.data.tables.splits import SPLITS
+from flatout.data.tables.table import Table
 from flatout.errors import UserError
 
 _SPOKEN = ("training", "validation", "test")

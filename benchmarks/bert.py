@@ -1,0 +1,365 @@
+"""Encoders over flat batches: equal to padded ones, family by family, then against transformers' own Trainer.
+
+The same losses come first, then tokens a second. Both train the same model from the same weights on the same rows, in
+batches of 32, with their defaults (the Trainer's: padded to the longest row of the batch, fp32, fused AdamW, clipping
+at 1). The Trainer's best settings are measured too: bf16, rows grouped by length, and compiled. Ours is a whole run, as
+`python -m train` makes it.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.claim import Claim, Options, at_least, bounded, quiet, reaching
+from benchmarks.families import family_claims
+from benchmarks.step_times import wait_for_device
+from flatout.checkpoints.exact import CheckpointConfig
+from flatout.config import MonitorConfig, RunConfig
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.plan import Plan, PlanSettings
+from flatout.data.feeding import FeedKind
+from flatout.data.samples.tweets import TweetsConfig
+from flatout.data.store.store import Store
+from flatout.data.text import Builtin, PreparedText, TextDataConfig
+from flatout.data.tokens.vocabulary import VocabularyConfig
+from flatout.engine.optimizer import OptimConfig
+from flatout.engine.peaks import known_peak, measured_peak
+from flatout.engine.precision import Precision
+from flatout.errors import UserError
+from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from flatout.run.fit import fit
+
+_BATCH, _LR = 32, 2e-5
+_WARM = 8
+_SHAPE: dict[str, Any] = {"hidden": 384, "layers": 6, "heads": 12}
+_EXACT = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
+
+
+def claims(options: Options) -> Iterator[Claim]:
+    """Equality, speed on short and on long texts, and what a GPU adds."""
+    yield from family_claims()
+    try:
+        import accelerate  # noqa: F401  # the Trainer asks for it only when it starts
+    except ImportError:
+        mend = "Install it with pip install 'flatout[bench]'."
+        raise UserError("bench bert", "transformers' Trainer needs the package accelerate", mend=mend) from None
+    with tempfile.TemporaryDirectory() as folder:
+        short = BertBench(Path(folder), options, _tweets(options), max_length=128)
+        yield short.same_losses()
+        yield from short.speed()
+        yield from BertBench(Path(folder), options, _long_texts(options), max_length=512).long_speed()
+        if torch.cuda.is_available():
+            yield from base_claims(Path(folder), options, torch.device("cuda"))
+        else:
+            print("BERT-base on a GPU: no GPU")
+
+
+def base_claims(
+    folder: Path, options: Options, device: torch.device, shape: dict[str, Any] | None = None
+) -> Iterator[Claim]:
+    """BERT-base on texts of some 128 tokens: against the Trainer's best, against the device's peak, and its waits."""
+    shape = shape or {"hidden": 768, "layers": 12, "heads": 12}
+    bench = BertBench(folder, options, {"train": _joined_tweets(2, 11)}, max_length=512, shape=shape, device=device)
+    ours, theirs, _ = bench.in_turn({kind: settings for kind, settings in _kinds(options).items() if settings})
+    best = max(theirs, key=lambda kind: theirs[kind])
+    told = f"batch {_BATCH}, mean length {bench.rows_by_length.mean():.1f}"
+    yield at_least(f"BERT-base: tokens a second, Trainer's best ({best})", ours, theirs[best], "tokens/s", 1.0, told)
+    peak = known_peak(device, "bf16-mixed") or measured_peak(device, "bf16-mixed")
+    if peak is not None:
+        note = f"of {peak.tflops:,.1f} TFLOP/s ({peak.source})"
+        share = 100 * ours * bench.flops_a_token() / (peak.tflops * 1e12)
+        yield reaching("BERT-base: MFU of real tokens", share, "%", least=50, note=note)
+    steps = 10 if options.quick else 50
+    what = bench.what_waits(steps)
+    yield bounded(f"BERT-base: waits for the device in {steps} steps", float(bool(what)), "", most=0, note=what)
+
+
+def _tweets(options: Options) -> dict[str, Any]:
+    """Published tweets, or the built-in ones."""
+    if options.data is None:
+        return {"builtin": Builtin.tweets, "tweets": TweetsConfig(rows=20_000)}
+    return _published(options.data / "tweeteval_sentiment")
+
+
+def _long_texts(options: Options) -> dict[str, Any]:
+    """Published articles, or several built-in tweets joined."""
+    if options.data is None:
+        return {"train": _joined_tweets()}
+    return _published(options.data / "newsgroups20")
+
+
+def _published(folder: Path) -> dict[str, Any]:
+    found = {split: next(iter(sorted(folder.glob(f"{split}.*"))), None) for split in ("train", "validation", "test")}
+    if found["train"] is None:
+        raise UserError("--data", f"no {folder.name} there", mend="Name a folder that holds it, or leave it out.")
+    return {split: str(path) for split, path in found.items() if path is not None}
+
+
+def _joined_tweets(fewest: int = 5, most: int = 60) -> dict[str, list[str]]:
+    """Texts of so many tweets each."""
+    from flatout.data.samples.tweets import TweetsTable
+
+    blocks = list(TweetsTable(TweetsConfig(rows=30_000), "train").blocks(["text", "label"]))
+    texts = [text for block in blocks for text in block.column("text").to_pylist()]
+    labels = [label for block in blocks for label in block.column("label").to_pylist()]
+    sizes = np.random.default_rng(0).integers(fewest, most, 29_000 // (fewest + most) * 2)
+    ends = np.cumsum(sizes)
+    rows = [" ".join(texts[end - size : end]) for size, end in zip(sizes, ends, strict=True) if end < len(texts)]
+    return {"text": rows, "label": labels[: len(rows)]}
+
+
+@dataclass(slots=True)
+class _Watch:
+    """When each of our steps ended, and what it held."""
+
+    ends: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+    def tokens_per_s(self, warm: int) -> float:
+        return sum(self.tokens[warm:]) / (self.ends[-1] - self.ends[warm - 1])
+
+
+class _Watching(L.Callback):
+    """Writes down every step; a GPU is waited for only where its time is taken."""
+
+    def __init__(self, watch: _Watch, timed: Sequence[int], *, keeps_losses: bool) -> None:
+        self.watch, self.timed, self.keeps_losses = watch, timed, keeps_losses
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: FlatBatch, batch_idx: int) -> None:
+        wait_for_device(len(self.watch.ends) + 1, self.timed)
+        self.watch.ends.append(time.perf_counter())
+        self.watch.tokens.append(batch.num_tokens)
+        if self.keeps_losses:
+            self.watch.losses += [float(loss) for loss in pl_module._losses[-1:]]
+
+
+class _NeverWaits(L.Callback):
+    """From some step on whatever would wait for a GPU is an error."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: FlatBatch, batch_idx: int) -> None:
+        if trainer.global_step == self.first and pl_module.device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+
+    def on_train_batch_end(self, trainer: Any, *others: Any) -> None:
+        if trainer.global_step >= trainer.max_steps and torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("default")
+
+
+class BertBench:
+    """Both sides over the same rows."""
+
+    def __init__(
+        self,
+        folder: Path,
+        options: Options,
+        source: dict[str, Any],
+        max_length: int,
+        shape: dict[str, Any] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """`shape` and `device` are those of the small encoder on a CPU where they are left out."""
+        self.folder, self.options = folder, options
+        self.shape, self.device = shape or _SHAPE, device or torch.device("cpu")
+        self.pretrained = options.pretrained if shape is None else None
+        self.model = TransformerConfig(pretrained=self.pretrained, settings={}, **self.shape)
+        data = TextDataConfig(
+            **source,
+            vocabulary=VocabularyConfig(size=30_522),
+            max_length=max_length,
+            batch_size=_BATCH,
+            feed=FeedKind.resident,
+            cache=str(folder / "cache"),
+        )
+        self.config = RunConfig(data=data, model=self.model)
+        with quiet():
+            self.prepared: PreparedText = self.config.data.prepare()
+        self.rows_by_length = self.prepared.store.splits["train"].lengths("tokens")
+
+    def same_losses(self) -> Claim:
+        """The largest difference of the first steps' losses, in fp32, without dropout, in the same order of rows."""
+        steps = 10 if self.options.quick else 50
+        net = self._model(**_EXACT)
+        watch = self._ours(copy.deepcopy(net), steps, Precision.fp32, keeps_losses=True)
+        settings = {"train_sampling_strategy": "sequential", "learning_rate": _LR, "weight_decay": 0.01}
+        theirs = self._theirs(net.net, steps, self._in_our_order(steps), settings)
+        most = max(abs(a - b) for a, b in zip(watch.losses, theirs.losses[:steps], strict=True))
+        note = f"{steps} steps, first {watch.losses[0]:.4f} and {theirs.losses[0]:.4f}, last {watch.losses[-1]:.4f}"
+        return bounded("largest difference of a step's loss, fp32", most, "", most=1e-4, note=note)
+
+    def speed(self) -> Iterator[Claim]:
+        """Tokens a second against the default and against the best settings; MFU; padding."""
+        kinds = _kinds(self.options)
+        ours, theirs, peaks = self.in_turn(kinds)
+        best = max((name for name in kinds if name != "default"), key=lambda name: theirs[name])
+        listed = ", ".join(f"{name} {value:,.0f}" for name, value in theirs.items())
+        told = f"batch {_BATCH}, mean length {self.rows_by_length.mean():.1f}; Trainer: {listed}"
+        yield at_least("real tokens a second, Trainer's default", ours, theirs["default"], "tokens/s", 6.0, told)
+        yield at_least(f"the same, Trainer's best ({best})", ours, theirs[best], "tokens/s", 2.2)
+        achieved = ours * self.flops_a_token()
+        peak = statistics.median(peaks)
+        note = f"{achieved / 1e9:,.0f} of {peak / 1e9:,.0f} GFLOP/s, a product of bf16 matrices in the same minutes"
+        yield reaching("MFU of real tokens", 100 * achieved / peak, "%", least=45, note=note)
+        padding = 100 * (1 - 1 / self._computed_share(self._model()))
+        yield bounded("tokens computed that were padding", padding, "%", most=0.0)
+
+    def flops_a_token(self) -> float:
+        """Operations of a training step for each real token."""
+        flops = self._model().training_flops(self.rows_by_length)
+        assert flops is not None, "the bench's encoder is of a family whose operations are known"
+        return flops / float(self.rows_by_length.sum())
+
+    def what_waits(self, steps: int) -> str:
+        """What waits for a GPU in so many steps; empty where nothing does."""
+        try:
+            self._ours(self._model(), _WARM + steps, Precision.auto, also={"never": _NeverWaits(_WARM)})
+        except RuntimeError as error:
+            return str(error)
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        return ""
+
+    def long_speed(self) -> Iterator[Claim]:
+        ours, theirs, _ = self.in_turn({"default": {}}, short=True)
+        told = f"mean length {self.rows_by_length.mean():.0f} of at most 512"
+        yield at_least("long texts, Trainer's default", ours, theirs["default"], "tokens/s", 3.0, told)
+
+    def in_turn(
+        self, kinds: dict[str, dict[str, Any]], *, short: bool = False
+    ) -> tuple[float, dict[str, float], list[float]]:
+        """Medians of ours and of each of the Trainer's ways, one after the other in every round; products beside.
+
+        Compiling takes longer than all else together, so it is measured in the first round alone.
+        """
+        # Grouping sorts fifty batches at a time, longest first: only whole groups are like the rest.
+        warm, steps = (1, 3) if short else (_WARM, 20 if self.options.quick else 50)
+        ours: list[float] = []
+        theirs: dict[str, list[float]] = {name: [] for name in kinds}
+        peaks: list[float] = []
+        for turn in range(2 if self.options.quick else self.options.rounds):
+            if self.device.type == "cpu":
+                peaks.append(_product_flops())
+            timed = (warm, warm + steps)
+            ours.append(self._ours(self._model(), warm + steps, Precision.auto, timed=timed).tokens_per_s(warm))
+            for name, settings in kinds.items():
+                if turn and "torch_compile" in settings:
+                    continue
+                rows = self._in_random_order(warm + steps)
+                timeline = self._theirs(self._model().net, warm + steps, rows, settings, timed)
+                theirs[name].append(timeline.tokens_per_s(warm))
+        return statistics.median(ours), {name: statistics.median(values) for name, values in theirs.items()}, peaks
+
+    def _model(self, **settings: Any) -> Transformer:
+        torch.manual_seed(0)
+        config = TransformerConfig(pretrained=self.pretrained, **self.shape, **settings)
+        encoder: Any = self.prepared.vocabulary
+        outputs = Outputs(self.prepared.classes, "single")
+        return config.build(outputs, vocabulary_size=encoder.size, padding_id=encoder.frame.padding, separator_id=None)
+
+    def _ours(
+        self,
+        model: nn.Module,
+        steps: int,
+        precision: Precision,
+        *,
+        timed: Sequence[int] = (),
+        keeps_losses: bool = False,
+        also: dict[str, L.Callback] | None = None,
+    ) -> _Watch:
+        watch = _Watch()
+        accelerator = "cpu" if self.device.type == "cpu" else "gpu"
+        with quiet():
+            fit(
+                self.config.data,
+                model,
+                optim=OptimConfig(lr=_LR, warmup=0.0, clip=1.0),
+                precision=precision,
+                checkpoint=CheckpointConfig(patience=None),
+                callbacks={"watch": _Watching(watch, timed, keeps_losses=keeps_losses), **(also or {})},
+                monitor=MonitorConfig(flush_every=steps + 1, progress=False),  # a flush takes the losses away
+                trainer={
+                    "max_steps": steps,
+                    "limit_val_batches": 1,
+                    "limit_test_batches": 1,
+                    "accelerator": accelerator,
+                },
+                output=str(self.folder / "runs"),
+            )
+        return watch
+
+    def _theirs(
+        self, net: Any, steps: int, rows: list[Any], settings: dict[str, Any], timed: Sequence[int] = ()
+    ) -> Any:
+        from benchmarks.usual_bert import train
+
+        net.set_attn_implementation("sdpa")
+        given = {"learning_rate": _LR, "use_cpu": self.device.type == "cpu"} | settings
+        with quiet():
+            return train(net, rows, net.config.pad_token_id, steps, timed=timed, **given)
+
+    def _in_our_order(self, steps: int) -> list[Any]:
+        plan = Plan(self.rows_by_length, PlanSettings(rows_per_batch=_BATCH))
+        return self._rows(plan.order[: steps * _BATCH])
+
+    def _in_random_order(self, steps: int) -> list[Any]:
+        order = np.random.default_rng(0).permutation(len(self.rows_by_length))
+        return self._rows(order[: max(steps, 110) * _BATCH])
+
+    def _rows(self, numbers: np.ndarray) -> list[Any]:
+        from benchmarks.usual_bert import Row
+
+        split = self.prepared.store.splits["train"]
+        tokens, targets = split.ragged("tokens"), split.fixed("targets")
+        return [
+            Row(tokens.values[tokens.offsets[i] : tokens.offsets[i + 1]].tolist(), int(targets[i])) for i in numbers
+        ]
+
+    def _computed_share(self, model: Transformer) -> float:
+        from flatout.data.batches.feed import Feed
+
+        store: Store = self.prepared.store
+        feed = Feed(store.splits["train"], PlanSettings(rows_per_batch=_BATCH))
+        batches = [batch for batch, _ in zip(feed, range(100), strict=False)]
+        return sum(map(model.computed_tokens, batches)) / sum(batch.num_tokens for batch in batches)
+
+
+def _kinds(options: Options) -> dict[str, dict[str, Any]]:
+    """Ways of the Trainer that people use."""
+    kinds: dict[str, dict[str, Any]] = {
+        "default": {},
+        "bf16": {"bf16": True},
+        "bf16, grouped": {"bf16": True, "train_sampling_strategy": "group_by_length"},
+    }
+    if not options.quick:
+        kinds["bf16, grouped, compiled"] = {**kinds["bf16, grouped"], "torch_compile": True}
+    return kinds
+
+
+def _product_flops(size: int = 1536, rounds: int = 15) -> float:
+    """Operations a second of a product of bf16 matrices on this machine, the median of some."""
+    left, right = (torch.randn(size, size).bfloat16() for _ in range(2))
+    taken: list[float] = []
+    act: Callable[[], Any] = lambda: left @ right  # noqa: E731  # one name for the warm-up and the measured product
+    for _ in range(3):
+        act()
+    for _ in range(rounds):
+        started = time.perf_counter()
+        act()
+        taken.append(time.perf_counter() - started)
+    return 2 * size**3 / statistics.median(taken)

@@ -1,0 +1,108 @@
+"""What can be planted into a run to hold it back, as callbacks that a command line can name.
+
+What they change stays changed: each runs in a process of its own, which ends with its run.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+from unittest.mock import patch
+
+import lightning as L
+
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.gather import Gatherer, Run
+from flatout.data.batches.plan import BatchRows
+
+
+class SlowSource(L.Callback):
+    """Rows come as from a slow disk."""
+
+    def __init__(self, us_a_row: float) -> None:
+        gather = Gatherer.run
+
+        def slow(gatherer: Gatherer, batches: BatchRows) -> Run:
+            time.sleep(us_a_row * 1e-6 * len(batches.rows))
+            return gather(gatherer, batches)
+
+        patch.object(Gatherer, "run", slow).start()
+
+
+class Transforming(L.Callback, ABC):
+    """Every training batch goes through a function first; validation does not."""
+
+    def __init__(self) -> None:
+        make = Feed.__init__
+
+        def made(feed: Feed, split: Any, plan: Any, **settings: Any) -> None:
+            given = settings.pop("transform", None) or (self.transform if plan.shuffle else None)
+            make(feed, split, plan, transform=given, **settings)
+
+        patch.object(Feed, "__init__", made).start()
+
+    @abstractmethod
+    def transform(self, batch: FlatBatch) -> FlatBatch: ...
+
+
+class RowByRow(Transforming):
+    """Something is computed for each row in Python."""
+
+    def __init__(self, us_a_row: float) -> None:
+        super().__init__()
+        self.us_a_row = us_a_row
+
+    def transform(self, batch: FlatBatch) -> FlatBatch:
+        for _ in range(batch.num_rows):
+            until = time.thread_time() + self.us_a_row * 1e-6
+            while time.thread_time() < until:
+                pass
+        return batch
+
+
+class SleepyCollate(Transforming):
+    """Making a batch takes time, but no processor."""
+
+    def __init__(self, ms: float) -> None:
+        super().__init__()
+        self.ms = ms
+
+    def transform(self, batch: FlatBatch) -> FlatBatch:
+        time.sleep(self.ms / 1000)
+        return batch
+
+
+class PadsToMax(L.Callback):
+    """Rows are padded to the longest there may be, not to the longest of their batch."""
+
+    def __init__(self, longest: int) -> None:
+        real = FlatBatch.longest
+
+        def padded(batch: FlatBatch, multiple: int = 1) -> int:
+            return max(longest, real(batch, multiple))
+
+        patch.object(FlatBatch, "longest", padded).start()
+
+
+class ReadsNorms(L.Callback):
+    """Looks at the length of every weight after every step."""
+
+    def __init__(self, times: int = 1) -> None:
+        self.times, self.longest = times, 0.0
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *others: Any) -> None:
+        for _ in range(self.times):
+            for weight in pl_module.parameters():
+                self.longest = max(self.longest, weight.norm().item())
+
+
+class Sleeps(L.Callback):
+    """Talks to somebody far away after every batch."""
+
+    def __init__(self, ms: float) -> None:
+        self.ms = ms
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        time.sleep(self.ms / 1000)

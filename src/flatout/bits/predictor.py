@@ -1,0 +1,182 @@
+"""A trained reader of encodings: bit strings (or sets of numbers) in, 2-grams with probabilities out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flatout.bits.columns import BitColumn, Form
+from flatout.bits.data import known_numbers
+from flatout.bits.encodings import Packed, Sets
+from flatout.bits.reconstruct import LetterOrder, Reconstructor
+from flatout.bits.task import GramLabels, finished_answers
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.plan import PlanSettings
+from flatout.data.store.store import Ragged, StoreSplit
+from flatout.engine.precision import Precision, answering
+from flatout.errors import UserError
+from flatout.inference.folder import ModelFolder
+from flatout.models import MODELS
+from flatout.models.bit_mlp import BitMLP
+
+HASHED, NUMBERS, ORDER = "hashed.json", "numbers.json", "letters.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class GramPrediction:
+    """What a model reads off one encoding."""
+
+    grams: list[str]
+    """The grams that are there, surest first."""
+    probabilities: list[float]
+    """Of each of them."""
+
+
+@dataclass(slots=True)
+class GramPredictor:
+    """Answers for encodings; made by `GramPredictor.load(RUN)` or from a run's Result."""
+
+    problem: ClassVar[str] = "grams"
+
+    model: nn.Module
+    """A BitMLP, or a network of a person's own that answers `[B, C]` logits."""
+    labels: GramLabels
+    num_inputs: int
+    """Bits of an encoding, or numbers that are told apart."""
+    threshold: float
+    """Least probability of a gram that is answered."""
+    numbers: NDArray[np.int64] | None
+    """The numbers of a two-step hash that are told apart; None for bits."""
+    bits_column: str
+    text_columns: list[str]
+    form: Form
+    """How the bits of the training records were written."""
+    order: LetterOrder
+    """What the training texts look like; for rebuilding texts."""
+    precision: Precision = Precision.auto
+    """Arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU."""
+
+    @classmethod
+    def load(cls, run: str | Path, device: str | torch.device = "cpu") -> GramPredictor:
+        """The best model of a run, from the run's folder or its `model` folder."""
+        folder = ModelFolder.find(run)
+        with folder.read():
+            return cls._read(folder, torch.device(device))
+
+    @classmethod
+    def _read(cls, folder: ModelFolder, device: torch.device) -> GramPredictor:
+        settings = folder.settings()
+        if settings.get("problem") != cls.problem:
+            raise UserError(str(folder.path), "a run on texts", mend="It answers texts, not bit strings.")
+        labels = GramLabels(tuple(folder.labels()), folder.read_json(HASHED), [], 0)
+        data, described = settings["data"], settings["model"]
+        numbers = np.array(folder.read_json(NUMBERS), dtype=np.int64) if data["is_set"] else None
+        config = MODELS[described["kind"]](**described["config"])
+        model = config.build(
+            num_inputs=data["num_inputs"],
+            is_set=data["is_set"],
+            hashed_of_label=labels.hashed_of_label(),
+            num_hashed=len(labels.hashed),
+        )
+        model.load_state_dict(folder.weights())
+        return cls(
+            model=model.to(device).eval(),
+            labels=labels,
+            num_inputs=data["num_inputs"],
+            threshold=settings["threshold"],
+            numbers=numbers,
+            bits_column=data["bits_column"],
+            text_columns=data["text_columns"],
+            form=Form(data["form"]),
+            order=LetterOrder.load(folder.path / ORDER, labels.hashed),
+        )
+
+    def save(self, folder: Path, model_config: Any) -> None:
+        """Write the `model` folder; `model_config` must be of a class in MODELS."""
+        settings = {
+            "problem": self.problem,
+            "threshold": self.threshold,
+            "data": {
+                "is_set": self.numbers is not None,
+                "num_inputs": self.num_inputs,
+                "bits_column": self.bits_column,
+                "text_columns": self.text_columns,
+                "form": self.form.value,
+            },
+        }
+        written = ModelFolder(folder)
+        written.write(self.model, model_config, list(self.labels.names), settings)
+        written.write_json(HASHED, self.labels.hashed)
+        self.order.save(folder / ORDER)
+        if self.numbers is not None:
+            written.write_json(NUMBERS, self.numbers.tolist())
+
+    def predict(self, rows: Sequence[Any]) -> list[GramPrediction]:
+        """What the model reads off each encoding: texts of bits (0 and 1, hex, base64), bytes, or sets of numbers."""
+        given = [rows] if isinstance(rows, str | bytes) else list(rows)
+        return self.read(self.outputs(self.encodings(pa.array(given), np.arange(len(given)), "rows"))) if given else []
+
+    def encodings(
+        self, column: pa.Array, rows: NDArray[np.int64], source: str, name: str | None = None
+    ) -> Packed | Sets:
+        """A column of encodings as the model reads them; what does not fit is named by row."""
+        reader = BitColumn(name or self.bits_column, source, Form.numbers if self.numbers is not None else self.form)
+        if self.numbers is None:
+            reader.num_bits = self.num_inputs
+        return reader.read(column, rows)
+
+    def outputs(self, encodings: Packed | Sets) -> Tensor:
+        """`[N, C]` probabilities of the answers, on the host and in the order of the encodings."""
+        return self._each(encodings, lambda batch: finished_answers(self.model, self.labels, batch))
+
+    def detected(self, encodings: Packed | Sets) -> Tensor:
+        """`[N, H]` probabilities of the grams that were hashed."""
+        model = self.model
+        if not isinstance(model, BitMLP) or model.detectors is None:
+            what = "this model has no detectors, which texts are rebuilt from"
+            raise UserError("--rebuild", what, mend="Train with model=bitmlp model.detectors=true.")
+        return self._each(encodings, model.detect)
+
+    def reconstructor(self, names: Sequence[str] = ()) -> Reconstructor:
+        """What rebuilds texts from detected grams, with a list of known names or without."""
+        return Reconstructor(self.labels.hashed, self.order, names=names)
+
+    def read(self, probabilities: Tensor) -> list[GramPrediction]:
+        """Probabilities as the grams that are there."""
+        found = []
+        for row in probabilities:
+            places = torch.nonzero(row >= self.threshold).squeeze(1)
+            order = places[row[places].argsort(descending=True, stable=True)]
+            found.append(GramPrediction([self.labels.names[int(i)] for i in order], row[order].tolist()))
+        return found
+
+    @torch.inference_mode()
+    def _each(self, encodings: Packed | Sets, logits: Callable[[FlatBatch], Tensor]) -> Tensor:
+        """Probabilities of every encoding, in their order."""
+        self.model.eval()
+        count = len(encodings[1]) if isinstance(encodings, tuple) else len(encodings)
+        rows, found = [], []
+        with answering(self.precision, next(self.model.parameters()).device):
+            for batch in self._batches(encodings, count):
+                rows.append(batch.rows)
+                found.append(logits(batch).float().sigmoid().cpu())
+        return torch.cat(found)[torch.cat(rows).argsort()] if found else torch.empty(0, self.labels.num_outputs)
+
+    def _batches(self, encodings: Packed | Sets, count: int, rows_per_batch: int = 1024) -> Iterator[FlatBatch]:
+        if isinstance(encodings, tuple):
+            values, lengths = known_numbers(encodings, self.numbers)
+            offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
+            split = StoreSplit("rows", count, {"tokens": Ragged(values, offsets, lengths)})
+        else:
+            split = StoreSplit("rows", count, {"tokens": np.ascontiguousarray(encodings)})
+        plan = PlanSettings(rows_per_batch=rows_per_batch, shuffle=False)
+        return iter(Feed(split, plan, device=next(self.model.parameters()).device))

@@ -1,0 +1,246 @@
+"""Encodings to 2-grams: several labels a record, a threshold found on the validation records, scores a record.
+
+The model answers the grams of the plain text and, beside them, every gram that was hashed; both have a loss. Training
+texts can also be *recombined*: the given name of one record with the surname of a second and the birthday of a third.
+No encoding of such a person is known, but none is needed to train the part that makes answers of detected grams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.bits.scores import NAMES, GramMetrics
+from flatout.data.batches.flat_batch import FlatBatch, multi_hot
+from flatout.engine.optimizer import OptimConfig
+from flatout.errors import as_choice, require
+from flatout.tasks.classification import real_rows
+from flatout.tasks.step import StepTask
+
+_MOST_WEIGHT = 20.0
+_FOCUS = 2.0
+
+
+class GramLoss(StrEnum):
+    """What a wrong answer costs."""
+
+    bce = "bce"
+    weighted = "weighted"
+    soft_margin = "soft_margin"
+    focal = "focal"
+
+
+@dataclass(kw_only=True, slots=True)
+class GramsConfig:
+    """The loss of a model that reads grams off encodings."""
+
+    loss: GramLoss = GramLoss.bce
+    """bce: cross-entropy; weighted: rare grams weigh more; soft_margin: a smooth hinge with margin 1; focal:
+    sure answers weigh less."""
+    detector_weight: float = 1.0
+    """Weight of the hashed grams' loss beside the answers'; without effect on detectors that are not trained."""
+    recombine: float = 0.5
+    """Recombined texts a step, for each record of the batch; 0: none."""
+    exposure: bool = True
+    """Whether an exposure report is written when training is over."""
+
+    def __post_init__(self) -> None:
+        self.loss = as_choice(GramLoss, self.loss, "task.loss")
+        for name in ("detector_weight", "recombine"):
+            require(getattr(self, name) >= 0, f"task.{name}", f"{getattr(self, name)}", allowed="0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class GramLabels:
+    """What the model's outputs mean."""
+
+    names: tuple[str, ...]
+    """The grams that are answered, in the order of the outputs."""
+    hashed: list[str]
+    """The grams that were hashed, as far as training texts tell; outputs after the answers."""
+    counts: list[int]
+    """Training records that hold each answer."""
+    num_rows: int
+    """Training records."""
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.names)
+
+    @property
+    def num_targets(self) -> int:
+        """Answers and hashed grams together, as targets number them."""
+        return len(self.names) + len(self.hashed)
+
+    def hashed_of_label(self) -> list[int]:
+        """Each answer's number among the hashed grams, or -1."""
+        places = {name: number for number, name in enumerate(self.hashed)}
+        return [places.get(name, -1) for name in self.names]
+
+
+class Recombined:
+    """Grams of texts that were put together from parts of the training texts, taken round and round."""
+
+    def __init__(self, ids: Tensor, offsets: Tensor, num_targets: int) -> None:
+        self.ids, self.offsets, self.num_targets = ids, offsets, num_targets
+        self.bounds = offsets.tolist()
+        self.next = 0
+        """The text that is taken next."""
+
+    def ready(self, count: int) -> int:
+        """How many of so many texts there are; begins anew where fewer are left."""
+        num_texts = len(self.bounds) - 1
+        count = min(count, num_texts)
+        if self.next + count > num_texts:
+            self.next = 0
+        return count
+
+    def take(self, count: int) -> Tensor:
+        """`[count, targets]` zeros and ones of the next texts."""
+        count = self.ready(count)
+        start, stop = self.next, self.next + count
+        self.next = stop
+        first, last = self.bounds[start], self.bounds[stop]
+        return multi_hot(self.ids[first:last], self.offsets[start : stop + 1] - first, self.num_targets)
+
+
+class GramsTask(StepTask):
+    """Trains a model on encodings and their grams."""
+
+    smaller_rows = "Take a smaller model, such as model.widths=[128], or set precision=bf16."
+    weights_C: Tensor | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        labels: GramLabels,
+        config: GramsConfig,
+        optim: OptimConfig,
+        *,
+        total_steps: int,
+        clip: float = 0.0,
+    ) -> None:
+        super().__init__(model, optim, total_steps=total_steps, clip=clip)
+        self.labels, self.config = labels, config
+        self.metrics = GramMetrics()
+        self.recombined: list[Recombined] = []  # in a list, so that it is no submodule and no state
+        self._step_began_at = 0
+        weights = gram_weights(labels) if config.loss is GramLoss.weighted else None
+        self.register_buffer("weights_C", weights, persistent=False)
+        self.is_finished = False
+        """Whether training is over, so that whatever votes in the end is asked."""
+        self._compose: Callable[[Tensor], Tensor] | None = getattr(model, "compose", None)
+
+    @property
+    def metric_names(self) -> list[str]:
+        return list(NAMES)
+
+    @property
+    def usual_metric(self) -> str:
+        return "dice"
+
+    @property
+    def threshold(self) -> float:
+        """Least probability of a gram that is answered; from the last validation."""
+        return self.metrics.threshold
+
+    def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
+        outputs = real_rows(outputs, batch)
+        num_labels = self.labels.num_outputs
+        targets = real_rows(batch.multi_hot(outputs.shape[1]), batch)
+        total = self._answers_loss(outputs[:, :num_labels], targets[:, :num_labels])
+        if outputs.shape[1] > num_labels:  # a model that trains its detectors answers them as well
+            detected, hashed = outputs[:, num_labels:].float(), targets[:, num_labels:]
+            losses = F.binary_cross_entropy_with_logits(detected, hashed, reduction="sum") / num_labels
+            total = total + self.config.detector_weight * losses
+        if self.recombined and self._compose is not None and (count := self._recombined_of(batch)):
+            known = self.recombined[0].take(count)
+            total = total + self._answers_loss(self._compose(known[:, num_labels:]), known[:, :num_labels])
+        return total / batch.step_rows
+
+    def begin_step(self) -> None:
+        if self.recombined:
+            self._step_began_at = self.recombined[0].next
+
+    def set_back(self, *, with_gradients: bool) -> None:
+        super().set_back(with_gradients=with_gradients)
+        if self.recombined:
+            self.recombined[0].next = self._step_began_at
+
+    def _recombined_of(self, batch: FlatBatch) -> int:
+        """How many recombined texts go with a batch; pieces of one share what the whole would take."""
+        before, whole = batch.cut_from or (0, batch.num_real)
+        wanted = max(1, round(self.config.recombine * whole))
+        if batch.cut_from is None:
+            return wanted
+        if before == 0:
+            self.recombined[0].ready(wanted)
+        wanted = min(wanted, len(self.recombined[0].bounds) - 1)
+        return wanted * (before + batch.num_real) // whole - wanted * before // whole
+
+    def unread(self) -> dict[str, Any]:
+        if not self.recombined:
+            return super().unread()
+        place = self._step_began_at if self._is_under_way else self.recombined[0].next
+        return {**super().unread(), "recombined": place}
+
+    def take_unread(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
+        super().take_unread(of_ranks, rank)
+        if self.recombined:
+            self.recombined[0].next = of_ranks[min(rank, len(of_ranks) - 1)]["recombined"]
+
+    def judge(self, batch: FlatBatch) -> Tensor:
+        targets, outputs = self._targets(batch), real_rows(self.answers(batch), batch)
+        self.metrics.update(outputs.sigmoid(), targets)
+        return self._answers_loss(outputs, targets)
+
+    def start_judging(self, split: str) -> None:
+        # The test has no say in the threshold: it is judged at that of the last validation.
+        self.metrics.given = self.threshold if split == "test" else None
+        self.metrics.reset()
+
+    def judged(self) -> dict[str, float]:
+        return self.metrics.compute()
+
+    def answers(self, batch: FlatBatch) -> Tensor:
+        """`[B, C]` logits of the answers; when training is over, as a finished model gives them."""
+        if self.is_finished:
+            return self.passes.judge(batch, lambda part: finished_answers(self.model, self.labels, part))
+        return self.outputs(batch)[:, : self.labels.num_outputs].float()
+
+    def _targets(self, batch: FlatBatch) -> Tensor:
+        return real_rows(batch.multi_hot(self.labels.num_outputs), batch)
+
+    def _answers_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Sum over records of the mean over answers."""
+        return gram_loss(self.config.loss, outputs.float(), targets, self.weights_C) / self.labels.num_outputs
+
+
+def finished_answers(model: nn.Module, labels: GramLabels, batch: FlatBatch) -> Tensor:
+    """`[B, C]` logits of the answers, after whatever votes in the end; a network of a person's own just answers."""
+    logits = model(batch)[:, : labels.num_outputs].float()
+    blended = getattr(model, "blended", None)
+    return logits if blended is None else blended(logits, batch)
+
+
+def gram_loss(kind: GramLoss, logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Sum of the losses of all answers."""
+    if kind is GramLoss.soft_margin:
+        return F.softplus(1 - logits * (2 * targets - 1)).sum()
+    if kind is GramLoss.focal:
+        losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        wrongness = (logits.sigmoid() - targets).abs()
+        return (wrongness**_FOCUS * losses).sum()
+    return F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weights, reduction="sum")
+
+
+def gram_weights(labels: GramLabels) -> Tensor:
+    """Weight of a gram that is there against one that is not: the root of absent / present, at most 20."""
+    counts = torch.tensor(labels.counts, dtype=torch.float32).clamp(min=1)
+    return ((labels.num_rows - counts).clamp(min=1) / counts).sqrt().clamp(1.0, _MOST_WEIGHT)

@@ -1,0 +1,268 @@
+"""A close look at a few steps: which operators they are made of, and what each of them takes.
+
+torch's profiler watches one stretch of training and nothing before or after it: some steps to warm up, then those that
+are kept, as a trace to be opened in Perfetto (ui.perfetto.dev) and as a table of the dearest operators. It only looks:
+weights and losses are those of a run without it. The steps it watches are slower, the others are not; the stretch is
+laid between two validations where it fits.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.errors import require
+from flatout.tasks.step import StepTask
+
+TRACE, TABLE = "trace.json.gz", "operators.csv"
+_MOST_OPERATORS = 10
+_MOST_PLACES = 64
+"""Stretches between two validations that are looked at for one that is long enough."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ProfileConfig:
+    """Which steps are looked at closely; monitor=profile switches it on."""
+
+    enabled: bool = False
+    """Whether some steps are profiled, into trace.json.gz and operators.csv."""
+    wait: int = 20
+    """Optimizer steps before the profiler starts."""
+    warmup: int = 3
+    """Steps in which it runs and nothing is kept."""
+    active: int = 8
+    """Steps that are kept."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("wait", 0), ("warmup", 1), ("active", 1)):
+            value = getattr(self, name)
+            require(value >= least, f"monitor.profile.{name}", f"{value}", allowed=f"{least} or more")
+        require(
+            self.active <= 1000, "monitor.profile.active", f"{self.active}", allowed="at most 1000: a trace is large"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Steps counted from the beginning of training: the profiler starts after `start` of them."""
+
+    start: int
+    warmup: int
+    active: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.warmup + self.active
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of the kept steps."""
+
+    operator: str
+    calls: int
+    self_ms_per_step: float
+    share: float
+
+
+def window(config: ProfileConfig, done: int, total: int, next_break: Callable[[int], int]) -> Window | None:
+    """Where the profiler looks, of the steps `done` to `total`; shorter where these do not reach, None without any.
+
+    `next_break` gives the first step after a given one at which training pauses for a validation or an epoch's end.
+    """
+    wanted, first = config.warmup + config.active, min(done + config.wait, total)
+
+    def places_from(place: int) -> list[int]:
+        places = [place]
+        while len(places) < _MOST_PLACES and (place := next_break(place)) < total:
+            places.append(place)
+        return places
+
+    def length(place: int) -> int:
+        return min(wanted, next_break(place) - place, total - place)
+
+    best = next((place for place in places_from(first) if length(place) == wanted), None)
+    if best is None:
+        best = max([max(done, min(first, total - wanted)), *places_from(done)], key=length)
+    steps = length(best)
+    if steps < 1:
+        return None
+    active = min(config.active, max(1, steps - max(1, min(config.warmup, steps // 3))))
+    return Window(best, steps - active, active)
+
+
+class Profile(Callback):
+    """Watches one window of steps, then steps out of the way."""
+
+    def __init__(
+        self,
+        config: ProfileConfig,
+        feed: Feed,
+        folder: Path,
+        say: Callable[[str], None],
+        show: Callable[[str, str, int], None] | None = None,
+        leave_out: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        """`show` puts a text on a page, under a name, at a step; `leave_out` is told of seconds that are of no step."""
+        self.config, self.feed, self.folder, self.say, self.show = config, feed, folder, say, show
+        self.leave_out = leave_out
+        self.window: Window | None = None
+        self._profiler: profile | None = None
+        self._done = 0
+        self._kept = 0
+        self._has_written = False
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, StepTask)
+        self._done = trainer.global_step
+        batches, accumulate = int(trainer.num_training_batches), self.feed.plan.accumulate
+        asked = trainer.val_check_batch
+        epoch = max(1, batches // accumulate)
+        between = epoch if asked is None else max(1, int(min(asked, batches)) // accumulate)
+
+        def next_break(step: int) -> int:
+            begun, at = step - step % epoch, step % epoch
+            return begun + min(epoch, (at // between + 1) * between)
+
+        self.window = window(self.config, self._done, pl_module.total_steps, next_break)
+        if self.window is None:
+            self.say("profile: no step is left to look at")
+            self._leave()
+        elif self.window.start == self._done:
+            self._begin(self.window)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: FlatBatch, batch_idx: int
+    ) -> None:
+        if not batch.ends_step or self.window is None:
+            return
+        self._done += 1
+        if self._profiler is not None:
+            self._kept = max(0, self._done - self.window.start - self.window.warmup)
+            self._profiler.step()
+            if self._done == self.window.stop:
+                self._close()
+        elif self._done == self.window.start:
+            self._begin(self.window)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._close()
+
+    def _begin(self, at: Window) -> None:
+        # Its own library announces each start and stop on stderr, at the highest of its levels.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        activities = [ProfilerActivity.CPU]
+        if self.feed.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        with warnings.catch_warnings():  # a run of one step has none to warm up in
+            warnings.filterwarnings("ignore", message="Profiler won't be using warmup")
+            steps = schedule(wait=0, warmup=at.warmup, active=at.active, repeat=1)
+        started = time.perf_counter()
+        self._profiler = profile(activities=activities, schedule=steps, on_trace_ready=self._write)
+        self._profiler.start()
+        self.leave_out(time.perf_counter() - started)
+
+    def _close(self) -> None:
+        """Write what there is; a window that was cut short is said."""
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._profiler = None
+        if not self._has_written:
+            self.say("profile: training ended before a step was kept")
+        self._leave()
+
+    def _leave(self) -> None:
+        """Not be called again: Lightning passes over hooks that are None."""
+        for hook in ("on_train_batch_end", "on_train_end", "on_exception"):
+            setattr(self, hook, None)
+
+    def _write(self, done: profile) -> None:
+        if not self._kept or self.window is None:
+            return
+        self._has_written, started = True, time.perf_counter()
+        first = self.window.start + self.window.warmup + 1
+        wanted = "" if self._kept == self.config.active else f" of {self.config.active}"
+        beside = self.folder / f".new-{TRACE}"
+        try:
+            done.export_chrome_trace(str(beside))
+            beside.replace(self.folder / TRACE)
+            averages = done.key_averages()
+            is_cuda = self.feed.device.type == "cuda"
+            has_kernels = is_cuda and any(each.self_device_time_total for each in averages)
+            found = dearest(averages, self._kept, on_device=has_kernels)
+            write_table(self.folder / TABLE, found)
+        except OSError as error:
+            self.say(f"profile: cannot be written ({error}); training goes on")
+            beside.unlink(missing_ok=True)
+            return
+        last = first + self._kept - 1
+        self.say(f"profile: {self._kept}{wanted} steps, {first} to {last}: {TRACE} for ui.perfetto.dev, {TABLE}")
+        if is_cuda and not has_kernels:
+            self.say("profile: the driver told no times of kernels; these are the host's")
+        for line in as_lines(found):
+            self.say(line)
+        if self.show is not None:
+            self.show("profile/operators", as_markdown(found, first, last), last)
+        self.leave_out(time.perf_counter() - started)
+
+
+def dearest(averages: Iterable[Any], steps: int, *, on_device: bool, most: int = _MOST_OPERATORS) -> list[Operator]:
+    """Those that take most time of their own, without that of others they call; on a GPU, time of their kernels."""
+    time_of = "self_device_time_total" if on_device else "self_cpu_time_total"
+    operators = [
+        each for each in averages if each.device_type == DeviceType.CPU and not each.is_user_annotation
+    ]  # kernels are listed again, as such
+    total = sum(getattr(each, time_of) for each in operators) or 1.0
+    ordered = sorted(operators, key=lambda each: -getattr(each, time_of))[:most]
+    return [
+        Operator(each.key, each.count, getattr(each, time_of) / 1000 / steps, getattr(each, time_of) / total)
+        for each in ordered
+    ]
+
+
+def write_table(path: Path, operators: list[Operator]) -> None:
+    """`operators.csv`: one row an operator, the dearest first."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["operator", "calls", "self_ms_per_step", "share"])
+        writer.writeheader()
+        for each in operators:
+            rounded = {"self_ms_per_step": f"{each.self_ms_per_step:.6g}", "share": f"{each.share:.4f}"}
+            writer.writerow(asdict(each) | rounded)
+
+
+def as_lines(operators: list[Operator]) -> list[str]:
+    """The table in even columns."""
+    width = max((len(each.operator) for each in operators), default=0)
+    head = f"  {'operator':<{width}}  {'calls':>8}  {'ms a step':>10}  {'share':>6}"
+    return [
+        head,
+        *(
+            f"  {each.operator:<{width}}  {each.calls:>8,}  {each.self_ms_per_step:>10.3f}  {each.share:>6.1%}"
+            for each in operators
+        ),
+    ]
+
+
+def as_markdown(operators: list[Operator], first: int, last: int) -> str:
+    """The table for TensorBoard's page of texts."""
+    rows = [
+        f"| `{each.operator}` | {each.calls} | {each.self_ms_per_step:.3f} | {each.share:.1%} |" for each in operators
+    ]
+    head = ["| operator | calls | ms of its own a step | share |", "|---|---:|---:|---:|"]
+    return "\n".join([f"The dearest operators of steps {first} to {last}", "", *head, *rows])

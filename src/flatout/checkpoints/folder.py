@@ -1,0 +1,209 @@
+"""A checkpoint as a folder: tensors in safetensors, everything else in JSON, checksums last. Nothing is pickled.
+
+`step-N/` holds `tensors.safetensors`, `state.json` and `MANIFEST.json`, written beside its place, synced and renamed
+when it is whole. The manifest has the size and the checksum of each file, what the checkpoint is of, and a checksum of
+itself: no single wrong bit anywhere passes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from lightning.fabric.plugins import CheckpointIO
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from flatout.data.store.store import file_checksum
+from flatout.errors import UserError, out_of_space
+from flatout.files import put_in_place, sync_file, write_synced
+
+TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
+ABOUT = "about"
+"""Key of a checkpoint's dictionary that goes into the manifest: what it is of, readable without the rest."""
+SCHEMA = 2
+OWN_FOLDER = "Checkpoints are kept in a run's own folder only."
+MAKE_ROOM = "Make room, or set output=FOLDER on another disk. The checkpoints before are kept: resume=auto uses them."
+
+
+class FolderCheckpointIO(CheckpointIO):
+    """Writes and reads Lightning's checkpoint dictionaries as folders."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        target = Path(path)
+        if target.parent.is_symlink():
+            raise UserError("checkpoint", f"{target.parent} is a link", mend=OWN_FOLDER)
+        beside = target.with_name(f".{target.name}-{os.getpid()}")
+        tensors: dict[str, Tensor] = {}
+        about = checkpoint.get(ABOUT, {})
+        state = as_plain({name: part for name, part in checkpoint.items() if name != ABOUT}, "", tensors)
+        try:
+            _part(tensors)
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir(parents=True)
+            _save_tensors(tensors, beside / TENSORS)
+            (beside / STATE).write_text(json.dumps(state), encoding="utf-8")
+            with ThreadPoolExecutor(2) as pool:  # the disk writes while checksums are taken
+                synced = [pool.submit(sync_file, beside / name) for name in (TENSORS, STATE)]
+                files = {
+                    TENSORS: _written(beside / TENSORS, _checksum_of_tensors(tensors, beside / TENSORS)),
+                    STATE: _written(beside / STATE, file_checksum(beside / STATE)),
+                }
+                write_synced(beside / MANIFEST, sealed({"schema": SCHEMA, ABOUT: about, "files": files}))
+                for each in synced:
+                    each.result()
+            put_in_place(beside, target)
+        except BaseException as error:
+            shutil.rmtree(beside, ignore_errors=True)
+            if not isinstance(error, OSError):
+                raise
+            needed = sum(tensor.nbytes for tensor in tensors.values())
+            raise out_of_space(error, target.parent, needed, "checkpoint", MAKE_ROOM) from None
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        folder = Path(path)
+        about = require_whole(folder)
+        try:
+            tensors = load_file(folder / TENSORS, device="cpu")
+            state = _with_tensors(json.loads((folder / STATE).read_text(encoding="utf-8")), tensors)
+            if not isinstance(state, dict):
+                raise TypeError(f"{STATE} holds no mapping")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+            raise UserError(f"checkpoint {folder}", f"not a checkpoint of ours: {_words(error)}") from None
+        return {**state, ABOUT: about} if about else state
+
+    def remove_checkpoint(self, path: Any) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def require_whole(folder: Path) -> dict[str, Any]:
+    """What a checkpoint is of; refused when its bytes are not those that were written."""
+    try:
+        text = (folder / MANIFEST).read_bytes()
+        manifest = json.loads(text)
+        files, about = manifest["files"], dict(manifest[ABOUT])
+        if sealed({name: part for name, part in manifest.items() if name != "checksum"}) != text:
+            raise ValueError("its manifest is damaged")
+        if set(files) != {TENSORS, STATE}:
+            raise ValueError("its manifest names other files than a checkpoint has")
+        broken = [name for name, written in files.items() if not _is_as_written(folder / name, written)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"checkpoint {folder}", f"not a whole checkpoint: {_words(error)}") from None
+    if broken:
+        raise UserError(f"checkpoint {folder}", f"damaged: {', '.join(broken)} differ from what was written")
+    return about
+
+
+def _words(error: Exception) -> str:
+    return f"no {error} in it" if isinstance(error, KeyError) else str(error)
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The `state_dict` of a checkpoint's module; the running mean of a model's weights where there is one."""
+    checkpoint = FolderCheckpointIO().load_checkpoint(folder)
+    means = {f"model.{name}": mean for name, mean in checkpoint.get("average", {}).items()}
+    state: dict[str, Tensor] = checkpoint["state_dict"]
+    return state | means
+
+
+def _part(tensors: dict[str, Tensor]) -> None:
+    """Copy tensors that lie in the memory of another one: the format has none that share."""
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        if place in taken or tensor.nbytes != tensor.untyped_storage().nbytes():
+            tensors[name] = tensor.clone()
+        taken.add(place)
+
+
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:  # one error for all; what the system says stands in its words
+        number = _system_error(str(error))
+        if number is None:
+            raise
+        raise OSError(number, os.strerror(number)) from None
+
+
+def _system_error(words: str) -> int | None:
+    """The number in `… (os error 28)`."""
+    _, found, rest = words.partition("(os error ")
+    number = rest.partition(")")[0]
+    return int(number) if found and number.isdecimal() else None
+
+
+def _written(path: Path, checksum: str) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "xxh3": checksum}
+
+
+def _checksum_of_tensors(tensors: dict[str, Tensor], path: Path) -> str:
+    """The checksum of a safetensors file, taken from what it was written from: reading it again costs a save twice.
+
+    The file is eight bytes that tell the length of a header, the header, and the tensors in the order it says.
+    """
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        length = file.read(8)
+        header = file.read(int.from_bytes(length, "little"))
+    digest.update(length)
+    digest.update(header)
+    places = {name: described["data_offsets"] for name, described in json.loads(header).items() if name in tensors}
+    for name in sorted(places, key=lambda name: places[name]):
+        digest.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def sealed(manifest: dict[str, Any]) -> bytes:
+    """The manifest's bytes with a checksum of its values; there is one way to write them, so bytes can be compared."""
+    checksum = xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode())
+    return json.dumps({**manifest, "checksum": checksum}, indent=1, sort_keys=True).encode()
+
+
+def _is_as_written(path: Path, written: dict[str, Any]) -> bool:
+    return path.stat().st_size == written["bytes"] and file_checksum(path) == written["xxh3"]
+
+
+def as_plain(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """`value` as JSON, its tensors moved out under their paths. What JSON cannot say is tagged."""
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach().contiguous()
+        return {"~tensor": path}
+    if isinstance(value, dict):
+        pairs = [[key, as_plain(item, f"{path}/{key}", tensors)] for key, item in value.items()]
+        is_plain = all(isinstance(key, str) and not key.startswith("~") for key in value)
+        return dict(pairs) if is_plain else {"~pairs": pairs}
+    if isinstance(value, list | tuple):
+        items = [as_plain(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
+        return {"~tuple": items} if isinstance(value, tuple) else items
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    allowed = "dicts, lists, tuples, numbers, texts and tensors"
+    mend = "Let state_dict() of the callback return such values."
+    raise UserError("checkpoint", f"value {path} is a {type(value).__name__}", allowed=allowed, mend=mend)
+
+
+def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_with_tensors(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "~tensor" in value:
+        return tensors[value["~tensor"]]
+    if "~tuple" in value:
+        return tuple(_with_tensors(item, tensors) for item in value["~tuple"])
+    if "~pairs" in value:
+        return {key: _with_tensors(item, tensors) for key, item in value["~pairs"]}
+    return {key: _with_tensors(item, tensors) for key, item in value.items()}

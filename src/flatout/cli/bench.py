@@ -1,0 +1,80 @@
+"""`python -m flatout bench NAME`: measure our claims on this machine and print them, each with both sides."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import flatout
+from flatout.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from benchmarks.claim import Claim
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="its name; --list shows all")
+    parser.add_argument("--list", action="store_true", help="name all benches")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and rows, under two minutes")
+    parser.add_argument(
+        "--rounds", choices=["ci", "full"], default="ci", help="of faults: as many cases as the tests, or all"
+    )
+    parser.add_argument("--data", metavar="FOLDER", type=Path, help="folder of published data sets, for quality")
+    parser.add_argument("--pretrained", metavar="FOLDER", help="a pretrained encoder, for bert and quality")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows there")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    add_checkout_to_path()
+    from benchmarks import BENCHES
+    from benchmarks.claim import Options
+
+    if arguments.list or arguments.name is None:
+        for name, about in BENCHES.items():
+            print(f"{name:<12} {about}")
+        return
+    if arguments.name not in BENCHES:
+        mend = did_you_mean(arguments.name, BENCHES)
+        raise UserError("bench", f"no bench {arguments.name!r}", allowed=", ".join(BENCHES), mend=mend)
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore")
+    claims = []
+    print(f"{'claim':<58} {'ours':>12} {'theirs':>12} {'ratio':>7}  {'goal':<12} holds")
+    for claim in importlib.import_module(f"benchmarks.{arguments.name}").claims(
+        Options(
+            quick=arguments.quick,
+            full=arguments.rounds == "full",
+            data=arguments.data,
+            pretrained=arguments.pretrained,
+        )
+    ):
+        claims.append(claim)
+        print(line(claim), flush=True)
+    if arguments.json is not None:
+        rows = [claim.as_dict() for claim in claims]
+        arguments.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def add_checkout_to_path() -> None:
+    """Make `benchmarks` importable: it lies beside `src/` in a checkout and is not part of the installed package."""
+    root = Path(flatout.__file__).parents[2]
+    if not (root / "benchmarks" / "__init__.py").is_file():
+        what = "the benchmarks are not part of the installed package"
+        raise UserError("bench", what, mend="Run it in a checkout of the project, installed with pip install -e .")
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+
+
+def line(claim: Claim) -> str:
+    """One row of the table."""
+    theirs = "" if claim.theirs is None else f"{claim.theirs:,.4g}"
+    ratio = "" if claim.ratio is None else f"{claim.ratio:.2f}×"
+    name = f"{claim.claim} [{claim.unit}]" if claim.unit else claim.claim
+    row = f"{name:<58} {claim.ours:>12,.4g} {theirs:>12} {ratio:>7}  {claim.goal:<12} {'yes' if claim.holds else 'NO'}"
+    return f"{row}\n    {claim.note}" if claim.note else row

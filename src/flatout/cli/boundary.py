@@ -1,0 +1,254 @@
+"""The boundary: what goes in is Hydra's, what comes out are dataclasses.
+
+Hydra acts on its own node of the settings before a run's are read: it imports what `hydra.searchpath` names, and
+calls what callbacks, plugins and logging name. `GuardedLoader` looks at what was composed before Hydra does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra._internal.hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from hydra.errors import InstantiationException
+from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from flatout.cli.composing import ComposeError
+from flatout.cli.targets import check_targets, is_allowed, targets
+from flatout.cli.yaml_size import require_modest
+from flatout.config import RunConfig
+from flatout.errors import UserError, require
+from flatout.files import is_plain_part, require_inside
+
+_ONLY_TYPED = "Such a thing is done where it stands on the command line only."
+
+
+def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
+    """One run's settings, from what was composed and what was typed."""
+    if missing := OmegaConf.missing_keys(cfg):
+        key = sorted(missing)[0]
+        raise UserError(key, "has no value", mend=f"Give it one: {key}=VALUE.")
+    try:
+        OmegaConf.resolve(cfg)  # once: what is checked is what is used
+    except OmegaConfBaseException as error:
+        key = str(getattr(error, "full_key", "") or "settings")
+        raise UserError(key, str(error).splitlines()[0], mend="Write the value itself.") from None
+    plain = _plain(cfg)
+    for where, text in _texts(plain, ""):
+        require("${" not in text, where, f"{text!r} refers to something else in turn", mend="Write the value itself.")
+    folders = [Path(cfg.output)]
+    if HydraConfig.initialized() and not OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
+        folders.append(Path(HydraConfig.get().runtime.output_dir))
+    check_targets(plain, allowed_targets(cfg, overrides), folders=folders)
+    try:
+        return instantiate(cfg, _convert_="object")
+    except InstantiationException as error:
+        mistake = ComposeError.of(error).mistake
+        if mistake is not None:
+            raise mistake from None
+        where, reason = getattr(error, "full_key", "") or "", " ".join(str(error).split())
+        raise UserError(where, reason, mend="These arguments do not fit what _target_ names.") from None
+
+
+def as_typed(words: Any) -> list[str]:
+    """Words of a command line, nothing in them looked up."""
+    typed = OmegaConf.to_container(words, resolve=False)
+    assert isinstance(typed, list)
+    return [str(word) for word in typed]
+
+
+def allowed_targets(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
+    """What the person trusts; words in a file do not count."""
+    allowed = tuple(cfg.get("allow_targets") or ())
+    if allowed and not _is_typed("allow_targets", overrides):
+        raise UserError("allow_targets", "stands in a file", mend="Packages are trusted on the command line only.")
+    return allowed
+
+
+class _ModestFiles(ConfigRepository):
+    """Settings in files, each looked at before it is read."""
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is not None and source.scheme() == "file":
+            file = Path(source.path) / source._normalize_file_name(config_path)
+            require_modest(file.read_text(encoding="utf-8", errors="replace"), str(file))
+        return super().load_config(config_path)
+
+
+class GuardedLoader(ConfigLoaderImpl):
+    """Composes as Hydra's own loader, and refuses what Hydra would execute, or write elsewhere, by itself."""
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = _ModestFiles(config_search_path)
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+        check_hydra(cfg, overrides)
+        return cfg
+
+    def _process_config_searchpath(self, config_name: str | None, parsed_overrides: list[Any], repo: Any) -> None:
+        primary = None if config_name is None else repo.load_config(config_path=config_name)
+        named = [] if primary is None else OmegaConf.select(primary.config, "hydra.searchpath") or []
+        named = [*named, *(each.value() for each in parsed_overrides if each.get_key_element() == "hydra.searchpath")]
+        require_folders("hydra.searchpath", str(named))
+        super()._process_config_searchpath(config_name, parsed_overrides, repo)
+
+
+def guard_hydra() -> None:
+    """Let Hydra compose with our loader, from here on and in every process that is handed it."""
+    vars(hydra._internal.hydra)["ConfigLoaderImpl"] = GuardedLoader
+
+
+def require_folders(where: str, places: str) -> None:
+    """To look for settings in a package is to import it."""
+    require("pkg:" not in places.lower(), where, f"{places} names a package", mend="Name a folder.")
+
+
+def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Refuse what would be executed, or written elsewhere, before a run begins; `overrides` is what was typed."""
+    settings = cfg.hydra
+    for kind in ("task", "hydra"):
+        invented = [word for word in as_typed(settings.overrides[kind]) if word not in overrides]
+        require(not invented, f"hydra.overrides.{kind}", f"{invented} was not typed", mend="Take it out of the file.")
+    allowed = allowed_targets(cfg, overrides)
+    for group in ("launcher", "sweeper", "callbacks"):
+        tree = _resolved(cfg, f"hydra.{group}")
+        for where, each in targets(tree, f"hydra.{group}"):
+            own = group != "callbacks" and where == f"hydra.{group}"  # of which Hydra sees to that it is a plugin
+            if not own and not is_allowed(each["_target_"], allowed):
+                what = f"_target_ {each['_target_']!r} is from a package not trusted"
+                package = str(each["_target_"]).partition(".")[0]
+                mend = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
+                raise UserError(where, what, mend=mend)
+    for name in ("setup", "additional_parameters", "srun_args", "python"):  # submitit's: commands of a shell
+        key = f"hydra.launcher.{name}"
+        require(not _value(cfg, key) or _is_typed(key, overrides), key, "stands in a file", mend=_ONLY_TYPED)
+    is_typed = _is_typed("hydra.job.env_set", overrides) or _is_typed("hydra.job.env_copy", overrides)
+    require(not settings.job.env_set or is_typed, "hydra.job.env_set", "stands in a file", mend=_ONLY_TYPED)
+    plain: Any = OmegaConf.to_container(settings, resolve=False)
+    for name in ("hydra_logging", "job_logging"):
+        _check_logging(plain[name], f"hydra.{name}")
+    _check_folders(cfg, overrides)
+
+
+_LOGGING_CLASSES = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "logging.Formatter")
+_LOGGING_TEXTS = ("ext://sys.stdout", "ext://sys.stderr", "${hydra.runtime.output_dir}/${hydra.job.name}.log")
+
+
+def _check_logging(value: Any, where: str) -> None:
+    """Python's logging calls what its settings name: a class, `()`, and whatever stands behind `ext://`."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            _check_logging(item, f"{where}[{number}]")
+    elif isinstance(value, str):
+        is_plain = value in _LOGGING_TEXTS or not re.search(r"\$\{|\w+://", value)
+        require(is_plain, where, f"{value!r} is looked up when logging begins", mend="Write the value itself.")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            is_call = key in ("()", ".") and item != "colorlog.ColoredFormatter"
+            require(not is_call, where, f"{key!r} calls {item!r}", mend="Nothing is called for logging.")
+            is_class = key == "class" and item not in _LOGGING_CLASSES
+            require(not is_class, f"{where}.class", f"{item!r}", allowed=", ".join(_LOGGING_CLASSES))
+            is_file = key == "filename" and item not in _LOGGING_TEXTS
+            require(not is_file, f"{where}.filename", f"{item!r}", allowed=_LOGGING_TEXTS[-1])
+            _check_logging(item, f"{where}.{key}")
+
+
+def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """A run's folder may lie anywhere where that was typed; what a file says stays below `output`."""
+    numbered = cfg.copy()
+    with open_dict(numbered):
+        for name in ("num", "id"):  # known once a trial begins
+            if OmegaConf.is_missing(numbered.hydra.job, name):
+                numbered.hydra.job[name] = 0
+    experiment, output = _value(numbered, "experiment"), _value(numbered, "output")
+    if isinstance(experiment, str):
+        require(is_plain_part(experiment), "experiment", repr(experiment), allowed="a name")
+    for key in ("hydra.run.dir", "hydra.sweep.dir"):
+        place = str(_value(numbered, key))
+        require(place.isprintable(), key, repr(place), allowed="a folder")
+        if not _is_typed(key, overrides):
+            require_inside(place, [Path(str(output))], key)
+    for key in ("hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.name"):
+        part = _value(numbered, key)
+        require(part is None or is_plain_part(str(part)), key, repr(part), allowed="a name below the run's folder")
+
+
+def _resolved(cfg: DictConfig, key: str) -> Any:
+    """A part of Hydra's settings as plain values; what cannot be known yet stays, if it only names such settings."""
+    found = _value(cfg, key)
+    if not OmegaConf.is_config(found):
+        return found
+    plain = OmegaConf.to_container(found, resolve=False)
+
+    def known(value: Any, where: str) -> Any:
+        if isinstance(value, dict):
+            return {name: known(item, f"{where}.{name}") for name, item in value.items()}
+        if isinstance(value, list):
+            return [known(item, f"{where}[{number}]") for number, item in enumerate(value)]
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        try:
+            answer = OmegaConf.select(cfg, where)
+        except OmegaConfBaseException as error:
+            is_simple = not re.sub(r"\$\{hydra\.[\w.]+\}", "", value).count("${")
+            require(is_simple, where, f"{value!r}: {str(error).splitlines()[0]}", mend="Write the value itself.")
+            return value
+        again = OmegaConf.to_container(answer, resolve=True) if OmegaConf.is_config(answer) else answer
+        is_final = not any("${" in text for _, text in _texts(again, ""))
+        require(is_final, where, f"{value!r} refers to something else in turn", mend="Write the value itself.")
+        return again
+
+    return known(plain, key)
+
+
+def _value(cfg: DictConfig, key: str) -> Any:
+    """A setting, or None where it is not there or cannot be known yet."""
+    try:
+        return OmegaConf.select(cfg, key)
+    except OmegaConfBaseException:
+        return None
+
+
+def _is_typed(key: str, overrides: Sequence[str]) -> bool:
+    names = [re.split(r"[=@]", word.lstrip("+~"), maxsplit=1)[0] for word in overrides]
+    return any(name == key or name.startswith(f"{key}.") for name in names)
+
+
+def _plain(cfg: DictConfig) -> dict[Any, Any]:
+    plain = OmegaConf.to_container(cfg, resolve=False)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _texts(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Every text in plain settings, keys too."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield where, str(key)
+            yield from _texts(item, f"{where}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _texts(item, f"{where}[{number}]")
+    elif isinstance(value, str):
+        yield where, value

@@ -1,0 +1,56 @@
+"""`python -m flatout cache`: what lies in the cache, whether it is whole, and away with it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from flatout.data.store.cache import Cache
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cache", metavar="FOLDER", help="the cache folder (default: $FLATOUT_CACHE or the user's)")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions.add_parser("list", help="every store, newest first")
+    actions.add_parser("size", help="bytes on disk")
+    actions.add_parser("verify", help="compare every store with its checksums; exit code 1 when one is damaged")
+    clear = actions.add_parser("clear", help="remove one store, or all")
+    clear.add_argument("key", nargs="?", help="the store to remove (default: all)")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    cache = Cache(arguments.cache)
+    {"list": show_list, "size": show_size, "verify": verify, "clear": lambda c: clear(c, arguments.key)}[
+        arguments.action
+    ](cache)
+
+
+def show_list(cache: Cache) -> None:
+    entries = cache.entries()
+    for entry in entries:
+        rows = " + ".join(f"{count:,}" for count in entry.rows.values())
+        print(f"{entry.key}  {entry.built}  {entry.num_bytes / 1e6:9,.1f} MB  {rows} rows  {entry.name}")
+    if not entries:
+        print(f"no stores in {cache.folder}")
+
+
+def show_size(cache: Cache) -> None:
+    entries = cache.entries()
+    total = sum(entry.num_bytes for entry in entries)
+    print(f"{total / 1e6:,.1f} MB in {len(entries)} stores in {cache.folder}")
+
+
+def verify(cache: Cache) -> None:
+    found = cache.verify()
+    for key, damaged in found.items():
+        print(f"{key}: {'damaged: ' + ', '.join(damaged) if damaged else 'whole'}")
+    if any(found.values()):
+        print("Damaged stores are built again when they are next used.")
+        sys.exit(1)
+    if not found:
+        print(f"no stores in {cache.folder}")
+
+
+def clear(cache: Cache, key: str | None) -> None:
+    count = cache.clear(key)
+    print(f"{count} {'store' if count == 1 else 'stores'} removed from {cache.folder}")

@@ -1,0 +1,61 @@
+"""`python -m flatout doctor RUN`: what held a run back, and what would mend it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flatout.callbacks.step_timer import PARTS
+from flatout.perf.verdict.evidence import Evidence
+from flatout.perf.verdict.judge import evidence_in
+from flatout.perf.verdict.rules import findings, gain_of, verdict
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="the run's folder, finished or not")
+    parser.add_argument("--json", action="store_true", help="the verdict and its evidence as JSON")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    evidence = evidence_in(arguments.run)
+    if arguments.json:
+        print(json.dumps({"verdict": verdict(evidence), "evidence": evidence.as_dict()}, indent=1))
+        return
+    console = Console(highlight=False)
+    rows = f"{evidence.rows_per_batch:,.0f} rows a batch, {evidence.batches:,} batches"
+    console.print(Text(f"where the time went: {rows}", style="bold"))
+    console.print(_time_table(evidence))
+    if evidence.tried:
+        console.print(Text("\nwhat was tried at its end", style="bold"))
+        console.print(_tried_table(evidence))
+    found = findings(evidence)
+    console.print(Text("\nverdict", style="bold"))
+    console.print(Text(verdict(evidence)["sentence"]))
+    for other in found[1:]:
+        console.print(Text(f"also {other.sentence()}"))
+
+
+def _time_table(evidence: Evidence) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for head in ("part", "ms a batch", "share"):
+        table.add_column(head, justify="left" if head == "part" else "right")
+    for part in PARTS:
+        if ms := evidence.ms.get(part):
+            table.add_row(part, f"{ms:.2f}", f"{evidence.share(part):.1%}")
+    table.add_row("all", f"{evidence.total_ms:.2f}", "")
+    return table
+
+
+def _tried_table(evidence: Evidence) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for head in ("override", "rows/s of the model", "as it was", "the run would be"):
+        table.add_column(head, justify="left" if head == "override" else "right")
+    for tried in evidence.tried:
+        gain = f"{gain_of(evidence, tried):.2f}×"
+        table.add_row(Text(tried.override), f"{tried.rows_per_s:,.0f}", f"{tried.as_was:,.0f}", gain)
+    return table

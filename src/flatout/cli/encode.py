@@ -1,0 +1,101 @@
+"""`python -m flatout encode FILE`: records of a table with their encoding, as a table of their own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from flatout.bits.columns import Form
+from flatout.bits.encoded_table import COLUMN, encoded
+from flatout.bits.encodings import EncodingConfig, EncodingKind, Hashing
+from flatout.bits.people import PeopleConfig, PeopleTable
+from flatout.data.store.progress import Progress
+from flatout.data.tables.output import FORMATS, block_writer
+from flatout.data.tables.sources import open_table
+from flatout.data.tables.table import Table, require_columns
+from flatout.errors import UserError, as_choice
+
+_SECRET = "FLATOUT_SECRET"
+_FORMS = (Form.binary, Form.hex, Form.base64, Form.packed)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    usual = EncodingConfig()
+    parser.add_argument("file", metavar="FILE", nargs="?", help="csv, tsv, json, jsonl or parquet with the records")
+    parser.add_argument("--sample", metavar="N", type=int, help="encode N built-in people instead of a file")
+    parser.add_argument("--typos", metavar="SHARE", type=float, default=0.0, help="share of them with a typing error")
+    kinds = ", ".join(EncodingKind)
+    parser.add_argument("--encoding", metavar="KIND", default=usual.kind.value, help=f"{kinds} (default: {usual.kind})")
+    parser.add_argument("--columns", metavar="A,B", help="columns to encode, in order (default: all but the uid)")
+    parser.add_argument("--uid", metavar="COLUMN", default="uid", help="column that names each record (default: uid)")
+    parser.add_argument(
+        "--size", type=int, default=usual.size, help=f"bits, functions or columns (default {usual.size})"
+    )
+    parser.add_argument("--hashes", type=int, default=usual.hashes, help=f"bits a 2-gram sets (default {usual.hashes})")
+    ways = ", ".join(Hashing)
+    parser.add_argument("--hashing", default=usual.hashing.value, help=f"{ways} (default {usual.hashing})")
+    parser.add_argument("--fold", type=int, default=0, help="times a Bloom filter is halved by XOR (default: 0)")
+    parser.add_argument(
+        "--diffusion", type=int, default=0, help="bits XORed into each bit of a Bloom filter (default 0)"
+    )
+    parser.add_argument("--no-padding", action="store_true", help="do not hash the ends of a text with a blank")
+    parser.add_argument("--secret", metavar="TEXT", help=f"what the hash functions follow from (default: ${_SECRET})")
+    forms = ", ".join(_FORMS)
+    parser.add_argument("--form", default=Form.binary.value, help=f"how bits are written: {forms} (default: binary)")
+    parser.add_argument("--drop-text", action="store_true", help="write the uid and the encoding alone")
+    parser.add_argument("--out", metavar="FILE", help=f"{', '.join(FORMATS)} (default: csv on standard output)")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    table = _table(arguments)
+    columns = _columns(arguments, table)
+    config = _config(arguments)
+    form = as_choice(Form, arguments.form, "--form")
+    if form not in _FORMS:
+        raise UserError("--form", form.value, allowed=", ".join(_FORMS))
+    if form is Form.packed and not (arguments.out or "").endswith(".parquet"):
+        raise UserError("--form", "packed bits are bytes", mend="Write them to a .parquet file with --out.")
+    started, rows = time.perf_counter(), 0
+    with block_writer(arguments.out) as write, Progress() as progress:
+        told = progress.task("encoding")
+        for block in encoded(table, columns, config, form, uid=arguments.uid, drops_text=arguments.drop_text):
+            write(block)
+            rows += block.num_rows
+            told(block.num_rows)
+    print(f"{config.line()}: {rows:,} records in {time.perf_counter() - started:.1f} s", file=sys.stderr)
+
+
+def _table(arguments: argparse.Namespace) -> Table:
+    if (arguments.file is None) == (arguments.sample is None):
+        raise UserError("FILE", "name a file, or ask for built-in people with --sample N")
+    if arguments.sample is not None:
+        return PeopleTable(PeopleConfig(rows=arguments.sample, typos=arguments.typos))
+    return open_table(arguments.file, where="FILE")
+
+
+def _columns(arguments: argparse.Namespace, table: Table) -> list[str]:
+    if arguments.columns is None:
+        return [name for name in table.columns if name != arguments.uid and name not in COLUMN.values()]
+    columns = [name.strip() for name in arguments.columns.split(",")]
+    require_columns(table, {f"--columns[{number}]": name for number, name in enumerate(columns)})
+    return columns
+
+
+def _config(arguments: argparse.Namespace) -> EncodingConfig:
+    secret = arguments.secret or os.environ.get(_SECRET)
+    if secret is None:
+        secret = EncodingConfig().secret
+        if arguments.file is not None:
+            print(f"encoded with the usual secret, which everybody knows: set --secret or ${_SECRET}", file=sys.stderr)
+    return EncodingConfig(
+        kind=as_choice(EncodingKind, arguments.encoding, "--encoding"),
+        size=arguments.size,
+        hashes=arguments.hashes,
+        hashing=as_choice(Hashing, arguments.hashing, "--hashing"),
+        padding=not arguments.no_padding,
+        secret=secret,
+        fold=arguments.fold,
+        diffusion=arguments.diffusion,
+    )

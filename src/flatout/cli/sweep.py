@@ -1,0 +1,93 @@
+"""`python -m flatout sweep …`: search a space of settings; `sweep resume FOLDER` goes on where one stopped."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from flatout.distributed.processes import warm_start
+from flatout.errors import UserError
+from flatout.sweep.again import SHORT as _SHORT
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", metavar="WORD", nargs="*", help="+experiment=NAME +sweep=NAME and any key=value")
+    parser.add_argument(
+        "--config-dir", metavar="FOLDER", help="settings of yours, its sweep/ and experiment/ among them"
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = """\
+trials=30          how many settings are tried
+for=30m            how long the sweep may take; trial_for=5m: how long one trial may
+sampler=tpe        tpe, random or grid
+pruner=asha        asha, hyperband, median or none: when poor trials are ended
+metric=accuracy    the validation metric to compare by
+parallel=2         trials at once, each on its share of the GPUs or cores
+confirm=3          the best settings again with three other seeds
+
+a space:           +sweep=headlines, or in place:
+                   'model.hidden=choice(64,128)' 'optim.lr=tag(log,interval(1e-4,1e-2))'
+                   'model.layers=int(interval(1,3))'
+to go on:          python -m flatout sweep resume FOLDER [trials=60] [for=1h]
+"""
+
+
+def run(arguments: argparse.Namespace) -> None:
+    import train
+
+    words = list(arguments.words)
+    conf = [] if arguments.config_dir is None else ["--config-dir", str(Path(arguments.config_dir).absolute())]
+    if words[:1] == ["resume"]:
+        words = _taken_up(words[1:], conf)
+    train.main(["-m", *conf, "hydra/sweeper=flatout", *map(in_full, words)])
+
+
+def _taken_up(said: list[str], conf: list[str]) -> list[str]:
+    """The words that go on with a sweep; this process then stands where it was begun."""
+    from flatout.sweep.sweep_folder import read_asked
+
+    if not said or "=" in said[0]:
+        mend = "Name its folder: python -m flatout sweep resume FOLDER."
+        raise UserError("sweep resume", "no folder is named", mend=mend)
+    folder, more = Path(said[0]).absolute(), said[1:]
+    asked = read_asked(folder)
+    _require_said_again(asked, more, conf, folder)
+    warm_start()  # before this process stands in a folder that a file names: what is imported must not come from it
+    os.chdir(asked["place"])
+    if any(_trusts(word) for word in more):
+        sys.path.insert(0, asked["place"])  # as `python -m` did when it was begun
+    again = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.sweeper.resume=true"]
+    return [*asked["typed"], *again, *(word for word in more if word not in asked["typed"])]
+
+
+def _require_said_again(asked: dict[str, Any], said: list[str], conf: list[str], folder: Path) -> None:
+    """A sweep's folder may come from anybody: what its words would trust must be trusted by the person who goes on."""
+    missing = [word for word in asked["typed"] if _trusts(word) and word not in said]
+    if asked["conf"] is not None and not conf:
+        missing += ["--config-dir", asked["conf"]]
+    if missing:
+        mend = f"If that is meant, type it again: sweep resume {folder} {shlex.join(missing)}"
+        raise UserError("sweep resume", f"{folder} was begun with {' '.join(missing)}", mend=mend)
+
+
+def _trusts(word: str) -> bool:
+    """Whether a word lets code of others in, or is Hydra's own and not of a sweep."""
+    key = word.lstrip("+~").partition("=")[0]
+    is_ours = key in (*_SHORT.values(), "hydra/sweeper", "hydra/launcher", "hydra.sweep.dir", "hydra.mode")
+    return key.startswith(("allow_targets", "-")) or (key.startswith("hydra") and not is_ours)
+
+
+def in_full(word: str) -> str:
+    """A word of this command as Hydra knows it."""
+    key, equals, value = word.partition("=")
+    return f"{_SHORT[key]}={value}" if equals and key in _SHORT else word
+
+
+def quoted(text: str) -> str:
+    """A text as a value on Hydra's command line, whatever is in it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

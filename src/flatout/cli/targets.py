@@ -1,0 +1,180 @@
+"""What a `_target_` may name: classes that a run is made of, from places that are known or were trusted by hand.
+
+A `_target_` stands in settings that may come from other people, and naming something is enough to have it imported and
+called. So what may be named is listed, not what may not: a name must lie in one of `_PLACES` before anything of it is
+imported, what is found there must be *defined* in such a place (a module that another one happens to hold is not), and
+must be a class of the kinds a run is made of. What opens files, writes where it is told or talks to a server is left
+out; a person who wants one of these names it, or a package, in `allow_targets` on the command line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flatout.errors import UserError, require
+from flatout.files import is_plain_part, require_inside
+
+TRUSTED_PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "flatout")
+_KINDS = (
+    ("torch.nn", "Module"),
+    ("torch.optim", "Optimizer"),
+    ("torch.optim.lr_scheduler", "LRScheduler"),
+    ("torch.utils.data", "Dataset"),
+    ("lightning.pytorch.callbacks", "Callback"),
+    ("lightning.pytorch.loggers", "Logger"),
+    ("torchmetrics", "Metric"),
+)
+_PLACES = (
+    "torch.nn.modules",
+    "torch.optim",
+    "torch.utils.data.dataset",
+    "lightning.pytorch.callbacks",
+    "lightning.pytorch.core.module",
+    "lightning.pytorch.loggers.csv_logs",
+    "lightning.pytorch.loggers.tensorboard",
+    "torchmetrics.aggregation",
+    "torchmetrics.classification",
+    "torchmetrics.clustering",
+    "torchmetrics.collections",
+    "torchmetrics.metric",
+    "torchmetrics.nominal",
+    "torchmetrics.regression",
+    "torchmetrics.retrieval",
+    "torchmetrics.segmentation",
+    "torchmetrics.text",
+    "torchmetrics.wrappers",
+    "transformers.activations",
+    "transformers.optimization",
+    "transformers.models",
+    "flatout.models",
+    "flatout.tasks",
+    "flatout.callbacks",
+)
+"""Modules, and all below them, whose classes may be named without more ado; none of them does anything on import."""
+_DOORS = (
+    *TRUSTED_PACKAGES,
+    "torch.nn",
+    "torch.optim.lr_scheduler",
+    "torch.utils.data",
+    "lightning.pytorch",
+    "lightning.pytorch.loggers",
+)
+"""Modules through which such classes are usually named; what is found must still be defined in a place."""
+_LEFT_OUT = (
+    "lightning.pytorch.callbacks.lambda_function.LambdaCallback",  # calls whatever it is given
+    "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint",  # saves in mid-step
+    "torchmetrics.text.bert.BERTScore",  # these fetch models or lists of words
+    "torchmetrics.text.infolm.InfoLM",
+    "torchmetrics.text.rouge.ROUGEScore",
+    "torchmetrics.text.sacre_bleu.SacreBLEUScore",
+)
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
+_SETTINGS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
+_FOLDERS = ("save_dir", "root_dir", "dirpath", "log_dir", "default_root_dir", "exclude_batches_path")
+"""Arguments that name a place to write to."""
+_PARTS = ("name", "version", "sub_dir", "filename", "prefix", "filename_suffix", "comment")
+"""Arguments that become a part of such a place."""
+
+
+def check_targets(
+    config: Mapping[Any, Any], allowed: Sequence[str] = (), *, folders: Sequence[Path] = (Path("outputs"),)
+) -> None:
+    """Refuse every `_target_` that is not what it may be, and arguments of it that lead out of `folders`."""
+    for place, settings in targets(config, ""):
+        found = _part_of_a_run(settings["_target_"], place, allowed)
+        if settings.get("_partial_"):
+            raise UserError(f"{place}._partial_", "a run is made of objects", mend="Leave it out.")
+        if not is_allowed(settings["_target_"], allowed):
+            _check_arguments(found, settings, place, folders)
+
+
+def targets(value: Any, where: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    """Every mapping with a `_target_`, however deep, and where it stands."""
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            yield where, value
+        for key in value:
+            yield from targets(value[key], f"{where}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from targets(item, f"{where}[{number}]")
+
+
+def is_allowed(target: Any, allowed: Sequence[str]) -> bool:
+    """Whether a person has trusted it by its own name or by that of a module or package that it lies in."""
+    is_name = isinstance(target, str) and bool(_NAME.fullmatch(target))
+    return is_name and any(_lies_in(target, each) for each in allowed if each not in TRUSTED_PACKAGES)
+
+
+def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
+    """The class that a target names, if it may."""
+    if not isinstance(target, str) or not _NAME.fullmatch(target):
+        raise UserError(where, f"_target_ {target!r} is no name of a class", allowed="package.module.Class")
+    is_trusted, (package, module) = is_allowed(target, allowed), (target.partition(".")[0], target.rpartition(".")[0])
+    if not is_trusted and package not in TRUSTED_PACKAGES:
+        mend = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
+        raise UserError(
+            where, f"_target_ {target} is from a package not trusted", allowed=", ".join(TRUSTED_PACKAGES), mend=mend
+        )
+    if not is_trusted and module not in _DOORS and not _is_place(module):
+        raise _not_listed(target, where)
+    found = _found(target)
+    if found is None:
+        raise UserError(where, f"_target_ {target}: there is no such class")
+    kinds = tuple(getattr(importlib.import_module(place), kind) for place, kind in _KINDS)
+    if not (isinstance(found, type) and issubclass(found, kinds)):
+        names = ", ".join(name for _, name in _KINDS)
+        raise UserError(where, f"_target_ {target} is no class of a kind a run is made of", allowed=names)
+    is_left_out = any(f"{each.__module__}.{each.__qualname__}" in _LEFT_OUT for each in found.__mro__)
+    if not is_trusted and (is_left_out or not _is_place(found.__module__)):
+        raise _not_listed(target, where)
+    return found
+
+
+def _is_place(module: str) -> bool:
+    is_script = module.startswith("transformers.models.") and ".modeling_" not in module
+    return any(_lies_in(module, place) for place in _PLACES) and not is_script
+
+
+def _not_listed(target: str, where: str) -> UserError:
+    what = f"_target_ {target} is not among the classes that settings may name"
+    mend = f"If you know what it does, trust it on the command line: +allow_targets=[{target}]."
+    return UserError(where, what, allowed="layers, optimizers, metrics, callbacks, two loggers", mend=mend)
+
+
+def _found(target: str) -> Any:
+    """What a name stands for, its module imported; None where there is no such thing."""
+    module, _, name = target.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except (ImportError, ValueError, AttributeError):
+        return None
+
+
+def _check_arguments(found: type, settings: Mapping[Any, Any], where: str, folders: Sequence[Path]) -> None:
+    """Refuse what leads out of the folder of all runs."""
+    for name, value in _arguments(found, settings).items():
+        if name in _FOLDERS and value is not None:
+            require_inside(str(value), folders, f"{where}.{name}")
+        elif name in _PARTS and isinstance(value, str):
+            allowed = "a name without '..' that begins with no '/' or '~'"
+            require(not value or is_plain_part(value), f"{where}.{name}", repr(value), allowed=allowed)
+
+
+def _arguments(found: type, settings: Mapping[Any, Any]) -> dict[str, Any]:
+    """Arguments by their names, those that are given by their place too."""
+    given = {str(key): value for key, value in settings.items() if key not in _SETTINGS}
+    places = settings.get("_args_") or []
+    if isinstance(places, list | tuple):
+        names = list(inspect.signature(getattr(found, "__init__")).parameters)[1:]  # noqa: B009 (of whichever class)
+        given |= dict(zip(names, places, strict=False))
+    return given
+
+
+def _lies_in(name: str, place: str) -> bool:
+    return name == place or name.startswith(f"{place}.")

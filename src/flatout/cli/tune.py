@@ -1,0 +1,106 @@
+"""`python -m flatout tune …`: what `tune=auto` would decide for a run of these words, and what it was read off.
+
+Takes the words of `python -m train`, measures in processes that are thrown away, trains nothing, and ends with the
+settings as words of a command line. A run of the same words with `tune=auto` finds these answers and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flatout.distributed.processes import warm_start
+from flatout.perf.tune.answers import Answers, Tried
+
+_MODE = "tune=auto"
+_LEAST_WIDTH = 140
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [+experiment=NAME] [key=value ...] [tune.budget_s=SECONDS] [tune.fresh=true]"
+    parser.add_argument("words", metavar="WORD", nargs="*", help="+experiment=NAME and any key=value, as for training")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    warm_start()  # it imports beside us what the process that measures will need
+    import train
+
+    words = [word for word in arguments.words if word.lstrip("+") != _MODE]
+    with tempfile.TemporaryDirectory() as folder:  # Hydra wants one; nothing is written there
+        train.main([_MODE, *words, f"hydra.run.dir={folder}/none"], job=train.tune_job)
+
+
+def decide(config: object, overrides: Sequence[str]) -> None:
+    """Measure for these settings, and print what was found."""
+    from flatout.config import RunConfig
+    from flatout.distributed.ranks import Ranks
+    from flatout.perf.tune.tuning import Found, Question, device_key, measured_for, override_line, smallest
+    from flatout.run.launch import devices_wanted
+    from flatout.run.run import prepare_data, probed, share_processor
+    from flatout.run.run_folder import unwritten_run
+
+    assert isinstance(config, RunConfig)
+    numbers = devices_wanted(config.trainer)
+    ranks = Ranks(0, len(numbers), 0, len(numbers))
+    alone = Ranks()
+    with unwritten_run() as place:
+        devices = {
+            str(device_key(device)): device for device in (alone.device(_accelerator(config), n) for n in numbers)
+        }
+        share_processor(config, ranks, next(iter(devices.values())), place)
+        kind = prepare_data(config, alone, place)
+    print(kind.data.report.line(), flush=True)
+    found: list[Found] = []
+    for device in devices.values():
+        build = probed(config, ranks, device)
+        question = Question(config, kind.store, ranks, device, overrides, build, counts_time=False)
+        found.append(measured_for(question, _say))
+    for line in (line for each in found for line in each.lines):
+        print(line)
+    answers = smallest([each.answers for each in found])
+    console = Console(highlight=False)
+    console.width = max(console.width, _LEAST_WIDTH)  # piped into a file it would be cut at 80
+    console.print(table_of(answers))
+    for choice in answers.choices:
+        print(f"{choice.name}: {choice.value} ({choice.why}; {choice.evidence})")
+    print(
+        override_line(answers.values, config.optim)
+        or "nothing was left open, or nothing could be measured: train as it is"
+    )
+
+
+def _accelerator(config: object) -> str:
+    return str(getattr(config, "trainer", {}).get("accelerator", "auto"))
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def table_of(answers: Answers) -> Table:
+    """Everything that was tried, a row each."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("what", "value"):
+        table.add_column(name)
+    for name in ("rows/s", "tokens/s", "memory"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for row in answers.tried:
+        rates = (_number(row.rows_per_s), _number(row.tokens_per_s))
+        table.add_row(row.what, row.value, *rates, _memory(row), Text(row.verdict))
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _memory(row: Tried) -> str:
+    if row.memory_gb is None:
+        return ""
+    return f"{row.memory_gb:.2f} GB{' predicted' if row.is_predicted else ''}"

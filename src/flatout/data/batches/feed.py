@@ -1,0 +1,220 @@
+"""The feed: a plan's batches, over a store, on the device, counted as they are taken.
+
+Three kinds. *Resident*: the columns lie on the device and a batch is an index into them; the fastest wherever they
+fit. *Threaded*: one thread gathers a run of batches ahead, into page-locked memory where there is a device to copy to.
+*Workers*: processes of a `DataLoader` make each batch, for transforms that must run anew each epoch.
+
+A feed is a Lightning loader: its state is the epoch and the batches taken, so a restored one yields exactly the rest.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+
+import psutil
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.gather import TOKENS, Gatherer, Run, cut_run, move_run
+from flatout.data.batches.plan import Plan, PlanSettings, Rows, count_batches
+from flatout.data.feeding import FeedKind
+from flatout.data.store.store import StoreSplit
+
+Transform = Callable[[FlatBatch], FlatBatch]
+"""A change of a batch that must be made anew each epoch, such as dropping words."""
+
+_ROWS_A_RUN = 8192
+_BATCHES_A_RUN = 64
+_RESIDENT_SHARE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class FeedChoice:
+    """A kind of feed, why it was chosen, and what that was read off."""
+
+    kind: FeedKind
+    why: str
+    evidence: str
+
+
+def choose_feed(kind: FeedKind, num_bytes: int, device: torch.device, transform: Transform | None) -> FeedChoice:
+    """The kind asked for, or the fastest that the device's free memory allows."""
+    if kind is not FeedKind.auto:
+        return FeedChoice(kind, "asked for", f"data.feed={kind}")
+    if transform is not None:
+        return FeedChoice(FeedKind.workers, "a transform runs anew each epoch", "a transform is set")
+    free = free_memory(device)
+    evidence = f"store {num_bytes / 1e6:.1f} MB, free on {device.type} {free / 1e9:.1f} GB"
+    if num_bytes <= _RESIDENT_SHARE * free:
+        return FeedChoice(FeedKind.resident, f"the store fits {_RESIDENT_SHARE:.0%} of the free memory", evidence)
+    return FeedChoice(FeedKind.threaded, f"the store is over {_RESIDENT_SHARE:.0%} of the free memory", evidence)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that may still be used on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+class Feed:
+    """Batches of one split in the order of a plan, epoch after epoch."""
+
+    def __init__(
+        self,
+        split: StoreSplit,
+        plan: PlanSettings,
+        *,
+        kind: FeedKind = FeedKind.resident,
+        device: torch.device | str = "cpu",
+        transform: Transform | None = None,
+        workers: int = 2,
+        batches_a_run: int = _BATCHES_A_RUN,
+    ) -> None:
+        assert kind is not FeedKind.auto, "choose_feed decides first"
+        self.split, self.plan, self.kind = split, plan, kind
+        self.device, self.transform, self.workers = torch.device(device), transform, workers
+        self.batches_a_run = batches_a_run
+        """Most that are gathered at once."""
+        self.epoch = self.consumed = 0
+        self.wait_s = self.transfer_s = 0.0
+        """What was waited for batches, and what of it for their way to the device."""
+        # Lightning asks every loader for these two, and calls `loader.sampler.set_epoch`.
+        self.sampler, self.batch_sampler = self, None
+        self._lengths = split.lengths(TOKENS)
+        self._num_batches = count_batches(self._lengths, plan)
+        self._gatherer: Gatherer | None = None
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start another epoch; the present one goes on where it was."""
+        if epoch != self.epoch:
+            self.epoch, self.consumed = epoch, 0
+
+    def afresh(self) -> Feed:
+        """The rows of all ranks from the beginning, read without moving this feed."""
+        kind = self.kind if self.kind is FeedKind.resident else FeedKind.threaded
+        feed = Feed(self.split, replace(self.plan, rank=0, world=1), kind=kind, device=self.device)
+        feed._gatherer = self._gatherer
+        return feed
+
+    def rows_of_step(self, epoch: int, step: int) -> Rows:
+        """Numbers of the rows that all ranks train in one optimizer step of an epoch."""
+        plan = Plan(self._lengths, self.plan, epoch)
+        return plan.order[plan.bounds[step] : plan.bounds[step + 1]]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "consumed": self.consumed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.consumed = state["epoch"], state["consumed"]
+
+    def __iter__(self) -> Iterator[FlatBatch]:
+        if self.consumed >= len(self):
+            self.consumed = 0
+        plan = Plan(self._lengths, self.plan, self.epoch)
+        batches = self._batches(plan, self.consumed)
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            self.wait_s += time.perf_counter() - asked
+            if batch is None:
+                return
+            self.consumed += 1
+            yield batch
+
+    def _batches(self, plan: Plan, start: int) -> Iterator[FlatBatch]:
+        if self.kind is FeedKind.workers:
+            return self._from_workers(plan, start)
+        runs = self._runs_ahead(plan, start) if self.kind is FeedKind.threaded else self._runs(plan, start)
+        batches = (batch for run in runs for batch in cut_run(run))
+        return batches if self.transform is None else map(self.transform, batches)
+
+    def _runs(self, plan: Plan, start: int) -> Iterator[Run]:
+        gatherer = self._gather_on(self.device)
+        return (gatherer.run(plan.batches(*span)) for span in self._spans(plan, start))
+
+    def _runs_ahead(self, plan: Plan, start: int) -> Iterator[Run]:
+        gatherer = self._gather_on(torch.device("cpu"))
+
+        def make(span: tuple[int, int]) -> Run:
+            return move_run(gatherer.run(plan.batches(*span)), self.device)
+
+        with ThreadPoolExecutor(1, thread_name_prefix="feed") as pool:
+            ahead: Future[Run] | None = None
+            for span in self._spans(plan, start):
+                made, ahead = ahead, pool.submit(make, span)
+                if made is not None:
+                    yield made.result()
+            if ahead is not None:
+                yield ahead.result()
+
+    def _from_workers(self, plan: Plan, start: int) -> Iterator[FlatBatch]:
+        loader = DataLoader(
+            _PlannedBatches(self.split, plan, self.transform),
+            sampler=range(start, plan.num_batches),
+            batch_size=None,
+            num_workers=self.workers,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator().manual_seed(self.plan.seed),  # else it draws from the run's own numbers
+            # A worker ends when its parent is gone; that of a server's child would be the server.
+            multiprocessing_context="fork" if "fork" in multiprocessing.get_all_start_methods() else None,
+            worker_init_fn=partial(_end_with, os.getpid()),
+        )
+        return map(self._moved, loader)
+
+    def _moved(self, batch: FlatBatch) -> FlatBatch:
+        began = time.perf_counter()
+        moved = batch.to(self.device)
+        self.transfer_s += time.perf_counter() - began
+        return moved
+
+    def _gather_on(self, device: torch.device) -> Gatherer:
+        """The columns, copied to the device once for all epochs."""
+        if self._gatherer is None:
+            self._gatherer = Gatherer(self.split, device)
+        return self._gatherer
+
+    def _spans(self, plan: Plan, start: int) -> Iterator[tuple[int, int]]:
+        """Runs of batches of some ten thousand rows; the first is a single batch, so that training starts at once."""
+        rows_a_batch = max(1, len(plan.order) // max(1, plan.num_batches * self.plan.world))
+        step = min(self.batches_a_run, max(1, _ROWS_A_RUN // rows_a_batch))
+        yield from [(start, start + 1)] if start < plan.num_batches else []
+        for first in range(start + 1, plan.num_batches, step):
+            yield first, min(first + step, plan.num_batches)
+
+
+def _end_with(parent: int, number: int) -> None:
+    """Let a worker end when its parent is gone: torch's own watch never ends where that was killed while it began."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+class _PlannedBatches(Dataset[FlatBatch]):
+    """One batch by its number: what a worker process makes."""
+
+    def __init__(self, split: StoreSplit, plan: Plan, transform: Transform | None) -> None:
+        self.plan, self.transform = plan, transform
+        self.gatherer = Gatherer(split, torch.device("cpu"))
+
+    def __len__(self) -> int:
+        return self.plan.num_batches
+
+    def __getitem__(self, number: int) -> FlatBatch:
+        batch = next(cut_run(self.gatherer.run(self.plan.batches(number, number + 1))))
+        return batch if self.transform is None else self.transform(batch)

@@ -1,0 +1,533 @@
+"""The built-in tweets: one sample with a mood for every text, one with tags for every word; both made by our own rules.
+
+A text is a row of phrases, a phrase is words and slots, and a slot draws one word or one name by a long-tailed law. The
+mood follows from whole phrases: "not bad" praises, "is it good?" says nothing, and what stands after "but" wins. So
+counting words is not enough, a reader who knows order makes no errors, and the best score is one less the `noise`.
+The type of a name follows from the phrase around it: some names are used for every type, and half of the names in
+validation and test do not stand in training. Rows are made by the block, as in `samples.py`, and never change while
+GENERATOR_VERSION stays. Nothing is copied from any data set; real tweets are richer, so judge methods on those.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from numpy.typing import NDArray
+
+from flatout.data.samples.made_up import Syllables, draw_long_tailed, made_up_words
+from flatout.data.tables.table import Table
+from flatout.errors import require
+
+GENERATOR_VERSION = 1
+MOODS = ("negative", "neutral", "positive")
+ENTITY_TYPES = ("person", "place", "group", "work")
+TAGS = ("O", *(f"{mark}-{kind}" for kind in ENTITY_TYPES for mark in "BI"))
+_BLOCK = 4_096
+_SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}
+_LARGEST_SEED = 2**63 - 1
+_TWEETS_WORDS_KEY, _TAGGED_WORDS_KEY = 2013, 2017
+_SYLLABLES = Syllables(
+    onsets=tuple("b bl c ch d dr f g gl h j k l m n p pr r s sh sk t tw v w y z".split()),
+    vowels=tuple("a a e e i i o o u oo ee ai".split()),
+    ends=("", "", "n", "r", "x", "l", "m", "ng", "ck", "s"),
+)
+_NO_WORD = -1  # an empty place of a phrase; slots are numbered down from -2
+
+_MOOD_SHARES = (0.2, 0.44, 0.36)
+_ASKED_SHARE, _BUT_SHARE, _THOUGH_SHARE = 0.45, 0.22, 0.18
+_FILLER_SHARES = (0.85, 0.5, 0.25)
+_EMOJI_SHARE, _FITTING_EMOJI_SHARE = 0.35, 0.6
+_STRETCH_SHARE, _LOUD_WORD_SHARE, _LOUD_TEXT_SHARE, _CAPITAL_SHARE = 0.07, 0.04, 0.03, 0.6
+_NUM_THINGS, _NUM_SLANG, _NUM_HASHTAGS = 3_000, 50, 400
+
+_LONGEST_NAME, _NAMES_PER_POOL, _NUM_GIVEN = 4, 200, 120
+_TYPE_SHARES = (0.36, 0.26, 0.21, 0.17)
+_FIRST_NAME_SHARE, _SECOND_NAME_SHARE, _TAGGED_FILLER_SHARES = 0.75, 0.35, (0.5, 0.5, 0.5)
+_AMBIGUOUS_SHARE, _UNSEEN_SHARE, _LOWERCASE_SHARE = 0.25, 0.5, 0.25
+_TAIL = {"thing": 1.0, "tag": 0.8, "good": 0.6, "bad": 0.6, "name": 0.5}
+_OTHER_TAIL = 0.3
+
+_THINGS = (
+    "game show phone movie song album train bus coffee pizza episode concert laptop app party school job office shop"
+    " weather dress haircut burger trailer sequel update camera car bike gym festival book hotel flight match dinner"
+    " lecture podcast keyboard garden museum bakery exam playlist jacket sandwich speech stream"
+).split()
+_GOOD = (
+    "good great awesome lovely amazing nice fun brilliant perfect sweet beautiful fantastic wonderful cool delicious"
+    " charming superb delightful impressive excellent adorable gorgeous inspiring refreshing"
+).split()
+_BAD = (
+    "bad awful boring terrible ugly horrible sad lame rude broken disgusting annoying dull dreadful pathetic useless"
+    " miserable painful disappointing nasty clumsy gross depressing tasteless"
+).split()
+_VERY = "so so so really very totally absolutely super quite seriously".split()
+_TIMES = "today tonight tomorrow yesterday again now later already soon weekly".split()
+_EMOJI = {
+    "glad": "😀 😍 🎉 ❤️ 👍 😊 🙌".split(),
+    "cross": "😡 😭 💔 👎 😒 🤮 😞".split(),
+    "plain": "🤔 👀 📷 ☕ 🎧 🚌 📺".split(),
+}
+_UNCHANGED = r"^(@|#|http|RT$)"
+
+# {op} stands for an opinion: a phrase is written once for praise and once for blame.
+_AS_SAID = """
+    the {thing} is {very} {op} | this {thing} was {op} | what a {op} {thing} | my {thing} looks {op} {time}
+    that {thing} sounds {very} {op} | found the {thing} {very} {op} | can't believe how {op} the {thing} is
+    never seen a {thing} this {op} | not gonna lie the {thing} is {op} | no doubt that {thing} is {op}
+    not only {op} but {very} {op} this {thing} | nobody told me the {thing} is {very} {op}
+"""
+_REVERSED = """
+    the {thing} is not {op} | this {thing} was never {op} | the {thing} isn't {op} at all | not a {op} {thing}
+    nothing {op} about the {thing} | my {thing} is far from {op} | no way that {thing} is {op}
+    the {thing} wasn't {very} {op} | hardly a {op} {thing} | who calls this {thing} {op} ? not me
+"""
+_ASKED = """
+    is the {thing} {op} ? | anyone know if the {thing} is {op} ? | wondering whether that {thing} is {op} or not
+    will the {thing} be {op} {time} ? | tell me if the {thing} is not {op} | was the {thing} {op} or just average ?
+    no idea if the {thing} is {op} | never heard whether the {thing} was {op} | so the {thing} isn't {op} , is it ?
+"""
+_FILLERS = """
+    on my way to the {thing} {time} | just got home from the {thing} | waiting for the {thing} with my {thing}
+    not at the {thing} yet | never been to a {thing} before | watching the {thing} {time} | back at the {thing}
+    wanted the {thing} but took the {thing} | my {thing} and my {thing} {time} | someone left a {thing} here
+    talking about the {thing} {time} | the {thing} starts {time} | third {thing} this week | looking for a {thing}
+    have not seen the {thing} {time} | still at the {thing} though the {thing} is over | so the {thing} is {time}
+    reading about a {thing} {time} | bought a {thing} | going to the {thing} {time} | no {thing} without a {thing}
+"""
+_OPENINGS = "| | | | | @user | @user | @user | @user @user | RT @user : | omg | ok | hey @user | well , | lol"
+_MARKS = "| | | | . | . | ! | !! | ..."
+_ENDINGS = "| | | | {tag} | {tag} | {tag} {tag} | http | http | {tag} http | via @user | lol | @user"
+
+_ABOUT_NAMES = {
+    "person": """
+        {name} says the {thing} is {time} | happy birthday {name} ! | met {name} at the {thing}
+        thanks {name} for the {thing} | {name} just tweeted about the {thing} | so proud of my cousin {name}
+        dinner with {name} {time} | {name} told me about the {thing} | {name} and his {thing}
+        follow {name} she is at the {thing}
+    """,
+    "place": """
+        in {name} {time} | flying to {name} {time} | traffic near {name} {time} | the {thing} in {name} is closed
+        greetings from {name} ! | moved to {name} for the {thing} | it rains in {name} {time}
+        lost somewhere around {name} | best {thing} this side of {name}
+        the road from {name} to {name} is closed
+    """,
+    "group": """
+        {name} fans at the {thing} | signed with {name} {time} | {name} won 3 - 1 | tickets for {name} live {time}
+        {name} lost the {thing} 2 - 0 | {name} are on tour {time} | the new singer of {name} quit
+        working for {name} as of {time} | {name} vs {name} {time} | the members of {name} bought a {thing}
+    """,
+    "work": """
+        watching {name} on tv {time} | {name} is on tv {time} | reading {name} for the third time
+        season two of {name} starts {time} | the ending of {name} ! | page 80 of {name} {time}
+        {name} is my favourite film | the trailer for {name} is out {time} | listening to {name} on repeat
+        who wrote {name} ?
+    """,
+}
+_NAME_FORMS = {
+    "person": ("{given} {w}", "{given} {w}", "{given} {w}", "{w}", "{given} {given} {w}", "dj {w}"),
+    "place": ("{w}", "{w}", "lake {w}", "{w} street", "port {w}", "{w} {w} park"),
+    "group": ("{w} united", "the {w} {w}", "{w}", "{w} records", "fc {w}", "the {w} {w} band"),
+    "work": ("{w}", "the {w} of {w}", "return to {w}", "{w} nights", "{w} and the {w}"),
+    "any": ("{w}", "{w}", "{w} {w}", "the {w}"),
+}
+
+
+@dataclass(kw_only=True, slots=True)
+class TweetsConfig:
+    """Size and difficulty of the built-in tweets."""
+
+    rows: int = 6_000
+    """Training rows."""
+    eval_rows: int = 1_000
+    """Validation rows, and as many test rows."""
+    noise: float = 0.06
+    """Share of rows whose label is replaced by another one, drawn at random."""
+    seed: int = 0
+    """Another seed, other tweets."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(kw_only=True, slots=True)
+class TaggedTweetsConfig:
+    """Size and difficulty of the built-in tagged tweets."""
+
+    rows: int = 4_000
+    """Training rows."""
+    eval_rows: int = 1_000
+    """Validation rows, and as many test rows."""
+    noise: float = 0.04
+    """Share of names whose tags are replaced by those of another type, drawn at random."""
+    seed: int = 0
+    """Another seed, other tweets about the same names."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+def _check(config: TweetsConfig | TaggedTweetsConfig) -> None:
+    require(config.rows >= 1, "data.sample.rows", f"{config.rows}", allowed="1 or more")
+    require(config.eval_rows >= 1, "data.sample.eval_rows", f"{config.eval_rows}", allowed="1 or more")
+    require(0 <= config.noise < 0.5, "data.sample.noise", f"{config.noise}", allowed="0 to below 0.5")
+    require(0 <= config.seed <= _LARGEST_SEED, "data.sample.seed", f"{config.seed}", allowed="0 to 2**63 - 1")
+
+
+class _SampleTable(Table):
+    """One split of a sample that is made by the block."""
+
+    def __init__(self, config: TweetsConfig | TaggedTweetsConfig, split: str) -> None:
+        require(split in _SPLIT_STREAM, "split", repr(split), allowed=", ".join(_SPLIT_STREAM))
+        self.config, self.split = config, split
+        self.num_rows = config.rows if split == "train" else config.eval_rows
+
+    def fingerprint(self) -> str:
+        about = f"{self.name} {GENERATOR_VERSION} {self.split} {sorted(asdict(self.config).items())}"
+        return xxhash.xxh3_128_hexdigest(about.encode())
+
+    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+        """The rows, in blocks of at most `rows_per_block`."""
+        waiting: list[pa.RecordBatch] = []
+        for number in range(-(-self.num_rows // _BLOCK)):
+            left = self.num_rows - number * _BLOCK
+            key = [self.config.seed, (_SPLIT_STREAM[self.split] << 48) + number]
+            made = self._block(np.random.Generator(np.random.Philox(key=key)), columns)
+            waiting.append(pa.RecordBatch.from_pydict({name: made[name] for name in columns}).slice(0, left))
+            if sum(block.num_rows for block in waiting) >= rows_per_block or left <= _BLOCK:
+                yield from pa.Table.from_batches(waiting).combine_chunks().to_batches(rows_per_block)
+                waiting = []
+
+    @abstractmethod
+    def _block(self, random: np.random.Generator, columns: Sequence[str]) -> Mapping[str, pa.Array]:
+        """One whole block: at least the columns asked for, the same values whatever else is asked for."""
+
+
+class TweetsTable(_SampleTable):
+    """One split of the built-in tweets; `topic` is the label before the noise."""
+
+    name = "sample:tweets"
+    columns: Sequence[str] = ("text", "label", "topic")
+
+    def known_ceiling(self) -> float:
+        """The best accuracy reachable on these rows: the share whose label was not changed."""
+        blocks = self.blocks(["label", "topic"])
+        return sum(pc.sum(pc.equal(block["label"], block["topic"])).as_py() for block in blocks) / self.num_rows
+
+    def _block(self, random: np.random.Generator, columns: Sequence[str]) -> Mapping[str, pa.Array]:
+        names = pa.array(MOODS)
+        moods = random.choice(len(MOODS), _BLOCK, p=_MOOD_SHARES)
+        labels = _disturbed(random, moods, len(MOODS), self.config.noise)
+        made = {"label": names.take(pa.array(labels)), "topic": names.take(pa.array(moods))}
+        if "text" in columns:
+            made["text"] = _tweet_texts(random, moods)
+        return made
+
+
+class TaggedTweetsTable(_SampleTable):
+    """One split of the built-in tagged tweets; `clean_tags` are the tags before the noise."""
+
+    name = "sample:tagged-tweets"
+    columns: Sequence[str] = ("tokens", "tags", "clean_tags")
+
+    def known_ceiling(self) -> float:
+        """The best F1 over whole names reachable on these rows: the share of names whose tags were not changed."""
+        num_names = num_kept = 0
+        for block in self.blocks(["tags", "clean_tags"]):
+            tags, clean = (pc.list_flatten(block[name]) for name in ("tags", "clean_tags"))
+            is_first = pc.starts_with(clean, "B-")
+            num_names += pc.sum(is_first).as_py() or 0
+            num_kept += pc.sum(pc.and_(is_first, pc.equal(tags, clean))).as_py() or 0
+        return num_kept / num_names if num_names else 1.0
+
+    def _block(self, random: np.random.Generator, columns: Sequence[str]) -> Mapping[str, pa.Array]:
+        return _tagged(random, self.split, self.config.noise)
+
+
+def _disturbed(
+    random: np.random.Generator, values: NDArray[np.int64], num_values: int, noise: float
+) -> NDArray[np.int64]:
+    """The values with `noise` of them replaced by any other value."""
+    changed = random.random(len(values)) < noise
+    return np.where(changed, (values + random.integers(1, num_values, len(values))) % num_values, values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Phrases:
+    """Words, groups of words, and phrases by kind; words and slots are numbers."""
+
+    words: pa.Array
+    """Every word as written, Capitalised, LOUD and streeetched, one after the other."""
+    groups: dict[str, tuple[int, int, int]]
+    """Of each slot: its number within phrases, its first word, how many words it has."""
+    places: NDArray[np.int32]
+    """Phrases by places."""
+    starts: NDArray[np.int64]
+    """Of each kind: its first phrase."""
+    sizes: NDArray[np.int64]
+    """Of each kind: how many phrases it has."""
+    kinds: dict[str, int]
+    """Kinds by name."""
+
+    @property
+    def num_words(self) -> int:
+        return len(self.words) // 4
+
+    def drawn(self, random: np.random.Generator, kinds: NDArray[np.int64]) -> NDArray[np.int32]:
+        """A phrase of each kind (rows by phrases), as words and slots (rows by places)."""
+        phrases = self.starts[kinds] + (random.random(kinds.shape) * self.sizes[kinds]).astype(np.int64)
+        return self.places[phrases].reshape(len(kinds), -1)
+
+    def fill(self, random: np.random.Generator, ids: NDArray[np.int32]) -> None:
+        """Put a word into every slot that is a group of words."""
+        for name, (slot, start, size) in self.groups.items():
+            chosen = ids == slot
+            drawn = draw_long_tailed(random, int(chosen.sum()), size, _TAIL.get(name, _OTHER_TAIL))
+            ids[chosen] = start + drawn
+
+
+def _phrases(groups: Mapping[str, Sequence[str]], slots: Sequence[str], kinds: Mapping[str, str]) -> _Phrases:
+    """Number the words of groups and phrases; `slots` are filled by the caller."""
+    written = {kind: [phrase.split() for phrase in _listed(text)] for kind, text in kinds.items()}
+    plain = {word for phrases in written.values() for phrase in phrases for word in phrase if word[0] != "{"}
+    words = [*sorted(plain), *(word for group in groups.values() for word in group)]
+    numbers = {word: number for number, word in enumerate(sorted(plain))}
+    starts = np.append(0, np.cumsum([len(group) for group in groups.values()])) + len(plain)
+    known: dict[str, tuple[int, int, int]] = {}
+    for nth, (name, group) in enumerate(groups.items()):
+        known[name] = (_NO_WORD - 1 - nth, int(starts[nth]), len(group))
+        numbers[f"{{{name}}}"] = known[name][0]
+    numbers |= {f"{{{slot}}}": _slot_number(len(groups), nth) for nth, slot in enumerate(slots)}
+    longest = max(_width(phrase, slots) for phrases in written.values() for phrase in phrases)
+    places = [_placed(phrase, numbers, slots, longest) for phrases in written.values() for phrase in phrases]
+    sizes = np.array([len(phrases) for phrases in written.values()])
+    kind_numbers = {kind: number for number, kind in enumerate(written)}
+    return _Phrases(_all_ways(words), known, np.array(places, np.int32), np.cumsum(sizes) - sizes, sizes, kind_numbers)
+
+
+def _slot_number(num_groups: int, nth: int) -> int:
+    return _NO_WORD - 1 - num_groups - nth
+
+
+def _listed(text: str) -> list[str]:
+    """Phrases parted by | and by line ends."""
+    return [phrase.strip() for phrase in text.strip().replace("\n", "|").split("|")]
+
+
+def _width(phrase: Sequence[str], slots: Sequence[str]) -> int:
+    return sum(_LONGEST_NAME if word[1:-1] in slots else 1 for word in phrase)
+
+
+def _placed(phrase: Sequence[str], numbers: Mapping[str, int], slots: Sequence[str], longest: int) -> list[int]:
+    """A phrase as numbers; empty places follow the slot of a name, and fill the end."""
+    placed: list[int] = []
+    for word in phrase:
+        placed += [numbers[word], *[_NO_WORD] * (_width([word], slots) - 1)]
+    return placed + [_NO_WORD] * (longest - len(placed))
+
+
+def _all_ways(words: Sequence[str]) -> pa.Array:
+    """Words as written, Capitalised, LOUD and streeetched; handles, hashtags and links always as written."""
+    written = pa.array(words, pa.large_string())
+    fixed = pc.match_substring_regex(written, _UNCHANGED)
+    stretched = pc.replace_substring_regex(written, r"([aeiou])([^aeiou]*)$", r"\1\1\1\1\2")
+    ways = (pc.utf8_capitalize(written), pc.utf8_upper(written), stretched)
+    return pa.concat_arrays([written, *(pc.if_else(fixed, written, way) for way in ways)])
+
+
+@lru_cache
+def _tweet_phrases() -> _Phrases:
+    random = np.random.Generator(np.random.Philox(key=[_TWEETS_WORDS_KEY, 0]))
+    things, taken = _things(random)
+    slang = made_up_words(random, 2 * _NUM_SLANG, taken, _SYLLABLES)
+    groups = {
+        **_shared_groups(things),
+        "good": _GOOD + slang[:_NUM_SLANG],
+        "bad": _BAD + slang[_NUM_SLANG:],
+        "very": _VERY,
+        **_EMOJI,
+    }
+    praise, blame = (
+        "|".join((_AS_SAID.strip().replace("{op}", own), _REVERSED.strip().replace("{op}", other)))
+        for own, other in (("{good}", "{bad}"), ("{bad}", "{good}"))
+    )
+    asked = "|".join(_ASKED.strip().replace("{op}", word) for word in ("{good}", "{bad}"))
+    kinds = {"none": "", "negative": blame, "positive": praise, "asked": asked, **_shared_kinds()}
+    kinds |= {f"{mood} but": _around("", kinds[mood], " but") for mood in ("negative", "positive")}
+    kinds |= {f"though {mood}": _around("even though ", kinds[mood], "") for mood in ("negative", "positive")}
+    kinds |= {name: f"{{{name}}}|{{{name}}}|{{{name}}} {{{name}}}" for name in _EMOJI}
+    return _phrases(groups, (), kinds)
+
+
+def _things(random: np.random.Generator) -> tuple[list[str], set[str]]:
+    """Words for things, known ones first, and all words that no made-up word may repeat."""
+    taken = {*_THINGS, *_GOOD, *_BAD, *_VERY, *_TIMES}
+    made = made_up_words(random, _NUM_THINGS - len(_THINGS), taken, _SYLLABLES)
+    return _THINGS + made, taken
+
+
+def _shared_groups(things: Sequence[str]) -> dict[str, Sequence[str]]:
+    return {"thing": things, "time": _TIMES, "tag": [f"#{thing}" for thing in things[:_NUM_HASHTAGS]]}
+
+
+def _shared_kinds() -> dict[str, str]:
+    return {"filler": _FILLERS, "opening": _OPENINGS, "mark": _MARKS, "ending": _ENDINGS}
+
+
+def _around(before: str, phrases: str, after: str) -> str:
+    return "|".join(f"{before}{phrase}{after}" for phrase in _listed(phrases))
+
+
+def _tweet_texts(random: np.random.Generator, moods: NDArray[np.int64]) -> pa.Array:
+    phrases = _tweet_phrases()
+    ids = phrases.drawn(random, _tweet_kinds(random, moods, phrases.kinds))
+    can_stress = np.isin(ids, [phrases.groups[name][0] for name in ("good", "bad", "very")])
+    phrases.fill(random, ids)
+    way = random.random(ids.shape)
+    ids[can_stress & (way < _STRETCH_SHARE)] += 3 * phrases.num_words
+    ids[can_stress & (way > 1 - _LOUD_WORD_SHARE)] += 2 * phrases.num_words
+    _stress_texts(random, ids, phrases.num_words)
+    tokens = _lists(phrases.words.take(pa.array(ids[ids >= 0])), ids)
+    texts = pc.binary_join(tokens, pa.scalar(" ", pa.large_string()))
+    return pc.replace_substring_regex(texts, r" ([?!.,]+)( |$)", r"\1\2").cast(pa.string())
+
+
+def _tweet_kinds(random: np.random.Generator, moods: NDArray[np.int64], kind: Mapping[str, int]) -> NDArray[np.int64]:
+    """Kinds of phrases, rows by phrases, such that each row has its mood."""
+
+    def some(share: float, kinds: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        return np.where(random.random(_BLOCK) < share, kinds, kind["none"])
+
+    def by_mood(negative: str, neutral: str, positive: str) -> NDArray[np.int64]:
+        return np.array([kind[negative], kind[neutral], kind[positive]])[moods]
+
+    chance = random.random(_BLOCK)
+    none = np.full(_BLOCK, kind["none"])
+    but = np.where(chance < _BUT_SHARE, by_mood("positive but", "none", "negative but"), none)
+    though = np.where(chance > 1 - _THOUGH_SHARE, by_mood("though positive", "none", "though negative"), none)
+    is_asked = (random.random(_BLOCK) < _ASKED_SHARE) & (moods == MOODS.index("neutral"))
+    said = np.where(is_asked, kind["asked"], by_mood("negative", "filler", "positive"))
+    emoji_moods = np.where(random.random(_BLOCK) < _FITTING_EMOJI_SHARE, moods, random.integers(0, 3, _BLOCK))
+    emoji = np.array([kind[name] for name in ("cross", "plain", "glad")])[emoji_moods]
+    fillers = [some(share, kind["filler"]) for share in _FILLER_SHARES]
+    opening, ending = (np.full(_BLOCK, kind[name]) for name in ("opening", "ending"))
+    marks = [np.where(is_marked, kind["mark"], none) for is_marked in (fillers[0] != none, ~is_asked)]
+    order = (
+        opening,
+        fillers[0],
+        marks[0],
+        but,
+        said,
+        though,
+        marks[1],
+        *fillers[1:],
+        some(_EMOJI_SHARE, emoji),
+        ending,
+    )
+    return np.stack(order, axis=1)
+
+
+def _stress_texts(random: np.random.Generator, ids: NDArray[np.int32], num_words: int) -> None:
+    """Most texts with a capital first (unless that word is stressed already), a few all in capitals."""
+    rows = np.arange(len(ids))
+    first = (ids >= 0).argmax(axis=1)
+    has_capital = (ids[rows, first] < num_words) & (random.random(len(ids)) < _CAPITAL_SHARE)
+    ids[rows[has_capital], first[has_capital]] += num_words
+    loud = (ids >= 0) & (random.random(len(ids)) < _LOUD_TEXT_SHARE)[:, None]
+    ids[loud] = ids[loud] % num_words + 2 * num_words
+
+
+def _lists(values: pa.Array, ids: NDArray[np.int32]) -> pa.ListArray:
+    """Values of all used places, parted into rows."""
+    offsets = np.append(0, np.cumsum((ids >= 0).sum(axis=1))).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, values)
+
+
+@lru_cache
+def _tagged_phrases() -> tuple[_Phrases, NDArray[np.int32]]:
+    """Phrases, and names as words: splits by types (the last one: any type) by names by places."""
+    random = np.random.Generator(np.random.Philox(key=[_TAGGED_WORDS_KEY, 0]))
+    things, taken = _things(random)
+    given = made_up_words(random, _NUM_GIVEN, taken, _SYLLABLES)
+    names = [_names(random, kind, given, taken) for _ in _SPLIT_STREAM for kind in _NAME_FORMS]
+    words = list(dict.fromkeys(word for pool in names for name in pool for word in name))
+    kinds = {"none": "", **_shared_kinds()}
+    kinds |= {kind: text.replace("{name}", f"{{{kind}}}") for kind, text in _ABOUT_NAMES.items()}
+    phrases = _phrases({**_shared_groups(things), "name": words}, ENTITY_TYPES, kinds)
+    numbers = {word: phrases.groups["name"][1] + number for number, word in enumerate(words)}
+    padded = [[numbers[word] for word in name] + [_NO_WORD] * (_LONGEST_NAME - len(name)) for p in names for name in p]
+    shape = (len(_SPLIT_STREAM), len(_NAME_FORMS), _NAMES_PER_POOL, _LONGEST_NAME)
+    return phrases, np.array(padded, np.int32).reshape(shape)
+
+
+def _names(random: np.random.Generator, kind: str, given: Sequence[str], taken: set[str]) -> list[list[str]]:
+    """Names of one type; every one has a made-up word of its own, so no two pools share a name."""
+    own = iter(made_up_words(random, 2 * _NAMES_PER_POOL, taken, _SYLLABLES))
+    forms = [
+        _NAME_FORMS[kind][number].split() for number in random.integers(0, len(_NAME_FORMS[kind]), _NAMES_PER_POOL)
+    ]
+    firsts = iter(draw_long_tailed(random, 2 * _NAMES_PER_POOL, len(given), _TAIL["name"]))
+
+    def filled(word: str) -> str:
+        return next(own) if word == "{w}" else given[next(firsts)] if word == "{given}" else word
+
+    return [[filled(word) for word in form] for form in forms]
+
+
+def _tagged(random: np.random.Generator, split: str, noise: float) -> dict[str, pa.Array]:
+    phrases, names = _tagged_phrases()
+    ids = phrases.drawn(random, _tagged_kinds(random, phrases.kinds))
+    phrases.fill(random, ids)
+    rows, places, types = _name_slots(ids, len(phrases.groups))
+    chosen = _chosen_names(random, types, names, _SPLIT_STREAM[split])
+    is_lower = random.random(len(rows)) < _LOWERCASE_SHARE
+    tags, clean_tags = (np.zeros(ids.shape, np.int32) for _ in range(2))
+    noisy = _disturbed(random, types, len(ENTITY_TYPES), noise)
+    for nth in range(_LONGEST_NAME):
+        used = chosen[:, nth] >= 0
+        at = rows[used], places[used] + nth
+        ids[at] = (chosen[:, nth] + np.where(is_lower, 0, phrases.num_words))[used]
+        for to_fill, of_types in ((tags, noisy), (clean_tags, types)):
+            to_fill[at] = 1 + 2 * of_types[used] + (nth > 0)
+    _stress_texts(random, ids, phrases.num_words)
+    tag_names, is_used = pa.array(TAGS, pa.large_string()), ids >= 0
+    made = {"tokens": phrases.words.take(pa.array(ids[is_used]))}
+    made |= {name: tag_names.take(pa.array(t[is_used])) for name, t in (("tags", tags), ("clean_tags", clean_tags))}
+    return {name: _lists(values, ids) for name, values in made.items()}
+
+
+def _tagged_kinds(random: np.random.Generator, kind: Mapping[str, int]) -> NDArray[np.int64]:
+    """Kinds of phrases, rows by phrases: none, one or two of them are about names."""
+    of_types = np.array([kind[name] for name in ENTITY_TYPES])
+    first, second = of_types[random.choice(len(of_types), (2, _BLOCK), p=_TYPE_SHARES)]
+    first = np.where(random.random(_BLOCK) < _FIRST_NAME_SHARE, first, kind["filler"])
+    second = np.where(random.random(_BLOCK) < _SECOND_NAME_SHARE, second, kind["none"])
+    is_filled = random.random((3, _BLOCK)) < np.array(_TAGGED_FILLER_SHARES)[:, None]
+    fillers = np.where(is_filled, kind["filler"], kind["none"])
+    opening, mark, ending = (np.full(_BLOCK, kind[name]) for name in ("opening", "mark", "ending"))
+    order = (opening, fillers[0], first, mark, fillers[1], second, mark, fillers[2], ending)
+    return np.stack(order, axis=1)
+
+
+def _name_slots(
+    ids: NDArray[np.int32], num_groups: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Row, place and type of every slot of a name."""
+    first_slot = _slot_number(num_groups, 0)
+    rows, places = np.nonzero(ids <= first_slot)
+    return rows, places, (first_slot - ids[rows, places]).astype(np.int64)
+
+
+def _chosen_names(
+    random: np.random.Generator, types: NDArray[np.int64], names: NDArray[np.int32], split: int
+) -> NDArray[np.int32]:
+    """A name for each type: at times one that any type may have, and outside training often one of the split's own."""
+    pools = np.where(random.random(len(types)) < _UNSEEN_SHARE, split, _SPLIT_STREAM["train"])
+    kinds = np.where(random.random(len(types)) < _AMBIGUOUS_SHARE, len(ENTITY_TYPES), types)
+    return names[pools, kinds, draw_long_tailed(random, len(types), _NAMES_PER_POOL, _TAIL["name"])]

@@ -1,0 +1,345 @@
+"""The cache: finished stores, each in a folder named after a hash of everything it was made from.
+
+Nothing is stale by definition: another source, tokenizer or setting is another key, and a source is known by its bytes,
+never by its time. One process builds a store, holding a lease (see `lease`), in a temporary folder that is renamed when
+it is whole; others wait for it and then open it. A builder that dies or is stopped is taken over, and one that wakes up
+later finds the finished store and throws its own away. What the dead have left is removed by whoever builds next.
+
+A store's bytes are checked against its checksums before they are mapped: all of them the first time it is opened after
+a build or a restart of the machine, and again whenever the size, the times or the number of a file is not what it was
+then (a change shows there even if somebody sets the time back). That costs a `stat` for each file. One that fails is
+taken away with a warning and built again. What no check sees: a disk that gives back other bytes than it took, of a
+file that nobody wrote to, later than the first opening.
+
+A finished store is on the disk before it gets its name: its files, its folders, and after the rename the cache folder
+are fsynced. A power cut would be survived without, as a torn store is found at the next opening and built again. But a
+disk that runs full or fails may tell so only then, after every write has succeeded, and what it did not keep would be
+read back as zeros once memory lets go of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from flatout.data.store.lease import Lease, boot_id, living_tokens, take_turn
+from flatout.data.store.store import (
+    MANIFEST,
+    MANIFEST_SUM,
+    DamagedStore,
+    Store,
+    StoreWriter,
+    WriteFailed,
+    damaged_files,
+    read_manifest,
+    written,
+)
+from flatout.errors import UserError, out_of_space
+from flatout.files import sync_folder, sync_tree
+
+Recipe = dict[str, Any]
+"""Everything a store's content depends on, as plain JSON values under names a person understands."""
+
+VERIFIED = "verified"
+"""The file in a store's folder that says when its bytes were checked, and what its files looked like then."""
+_BUILDING, _REMOVED = ".building-", ".removed-"
+_KEY = re.compile("[0-9a-f]{20}")
+_TRIES, _MOST_BOOTS = 3, 32
+_TICK_S = 0.02
+"""File systems keep the time of a change in steps of up to ten milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """How a store was come by."""
+
+    key: str
+    hit: bool
+    seconds: float
+    reason: str
+    """Why it was not there, in words; empty for a hit."""
+
+    def line(self) -> str:
+        if self.hit:
+            return f"cache: {self.key} opened in {self.seconds * 1000:.0f} ms"
+        return f"cache: {self.key} built in {self.seconds:.1f} s ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One finished store, as `flatout cache list` shows it."""
+
+    key: str
+    name: str
+    num_bytes: int
+    rows: dict[str, int]
+    built: str
+
+
+def default_cache_folder() -> Path:
+    """`$FLATOUT_CACHE`, else the usual place for caches of the user."""
+    if given := os.environ.get("FLATOUT_CACHE"):
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "flatout"
+
+
+def recipe_key(recipe: Recipe) -> str:
+    text = json.dumps(recipe, sort_keys=True, ensure_ascii=False)
+    return xxhash.xxh3_128_hexdigest(text.encode("utf-8", "surrogatepass"))[:20]
+
+
+class Cache:
+    """A folder of stores."""
+
+    def __init__(self, folder: Path | str | None = None) -> None:
+        self.folder = Path(folder).expanduser() if folder else default_cache_folder()
+
+    def open_or_build(
+        self, name: str, recipe: Recipe, build: Callable[[StoreWriter], None]
+    ) -> tuple[Store, CacheReport]:
+        """The store of `recipe`; `build` fills it when it is not there. `name` says whose data it is."""
+        started = time.perf_counter()
+        key = recipe_key(recipe)
+        reasons: list[str] = []
+        while (store := self.opened(key)) is None:
+            with self._refusals_told(), written():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                lease = take_turn(self.folder, key)
+            if lease is None:
+                continue
+            with self._refusals_told(), lease:
+                there = _identity(self.folder / key)
+                if self.opened(key) is not None:
+                    continue  # another process was quicker
+                if len(reasons) == _TRIES:
+                    what = "the store is damaged just after it was built"
+                    raise UserError(f"cache {self.folder / key}", what, mend=_DISK)
+                reasons.append(self._reason_for_miss(key, name, recipe))
+                if there is not None:
+                    self._remove_damaged(key, there)
+                self._build(lease, key, build, {"key": key, "name": name, "recipe": recipe})
+        return store, CacheReport(key, not reasons, time.perf_counter() - started, "".join(reasons[:1]))
+
+    def opened(self, key: str) -> Store | None:
+        """The store of a key, its bytes checked; None where there is none, or a damaged one."""
+        folder = self.folder / key
+        try:
+            manifest = read_manifest(folder)
+            if not _is_known_whole(folder, manifest):
+                _verify(folder, manifest)
+            return Store(folder, manifest)
+        except PermissionError:
+            raise self._closed_to_us(folder) from None
+        except (DamagedStore, OSError):
+            return None
+
+    def entries(self) -> list[CacheEntry]:
+        """Finished stores, newest first."""
+        found = [_entry(folder) for folder in self._folders()]
+        return sorted((entry for entry in found if entry), key=lambda entry: entry.built, reverse=True)
+
+    def verify(self) -> dict[str, list[str]]:
+        """Damaged files of each store, by key; an empty list for a whole one."""
+        try:
+            return {folder.name: damaged_files(folder) for folder in self._folders()}
+        except PermissionError as error:
+            raise self._closed_to_us(Path(error.filename or self.folder)) from None
+
+    def clear(self, key: str | None = None) -> int:
+        """Remove one store, or all and whatever dead builders left behind; returns how many finished ones went."""
+        keys = [folder.name for folder in self._folders()]
+        if key is not None and key not in keys:
+            raise UserError("cache clear", f"no store {key!r}", allowed=", ".join(keys) or "the cache is empty")
+        with self._refusals_told(), written():
+            for gone in [key] if key else keys:
+                self._remove(self.folder / gone)
+        if key is None:
+            self._remove_leftovers()
+        return 1 if key else len(keys)
+
+    def _closed_to_us(self, place: Path) -> UserError:
+        return UserError("data.cache", f"no permission to read {place}", mend=_ELSEWHERE)
+
+    def _folders(self) -> list[Path]:
+        return sorted(path for path in self.folder.glob("*") if _KEY.fullmatch(path.name) and path.is_dir())
+
+    def _build(self, lease: Lease, key: str, build: Callable[[StoreWriter], None], about: dict[str, Any]) -> None:
+        """Fill a folder of our own, and give it the store's name unless another has it meanwhile."""
+        self._remove_leftovers(lease)
+        temporary = self.folder / f"{_BUILDING}{key}-{lease.token}"
+        writer = StoreWriter(temporary)
+        try:
+            with written():
+                temporary.mkdir()
+            build(writer)
+            writer.close(about | {"built": time.strftime("%Y-%m-%d %H:%M:%S")})
+            with written():
+                sync_tree(temporary)
+                if _renamed(temporary, self.folder / key):
+                    sync_folder(self.folder)
+        except WriteFailed as failed:
+            failed.needed = writer.expected_bytes()
+            if failed.error.errno == errno.ENOENT and not temporary.exists():
+                return  # somebody took it for a dead one's, as after hours of being stopped: begin again
+            raise
+        finally:
+            writer.abandon()
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def _reason_for_miss(self, key: str, name: str, recipe: Recipe) -> str:
+        """What of the recipe differs from the newest store of the same data, in words."""
+        for entry in self.entries():
+            if entry.name == name and entry.key != key:
+                with suppress(DamagedStore, OSError):
+                    before = read_manifest(self.folder / entry.key)["recipe"]
+                    return "; ".join(_differences(before, recipe)) or "made by another version"
+        return "first time for this data"
+
+    @contextmanager
+    def _refusals_told(self) -> Iterator[None]:
+        """What the disk refuses is the person's to mend: said with what is needed and what is free."""
+        try:
+            yield
+        except WriteFailed as failed:
+            is_full = failed.error.errno in (errno.ENOSPC, errno.EDQUOT)
+            mend = "Make room (python -m flatout cache clear), or set data.cache=FOLDER." if is_full else _ELSEWHERE
+            raise out_of_space(failed.error, self.folder, failed.needed, "data.cache", mend) from None
+
+    def _remove_leftovers(self, own: Lease | None = None) -> None:
+        """Take away what builders left that have died, of any key. Folders are listed before leases: one that is
+        there has had a lease from before, so what lives is never taken for dead."""
+        with suppress(OSError):
+            left = list(self.folder.glob(f"{_BUILDING}*"))
+            living = living_tokens(self.folder, own)
+            dead = [path for path in left if path.name.rpartition("-")[2] not in living]
+            for path in [*dead, *self.folder.glob(f"{_REMOVED}*")]:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _remove_damaged(self, key: str, there: Identity) -> None:
+        folder = self.folder / key
+        damaged = ", ".join(damaged_files(folder)) or "it cannot be opened"
+        warnings.warn(f"store {folder} is damaged ({damaged}): it is built again", stacklevel=4)
+        with written():
+            self._remove(folder, there)
+
+    def _remove(self, folder: Path, there: Identity | None = None) -> None:
+        """Rename first, so that nobody can open what is being removed; and only the one that was looked at."""
+        doomed = self.folder / f"{_REMOVED}{folder.name}-{secrets.token_hex(4)}"
+        with suppress(FileNotFoundError):
+            folder.rename(doomed)
+            if there is not None and _identity(doomed) != there:
+                # We were stopped since we looked, and the store that another has built lies here now.
+                _renamed(doomed, folder)
+            # A person who clears is told what stays; a builder goes on.
+            shutil.rmtree(doomed, ignore_errors=there is not None)
+
+
+def _is_known_whole(folder: Path, manifest: dict[str, Any]) -> bool:
+    """Whether every byte was checked since the machine was started, and no file was touched since."""
+    try:
+        marker = json.loads((folder / VERIFIED).read_bytes())
+        return boot_id() in marker["boots"] and bool(marker["files"] == _stamps(folder, manifest))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _verify(folder: Path, manifest: dict[str, Any]) -> None:
+    """Compare every byte with its checksum, and note that this was done."""
+    stamps = _stamps(folder, manifest)
+    _let_time_move(stamps)
+    if damaged := damaged_files(folder):
+        raise DamagedStore(", ".join(damaged))
+    boots = [boot_id(), *_other_boots(folder, stamps)][:_MOST_BOOTS]
+    with suppress(OSError):  # a shared cache may be read-only: its stores are checked by every process
+        if (folder / VERIFIED).is_symlink():
+            (folder / VERIFIED).unlink()
+        (folder / VERIFIED).write_text(json.dumps({"boots": boots, "files": stamps}), encoding="utf-8")
+
+
+def _other_boots(folder: Path, stamps: dict[str, list[int]]) -> list[str]:
+    """Other machines on a shared disk that have checked the same files."""
+    try:
+        marker = json.loads((folder / VERIFIED).read_bytes())
+        return [boot for boot in marker["boots"] if boot != boot_id()] if marker["files"] == stamps else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _stamps(folder: Path, manifest: dict[str, Any]) -> dict[str, list[int]]:
+    """What changes in a file's entry when the file does: size, times and number. The time of the last change of
+    the entry (ctime) cannot be set by anybody."""
+    found = {}
+    for name in (MANIFEST, MANIFEST_SUM, *manifest["files"]):
+        status = (folder / name).stat()
+        found[name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    return found
+
+
+def _let_time_move(stamps: dict[str, list[int]]) -> None:
+    """Wait until a change from now on must show in a file's times."""
+    age_s = (time.time_ns() - max(ctime for _, _, ctime, _ in stamps.values())) / 1e9
+    if age_s < _TICK_S:  # also when the disk's clock is ahead of ours
+        time.sleep(_TICK_S)
+
+
+Identity = tuple[int, int, int]
+
+
+def _identity(folder: Path) -> Identity | None:
+    """Tells a store's folder from another that has its name later, and maybe its number."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _renamed(folder: Path, target: Path) -> bool:
+    """Give a folder its name; False where another has it already, which stays as it is."""
+    try:
+        folder.rename(target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True
+
+
+def _entry(folder: Path) -> CacheEntry | None:
+    try:
+        manifest = read_manifest(folder)
+        num_bytes = sum(file["bytes"] for file in manifest["files"].values())
+        rows = {name: split["rows"] for name, split in manifest["splits"].items()}
+        return CacheEntry(folder.name, manifest["name"], num_bytes, rows, manifest["built"])
+    except (DamagedStore, OSError, KeyError):
+        return None
+
+
+_ELSEWHERE = "Set data.cache=FOLDER."
+_DISK = "The disk or its memory may be failing; try another folder with data.cache=FOLDER."
+
+
+def _differences(before: Recipe, now: Recipe, prefix: str = "") -> Iterator[str]:
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
+        if old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{prefix}{name} ")
+        elif isinstance(old, int | float | None) and isinstance(new, int | float | None):
+            yield f"{prefix}{name} changed from {old} to {new}"
+        else:
+            yield f"{prefix}{name} changed"

@@ -1,0 +1,193 @@
+"""Comma- or tab-separated values, every value the text that is written.
+
+The fast reader says little of what it cannot read; the piece it gave up on is then read once more, slowly, to find
+the row and the line.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from codecs import BOM_UTF8
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from flatout.data.tables.formats.dialect import Dialect, find_dialect
+from flatout.data.tables.formats.file import HEAD_BYTES, LONGEST_ROW, FileTable, require_no_utf16
+from flatout.data.tables.reading import ReadingConfig
+from flatout.errors import UserError
+
+_CSV_BLOCK_BYTES = 1 << 21  # pyarrow 26 reads up to 36 blocks ahead: 8 MB each cost 300 MB and gained nothing
+_OPEN_QUOTE = "an open quote at the end"
+_END = "\x1eend of file"
+"""A row of ours after the last row of a csv: where it does not come out again, an open quote has swallowed it."""
+
+
+class CsvTable(FileTable):
+    """Comma- or tab-separated values; every value is the text that is written."""
+
+    def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None, *, promised: str = ",") -> None:
+        self._promised = promised
+        self._notes: list[str] = []
+        self.dialect = Dialect(promised, '"')
+        super().__init__(path, where, reading)
+
+    def how(self) -> str:
+        is_found_out = self.reading.delimiter is None and self.dialect.delimiter != self._promised
+        delimiter = f"{self.dialect.delimiter_name()} between values" + (", found out" if is_found_out else "")
+        return ", ".join([delimiter, *self._notes])
+
+    def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
+        """Begins anew with larger blocks where a row is longer than two of them."""
+        block_bytes, done = _CSV_BLOCK_BYTES, 0
+        while True:
+            read = 0
+            try:
+                for block in self._whole_rows(columns, block_bytes):
+                    new = block.slice(max(0, done - read))
+                    read += block.num_rows
+                    done += new.num_rows
+                    yield new
+                return
+            except pa.ArrowException as error:
+                if "straddling" not in str(error) or block_bytes == LONGEST_ROW:
+                    raise self._explain(str(error)) from None
+            block_bytes = LONGEST_ROW
+
+    def _whole_rows(self, columns: list[str], block_bytes: int) -> Iterator[pa.RecordBatch]:
+        """What the reader reads, less the row of ours at the end, which must come out as it went in."""
+        last: pa.RecordBatch | None = None
+        with self._open() as file, self._reader(file, columns, block_bytes) as reader:
+            for block in reader:
+                if last is not None and block.num_rows:
+                    yield last
+                last = block if block.num_rows else last
+        if last is None or any(column[-1].as_py() != _END for column in last.columns):
+            raise pa.ArrowInvalid(_OPEN_QUOTE)
+        yield last.slice(0, last.num_rows - 1)
+
+    def _reader(self, file: BinaryIO, columns: list[str], block_bytes: int) -> pa_csv.CSVStreamingReader:
+        ending = self.dialect.delimiter.join([_END] * len(self.columns))
+        return pa_csv.open_csv(
+            pa.PythonFile(_Ended(file, f"\n{ending}\n".encode()), mode="r"),
+            read_options=pa_csv.ReadOptions(
+                block_size=block_bytes, use_threads=True, column_names=self.reading.columns
+            ),
+            parse_options=pa_csv.ParseOptions(
+                delimiter=self.dialect.delimiter,
+                quote_char=self.dialect.quote or False,
+                newlines_in_values=bool(self.dialect.quote),
+            ),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(columns, pa.large_string()),
+                include_columns=columns,
+                strings_can_be_null=False,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+
+    def _read_columns(self) -> list[str]:
+        with self._open() as file:
+            head = file.read(HEAD_BYTES)
+        require_no_utf16(self.path, head, self.where)
+        self._note(head)
+        text = head.decode("utf-8-sig", "replace")
+        self.dialect = self._find_dialect(text, is_whole=len(head) < HEAD_BYTES)
+        lines = io.StringIO(text, newline="")
+        try:
+            names: list[str] = next(filter(None, self.dialect.rows(lines)), [])
+        except csv.Error:
+            names = []
+        if not names or any("\ufffd" in name for name in names):
+            self._require_utf8()
+        if self.reading.columns is not None:
+            return self._given_columns(self.reading.columns, len(names))
+        if not names:
+            raise self._fail("the first line is no list of columns", "Its first line must name the columns.")
+        if len(head) < HEAD_BYTES and not lines.read().strip("\r\n"):
+            raise self._fail("no rows below the line that names the columns")
+        return names
+
+    def _given_columns(self, given: list[str], width: int) -> list[str]:
+        if len(given) != width:
+            what = f"{self.path}: its first row has {width} values, {len(given)} names are given: {', '.join(given)}"
+            raise UserError("data.read.columns", what, mend="Give one name for each column.")
+        return given
+
+    def _find_dialect(self, head: str, *, is_whole: bool) -> Dialect:
+        if self.reading.delimiter is not None:
+            return Dialect(self.reading.delimiter, self.reading.quote)
+        return find_dialect(head, promised=self._promised, quote=self.reading.quote, is_whole=is_whole)
+
+    def _note(self, head: bytes) -> None:
+        """What a person may want to know of how the file is written."""
+        notes = [self.reading.encoding or ("UTF-8 with a byte order mark" if head.startswith(BOM_UTF8) else "UTF-8")]
+        notes += ["CRLF at line ends"] if b"\r\n" in head else []
+        notes += ["quotes are part of values"] if not self.reading.quote else []
+        self._notes = notes
+
+    def _explain(self, message: str) -> UserError:
+        """What the fast reader could not read, with the place."""
+        self._require_utf8()
+        row, line, values, is_spread = self._misfit()
+        if _OPEN_QUOTE in message and values == len(self.columns):
+            mend = 'Close it, or double a quote that is part of the text: "".'
+            return self._fail(f"row {row}: a quote is opened in line {line} and not closed", mend)
+        if values == 0:
+            what = f"row {row}: longer than {LONGEST_ROW >> 20} MB from line {line} on"
+            return self._fail(what, "Is a quote opened there and not closed?")
+        if values == len(self.columns):
+            is_long = "straddling" in message
+            return self._fail(f"a row is longer than {LONGEST_ROW >> 20} MB" if is_long else message.splitlines()[0])
+        mend = f"Quote values that hold {self.dialect.delimiter!r} or line ends."
+        mend += " Is the quote that opens there closed?" if is_spread else ""
+        return self._fail(f"row {row}: expected {len(self.columns)} columns, got {values} (line {line})", mend)
+
+    def _misfit(self) -> tuple[int, int, int, bool]:
+        """Row, line and number of values of the first row that does not fit, and whether it goes over several lines.
+
+        The last row of all when every row fits, and no values when the row has no end.
+        """
+        line, next_line, values = 1, 1, 0
+        row = 0 if self.reading.columns else -1  # the line that names the columns is row 0
+        limit = csv.field_size_limit(LONGEST_ROW)
+        try:
+            with self._open() as file:
+                lines = chain((_text(file.readline()),), map(_text, file))
+                rows = self.dialect.rows(lines)
+                for found in rows:
+                    if found:
+                        row, line, values = row + 1, next_line, len(found)
+                    next_line = rows.line_num + 1
+                    if found and values != len(self.columns):
+                        break
+        except csv.Error:
+            row, line, values = row + 1, next_line, 0
+        finally:
+            csv.field_size_limit(limit)
+        return row, line, values, next_line - line > 1
+
+
+class _Ended(io.RawIOBase):
+    """A file with something added after its end."""
+
+    def __init__(self, file: BinaryIO, ending: bytes) -> None:
+        self._file, self._ending = file, ending
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if data := self._file.read(size):
+            return data
+        data, self._ending = self._ending, b""
+        return data
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8-sig")

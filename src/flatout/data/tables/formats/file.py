@@ -1,0 +1,256 @@
+"""What every table in a file shares: its fingerprint, its errors with file and place, gzip, and UTF-8."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import shutil
+import tempfile
+import zlib
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
+import xxhash
+
+from flatout.data.tables.reading import ReadingConfig
+from flatout.data.tables.table import Table, changed
+from flatout.errors import UserError, did_you_mean
+
+_PIECE = 1 << 24
+HEAD_BYTES = 1 << 20
+LONGEST_ROW = 1 << 24
+ONE_WAY = "Write all values of a column in one way."
+"""How a column of mixed types is mended."""
+_RATIO_CAP, _RATIO_FROM, _SIZE_CAP = 200, 1 << 28, 1 << 38
+"""Honest text unpacks to ten times its size, now and then to fifty; bombs to a thousand."""
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+class FileTable(Table):
+    """A table in a file."""
+
+    def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None) -> None:
+        self.path, self.where, self.reading = path, where, reading or ReadingConfig()
+        self.name = str(path)
+        self._copy: Any = None
+        self._opened_as = self._stamp()
+        self.columns: Sequence[str] = self._read_columns()
+
+    def fingerprint(self) -> str:
+        """Of every byte, each time: neither size nor time tell that a file is the same."""
+        digest = xxhash.xxh3_128()
+        with self.path.open("rb") as file:
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+        if (stamp := self._stamp()) != self._opened_as:
+            # What is known of its head, and a copy, may be of what it was before.
+            self._opened_as, self._copy = stamp, None
+            before, self.columns = self.columns, self._read_columns()
+            if self.columns != before:
+                raise changed(self.name)
+        return digest.hexdigest()
+
+    def _stamp(self) -> tuple[int, int, int, int]:
+        status = self.path.stat()
+        return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+        if twice := sorted({name for name in columns if list(self.columns).count(name) > 1}):
+            mend = "Rename one of them."
+            raise UserError(self.where, f"{self.path} has column {', '.join(twice)} more than once", mend=mend)
+        for block in self._blocks(list(columns), rows_per_block):
+            for start in range(0, block.num_rows, rows_per_block):
+                yield block.slice(start, rows_per_block)
+
+    @abstractmethod
+    def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
+        """The rows of some columns, in blocks that may be larger than asked for."""
+
+    @abstractmethod
+    def _read_columns(self) -> list[str]:
+        """Names of the columns, from the file's head."""
+
+    @property
+    def whole(self) -> Path:
+        """The file, for readers that need all of it at hand: of a gzipped one, a copy that goes with the table."""
+        if self.path.suffix.lower() != ".gz":
+            return self.path
+        if self._copy is None:
+            self._copy = tempfile.NamedTemporaryFile()  # noqa: SIM115 (removed with the table)
+            with Gunzipped(self.path, self.where) as packed:
+                shutil.copyfileobj(packed, self._copy, HEAD_BYTES)
+            self._copy.flush()
+        return Path(self._copy.name)
+
+    def _open(self) -> BinaryIO:
+        """The file's content: unpacked, and as UTF-8."""
+        file: BinaryIO = self.path.open("rb")
+        if self.path.suffix.lower() == ".gz":
+            file.close()
+            file = cast(BinaryIO, Gunzipped(self.path, self.where))  # it has what readers call: read, readline, lines
+        if self.reading.encoding is None:
+            return file
+        return cast(BinaryIO, _Recoded(file, self.reading.encoding, self.path, self.where))
+
+    def _require_utf8(self) -> None:
+        """Read the whole file for the line that is not UTF-8; only done when something has failed."""
+        with self._open() as file:
+            for number, line in enumerate(file, 1):
+                require_utf8(self.path, line, self.where, first_line=number)
+
+    def _fail(self, what: str, mend: str = "") -> UserError:
+        return UserError(self.where, f"{self.path}: {what}", mend=mend)
+
+
+class _Stream(io.RawIOBase):
+    """Bytes that are made while they are read; it has what readers call: read, readline, lines."""
+
+    def __init__(self) -> None:
+        self._waiting = b""
+
+    def readable(self) -> bool:
+        return True
+
+    @abstractmethod
+    def _more(self) -> bytes:
+        """The next bytes, of any number; none at the end."""
+
+    def read(self, size: int = -1) -> bytes:
+        pieces, held = [self._waiting], len(self._waiting)
+        while (size < 0 or held < size) and (more := self._more()):
+            pieces.append(more)
+            held += len(more)
+        data = b"".join(pieces)
+        size = held if size < 0 else size
+        self._waiting = data[size:]
+        return data[:size]
+
+    def readline(self, size: int | None = -1) -> bytes:
+        pieces = []
+        while b"\n" not in self._waiting:
+            pieces.append(self._waiting)
+            if not (more := self._more()):
+                self._waiting = b""
+                return b"".join(pieces)
+            self._waiting = more
+        line, end, self._waiting = self._waiting.partition(b"\n")
+        return b"".join((*pieces, line, end))
+
+    def __next__(self) -> bytes:
+        if line := self.readline():
+            return line
+        raise StopIteration
+
+
+class Gunzipped(_Stream):
+    """A gzipped file's content; one that is cut short, broken or a bomb is a clear error."""
+
+    def __init__(self, path: Path, where: str) -> None:
+        super().__init__()
+        self.path, self.where = path, where
+        self._packed = path.stat().st_size
+        self._unpacked = 0
+        self._file = gzip.open(path, "rb")  # noqa: SIM115 (closed by close)
+
+    def _more(self) -> bytes:
+        try:
+            data = self._file.read(HEAD_BYTES)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            what = f"{self.path}: not a whole gzip file ({error})"
+            raise UserError(self.where, what, mend="Was it cut short?") from None
+        self._unpacked += len(data)
+        is_bomb = self._unpacked > _RATIO_FROM and self._unpacked > _RATIO_CAP * self._packed
+        if is_bomb or self._unpacked > _SIZE_CAP:
+            what = f"{self.path}: {self._packed:,} bytes unpack to more than {self._unpacked:,}"
+            allowed = f"at most {_RATIO_CAP} times as much, {_SIZE_CAP >> 30} GB"
+            mend = "If that is meant, unpack it with gunzip and name the plain file."
+            raise UserError(self.where, what, allowed=allowed, mend=mend)
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Recoded(_Stream):
+    """A file of another encoding, as UTF-8."""
+
+    def __init__(self, file: BinaryIO, encoding: str, path: Path, where: str) -> None:
+        super().__init__()
+        self._file, self._encoding, self.path, self.where = file, encoding, path, where
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._line, self._is_done = 1, False
+
+    def _more(self) -> bytes:
+        while not self._is_done:
+            data = self._file.read(HEAD_BYTES)
+            self._is_done = not data
+            try:
+                text = self._decoder.decode(data, final=self._is_done)
+                recoded = text.encode()
+            except UnicodeError as error:
+                what = f"{self.path}: not {self._encoding} from about line {self._line} on ({_reason(error)})"
+                raise UserError(self.where, what, mend="Set data.read.encoding to its own.") from None
+            self._line += text.count("\n")
+            if recoded:
+                return recoded
+        return b""
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _reason(error: UnicodeError) -> str:
+    return str(getattr(error, "reason", error))
+
+
+def require_utf8(path: Path, data: bytes, where: str, first_line: int) -> None:
+    """Name the line and the byte where a file stops being UTF-8."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = first_line + data.count(b"\n", 0, error.start)
+        what = f"{path} line {line}: byte 0x{data[error.start]:02x} is not UTF-8"
+        raise UserError(where, what, mend=_encoding_mend(path, data, where)) from None
+
+
+def require_no_utf16(path: Path, head: bytes, where: str) -> None:
+    """A file in UTF-16 is full of zeros, which some readers take for text."""
+    if head.startswith(_UTF16_MARKS):
+        raise UserError(where, f"{path}: written in UTF-16", mend=_encoding_mend(path, head, where))
+
+
+def _encoding_mend(path: Path, data: bytes, where: str) -> str:
+    """What the file may be written in: a guess, called one, that the person has to confirm."""
+    guess = "utf-16" if data.startswith(_UTF16_MARKS) else "cp1252"
+    if where.startswith("data."):
+        doubt = "" if guess == "utf-16" else " if it is Western European, else name its encoding"
+        return f"Set data.read.encoding={guess}{doubt}."
+    return f"Convert it, for example: iconv -f {guess} -t utf-8 {path.name} > utf8{path.suffix}"
+
+
+def require_file(file: Path, where: str) -> None:
+    if "\0" in str(file):
+        raise UserError(where, f"{str(file)!r} can be no file's name")
+    try:
+        if file.is_dir():
+            raise UserError(where, f"{file} is a folder", allowed="one file", mend="Name a file in it.")
+        if not file.exists():
+            raise UserError(where, f"no such file: {file}", mend=did_you_mean(file.name, _neighbours(file.parent)))
+        if not file.is_file():
+            raise UserError(where, f"{file} is a pipe or a device", allowed="a file, which can be read twice")
+        with file.open("rb") as opened:
+            is_empty = not opened.read(1)
+    except OSError as error:
+        raise UserError(where, f"cannot read {file}: {error.strerror}") from None
+    if is_empty:
+        raise UserError(where, f"{file} is empty")
+
+
+def _neighbours(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []

@@ -1,0 +1,126 @@
+"""Tables in memory: a mapping of columns, pandas, pyarrow and others; and those that `datasets` has opened."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from flatout.data.tables.formats.file import ONE_WAY
+from flatout.data.tables.formats.typed import first_line, named_classes
+from flatout.data.tables.table import Table
+from flatout.errors import UserError
+
+_ROWS_PER_BLOCK = 65_536
+
+
+def table_of(rows: Any, *, where: str = "data.train") -> MemoryTable | DatasetTable:
+    """A table that is in memory already: a mapping of columns, or a pandas, pyarrow or datasets table."""
+    if is_dataset(rows):
+        found: MemoryTable | DatasetTable = DatasetTable(rows)
+    else:
+        found = MemoryTable(_arrow_table(rows, where))
+    if found.num_rows == 0:
+        raise UserError(where, "the table in memory has no rows")
+    return found
+
+
+def is_dataset(rows: Any) -> bool:
+    """Whether this is a table of the `datasets` library."""
+    return hasattr(rows, "with_format") and hasattr(rows, "features") and hasattr(rows, "num_rows")
+
+
+def _arrow_table(rows: Any, where: str) -> pa.Table:
+    try:
+        if isinstance(rows, pa.Table):
+            found = rows
+        elif isinstance(rows, Mapping):
+            found = pa.table({name: pa.array(list(values)) for name, values in rows.items()})
+        elif hasattr(rows, "iloc") and hasattr(rows, "columns"):  # pandas
+            found = pa.Table.from_pandas(rows, preserve_index=False)
+        elif hasattr(rows, "__arrow_c_stream__"):  # polars and others
+            found = pa.table(rows)
+        else:
+            allowed = "a path, a mapping of columns, a pandas, pyarrow or datasets table"
+            raise UserError(where, f"cannot read rows from a {type(rows).__name__}", allowed=allowed)
+        found.validate(full=True)
+    except UserError:
+        raise
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:  # lone surrogates are a ValueError
+        what = f"cannot make a table of these columns: {first_line(error)}"
+        raise UserError(where, what, mend=ONE_WAY) from None
+    return found
+
+
+class MemoryTable(Table):
+    """A table in memory."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._schema = rows.schema
+        self.rows = rows.replace_schema_metadata(None)
+        self.num_rows = rows.num_rows
+        self.name = "table in memory"
+        self.columns: Sequence[str] = list(rows.column_names)
+
+    def fingerprint(self) -> str:
+        return _fingerprint(blocks_of(self.rows, _ROWS_PER_BLOCK), self.rows.schema)
+
+    def blocks(self, columns: Sequence[str], rows_per_block: int = _ROWS_PER_BLOCK) -> Iterator[pa.RecordBatch]:
+        for block in blocks_of(self.rows.select(list(columns)), rows_per_block):
+            yield named_classes(block, self._schema)
+
+
+class DatasetTable(Table):
+    """A table that `datasets` has opened, read a block at a time; class numbers become the names it lists."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows.with_format("arrow")
+        self._schema: pa.Schema = rows.features.arrow_schema
+        self.num_rows: int = rows.num_rows
+        self.name = rows.info.dataset_name or "datasets table"
+        self.columns: Sequence[str] = list(rows.column_names)
+
+    def how(self) -> str:
+        return "opened by datasets"
+
+    def fingerprint(self) -> str:
+        """Of the content: the fingerprint that `datasets` keeps does not know everything."""
+        return _fingerprint(self.blocks(self.columns), self._schema.remove_metadata())
+
+    def blocks(self, columns: Sequence[str], rows_per_block: int = _ROWS_PER_BLOCK) -> Iterator[pa.RecordBatch]:
+        for part in self._rows.select_columns(list(columns)).iter(rows_per_block):
+            for block in part.combine_chunks().to_batches():
+                yield named_classes(block, self._schema)
+
+
+def blocks_of(rows: pa.Table, rows_per_block: int) -> Iterator[pa.RecordBatch]:
+    """Copies a block at a time, never the table."""
+    for start in range(0, rows.num_rows, rows_per_block):
+        yield from rows.slice(start, rows_per_block).combine_chunks().to_batches()
+
+
+def _fingerprint(blocks: Iterator[pa.RecordBatch], schema: pa.Schema) -> str:
+    """Of the Arrow stream in blocks of one size, so that it does not matter how the table is chunked."""
+    digest = xxhash.xxh3_128()
+    digest.update(str(schema).encode("utf-8", "surrogatepass"))
+    for block in blocks:
+        with pa.ipc.new_stream(_Digesting(digest), block.schema) as stream:
+            stream.write_batch(block)
+    return digest.hexdigest()
+
+
+class _Digesting(io.RawIOBase):
+    """A file that keeps nothing but a checksum of what is written."""
+
+    def __init__(self, digest: Any) -> None:
+        self._digest = digest
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._digest.update(data)
+        return len(memoryview(data))

@@ -1,0 +1,177 @@
+"""JSON lines, or one array of objects; types are those that are written.
+
+A JSON array is read an object at a time, about ten times slower than JSON lines; write lines or parquet where there
+are millions of rows.
+"""
+
+from __future__ import annotations
+
+import bisect
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.json as pa_json
+
+from flatout.data.tables.formats.file import HEAD_BYTES, LONGEST_ROW, ONE_WAY, FileTable, require_no_utf16, require_utf8
+
+_BLOCK_BYTES = 1 << 23
+_ROWS_LOOKED_AT = 1_000
+_JSON_FORMS = "Write one object a line, or one array of objects."
+_DECODER = json.JSONDecoder()
+_BETWEEN = re.compile(r"\s*(?:,\s*)?")
+
+
+class JsonTable(FileTable):
+    """One JSON object a line, or one array of objects. The first rows settle the type of each column."""
+
+    def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
+        types: dict[str, pa.DataType] = {}
+        if self._is_array():
+            rows, first = self._array(), 1
+            while block := list(islice(rows, rows_per_block)):
+                yield self._block(block, columns, types, first)
+                first += len(block)
+            return
+        row = line = 1
+        for piece in self._pieces():
+            found = self._parsed(piece, columns, types)
+            if found is None:
+                found = self._block(list(self._objects(piece, line)), columns, types, row)
+            yield found
+            row, line = row + found.num_rows, line + piece.count(b"\n")
+
+    def _pieces(self) -> Iterator[bytes]:
+        """The file in pieces of whole lines; the first, which is read slowly, is small."""
+        with self._open() as file:
+            piece = file.read(HEAD_BYTES).removeprefix(codecs.BOM_UTF8)
+            while piece:
+                yield piece + file.readline()
+                piece = file.read(_BLOCK_BYTES)
+
+    def _parsed(self, piece: bytes, columns: list[str], types: dict[str, pa.DataType]) -> pa.RecordBatch | None:
+        """Read by Arrow; None before types are settled (Arrow would make dates of texts) and when it cannot."""
+        if not types:
+            return None
+        schema = pa.schema([(name, types.get(name, pa.string())) for name in columns])
+        options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        try:
+            found = pa_json.read_json(pa.BufferReader(piece), parse_options=options)
+        except pa.ArrowException:
+            return None
+        blocks = found.select(columns).combine_chunks().to_batches()
+        return blocks[0] if len(blocks) == 1 else None
+
+    def _block(
+        self, rows: list[dict[str, Any]], columns: list[str], types: dict[str, pa.DataType], first_row: int
+    ) -> pa.RecordBatch:
+        arrays = [self._column([row.get(name) for row in rows], name, types, first_row) for name in columns]
+        return pa.RecordBatch.from_arrays(arrays, names=columns)
+
+    def _column(self, values: list[Any], name: str, types: dict[str, pa.DataType], first_row: int) -> pa.Array:
+        expected = types.get(name)
+        if not _fits(values, expected):
+            # The shortest beginning that does not fit ends with the value that is wrong.
+            wrong = bisect.bisect_left(range(len(values)), True, key=lambda i: not _fits(values[: i + 1], expected))
+            before = expected or pa.array(values[:wrong]).type
+            told = "" if pa.types.is_null(before) else f", rows before have {before}"
+            raise self._fail(f"row {first_row + wrong}: {name} is {_short(values[wrong])}{told}", ONE_WAY)
+        array = pa.array(values, type=expected)
+        if pa.types.is_null(array.type):
+            return array.cast(pa.string())
+        if pa.types.is_list(array.type) and pa.types.is_null(array.type.value_type):
+            return array.cast(pa.list_(pa.string()))
+        types.setdefault(name, array.type)
+        return array
+
+    def _is_array(self) -> bool:
+        with self._open() as file:
+            head = file.read(64)
+        require_no_utf16(self.path, head, self.where)
+        return head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+
+    def _objects(self, piece: bytes, first_line: int) -> Iterator[dict[str, Any]]:
+        """The objects of some lines."""
+        for number, line in enumerate(piece.split(b"\n"), first_line):
+            require_utf8(self.path, line, self.where, first_line=number)
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line.decode())  # given bytes, it would guess UTF-16 and UTF-32 too
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise self._fail(f"line {number}: not valid JSON ({_reason(error)})", _JSON_FORMS) from None
+            if not isinstance(found, dict):
+                raise self._fail(f"line {number}: a {type(found).__name__} where an object is needed", _JSON_FORMS)
+            yield found
+
+    def _array(self) -> Iterator[dict[str, Any]]:
+        """The objects of an array, one after the other, from a window that moves over the file."""
+        with self._open() as file:
+            texts = self._texts(file)
+            window, place, row = next(texts, "").lstrip()[1:], 0, 0
+            while True:
+                place = _skip_between(window, place)
+                try:
+                    found, end = _DECODER.raw_decode(window, place)
+                except (json.JSONDecodeError, RecursionError) as error:
+                    if window[place : place + 1] == "]":
+                        break
+                    window, place = window[place:], 0
+                    if len(window) > LONGEST_ROW or not (more := next(texts, "")):
+                        raise self._fail(f"row {row + 1}: not valid JSON ({_reason(error)})", _JSON_FORMS) from None
+                    window += more
+                    continue
+                row, place = row + 1, end
+                if not isinstance(found, dict):
+                    raise self._fail(f"row {row}: a {type(found).__name__} where an object is needed", _JSON_FORMS)
+                yield found
+            if window[place + 1 :].strip() or any(text.strip() for text in texts):
+                raise self._fail(f"row {row}: the array ends here, but the file goes on", _JSON_FORMS)
+
+    def _texts(self, file: BinaryIO) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        try:
+            while piece := file.read(HEAD_BYTES):
+                yield decoder.decode(piece)
+            yield decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            self._require_utf8()
+
+    def _read_columns(self) -> list[str]:
+        """Every name of the first rows: a row may leave out what it has no value for."""
+        if self._is_array():
+            first_rows = list(islice(self._array(), _ROWS_LOOKED_AT))
+        else:
+            pieces = (list(self._objects(piece, 1)) for piece in self._pieces())
+            first_rows = next(filter(None, pieces), [])
+        if not first_rows:
+            raise self._fail("no rows")
+        return list(dict.fromkeys(chain.from_iterable(first_rows)))
+
+
+def _skip_between(window: str, place: int) -> int:
+    found = _BETWEEN.match(window, place)
+    return found.end() if found else place
+
+
+def _fits(values: list[Any], kind: pa.DataType | None) -> bool:
+    try:
+        pa.array(values, type=kind)
+    except (pa.ArrowException, UnicodeEncodeError, OverflowError):
+        return False
+    return True
+
+
+def _short(value: Any) -> str:
+    """A value and its type, as they can be printed: lone surrogates, which no terminal takes, are written out."""
+    text = repr(value).encode("utf-8", "backslashreplace").decode()
+    kind = pa.array([value]).type if _fits([value], None) else "no value we can hold"
+    return f"{text if len(text) <= 60 else text[:60] + '…'} ({kind})"
+
+
+def _reason(error: Exception) -> str:
+    return error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"

@@ -1,0 +1,227 @@
+"""From what a person names to tables: a file, several, a folder, a data set of the Hub, or rows in memory.
+
+`data.source` names everything at once and `data.train`, `data.validation`, `data.test` a split each. A folder is looked
+into: files or folders named after splits are the splits; folders of texts are the classes; other files of one format
+are read one after the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from flatout.data.tables.formats.array_file import Hdf5Table, NpyTable
+from flatout.data.tables.formats.arrow_file import ArrowTable
+from flatout.data.tables.formats.conll_file import ConllTable
+from flatout.data.tables.formats.csv_file import CsvTable
+from flatout.data.tables.formats.file import FileTable, require_file
+from flatout.data.tables.formats.in_memory import is_dataset, table_of
+from flatout.data.tables.formats.json_file import JsonTable
+from flatout.data.tables.formats.many_files import ManyFiles
+from flatout.data.tables.formats.parquet_file import ParquetTable
+from flatout.data.tables.formats.text_folder import TextFolder, is_text_folder
+from flatout.data.tables.hub import from_disk, from_hub, is_saved_dataset, may_be_hub_name
+from flatout.data.tables.reading import Format, ReadingConfig
+from flatout.data.tables.table import Table
+from flatout.errors import UserError
+
+ENDINGS = {
+    ".csv": Format.csv,
+    ".tsv": Format.tsv,
+    ".json": Format.json,
+    ".jsonl": Format.jsonl,
+    ".ndjson": Format.jsonl,
+    ".conll": Format.conll,
+    ".bio": Format.conll,
+    ".iob": Format.conll,
+    ".parquet": Format.parquet,
+    ".arrow": Format.arrow,
+    ".feather": Format.arrow,
+    ".npy": Format.npy,
+    ".h5": Format.hdf5,
+    ".hdf5": Format.hdf5,
+}
+"""The format that a name's ending promises."""
+_TABLES: dict[Format, Callable[[Path, str, ReadingConfig], FileTable]] = {
+    Format.csv: CsvTable,
+    Format.tsv: partial(CsvTable, promised="\t"),
+    Format.json: JsonTable,
+    Format.jsonl: JsonTable,
+    Format.conll: ConllTable,
+    Format.parquet: ParquetTable,
+    Format.arrow: ArrowTable,
+    Format.npy: NpyTable,
+    Format.hdf5: Hdf5Table,
+}
+
+
+_SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev", "development", "eval"),
+    "test": ("test", "testing"),
+}
+
+
+def open_splits(
+    source: Any, given: Mapping[str, Any], reading: ReadingConfig, *, key: str = "data.source"
+) -> dict[str, Table]:
+    """Tables by split: those that `source` holds, and those that are named one by one."""
+    tables = {} if source is None else _splits_of(source, key, reading)
+    for split, each in given.items():
+        if each is None:
+            continue
+        if split in tables:
+            what = f"{key} has {split} rows already ({tables[split].name})"
+            raise UserError(f"data.{split}", what, mend="Name the splits one by one, without data.source.")
+        tables[split] = open_source(each, where=f"data.{split}", reading=reading)
+    return {split: tables[split] for split in _SPLIT_NAMES if split in tables}
+
+
+def open_source(given: Any, *, where: str, reading: ReadingConfig | None = None) -> Table:
+    """One table: of a file, of several, of a folder, or of rows in memory."""
+    reading = reading or ReadingConfig()
+    if isinstance(given, list | tuple):
+        return _many(list(given), where, reading)
+    if not isinstance(given, str | Path):
+        return table_of(given, where=where)
+    path = Path(given).expanduser()
+    if _is_pattern(path):
+        root, pattern = (Path(path.anchor), str(path.relative_to(path.anchor))) if path.anchor else (Path(), str(path))
+        found = sorted((str(file) for file in root.glob(pattern)), key=_by_number)
+        if not found:
+            raise UserError(where, f"no file fits {given}")
+        return _many(found, where, reading)
+    if not _is_folder(path):
+        return open_table(path, where=where, reading=reading)
+    if is_text_folder(path):
+        return TextFolder(path, where, reading)
+    if files := _tables_in(path):
+        return _many([str(file) for file in files], where, reading)
+    allowed = "files of a format we read, or a folder of texts for each class"
+    raise UserError(where, f"nothing to read in the folder {path}", allowed=allowed)
+
+
+def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = None) -> Table:
+    """The table in a file; `where` is the setting that named it."""
+    reading = reading or ReadingConfig()
+    file = Path(path).expanduser()
+    require_file(file, where)
+    form = reading.format or format_of(file)
+    if form is None:
+        mend = "Say what it is: data.read.format=csv." if where.startswith("data.") else ""
+        what = f"{file} is no format we read"
+        raise UserError(where, what, allowed=f"{', '.join(ENDINGS)}; any of them also .gz", mend=mend)
+    return _TABLES[form](file, where, reading)
+
+
+def format_of(file: Path) -> Format | None:
+    """The format that a file's name promises."""
+    suffixes = [suffix.lower() for suffix in file.suffixes]
+    if suffixes and suffixes[-1] == ".gz":
+        suffixes.pop()
+    return ENDINGS.get(suffixes[-1]) if suffixes else None
+
+
+def _many(given: list[Any], where: str, reading: ReadingConfig) -> Table:
+    if not given:
+        raise UserError(where, "an empty list", allowed="one file or more")
+    if twice := [name for name, count in Counter(map(str, given)).items() if count > 1]:
+        raise UserError(where, f"{twice[0]} is named twice")
+    tables = [open_source(each, where=where, reading=reading) for each in given]
+    if len(tables) == 1:
+        return tables[0]
+    found = ManyFiles(tables, f"{tables[0].name} and {len(tables) - 1} more")
+    if not found.columns:
+        what = f"{tables[0].name} and {tables[-1].name} have no column in common"
+        raise UserError(where, what, mend="Name files of one kind.")
+    return found
+
+
+def _splits_of(source: Any, where: str, reading: ReadingConfig) -> dict[str, Table]:
+    """The tables of everything a source holds."""
+    if isinstance(source, Mapping) and source and all(map(_is_rows, source.values())):
+        named: dict[str | None, Any] = {}
+        for name, rows in source.items():
+            if (split := _split_of(str(name))) in named and split is not None:
+                raise UserError(
+                    where, f"several parts hold {split} rows", allowed=f"parts: {', '.join(map(str, source))}"
+                )
+            named[split] = rows
+        return _by_split(named, where, lambda rows: table_of(rows, where=where))
+    if not isinstance(source, str | Path):
+        return {"train": open_source(source, where=where, reading=reading)}
+    path = Path(source).expanduser()
+    if not _is_pattern(path) and not path.exists() and may_be_hub_name(str(source)) and format_of(path) is None:
+        return _splits_of(from_hub(str(source), where), where, reading)
+    if _is_folder(path):
+        if is_saved_dataset(path):
+            return _splits_of(from_disk(path, where), where, reading)
+        if splits := _splits_in(path):
+            return _by_split(splits, where, lambda given: open_source(given, where=where, reading=reading))
+    return {"train": open_source(source, where=where, reading=reading)}
+
+
+def _by_split(named: Mapping[str | None, Any], where: str, opened: Callable[[Any], Table]) -> dict[str, Table]:
+    if len(named) == 1:
+        return {"train": opened(next(iter(named.values())))}
+    if "train" not in named:
+        listed = ", ".join(str(name) for name in named if name)
+        what = f"no training rows among {listed or 'its parts'}"
+        raise UserError(where, what, allowed="train, and validation and test if there are any")
+    return {split: opened(given) for split, given in named.items() if split is not None}
+
+
+def _is_rows(value: Any) -> bool:
+    """Whether this is a table of its own rather than a column."""
+    is_pandas = hasattr(value, "iloc") and hasattr(value, "columns")
+    return is_pandas or is_dataset(value) or isinstance(value, Mapping | pa.Table)
+
+
+def _splits_in(folder: Path) -> dict[str | None, Any]:
+    """What lies in a folder under the names of splits: files, files in pieces, or folders."""
+    found: dict[str | None, list[str]] = {}
+    places = [folder, folder / "data"] if (folder / "data").is_dir() else [folder]
+    for path in (path for place in places for path in sorted(place.iterdir(), key=lambda path: _by_number(path.name))):
+        split = _split_of(path.name)
+        is_table = path.is_file() and format_of(path) is not None
+        if split and not path.name.startswith(".") and (is_table or _is_folder(path)):
+            found.setdefault(split, []).append(str(path))
+    if "train" not in found:
+        return {}
+    return {split: paths[0] if len(paths) == 1 else paths for split, paths in found.items()}
+
+
+def _split_of(name: str) -> str | None:
+    """The split that a file, a folder or a table is named after."""
+    first = re.split(r"[-_. ]", name.lower())[0]
+    return next((split for split, names in _SPLIT_NAMES.items() if first in names), None)
+
+
+def _tables_in(folder: Path) -> list[Path]:
+    """The files of a folder that can be read; all of one format."""
+    files = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
+    known = sorted((file for file in files if format_of(file)), key=lambda file: _by_number(file.name))
+    forms = {format_of(file) for file in known} - {Format.json}  # a lone .json beside the tables describes them
+    return [file for file in known if format_of(file) in forms] if len(forms) == 1 else known
+
+
+def _is_pattern(path: Path) -> bool:
+    return any(sign in str(path) for sign in "*?[") and not path.exists()
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Names in the order a person counts: part-2 before part-10."""
+    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", name)]

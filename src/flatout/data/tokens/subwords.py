@@ -1,0 +1,333 @@
+"""Tokenizers of transformers: texts, pairs of texts and lists of words to the ids that an encoder was trained on.
+
+The fast tokenizer's own Rust code does the work, over whole blocks; the ids that open, part and close a row are put in
+by arithmetic. A row is cut so that these always fit. Beside the tokenizer all of its files are kept, so that a trained
+model can be handed to transformers as it would have saved it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from flatout.data.tokens.vocabulary import EncodedBlock, Vocabulary, VocabularyConfig, VocabularyKind
+from flatout.errors import UserError, require
+
+PAIR = "\ue003"
+"""Stands between the two texts of a pair; a character of Unicode's private range."""
+_NOTHING = "?"
+_BEGINS = "▁"
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_ROWS_A_CALL = 4_096
+_ENDINGS = (".json", ".txt", ".jinja", ".model")
+"""Of a tokenizer's files: all are data."""
+_KIND = "subwords"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Ids that are put around what a tokenizer makes of a text."""
+
+    opening: list[int]
+    closing: list[int]
+    parting: list[int]
+    """Between the texts of a pair."""
+    padding: int
+    unknown: int
+    separator: int | None
+    """The id after which a pair's second text begins, for models that number the texts of a pair."""
+
+    @property
+    def size(self) -> int:
+        return len(self.opening) + len(self.closing)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedWords:
+    """Token ids of rows of words, and where each word begins."""
+
+    block: EncodedBlock
+    firsts: NDArray[np.bool_]
+    """For each token whether it is the first of a word."""
+    words: NDArray[np.int64]
+    """Words of each row that were kept."""
+
+
+class Subwords:
+    """A tokenizer of transformers, as encoder of text blocks."""
+
+    def __init__(self, tokenizer: Tokenizer, frame: Frame, files: dict[str, str]) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.tokenizer, self.frame, self.files = tokenizer, frame, files
+        self.size: int = tokenizer.get_vocab_size()
+
+    @classmethod
+    def load(cls, name: str, where: str = "model.pretrained, data.tokenizer", *, words: bool = False) -> Subwords:
+        """The tokenizer of a folder, of the cache, or of the Hub; for texts, or for lists of words."""
+        from transformers import AutoTokenizer
+
+        from flatout.data.tables.hub import fetched
+
+        found = fetched(
+            name, where, lambda: AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+        )
+        if not getattr(found, "is_fast", False):
+            raise UserError(where, f"{name} has no fast tokenizer", mend="Convert it to a tokenizer.json first.")
+        if words and "ByteLevel" in found.backend_tokenizer.to_str():
+            # Pieces with a blank before them are other pieces: each word of a list has one, as in a text.
+            found = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False, add_prefix_space=True)
+        return cls.of(found)
+
+    @classmethod
+    def of(cls, fast: Any) -> Subwords:
+        """A fast tokenizer of transformers."""
+        with tempfile.TemporaryDirectory() as folder:
+            fast.save_pretrained(folder)
+            files = {path.name: path.read_text(encoding="utf-8") for path in sorted(Path(folder).iterdir())}
+        tokenizer = Tokenizer.from_str(fast.backend_tokenizer.to_str())
+        return cls(tokenizer, _frame_of(tokenizer, fast), files)
+
+    @classmethod
+    def train(cls, blocks: Iterable[pa.Array], config: VocabularyConfig) -> Subwords:
+        """Word pieces of the training texts, framed as BERT frames a row; for encoders trained from scratch."""
+        from transformers import PreTrainedTokenizerFast
+
+        pieces = {piece: number for number, piece in enumerate(_word_pieces(blocks, config))}
+        tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]", max_input_chars_per_word=100))
+        tokenizer.normalizer = _normalizer(config)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        tokenizer.add_special_tokens(_SPECIAL)
+        numbers = {name: number for number, name in enumerate(_SPECIAL)}
+        opening, closing = ("[CLS]", numbers["[CLS]"]), ("[SEP]", numbers["[SEP]"])
+        tokenizer.post_processor = processors.BertProcessing(closing, opening)
+        names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), _SPECIAL, strict=True))
+        return cls.of(PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names))
+
+    @classmethod
+    def from_json(cls, text: str) -> Subwords:
+        """The tokenizer that `to_json` wrote."""
+        held = json.loads(text)
+        for name in held["files"]:
+            is_plain = Path(name).name == name and name.endswith(_ENDINGS)
+            require(is_plain, "tokenizer.json", f"holds a file named {name!r}", allowed=", ".join(_ENDINGS))
+        return cls(Tokenizer.from_str(held["tokenizer"]), Frame(**held["frame"]), held["files"])
+
+    @staticmethod
+    def wrote(text: str) -> bool:
+        """Whether `to_json` wrote this."""
+        return text.startswith(f'{{"kind": "{_KIND}"')
+
+    def to_json(self) -> str:
+        held = {"kind": _KIND, "frame": asdict(self.frame), "tokenizer": self.tokenizer.to_str(), "files": self.files}
+        return json.dumps(held, ensure_ascii=False)
+
+    def fingerprint(self) -> str:
+        return xxhash.xxh3_128_hexdigest(self.to_json().encode("utf-8", "surrogatepass"))
+
+    def words(self) -> dict[str, int]:
+        """Every entry and its id."""
+        return self.tokenizer.get_vocab()
+
+    def save(self, folder: Path) -> None:
+        """Write the files that transformers reads."""
+        for name, text in self.files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+
+    def encode(self, texts: pa.Array, *, max_length: int) -> EncodedBlock:
+        """Ids of each text or pair, framed, cut at `max_length`."""
+        firsts, seconds = _parted(texts)
+        tokens, lengths = self._runs(firsts)
+        if seconds is None:
+            return self._framed(tokens, lengths, max_length)
+        more, more_lengths = self._runs(seconds)
+        return self._framed_pairs((tokens, lengths), (more, more_lengths), max_length)
+
+    def encode_words(self, words: pa.Array, *, max_length: int) -> EncodedWords:
+        """Ids of rows that are lists of words; a word of which no token fits is lost."""
+        runs: list[NDArray[np.int32]] = []
+        firsts: list[NDArray[np.bool_]] = []
+        for rows in _pieces(words):
+            encodings = self.tokenizer.encode_batch(rows, is_pretokenized=True, add_special_tokens=False)
+            for row, encoding in zip(rows, encodings, strict=True):
+                if len(set(encoding.word_ids)) < len(row):
+                    encoding = self._with_all_words(row, encoding)
+                runs.append(np.array(encoding.ids, np.int32))
+                firsts.append(np.diff(np.array(encoding.word_ids, np.int64), prepend=-1) > 0)
+        lengths = np.array([len(run) for run in runs], np.int64)
+        is_first = np.concatenate([*firsts, np.empty(0, np.bool_)])
+        block = self._framed(np.concatenate([*runs, np.empty(0, np.int32)]), lengths, max_length)
+        # The same frame around the marks: nothing of a frame begins a word.
+        marks = self._framed(is_first.astype(np.int32), lengths, max_length, marks=True).tokens == 1
+        ends = np.cumsum(block.lengths, dtype=np.int64)
+        total = np.append(0, np.cumsum(marks))
+        return EncodedWords(block, marks, total[ends] - total[ends - block.lengths])
+
+    def _with_all_words(self, words: list[str], encoding: Encoding) -> Encoding:
+        """Words that a tokenizer makes nothing of, such as lone control characters, become a mark of their own."""
+        found = set(encoding.word_ids)
+        whole = [word if number in found else _NOTHING for number, word in enumerate(words)]
+        return self.tokenizer.encode(whole, is_pretokenized=True, add_special_tokens=False)
+
+    def _runs(self, texts: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Ids of each text, one run after the other, without a frame."""
+        runs = [
+            np.array(encoding.ids, np.int32)
+            for rows in _pieces(texts)
+            for encoding in self.tokenizer.encode_batch_fast(rows, add_special_tokens=False)
+        ]
+        lengths = np.array([len(run) for run in runs], np.int64)
+        return np.concatenate([*runs, np.empty(0, np.int32)]), lengths
+
+    def _framed(
+        self, tokens: NDArray[np.int32], lengths: NDArray[np.int64], max_length: int, *, marks: bool = False
+    ) -> EncodedBlock:
+        frame = self.frame
+        cut = np.minimum(lengths, max(1, max_length - frame.size))
+        opening, closing = (np.zeros(len(ids), np.int32) if marks else ids for ids in (frame.opening, frame.closing))
+        whole = _put_together([opening, (tokens, lengths, cut), closing], len(lengths))
+        return self._block(whole, cut + frame.size, lengths + frame.size, marks)
+
+    def _framed_pairs(
+        self,
+        first: tuple[NDArray[np.int32], NDArray[np.int64]],
+        second: tuple[NDArray[np.int32], NDArray[np.int64]],
+        max_length: int,
+    ) -> EncodedBlock:
+        """The longer text of a pair is cut first."""
+        frame, added = self.frame, self.frame.size + len(self.frame.parting)
+        room = max(2, max_length - added)
+        cuts = np.minimum(first[1], np.maximum(room - second[1], (room + 1) // 2))
+        more_cuts = np.minimum(second[1], room - cuts)
+        parts = [frame.opening, (*first, cuts), frame.parting, (*second, more_cuts), frame.closing]
+        whole = _put_together(parts, len(cuts))
+        return self._block(whole, cuts + more_cuts + added, first[1] + second[1] + added, False)
+
+    def _block(
+        self, tokens: NDArray[np.int32], lengths: NDArray[np.int64], whole: NDArray[np.int64], marks: bool
+    ) -> EncodedBlock:
+        return EncodedBlock(
+            tokens=tokens,
+            lengths=lengths.astype(np.int32),
+            unknown=0 if marks else int((tokens == self.frame.unknown).sum()),
+            truncated_rows=int((whole > lengths).sum()),
+            truncated_tokens=int((whole - lengths).sum()),
+            whole_lengths=whole,
+        )
+
+
+Encoder = Vocabulary | Subwords
+"""Whatever turns blocks of texts into ids."""
+
+
+def train_encoder(blocks: Iterable[pa.Array], config: VocabularyConfig) -> Encoder:
+    """A vocabulary of the kind asked for, made from the training texts."""
+    kind = Subwords if config.kind is VocabularyKind.wordpiece else Vocabulary
+    return kind.train(blocks, config)
+
+
+def read_encoder(text: str) -> Encoder:
+    """What either's `to_json` wrote."""
+    return Subwords.from_json(text) if Subwords.wrote(text) else Vocabulary.from_json(text)
+
+
+Part = Any
+"""Ids that every row gets, or the runs of all rows with their lengths and how much of each is kept."""
+
+
+def _put_together(parts: list[Part], num_rows: int) -> NDArray[np.int32]:
+    """Rows made of several parts, one after the other."""
+    kept = [np.full(num_rows, len(part)) if not isinstance(part, tuple) else part[2] for part in parts]
+    lengths = np.sum(kept, axis=0) if num_rows else np.empty(0, np.int64)
+    place = np.cumsum(lengths) - lengths
+    found = np.empty(int(lengths.sum()), np.int32)
+    for part, counts in zip(parts, kept, strict=True):
+        counts = counts.astype(np.int64)
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        if isinstance(part, tuple):
+            tokens, whole, _ = part
+            found[np.repeat(place, counts) + within] = tokens[np.repeat(np.cumsum(whole) - whole, counts) + within]
+        else:
+            found[np.repeat(place, counts) + within] = np.asarray(part, np.int32)[within]
+        place = place + counts
+    return found
+
+
+def _normalizer(config: VocabularyConfig) -> normalizers.Normalizer:
+    return normalizers.BertNormalizer(lowercase=config.lowercase, strip_accents=config.strip_accents)
+
+
+def _word_pieces(blocks: Iterable[pa.Array], config: VocabularyConfig) -> list[str]:
+    """The special entries, then every letter at and after the beginning of a word, then the commonest pieces.
+
+    The library's own trainer of word pieces numbers letters in the order of a hash table, another in each process; its
+    byte-pair trainer does not. So words are marked at their beginning, and pieces told apart by the mark.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = _normalizer(config)
+    marked = pre_tokenizers.Metaspace(replacement=_BEGINS, prepend_scheme="always", split=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), marked])
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.size, min_frequency=config.min_frequency, show_progress=False, special_tokens=[]
+    )
+    tokenizer.train_from_iterator((_texts(block) for block in blocks), trainer)
+    learnt = [piece for piece, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+    letters = [piece for piece in learnt if len(piece) == 1 and piece != _BEGINS]
+    longer = [piece[1:] if piece.startswith(_BEGINS) else f"##{piece}" for piece in learnt if len(piece) > 1]
+    found = dict.fromkeys([*_SPECIAL, *letters, *(f"##{letter}" for letter in letters), *longer])
+    return list(found)[: config.size]
+
+
+def _frame_of(tokenizer: Tokenizer, fast: Any) -> Frame:
+    """What the tokenizer puts around a text and between two, read off what it makes of a known one."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    one, two = tokenizer.encode("a").ids, tokenizer.encode("a", "a").ids
+    opening = _before(plain, one)
+    closing = one[len(opening) + len(plain) :]
+    parting = two[len(opening) + len(plain) : len(two) - len(closing) - len(plain)]
+    padding = fast.pad_token_id if fast.pad_token_id is not None else 0
+    unknown = fast.unk_token_id if fast.unk_token_id is not None else -1
+    return Frame(opening, closing, parting, padding, unknown, parting[-1] if parting else None)
+
+
+def _before(part: list[int], whole: list[int]) -> list[int]:
+    for start in range(len(whole) - len(part) + 1):
+        if whole[start : start + len(part)] == part:
+            return whole[:start]
+    return []
+
+
+def _parted(texts: pa.Array) -> tuple[pa.Array, pa.Array | None]:
+    """Texts, or the first and the second text of pairs."""
+    texts = texts.cast(pa.large_string())
+    parts = pc.split_pattern(texts, PAIR, max_splits=1)
+    if len(texts) == 0 or pc.max(pc.list_value_length(parts)).as_py() < 2:
+        return texts, None
+    return pc.list_element(parts, 0), pa.array([each[1] if len(each) > 1 else "" for each in parts.to_pylist()])
+
+
+def _pieces(values: pa.Array) -> Iterable[list[Any]]:
+    """Some thousand rows at a time, as Python has them: what Rust is handed."""
+    for start in range(0, len(values), _ROWS_A_CALL):
+        yield values.slice(start, _ROWS_A_CALL).to_pylist()
+
+
+def _texts(block: pa.Array) -> list[str]:
+    """Texts to learn pieces from: words of a list one by one."""
+    return (
+        pc.list_flatten(block) if pa.types.is_large_list(block.type) or pa.types.is_list(block.type) else block
+    ).to_pylist()

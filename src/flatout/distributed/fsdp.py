@@ -1,0 +1,162 @@
+"""Weights shared out among ranks, for models that do not fit on one device: torch's FSDP2 under Lightning's strategy.
+
+Each rank keeps a slice of every weight, of its gradient and of what the optimizer remembers of it. Before a layer
+computes, its weights are gathered from all ranks; after it they are dropped again, and its gradients are summed where
+their slices lie. What is trained stays the same to rounding, and so do checkpoints: they hold whole tensors, so a run
+goes on with or without sharing, on any number of devices.
+
+A gathering needs every rank, so ranks go through the same passes at the same time, in validation too.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.optim import Optimizer
+
+from flatout.distributed.slices import share_of, shares_of, whole
+
+
+class SharedOut(ModelParallelStrategy):
+    """Every weight shared out among all ranks; checkpoints are ours and hold whole tensors."""
+
+    restore_checkpoint_after_setup = False
+    lightning_restore_optimizer = True
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(data_parallel_size=ranks, tensor_parallel_size=1, save_distributed_checkpoint=False)
+        self._skeleton: nn.Module | None = None
+
+    def share_out(self, model: nn.Module) -> None:
+        """Leave this rank its slices of the first rank's weights; once, however often training or judging begins."""
+        if self._skeleton is not None:
+            return
+        self._skeleton = _without_weights(model)
+        for tensor in [*model.parameters(), *model.buffers()]:
+            _take_from_first(tensor, self.root_device)
+        slice_weights(model, self.device_mesh["data_parallel"])
+
+    def gathered(self, model: nn.Module) -> nn.Module:
+        """The model with whole weights, on the host of every rank."""
+        skeleton = self._skeleton
+        if skeleton is None:
+            return model
+        state = {name: whole(tensor).detach().cpu() for name, tensor in model.state_dict().items()}
+        skeleton.load_state_dict(state, assign=True)
+        for weight, shared in zip(skeleton.parameters(), model.parameters(), strict=True):
+            weight.requires_grad_(shared.requires_grad)
+        return skeleton.train(model.training)
+
+    def let_thawed_train(self, model: nn.Module) -> None:
+        """Gathered copies of weights were made while these were frozen, and would stay so."""
+        trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+        parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        for part in parts:
+            part.unshard()
+        for name, weight in model.named_parameters():
+            weight.requires_grad_(name in trained)
+        for part in parts:
+            part.reshard()
+
+    def hand_out(self, module: nn.Module, state: dict[str, Tensor] | None) -> None:
+        """Give every rank its slices of the first one's `state_dict`, where that has one."""
+        if not self.broadcast(state is not None):
+            return
+        with torch.no_grad():
+            for name, own in module.state_dict().items():
+                is_first = self.is_global_zero and state is not None
+                given = (state or {})[name].to(own.dtype) if is_first else torch.empty(own.shape, dtype=own.dtype)
+                given = given.to(own.device)
+                dist.broadcast(given, 0)
+                own.copy_(share_of(given, own))
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Whole tensors on the first rank, nothing elsewhere."""
+        assert self.lightning_module is not None
+        return _on_first(self.lightning_module.state_dict())
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        module = self.lightning_module
+        assert module is not None
+        module.load_state_dict(shares_of(checkpoint["state_dict"], module), strict=strict)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What an optimizer remembers, as it would without sharing; on the first rank."""
+        plain = optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        kept = plain.state_dict()
+        return {**kept, "state": {number: _on_first(of_weight) for number, of_weight in kept["state"].items()}}
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, kept in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+            numbers = [number for group in kept["param_groups"] for number in group["params"]]
+            state = {
+                number: {
+                    name: share_of(value, weight) if getattr(value, "shape", ()) == weight.shape else value
+                    for name, value in kept["state"][number].items()
+                }
+                for number, weight in zip(numbers, weights, strict=True)
+                if number in kept["state"]
+            }
+            optimizer.load_state_dict({**kept, "state": state})
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        if self.is_global_zero:
+            self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
+
+    def setup_environment(self) -> None:
+        mesh = self._device_mesh
+        super().setup_environment()
+        if mesh is not None:  # the one that the weights lie on
+            self._device_mesh = mesh
+
+
+def slice_weights(model: nn.Module, ranks: DeviceMesh) -> None:
+    """Keep a slice of each weight on each rank, and gather them a layer at a time.
+
+    They are gathered in fp32 whatever layers compute in: in bf16 half would be sent, but norms and embeddings, which
+    autocast leaves in fp32, would be rounded too, and gradients were measured four times as far from those of fp32.
+    """
+    # The view that a last layer returns is only read.
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
+    for part in [*getattr(model, "blocks", list)(), model]:
+        # Dropped after each pass: what stayed gathered would not see a running mean put in its place.
+        fully_shard(part, mesh=ranks, reshard_after_forward=True)
+
+
+def _on_first(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole tensors on the host of the first rank; the others help to gather them and keep none."""
+    found = {}
+    for name, value in state.items():
+        full = whole(value).cpu() if isinstance(value, Tensor) else value
+        if dist.get_rank() == 0:
+            found[name] = full
+    return found
+
+
+def _without_weights(model: nn.Module) -> nn.Module:
+    """A copy whose weights take no memory, to be filled when training is over."""
+    empty = {id(weight): nn.Parameter(torch.empty_like(weight, device="meta")) for weight in model.parameters()}
+    memo: dict[int, Any] = dict(empty)
+    return copy.deepcopy(model, memo)
+
+
+def _take_from_first(tensor: Tensor, device: torch.device) -> None:
+    """One at a time, so that the device never holds more than one whole weight."""
+    there = tensor.detach().to(device)
+    dist.broadcast(there, 0)
+    with torch.no_grad():
+        tensor.copy_(there)

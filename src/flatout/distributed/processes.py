@@ -1,0 +1,81 @@
+"""Processes that start at once and never outlive who started them.
+
+A warm server imports everything heavy once; each child is forked from it before anything has computed, so it is as
+clean as a new interpreter and there in a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import os
+import signal
+import threading
+from types import FrameType
+
+from flatout.cli.interrupts import ignored_by_children
+
+OUTPUT = "FLATOUT_OUTPUT"
+"""Names the file that a process and those it starts print to, where they shall not print to the terminal."""
+_OF_A_GROUP = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1) if hasattr(signal, "pthread_sigmask") else ()
+"""Signals that a terminal, `timeout` or a batch system sends to a whole group: the server must outlive them, as how
+its children ended is known through it. Each child hears them again."""
+_HEAVY = ["flatout.cli.boundary", "flatout.run.launch", "torch.utils.tensorboard"]
+
+
+def warm_start() -> None:
+    """Let a server import what a run needs, beside what this process does meanwhile; harmless to ask twice."""
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        multiprocessing.set_forkserver_preload(_HEAVY)
+        multiprocessing.resource_tracker.ensure_running()  # it changes what is blocked
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_GROUP)
+        try:
+            with ignored_by_children():  # the server learns to ignore Ctrl-C by itself only after its imports
+                multiprocessing.forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def wait_until_warm() -> None:
+    """Return when the server has imported everything, so that its imports are nobody's time."""
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        process = multiprocessing.get_context("forkserver").Process(target=_nothing)
+        process.start()
+        process.join()
+        process.close()
+
+
+def _nothing() -> None:
+    return
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it is gone, however that happened, and let it hear signals."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_GROUP)
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    threading.Thread(target=_watch, args=(parent.sentinel,), name="parent", daemon=True).start()
+
+
+def interrupt_once(number: int, frame: FrameType | None) -> None:
+    """A handler of Ctrl-C: a terminal and a launcher both pass it on, and the second must not disturb the ending."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def redirect_output() -> None:
+    """Print to the file that `$FLATOUT_OUTPUT` names, native code too."""
+    if path := os.environ.get(OUTPUT):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream in (1, 2):
+            os.dup2(file, stream)
+        os.close(file)
+
+
+def _watch(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,202 @@
+"""What a device could do at most: the roof that MFU is measured against.
+
+For GPUs in the table it is the vendor's figure for *dense* products with fp32 sums, never the doubled one for sparse
+matrices; for every other device, and for every CPU, a product of matrices is timed here. Both are of one device. A
+measured roof is what the library reaches, not what the silicon could, so it is a little low and says so by its source.
+On a CPU that others use as well, threads that must wait for each other reach a twentieth of what they could; then one
+thread is timed, and counts as often as there are cores.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+from flatout.callbacks.host import limits
+from flatout.distributed.ranks import cores_here
+
+
+class Arithmetic(StrEnum):
+    """What products are made of."""
+
+    fp32 = "fp32"
+    tf32 = "tf32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Most operations a second of one device, and where that is known from."""
+
+    tflops: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """TFLOP/s of dense products; None where the card has no such arithmetic."""
+
+    names: str
+    """What `torch.cuda.get_device_name` says, without the maker and the series: a pattern for the whole of it."""
+    source: str
+    fp32: float
+    tf32: float | None
+    bf16: float | None
+    fp16: float
+
+
+# Sheets print tensor cores' figures "with sparsity", which is twice the dense one: halved here where no other is given.
+_CARDS = (
+    # Pascal has no tensor cores: fp16 is twice fp32, on the same units.
+    _Card("P100-PCIE-(12|16)GB", "Tesla P100 data sheet", 9.3, None, None, 18.7),
+    _Card("P100-SXM2-16GB", "Tesla P100 data sheet", 10.6, None, None, 21.2),
+    _Card("V100-PCIE-(16|32)GB", "Tesla V100 data sheet", 14.0, None, None, 112.0),
+    _Card("V100-SXM2-(16|32)GB", "Tesla V100 data sheet", 15.7, None, None, 125.0),
+    _Card("T4", "Tesla T4 data sheet", 8.1, None, None, 65.0),
+    # GeForce cards sum in fp32 at half the rate of fp16 sums; the reference card, 53.8, not the Founders' one, 56.9.
+    _Card("RTX 2080 Ti", "Turing architecture whitepaper", 13.4, None, None, 53.8),
+    # Each of the four GPUs of a board: 10 multiprocessors of 1,024 dense operations a clock, at 1,695 MHz.
+    _Card("A16", "GA107 at 1,695 MHz: units times clock", 4.3, 8.7, 17.4, 17.4),
+    _Card("A2", "A2 data sheet", 4.5, 9.0, 18.0, 18.0),
+    _Card("A10", "A10 data sheet", 31.2, 62.5, 125.0, 125.0),
+    _Card("A30", "A30 data sheet", 10.3, 82.0, 165.0, 165.0),
+    _Card("A40", "A40 data sheet", 37.4, 74.8, 149.7, 149.7),
+    _Card("RTX 3090", "GA102 architecture whitepaper", 35.6, 35.6, 71.0, 71.0),
+    _Card("A100-(SXM4|PCIE)-(40|80)GB|A100 80GB PCIe", "A100 data sheet", 19.5, 156.0, 312.0, 312.0),
+    _Card("L4", "L4 data sheet", 30.3, 60.0, 121.0, 121.0),
+    _Card("L40", "L40 data sheet", 90.5, 90.5, 181.0, 181.0),
+    _Card("L40S", "L40S data sheet", 91.6, 183.0, 362.0, 362.0),
+    _Card("RTX 4090", "Ada architecture whitepaper", 82.6, 82.6, 165.2, 165.2),
+    _Card("RTX 6000 Ada Generation", "Ada architecture whitepaper", 91.1, 182.1, 364.2, 364.2),
+    _Card("H100 PCIe", "H100 data sheet", 51.0, 378.0, 756.0, 756.0),
+    _Card("H100 80GB HBM3", "H100 data sheet, SXM", 67.0, 494.5, 989.0, 989.0),
+    _Card("H100 NVL", "H100 data sheet, NVL", 60.0, 417.5, 835.5, 835.5),
+    _Card("H200", "H200 data sheet, SXM", 67.0, 494.5, 989.0, 989.0),
+    _Card("H200 NVL", "H200 data sheet, NVL", 60.0, 417.5, 835.5, 835.5),
+    _Card("B200", "HGX B200 data sheet", 75.0, 1100.0, 2250.0, 2250.0),
+)
+
+
+def arithmetic_of(precision: str) -> Arithmetic | None:
+    """What Lightning's precision multiplies with, by its name; None for kinds that nothing is known of.
+
+    Asks torch how fp32 products are made on a GPU.
+    """
+    if precision.startswith("bf16"):
+        return Arithmetic.bf16
+    if precision.startswith("16"):
+        return Arithmetic.fp16
+    if not precision.startswith("32"):
+        return None
+    return Arithmetic.fp32 if torch.get_float32_matmul_precision() == "highest" else Arithmetic.tf32
+
+
+def listed_peak(name: str, arithmetic: Arithmetic | None) -> Peak | None:
+    """The table's figure for a GPU of this name; None for one that is not in it, and for slices of one."""
+    short = re.sub(r"^(NVIDIA |Tesla |GeForce )*", "", name).strip()
+    card = next((each for each in _CARDS if re.fullmatch(each.names, short)), None)
+    if card is None or arithmetic is None:
+        return None
+    tflops = getattr(card, arithmetic)
+    if tflops is None and arithmetic is Arithmetic.tf32:
+        tflops = card.fp32  # a card without TF32 makes plain fp32 products of them
+    return None if tflops is None else Peak(tflops, f"{card.source}, dense {arithmetic}")
+
+
+def known_peak(device: torch.device, precision: str) -> Peak | None:
+    """What is known of a device without trying it: nothing of a CPU."""
+    if device.type != "cuda":
+        return None
+    return listed_peak(torch.cuda.get_device_name(device), arithmetic_of(precision))
+
+
+_TYPES = {
+    Arithmetic.fp32: torch.float32,
+    Arithmetic.tf32: torch.float32,
+    Arithmetic.bf16: torch.bfloat16,
+    Arithmetic.fp16: torch.float16,
+}
+_SMALLEST, _LARGEST = 512, 4096
+_LONG_ENOUGH_S = 1e-3
+"""A product this long is not made of overheads; a longer one is sooner disturbed by whatever else runs here."""
+_BUDGET_S, _MOST_S = 0.02, 0.08
+_TIMES = 10
+_BUSY = 0.6
+"""All threads together below this share of one thread's rate times their number were kept from running together."""
+
+
+def measured_peak(device: torch.device, precision: str) -> Peak | None:
+    """The best of some products of matrices, timed on this device with as many threads as the run has.
+
+    Takes a tenth of a second or less, three on a busy machine, and no memory that a run would miss; draws from a
+    generator of its own. How fp32 products are made is as it is set at the moment.
+    """
+    arithmetic = arithmetic_of(precision)
+    if arithmetic is None or device.type not in ("cpu", "cuda"):
+        return None
+    dtype = _TYPES[arithmetic]
+    words = f"{str(dtype).removeprefix('torch.')} product"
+    rate, size = _fastest(device, dtype)
+    threads = torch.get_num_threads()
+    if device.type == "cpu" and threads > 1:
+        cores = min(threads, len(cores_here()), limits().cores or threads)
+        alone, small = _fastest_of_one_thread(dtype)
+        if rate < _BUSY * cores * alone:
+            source = f"measured on a busy machine: {small} x {small} {words} of one thread, times {cores:g}"
+            return Peak(cores * alone / 1e12, source)
+    on = f", {threads} thread{'s'[: threads - 1]}" if device.type == "cpu" else ""
+    return Peak(rate / 1e12, f"measured: {size} x {size} {words}{on}")
+
+
+def _fastest_of_one_thread(dtype: torch.dtype) -> tuple[float, int]:
+    """A single thread is left in peace where several are never all running at once; it has no barrier to wait at."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _fastest(torch.device("cpu"), dtype)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _fastest(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
+    """Most operations a second of some products, and the size of the fastest."""
+    size, fastest, found = _SMALLEST, 0.0, _SMALLEST
+    with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+        while True:
+            seconds = _best_s(_multiplier(size, device, dtype), device)
+            if 2 * size**3 / seconds > fastest:
+                fastest, found = 2 * size**3 / seconds, size
+            if seconds >= _LONG_ENOUGH_S or size >= _LARGEST:
+                return fastest, found
+            size *= 2
+
+
+def _multiplier(size: int, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
+    own = torch.Generator(device).manual_seed(0)
+    left, right = (torch.randn(size, size, generator=own, device=device).to(dtype) for _ in range(2))
+    target = torch.empty_like(left)
+    return lambda: torch.mm(left, right, out=target)
+
+
+def _best_s(act: Callable[[], object], device: torch.device) -> float:
+    """Seconds of the fastest of some calls, after one that nobody counts.
+
+    On a machine that others use only a short call now and then is left in peace, hence the many.
+    """
+    wait: Callable[[], None] = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+    act()
+    wait()
+    began = now = time.perf_counter()
+    best, times = float("inf"), 0
+    while times == 0 or now - began < (_BUDGET_S if times >= _TIMES else _MOST_S):
+        act()
+        wait()  # to time it is what this is for
+        before, now = now, time.perf_counter()
+        best, times = min(best, now - before), times + 1
+    return best

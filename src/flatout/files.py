@@ -1,0 +1,114 @@
+"""Files that are there whole or not at all, also after a crash of the machine: written beside, synced, renamed.
+
+A rename alone is atomic for other processes, not for the disk: without the three syncs (the file's bytes, the names in
+its folder, the name in the parent's) a power cut may leave a name with nothing behind it.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flatout.errors import UserError
+
+try:
+    fcntl: Any = importlib.import_module("fcntl")
+except ImportError:  # Windows has no such locks
+    fcntl = None
+
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""Errors of a disk rather than of a name."""
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
+
+
+def sync_file(path: Path) -> None:
+    """Wait until a file's bytes are on the disk; the disk's late errors are told here and nowhere else."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until a folder's names are on the disk, where its file system can do that."""
+    try:
+        folder = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        if error.errno in _NO_FOLDER_SYNC:
+            return
+        raise
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(folder)
+
+
+def sync_tree(folder: Path) -> None:
+    """Wait until everything below a folder is on the disk, and its names."""
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            sync_folder(path)
+        elif path.is_file():
+            sync_file(path)
+    sync_folder(folder)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """A new file with these bytes, on the disk when this returns."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def put_in_place(beside: Path, target: Path) -> None:
+    """Give a finished folder its name; one that has the name already steps aside first and is taken away last."""
+    sync_folder(beside)
+    aside = target.with_name(f".{target.name}{_ASIDE}")
+    if target.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        target.rename(aside)
+    try:
+        beside.rename(target)
+    except OSError:
+        put_back(target.parent)
+        raise
+    sync_folder(target.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def put_back(parent: Path) -> None:
+    """Give folders their names again that had stepped aside for one that never came."""
+    for aside in parent.glob(f".*{_ASIDE}"):
+        target = parent / aside.name.removeprefix(".").removesuffix(_ASIDE)
+        if not target.exists():
+            aside.rename(target)
+
+
+_ASIDE = "-replaced"
+
+
+def is_plain_part(text: str) -> bool:
+    """Whether a text can be put behind a folder and stay below it, on any system."""
+    parts = re.split(r"[/\\]", text)
+    is_rooted = text.startswith(("/", "\\", "~")) or bool(re.match(r"[A-Za-z]:", text))
+    return bool(text) and not is_rooted and ".." not in parts and text.isprintable()
+
+
+def require_inside(path: str, folders: Sequence[Path], where: str, mend: str = "Begin it with ${output}/.") -> None:
+    """Refuse a path that is not below one of the folders, through links too."""
+    is_odd = not path.isprintable() or path.startswith("~")
+    if is_odd or not any(Path(path).resolve().is_relative_to(folder.resolve()) for folder in folders):
+        raise UserError(where, f"{path!r} lies outside of the folder of all runs", allowed=str(folders[0]), mend=mend)
+
+
+def lies_inside(name: str, folder: Path) -> bool:
+    """Whether a file named in a folder's own manifest lies in that folder, through links too."""
+    return is_plain_part(name) and (folder / name).resolve().is_relative_to(folder.resolve())

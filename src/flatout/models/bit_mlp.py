@@ -1,0 +1,319 @@
+"""Bit strings to 2-grams: detectors that read grams off the bits, and a composer that makes the answer of them.
+
+An encoder hashes the raw text; what is asked for are grams of the plain text. The two differ (`2/5/1994` is hashed,
+`51` is asked for), so the model has two parts. *Detectors* are one linear layer from the bits to every gram that was
+hashed, each squeezed to 0 … 1; ridge regression gives them in closed form, and far better than gradients find them.
+The *composer* is a small network from detected grams to answers; a gram that is asked for as it was hashed also has a
+straight path. Answers and detections leave side by side, so that both can be trained. When training is
+over, ridge regression on the answers themselves may have a vote: where an encoding hides almost everything, a linear
+function is hard to beat, and a model should not lose to it.
+
+Without detectors it is a plain network from bits to answers, with a straight linear path beside it if asked for.
+
+Shapes: B records, D bits (or known numbers of a set), H hashed grams, C answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from flatout.errors import as_choice, require
+from flatout.models.flops import Lengths, Product, look_up, through, training_flops
+
+if TYPE_CHECKING:
+    from flatout.data.batches.flat_batch import FlatBatch
+
+_SURE = 8.0
+"""Logit of an answer whose gram is detected beyond doubt, before training."""
+_UNSEEN = -8.0
+"""Logit of an answer that nothing speaks for."""
+_EPSILON = 1e-6
+_RARE = -4.0
+"""Logit at which every answer of a plain network starts: a record holds some twenty of a thousand grams."""
+
+
+class Norm(StrEnum):
+    """What follows each hidden layer."""
+
+    none = "none"
+    layer = "layer"
+    batch = "batch"
+
+
+class Init(StrEnum):
+    """How weights start that no closed form gives."""
+
+    xavier = "xavier"
+    he = "he"
+
+
+class Start(StrEnum):
+    """Where detectors start."""
+
+    ridge = "ridge"
+    random = "random"
+
+
+@dataclass(kw_only=True, slots=True)
+class BitMLPConfig:
+    """A network from bit strings, or sets of numbers, to 2-grams."""
+
+    recommended_clip: ClassVar[float] = 0.0
+
+    widths: list[int] = field(default_factory=lambda: [256])
+    """Width of each hidden layer."""
+    depth: int = 1
+    """Times each hidden layer stands one after the other."""
+    residual: bool = False
+    """Whether hidden layers of equal width add to what they get."""
+    norm: Norm = Norm.none
+    """What follows each hidden layer: none, layer or batch normalisation."""
+    dropout: float = 0.0
+    """Share of hidden values dropped."""
+    init: Init = Init.he
+    """How other weights start: xavier or he."""
+    detectors: bool = True
+    """Whether the grams that were hashed are detected first; else a plain network on the bits."""
+    start: Start = Start.ridge
+    """Where detectors start: at ridge regression's solution, or at random."""
+    train_detectors: bool = False
+    """Whether detectors are trained further after a start at ridge's solution; random ones always are."""
+    straight: bool = True
+    """Whether answers have a straight path past the hidden layers."""
+    blend: bool = True
+    """Whether ridge regression has a vote in the answers, as large as the validation records say."""
+
+    def __post_init__(self) -> None:
+        self.norm, self.init = as_choice(Norm, self.norm, "model.norm"), as_choice(Init, self.init, "model.init")
+        self.start = as_choice(Start, self.start, "model.start")
+        are_widths = all(width >= 1 for width in self.widths)
+        require(are_widths, "model.widths", f"{self.widths}", allowed="widths of 1 or more")
+        has_path = bool(self.widths) or self.straight
+        require(has_path, "model.widths", "an empty list without model.straight leaves no way from bits to answers")
+        require(self.depth >= 1, "model.depth", f"{self.depth}", allowed="1 or more")
+        require(0 <= self.dropout < 1, "model.dropout", f"{self.dropout}", allowed="0 to below 1")
+
+    @property
+    def starts_at_ridge(self) -> bool:
+        return self.detectors and self.start is Start.ridge
+
+    def build(self, *, num_inputs: int, is_set: bool, hashed_of_label: Sequence[int], num_hashed: int) -> BitMLP:
+        """`hashed_of_label` gives each answer's number among the hashed grams, or -1."""
+        model = BitMLP(self, num_inputs, is_set, hashed_of_label, num_hashed)
+        if self.starts_at_ridge and not self.train_detectors and model.detectors is not None:
+            model.detectors.requires_grad_(False)
+        return model
+
+
+class BitMLP(nn.Module):
+    """Detectors, a composer, and a straight path."""
+
+    layout = "flat"
+    label_sources: Tensor
+    has_source: Tensor
+    ridge_share: Tensor
+
+    def __init__(
+        self, config: BitMLPConfig, num_inputs: int, is_set: bool, hashed_of_label: Sequence[int], num_hashed: int
+    ) -> None:
+        super().__init__()
+        num_labels = len(hashed_of_label)
+        self.starts_at_ridge = config.starts_at_ridge
+        self._narrow: tuple[Any, tuple[Tensor, Tensor]] | None = None
+        sources = torch.tensor(hashed_of_label, dtype=torch.long)
+        self.register_buffer("label_sources", sources.clamp(min=0), persistent=False)
+        self.register_buffer("has_source", (sources >= 0).float(), persistent=False)
+        self.is_set = is_set
+        self.detectors = _first_layer(num_inputs, num_hashed, is_set) if config.detectors else None
+        self.composer = _composer(config, num_hashed if config.detectors else num_inputs, num_labels, self.is_plain_set)
+        self.straight = _first_layer(num_inputs, num_labels, is_set) if self.is_plain and config.straight else None
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear | _SetLinear):
+                _start(layer, config.init)
+        self.ridge = _first_layer(num_inputs, num_labels, is_set) if config.blend else None
+        self.register_buffer("ridge_share", torch.zeros(()))
+        if self.ridge is not None:
+            self.ridge.requires_grad_(False)
+            nn.init.zeros_(self.ridge.get_parameter("weight"))
+        self.lean = nn.Parameter(torch.full((num_labels,), 0.0 if config.detectors else _RARE))
+        self.sureness = None
+        if config.detectors and config.straight:
+            self.sureness = nn.Parameter(torch.full((num_labels,), _SURE))
+            if config.widths:
+                nn.init.zeros_(self.composer[-1].get_parameter("weight"))  # answers start at what is detected
+
+    def start_detectors(self, weight_DH: Tensor, bias_H: Tensor) -> None:
+        """Start the detectors at a linear function."""
+        assert self.detectors is not None, "this model has no detectors"
+        self._fill(self.detectors, weight_DH, bias_H)
+
+    def take_ridge(self, weight_DC: Tensor, bias_C: Tensor) -> None:
+        """Take over ridge regression's scores, which may have a vote in the answers."""
+        assert self.ridge is not None, "this model does not blend"
+        self._fill(self.ridge, weight_DC, bias_C)
+
+    @torch.no_grad()
+    def _fill(self, layer: nn.Module, weight: Tensor, bias: Tensor) -> None:
+        layer.get_parameter("weight").copy_(weight if self.is_set else weight.T)
+        layer.get_parameter("bias").copy_(bias)
+
+    def blended(self, logits_BC: Tensor, batch: FlatBatch) -> Tensor:
+        """Logits of the answers' probabilities after ridge has voted."""
+        if self.ridge is None:
+            return logits_BC
+        share, scores_BC = self.ridge_share, self.ridge(self._features(batch)).float()
+        mixed_BC = (1 - share) * logits_BC.float().sigmoid() + share * scores_BC
+        return torch.logit(mixed_BC, eps=_EPSILON)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there are no detectors."""
+        return self.detectors is None
+
+    @property
+    def is_plain_set(self) -> bool:
+        """Whether the first hidden layer reads sets of numbers."""
+        return self.is_plain and self.is_set
+
+    @property
+    def trains_detectors(self) -> bool:
+        return self.detectors is not None and next(self.detectors.parameters()).requires_grad
+
+    def forward(self, batch: FlatBatch) -> Tensor:
+        """`[B, C]` logits of the answers; `[B, C + H]` with those of the hashed grams where detectors are trained."""
+        if self.detectors is None:
+            return self._answers(self._features(batch))
+        detected_BH = self.detect(batch)
+        logits_BC = self.compose(detected_BH.sigmoid())
+        return torch.cat([logits_BC, detected_BH], dim=1) if self.trains_detectors else logits_BC
+
+    def detect(self, batch: FlatBatch) -> Tensor:
+        """`[B, H]` logits of the hashed grams."""
+        assert self.detectors is not None, "this model has no detectors"
+        features = self._features(batch)
+        if self.is_set or self.trains_detectors or features.dtype is torch.float32:
+            return self.detectors(features)
+        with torch.autocast(features.device.type, enabled=False):
+            return nn.functional.linear(features, *self._narrow_detectors(features.dtype))
+
+    def _narrow_detectors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Weights of detectors that are not trained, cast once instead of at every step."""
+        assert self.detectors is not None
+        weight, bias = self.detectors.get_parameter("weight"), self.detectors.get_parameter("bias")
+        about = (dtype, weight.device, weight._version, bias._version)
+        if self._narrow is None or self._narrow[0] != about:
+            self._narrow = (about, (weight.detach().to(dtype), bias.detach().to(dtype)))
+        return self._narrow[1]
+
+    def compose(self, hashed_BH: Tensor) -> Tensor:
+        """`[B, C]` logits of the answers, from grams that were detected (0 … 1) or are known (0 or 1)."""
+        logits_BC = self._answers(hashed_BH)
+        if self.sureness is None:
+            return logits_BC
+        # (2 own - 1) x sureness where the gram was hashed, and a fixed logit elsewhere, in one pass.
+        # gather copies columns in a quarter of index_select's time on a CPU.
+        own_BC = hashed_BH.gather(1, self.label_sources.expand(len(hashed_BH), -1))
+        sureness_C = self.sureness * self.has_source
+        return torch.addcmul(logits_BC - sureness_C + _UNSEEN * (1 - self.has_source), own_BC, 2 * sureness_C)
+
+    def _answers(self, features: Tensor) -> Tensor:
+        """The hidden layers' logits, and the straight path's of a plain network."""
+        logits_BC = self.lean
+        if len(self.composer):
+            logits_BC = logits_BC + self.composer(features)
+        return logits_BC if self.straight is None else logits_BC + self.straight(features)
+
+    def computed_tokens(self, batch: FlatBatch) -> int:
+        """Bytes or numbers computed for a batch; nothing is padded."""
+        return batch.num_tokens
+
+    def products(self, lengths: Lengths) -> list[Product]:
+        """Each record meets every weight once; a layer that reads sets only adds up rows, which is no product."""
+        rows, found = len(lengths), []
+        if self.detectors is not None:
+            found.append(_product(rows, self.detectors))
+        layers = [_product(rows, layer) for layer in self.composer.modules() if isinstance(layer, _LINEAR)]
+        if self.straight is not None:  # reads what the first hidden layer reads
+            layers[:1] = [sum(layers[:1], _product(rows, self.straight))]
+        return found + layers
+
+    def training_flops(self, lengths: Lengths) -> float:
+        """Operations of a training step on so many records; the composer's turns on recombined grams not counted."""
+        return training_flops(self.products(lengths))
+
+    def _features(self, batch: FlatBatch) -> Any:
+        """What the first layer reads: bits as numbers, or the batch itself where records are sets."""
+        if self.is_set:
+            return batch
+        device = self.lean.device.type
+        return batch.bits(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.lean.dtype)
+
+
+class _SetLinear(nn.Module):
+    """A linear layer on sets of numbers: the sum of each number's row, and a bias."""
+
+    def __init__(self, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_inputs, num_outputs))
+        self.bias = nn.Parameter(torch.zeros(num_outputs))
+
+    def forward(self, batch: FlatBatch) -> Tensor:
+        starts_B = batch.offsets[:-1].to(batch.tokens.dtype)
+        return nn.functional.embedding_bag(batch.tokens, self.weight, starts_B, mode="sum") + self.bias
+
+
+_LINEAR = (nn.Linear, _SetLinear)
+
+
+def _product(rows: int, layer: nn.Module) -> Product:
+    weight = layer.get_parameter("weight")
+    return look_up(weight) if isinstance(layer, _SetLinear) else through(rows, weight)
+
+
+class _Residual(nn.Module):
+    """Adds a layer's answer to what it got."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values + self.inner(values)
+
+
+def _first_layer(num_inputs: int, width: int, is_set: bool) -> nn.Module:
+    return _SetLinear(num_inputs, width) if is_set else nn.Linear(num_inputs, width)
+
+
+def _composer(config: BitMLPConfig, num_inputs: int, num_labels: int, is_set: bool) -> nn.Sequential:
+    """Hidden layers and the output; empty without hidden layers."""
+    layers: list[nn.Module] = []
+    width = num_inputs
+    for wanted in [width for width in config.widths for _ in range(config.depth)]:
+        layer: list[nn.Module] = [_first_layer(width, wanted, is_set and not layers)]
+        if config.norm is not Norm.none:
+            layer.append(nn.LayerNorm(wanted) if config.norm is Norm.layer else nn.BatchNorm1d(wanted))
+        layer += [nn.ReLU(), nn.Dropout(config.dropout)]
+        block = nn.Sequential(*layer)
+        layers.append(_Residual(block) if config.residual and width == wanted else block)
+        width = wanted
+    if layers:
+        layers.append(nn.Linear(width, num_labels))
+    return nn.Sequential(*layers)
+
+
+def _start(layer: nn.Module, init: Init) -> None:
+    weight: Tensor = layer.get_parameter("weight")
+    if isinstance(layer, _SetLinear):  # its rows are what a linear layer's columns are
+        weight = weight.T
+    if init is Init.xavier:
+        nn.init.xavier_uniform_(weight)
+    else:
+        nn.init.kaiming_uniform_(weight, nonlinearity="relu")
+    nn.init.zeros_(layer.get_parameter("bias"))

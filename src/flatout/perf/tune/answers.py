@@ -1,0 +1,208 @@
+"""What was measured before is not measured again: answers by a key of all that they depend on, a file each.
+
+The files lie in the cache folder, in `tune/`. Beside them stand the largest batches that are known to fit a device, for
+whoever has found out the hard way (`remember_micro_batch`) and for whoever would rather not (`known_micro_batch`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from filelock import FileLock, Timeout
+from torch import nn
+
+from flatout.data.store.cache import default_cache_folder
+from flatout.files import sync_folder, write_synced
+
+FOLDER = "tune"
+_SCHEMA = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Choice:
+    """One answer: of what, why, and what that was read off."""
+
+    name: str
+    value: str
+    why: str
+    evidence: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Tried:
+    """A line of the table of what was tried."""
+
+    what: str
+    value: str
+    rows_per_s: float | None = None
+    tokens_per_s: float | None = None
+    memory_gb: float | None = None
+    is_predicted: bool = False
+    """Whether the memory was not seen, but reckoned from smaller batches."""
+    verdict: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Answers:
+    """What was decided, by the dotted keys of settings, and how."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    """Settings that are to be set; those that stay as they are, too."""
+    choices: list[Choice] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
+    seconds: float = 0.0
+    """What measuring took."""
+    allowed_s: float = 0.0
+    """What it might have taken."""
+    step_s: float | None = None
+    """Seconds of an optimizer step with the settings as they were."""
+    planned_steps: int = 0
+    """Optimizer steps of the run that was to come."""
+    unrest: float = 1.0
+    """How many times as fast the same setting was at its best as at its worst: much above 1 on a busy machine."""
+    row_key: str = ""
+    """`micro_batch_key` of the model in the arithmetic that was decided."""
+    is_complete: bool = True
+    """Whether the time was enough for everything that was asked."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Answers:
+        """From what `as_dict` gave; anything else is a ValueError."""
+        try:
+            plain = {each.name: values[each.name] for each in fields(cls)}
+            plain["choices"] = [Choice(**each) for each in values["choices"]]
+            plain["tried"] = [Tried(**each) for each in values["tried"]]
+            found = cls(**plain)
+            is_sound = isinstance(found.values, dict) and isinstance(found.seconds + found.allowed_s, int | float)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no answers: {error}") from None
+        if not is_sound:
+            raise ValueError("no answers")
+        return found
+
+
+def key_of(asked: dict[str, Any]) -> str:
+    """A name for everything that answers depend on, as plain values."""
+    text = json.dumps(asked, sort_keys=True, ensure_ascii=False)
+    return xxhash.xxh3_128_hexdigest(text.encode("utf-8", "surrogatepass"))[:20]
+
+
+class AnswerStore:
+    """A folder of answers."""
+
+    def __init__(self, cache: Path | str | None = None) -> None:
+        self.folder = (Path(cache).expanduser() if cache else default_cache_folder()) / FOLDER
+
+    def path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+    def read(self, key: str) -> Answers | None:
+        """What is known; a file that is not whole is named, and counts as not there."""
+        values = self._read(key)
+        if values is None:
+            return None
+        try:
+            return Answers.of(values)
+        except ValueError:
+            self._warn(key)
+            return None
+
+    def write(self, key: str, answers: Answers) -> None:
+        self._write(key, answers.as_dict())
+
+    @contextmanager
+    def measuring(self, key: str, patience_s: float, say: Callable[[str], None] = print) -> Iterator[None]:
+        """Let one process measure at a time; whoever waits finds the answers afterwards."""
+        lock = None
+        with suppress(OSError, Timeout):  # a cache that is read-only, or one who takes too long: measure all the same
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.folder / f".{key}.lock")
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                say("tune: another process is measuring the same; waiting for its answers")
+                lock.acquire(timeout=patience_s)
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def remember_micro_batch(self, key: str, rows: int) -> None:
+        """Note that no more rows at once than these fit; `key` is `micro_batch_key`."""
+        self._write(f"rows-{key}", {"rows": rows})
+
+    def known_micro_batch(self, key: str) -> int | None:
+        """The most rows that are known to fit at once; None where nothing is known."""
+        values = self._read(f"rows-{key}")
+        rows = None if values is None else values.get("rows")
+        if values is not None and not (isinstance(rows, int) and rows >= 1):
+            self._warn(f"rows-{key}")
+            return None
+        return rows
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        try:
+            values = json.loads(self.path(name).read_text(encoding="utf-8"))
+            if isinstance(values, dict) and values.pop("schema", None) == _SCHEMA:
+                return values
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError):
+            pass
+        self._warn(name)
+        return None
+
+    def _warn(self, name: str) -> None:
+        warnings.warn(f"tune: {self.path(name)} is damaged: measured anew", UserWarning, stacklevel=4)
+
+    def _write(self, name: str, values: dict[str, Any]) -> None:
+        """Replace the file in one step. Answers that a disk refuses are only measured again."""
+        path = self.path(name)
+        beside = path.with_name(f".{path.name}-{os.getpid()}")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            beside.unlink(missing_ok=True)
+            write_synced(beside, json.dumps({"schema": _SCHEMA, **values}, indent=1).encode())
+            beside.replace(path)
+            sync_folder(self.folder)
+        except OSError as error:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+            warnings.warn(f"tune: {path} cannot be kept: {error.strerror}", UserWarning, stacklevel=3)
+
+
+def micro_batch_key(model: nn.Module, *, longest: int, device: torch.device, precision: str) -> str:
+    """A name for what decides how many rows fit at once: shapes, longest row, device, arithmetic."""
+    shapes = [(name, list(weight.shape), weight.requires_grad) for name, weight in model.named_parameters()]
+    return key_of({"shapes": shapes, "longest": longest, "device": device_name(device), "precision": precision})
+
+
+def remember_micro_batch(key: str, rows: int, cache: Path | str | None = None) -> None:
+    """`AnswerStore.remember_micro_batch` in the cache folder of the settings."""
+    AnswerStore(cache).remember_micro_batch(key, rows)
+
+
+def known_micro_batch(key: str, cache: Path | str | None = None) -> int | None:
+    """`AnswerStore.known_micro_batch` in the cache folder of the settings."""
+    return AnswerStore(cache).known_micro_batch(key)
+
+
+def device_name(device: torch.device) -> str:
+    """A device by its make and memory, so that two alike share their answers."""
+    if device.type != "cuda":
+        return device.type
+    known = torch.cuda.get_device_properties(device)
+    return f"{known.name}, {known.total_memory / 2**30:.0f} GiB"

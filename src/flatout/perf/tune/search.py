@@ -1,0 +1,528 @@
+"""The search before training: feed, precision, rows at once, learning rate, compile, in turn and within a budget.
+
+The settings as they are come first and are the measure of all: something else takes their place only where it is
+faster by `gain` twice, the two measured in turn. What the time was too short for stays as it is, and that is said.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flatout.data.feeding import FeedKind
+from flatout.engine.precision import Precision
+from flatout.perf.tune.answers import Answers, AnswerStore, Choice, Tried
+from flatout.perf.tune.batch_size import divisors, doublings, first_guess, knee, predicted_bytes
+from flatout.perf.tune.child import Child, NoAnswer
+from flatout.perf.tune.learning_rate import STEPS as RANGE_STEPS
+from flatout.perf.tune.learning_rate import suggested
+from flatout.perf.tune.probe import Measured, Setting
+from flatout.perf.tune.settings import StepRows, TuneConfig
+
+_SMALL = 8
+"""Rows at once on a CPU whose memory is seen before that of more is predicted."""
+_LOSS_ROWS = 32
+_MORE_TRIES = 3
+_MOST_MISSES = 2
+_LEAST_PROBES = 2
+"""Where not even so many more fit into the time, nothing is measured."""
+_COMPILE_S, _COMPILE_GAIN = 20.0, 0.4
+"""A guess at what a compile takes at least, and at the most of a step that it can save."""
+_PROBES_A_SEARCH = 6
+_LEAST_STEPS_AN_EPOCH = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class Asked:
+    """What is open, and what it is measured against."""
+
+    settings: TuneConfig
+    start: Setting
+    """The settings as they are, with the rules' answers where nothing was set."""
+    feeds: list[FeedKind]
+    precisions: list[Precision]
+    step_rows: int
+    """Rows of one device in an optimizer step."""
+    num_rows: int
+    """Rows of the training split."""
+    planned_steps: int
+    kept: dict[str, str] = field(default_factory=dict)
+    """Settings that are not looked at, by their keys, and why; empty where nobody asks."""
+    room_bytes: int
+    """Memory that may be taken, the margin left out."""
+    is_cpu: bool
+    is_capped: bool = False
+    """Whether tokens, not rows, decide how much is computed at once."""
+    counts_time: bool = True
+    """Whether the expected run bounds the time; not where somebody asked for nothing else."""
+    compile_why_not: str = ""
+
+
+def allowed_seconds(asked: Asked, step_s: float) -> float:
+    """What measuring may take, once it is known what a step takes."""
+    run_s = asked.planned_steps * step_s
+    settings = asked.settings
+    return min(settings.budget_s, settings.share * run_s) if asked.counts_time else settings.budget_s
+
+
+class Search:
+    """One search; `decide` once."""
+
+    def __init__(self, asked: Asked, child: Child, store: AnswerStore, say: Callable[[str], None]) -> None:
+        self.asked, self.child, self.store, self.say = asked, child, store, say
+        self.settings = asked.settings
+        self.answers = Answers()
+        self.now = asked.start
+        self._seen: dict[Setting, list[Measured]] = {}
+        self._about: dict[str, Any] = {}
+        self._small: dict[tuple[Precision, int], int] = {}
+        self._most: int | None = None
+        """Rows at once that are known to fit, where more once did not."""
+        self._probe_s = 0.0
+        self._began = time.time()
+        self._until = self._began + self.settings.budget_s
+
+    def decide(self) -> Answers:
+        """What is best, with its evidence."""
+        try:
+            self._decide()
+        finally:
+            self.child.close()
+        self.answers.seconds = round(time.time() - self._began, 2)
+        self.answers.unrest = self._unrest()
+        self.answers.row_key = self._about.get("row_keys", {}).get(str(self.now.precision), "")
+        return self.answers
+
+    def _unrest(self) -> float:
+        """The fastest of several tries of one setting, over the slowest; the largest such number."""
+        rates = [[each.rows_per_s for each in found] for found in self._seen.values()]
+        return round(max((max(each) / min(each) for each in rates), default=1.0), 2)
+
+    def _decide(self) -> None:
+        for name, why in self.asked.kept.items():
+            if why:
+                self._choose(_NAMES[name], self._shown(name), f"kept: {why}", f"{name}={self._shown(name)}")
+        first = self._begin()
+        if isinstance(first, NoAnswer):
+            self._end_early(f"nothing was measured: {first.why}")
+            return
+        self.answers.step_s = first.step_s
+        self.answers.planned_steps = self.asked.planned_steps
+        run_s = self._run_s(first)
+        allowed_s = allowed_seconds(self.asked, first.step_s)
+        self.answers.allowed_s = allowed_s
+        self._until = self._began + allowed_s
+        if not self._affords(_LEAST_PROBES):
+            told = (
+                f"the run takes about {run_s:,.0f} s, {self.settings.share:.0%} of it is too little to measure anything"
+            )
+            is_bounded = allowed_s < self.settings.budget_s
+            self._end_early(told if is_bounded else f"{self.settings.budget_s:g} s are too little to measure anything")
+            return
+        for name, decide in (
+            ("data.feed", self._decide_feed),
+            ("precision", self._decide_precision),
+            ("data.batch_size", self._decide_rows),
+            ("optim.lr", self._decide_rate),
+            ("compile", self._decide_compile),
+        ):
+            if name not in self.asked.kept:
+                decide()
+
+    def _run_s(self, found: Measured) -> float:
+        """Seconds of the whole run at this speed, its rows and not its steps counted: these may change."""
+        return self.asked.planned_steps * self.asked.step_rows / max(found.rows_per_s, 1e-9)
+
+    def _end_early(self, why: str) -> None:
+        self.answers.values, self.answers.is_complete = {}, False
+        self.answers.choices.append(Choice(name="tune", value="nothing is changed", why=why, evidence=self._spent()))
+
+    def _spent(self) -> str:
+        return f"{time.time() - self._began:.1f} s spent"
+
+    # The first probe: what the settings as they are do.
+
+    def _begin(self) -> Measured | NoAnswer:
+        told = self.child.ask("about", self._until)
+        if isinstance(told, NoAnswer):
+            return told
+        self._about = told
+        start = self.asked.start
+        if "data.batch_size" not in self.asked.kept:
+            self._most = self.store.known_micro_batch(told["row_keys"][start.precision])
+        sizes = self._sizes()
+        if self._most is not None and start.rows > self._most:
+            start = self._with_rows(start, sizes[-1])
+        if self.asked.is_cpu and start.rows > _SMALL and not self.asked.is_capped:
+            small = max([rows for rows in divisors(start.rows) if rows <= _SMALL], default=1)
+            seen = self._measure(replace(start, rows=small, accumulate=1), "memory", steps=2)
+            if isinstance(seen, NoAnswer):
+                return seen
+        smaller = [rows for rows in reversed(sizes) if rows < start.rows]
+        while isinstance(found := self._measure(start, "as set"), NoAnswer):
+            if not found.is_memory or not smaller or "data.batch_size" in self.asked.kept:
+                return found
+            start = self._with_rows(start, smaller.pop(0))
+        self.now = start
+        return found
+
+    def _sizes(self) -> list[int]:
+        """Rows at once that may be chosen, smallest first."""
+        if self.settings.effective_batch is StepRows.kept:
+            sizes = divisors(self.asked.step_rows)
+        else:
+            most = max(self.asked.start.rows, self.asked.num_rows // _LEAST_STEPS_AN_EPOCH)
+            sizes = [*divisors(self.asked.start.rows), *doublings(2 * self.asked.start.rows, most)]
+        return [rows for rows in sizes if self._most is None or rows <= self._most] or sizes[:1]
+
+    def _with_rows(self, setting: Setting, rows: int) -> Setting:
+        is_kept = self.settings.effective_batch is StepRows.kept
+        return replace(setting, rows=rows, accumulate=self.asked.step_rows // rows if is_kept else 1)
+
+    # One after the other.
+
+    def _decide_feed(self) -> None:
+        kinds = self.asked.feeds
+        alone = self.child.ask("feeds", self._until, kinds=[str(kind) for kind in kinds])
+        if isinstance(alone, NoAnswer):
+            self._choose("feed", self.now.feed, "not measured", alone.why)
+            return
+        for kind, rate in alone.items():
+            self.answers.tried.append(
+                Tried(what="feed alone", value=kind, rows_per_s=rate, verdict="no model behind it")
+            )
+        share = self._seen[self.now][-1].wait_share
+        listed = ", ".join(f"{kind} {rate:,.0f}" for kind, rate in alone.items())
+        evidence = f"alone, rows/s: {listed}; {share:.1%} of a step waits for {self.now.feed}"
+        self.answers.values["data.feed"] = str(self.now.feed)
+        if share < self.settings.gain:
+            self._choose("feed", self.now.feed, "no other can save as much as counts", evidence)
+            return
+        others = [kind for kind in kinds if kind is not self.now.feed]
+        before = self.now.feed
+        for kind in sorted(others, key=lambda kind: -alone.get(kind, 0.0)):
+            self._try(replace(self.now, feed=kind), "feed", str(kind))
+        self._keep_faster([replace(self.now, feed=kind) for kind in others], "feed")
+        self.answers.values["data.feed"] = str(self.now.feed)
+        why = "nothing faster in the step" if self.now.feed is before else "fastest in the step"
+        self._choose("feed", self.now.feed, why, f"{evidence}; in the step: {self._rates('feed', kinds)}")
+
+    def _decide_precision(self) -> None:
+        names = [str(each) for each in self.asked.precisions]
+        if len(names) == 1:
+            self._settle("precision", names[0], "the only one this device has in hardware", "no native sixteen bits")
+            return
+        found = self.child.ask("losses", self._until, precisions=names, rows=min(_LOSS_ROWS, self.now.rows))
+        if isinstance(found, NoAnswer):
+            self._choose("precision", self.now.precision, "not measured", found.why)
+            return
+        sound = self._sound(found)
+        losses = ", ".join(f"{name} {found[name]:.4f}" for name in names)
+        seen = [each for each in sound if self._rate(replace(self.now, precision=each))]
+        if Precision.fp32 not in seen:
+            self._choose("precision", self.now.precision, "fp32 was not measured", f"loss on the same rows: {losses}")
+            return
+        # From the exact one: sixteen bits must bring something.
+        ruled, self.now = self.now, replace(self.now, precision=Precision.fp32)
+        for _ in range(_MORE_TRIES if ruled.precision in seen and ruled != self.now else 0):
+            if self._wins(ruled) or not self._affords(2):
+                break
+            for setting in (self.now, ruled):  # what the rule says is not given up for a few slow moments
+                self._measure(setting, "precision again")
+        self._keep_faster([replace(self.now, precision=each) for each in seen if each != Precision.fp32], "precision")
+        refused = [name for name in names if name not in sound]
+        evidence = f"{self._rates('precision', seen)}; loss on the same rows: {losses}"
+        if refused:
+            evidence += f"; refused: {', '.join(refused)}, over {self.settings.loss_tolerance:.1%} from fp32"
+        is_exact = self.now.precision is Precision.fp32
+        why = "nothing faster is as exact" if is_exact else "fastest, and the loss is that of fp32"
+        self._settle("precision", str(self.now.precision), why, evidence)
+
+    def _sound(self, losses: dict[str, float]) -> list[Precision]:
+        """Arithmetic whose loss is near enough to that of fp32; each is measured."""
+        exact, sound = losses[Precision.fp32], []
+        for each in self.asked.precisions:
+            setting = replace(self.now, precision=each)
+            if abs(losses[each] - exact) <= self.settings.loss_tolerance * abs(
+                exact
+            ):  # never, of one that is no number
+                sound.append(each)
+                if setting not in self._seen:
+                    self._try(setting, "precision", str(each))
+            else:
+                refused = Tried(what="precision", value=str(each), verdict=_refusal(losses[each], exact))
+                self.answers.tried.append(refused)
+        return sound
+
+    def _decide_rows(self) -> None:
+        before, sizes = self.now, self._sizes()
+        if self.settings.effective_batch is StepRows.kept:
+            self._climb(sizes)
+        else:
+            self._double(sizes)
+        now = self.now
+        values = {"data.batch_size": now.rows, "data.accumulate": now.accumulate}
+        self.answers.values |= values
+        rates = {rows: self._rate(self._with_rows(now, rows)) for rows in sizes}
+        listed = ", ".join(f"{rows}: {rate:,.0f}" for rows, rate in rates.items() if rate)
+        changed = now.rows != self.asked.start.rows
+        step = f"{now.rows * now.accumulate} rows of a device in a step"
+        if self.settings.effective_batch is StepRows.kept:
+            why = f"fastest; still {step}" if changed else f"nothing faster for {step}"
+        else:
+            why = f"twice as many bring less than {self.settings.gain:.0%}; {step}, {self.asked.step_rows} were set"
+        if before.rows != self.asked.start.rows and now.rows <= before.rows:
+            why = f"{self.asked.start.rows} do not fit; {step}"
+        peak = max(each.peak_bytes for each in self._seen[now]) / 1e9
+        memory = f"with the longest rows {peak:.1f} of {self.asked.room_bytes / 1e9:.1f} GB"
+        evidence = f"rows/s by rows at once: {listed}; {memory}"
+        self._choose("micro-batch", f"{now.rows} × {now.accumulate}", why, evidence)
+
+    def _climb(self, sizes: list[int]) -> None:
+        """From the size as set on to larger ones, or else smaller, until two in a row are not faster; the rows of a
+        step stay."""
+        for up in (True, False):
+            start, misses = self.now.rows, 0
+            for rows in sizes if up else reversed(sizes):
+                if rows <= start if up else rows >= start:
+                    continue
+                setting = self._with_rows(self.now, rows)
+                self._try(setting, "rows at once", f"{setting.rows} × {setting.accumulate}")
+                misses = 0 if self._keep_faster([setting], "rows at once") else misses + 1
+                if misses == _MOST_MISSES:
+                    break
+            if self.now.rows != start:
+                return
+
+    def _double(self, sizes: list[int]) -> None:
+        """From the first guess up, or else down, to the fewest rows that are as fast as twice as many; never below
+        what was set: rows are free to grow."""
+        ladder = [rows for rows in sizes if rows >= self.now.rows]
+        guess = ladder[0]
+        if not self.asked.is_cpu:
+            guess = first_guess(self.asked.room_bytes, self._about["weights"], self._about["longest"])
+        place = max(number for number, rows in enumerate(ladder) if rows <= max(guess, ladder[0]))
+        while place and not self._rate_of_rows(ladder[place]):
+            place -= 1
+        first = place
+        while place + 1 < len(ladder) and self._pays(ladder[place], ladder[place + 1]):
+            place += 1
+        while place == first and place and not self._pays(ladder[place - 1], ladder[place]):
+            place, first = place - 1, first - 1
+        chosen = self._with_rows(self.now, ladder[place])
+        if self._rate(chosen):
+            self.now = chosen
+
+    def _pays(self, rows: int, more: int) -> bool:
+        """Whether so many more rows at once are faster by what counts."""
+        return knee([(each, self._rate_of_rows(each)) for each in (rows, more)], self.settings.gain) == more
+
+    def _rate_of_rows(self, rows: int) -> float:
+        setting = self._with_rows(self.now, rows)
+        if setting not in self._seen:
+            self._try(setting, "rows at once", f"{rows} × {setting.accumulate}")
+        return self._rate(setting)
+
+    def _decide_rate(self) -> None:
+        step_s = self._seen[self.now][-1].step_s
+        if time.time() + RANGE_STEPS * step_s / 2 > self._until:
+            self._choose(
+                "optim.lr", "as set", "not measured", f"{RANGE_STEPS} steps take longer than the time that is left"
+            )
+            self.answers.is_complete = False
+            return
+        now = self.now
+        self.child.close()  # what was measured before has trained its weights
+        found = self.child.ask(
+            "range",
+            self._until,
+            feed=str(now.feed),
+            precision=str(now.precision),
+            rows=now.rows,
+            accumulate=now.accumulate,
+            until=self._until,
+        )
+        if isinstance(found, NoAnswer):
+            self._choose("optim.lr", "as set", "not measured", found.why)
+            return
+        suggestion = suggested(found["rates"], found["losses"])
+        if suggestion is None:
+            seen = (
+                f"{len(found['rates'])} steps up to a rate of {found['rates'][-1]:.1e}" if found["rates"] else "no step"
+            )
+            self._choose("optim.lr", "as set", "the loss does not fall anywhere", seen)
+            return
+        self.answers.values["optim.lr"] = suggestion.rate
+        self._choose("optim.lr", f"{suggestion.rate:g}", suggestion.why, suggestion.evidence)
+        self.child.close()  # such steps have spoilt the weights
+
+    def _decide_compile(self) -> None:
+        self.answers.values["compile"] = False
+        now = self._seen[self.now][-1]
+        run_s = self._run_s(now)
+        left_s = self._until - time.time()
+        why = self.asked.compile_why_not
+        if not why and self._about["is_recurrent"]:
+            why = "recurrent layers break the compiled graph"
+        if not why and run_s * _COMPILE_GAIN < _COMPILE_S:
+            why = f"the run takes about {run_s:,.0f} s, a compile {_COMPILE_S:.0f} s or more"
+        if not why and left_s < _COMPILE_S:
+            why = f"{max(left_s, 0):.0f} s are left, a compile takes {_COMPILE_S:.0f} s or more"
+            self.answers.is_complete = False
+        if why:
+            self._choose("compile", False, "not tried", why)
+            return
+        self.child.close()  # what is compiled stays so
+        setting = replace(self.now, compile=True)
+        found = self._measure(setting, "compile", steps=self.settings.steps)
+        if isinstance(found, NoAnswer):
+            self._choose("compile", False, "it did not come to an end here", found.why)
+            return
+        saved_s = run_s - self._run_s(found)
+        told = f"{found.rows_per_s:,.0f} rows/s against {self._rate(self.now):,.0f}; compiled in {found.warm_s:.0f} s"
+        is_worth = found.rows_per_s > self._rate(self.now) * (1 + self.settings.gain) and saved_s > found.warm_s
+        if not is_worth:
+            self._choose("compile", False, "it does not pay in this run", f"{told}; {max(saved_s, 0):.0f} s saved")
+            return
+        self.answers.values["compile"] = True
+        self._choose("compile", True, f"it saves about {saved_s:,.0f} s of this run", told)
+
+    # Measuring.
+
+    def _try(self, setting: Setting, what: str, value: str) -> Measured | NoAnswer:
+        """Measure where the time allows it."""
+        if not self._affords(1):
+            self.answers.is_complete = False
+            self.answers.tried.append(Tried(what=what, value=value, verdict="not run: the time was spent"))
+            return NoAnswer("the time was spent")
+        return self._measure(setting, what)
+
+    def _measure(self, setting: Setting, what: str, steps: int | None = None) -> Measured | NoAnswer:
+        value = _value(setting, what)
+        predicted = self._predicted(setting)
+        if predicted is not None and self.asked.is_cpu and predicted > self.asked.room_bytes:
+            free = self.asked.room_bytes / 1e9
+            row = Tried(what=what, value=value, memory_gb=predicted / 1e9, is_predicted=True)
+            row.verdict = f"not run: {free:.1f} GB may be taken"
+            self.answers.tried.append(row)
+            why = f"{setting.rows} rows at once would take {predicted / 1e9:.1f} GB, {free:.1f} GB may be taken"
+            return NoAnswer(why, is_memory=True)
+        began = time.time()
+        soon = began + (self._until - began) / (_PROBES_A_SEARCH if what != "compile" else 1)
+        found = self.child.ask("measure", self._until, setting=setting, steps=steps or self.settings.steps, until=soon)
+        took_s = time.time() - began
+        if isinstance(found, NoAnswer):
+            self.answers.tried.append(Tried(what=what, value=value, verdict=found.why))
+            return found
+        row = Tried(what=what, value=value, rows_per_s=found.rows_per_s, tokens_per_s=found.tokens_per_s)
+        row.memory_gb = found.peak_bytes / 1e9
+        self.answers.tried.append(row)
+        if what == "memory":
+            row.verdict = "to predict what more rows take"
+            self._small[setting.precision, setting.rows] = found.peak_bytes
+            return found
+        self._seen.setdefault(setting, []).append(found)
+        self._probe_s = max(self._probe_s, took_s) if what != "compile" else self._probe_s
+        if found.peak_bytes > self.asked.room_bytes:
+            row.verdict = f"too near the edge: {self.asked.room_bytes / 1e9:.1f} GB may be taken"
+            self._seen[setting].pop()
+            if not self._seen[setting]:
+                del self._seen[setting]
+            return NoAnswer(row.verdict, is_memory=True)
+        row.verdict = f"{found.steps} steps, {1000 * found.step_s:.1f} ms each"
+        return found
+
+    def _predicted(self, setting: Setting) -> int | None:
+        """Memory that a size will take which was not tried yet; None where nothing was that tells it."""
+        if self.asked.is_capped:
+            return None
+        seen = dict(self._small)
+        for each, found in self._seen.items():
+            if not each.compile:
+                seen[each.precision, each.rows] = max(one.peak_bytes for one in found)
+        base, fixed = self._about["base_bytes"], self._about["fixed_bytes"]
+        alike = [
+            (rows, peak) for (name, rows), peak in seen.items() if name is setting.precision and rows < setting.rows
+        ]
+        if alike or any(each == (setting.precision, setting.rows) for each in seen):
+            return predicted_bytes(alike, setting.rows, base=base, fixed=fixed) if alike else None
+        others = [(rows, peak) for (_, rows), peak in seen.items() if rows <= setting.rows]
+        if not others:
+            return None
+        there = predicted_bytes(others, setting.rows, base=base, fixed=fixed)
+        return there + max(0, there - base - fixed)  # as if all that grows were twice as wide
+
+    def _keep_faster(self, challengers: list[Setting], what: str) -> bool:
+        """Put the fastest challenger in the place of what is, if it wins twice; whether one did."""
+        found = sorted((each for each in challengers if self._rate(each)), key=self._rate, reverse=True)
+        for challenger in found:
+            if not self._wins(challenger):
+                return False
+            if self._affords(2):
+                again = [self._measure(each, f"{what} again") for each in (self.now, challenger)]
+                if any(isinstance(each, NoAnswer) for each in again) or not self._wins(challenger):
+                    continue
+            self.now = challenger
+            return True
+        return False
+
+    def _wins(self, challenger: Setting) -> bool:
+        return self._rate(challenger) > self._rate(self.now) * (1 + self.settings.gain)
+
+    def _rate(self, setting: Setting) -> float:
+        """Rows a second, the best of all tries: others on the machine only ever slow one down."""
+        return max((found.rows_per_s for found in self._seen.get(setting, [])), default=0.0)
+
+    def _rates(self, what: str, values: Any) -> str:
+        settings = {str(value): replace(self.now, **{what: value}) for value in values}
+        known = {name: self._rate(setting) for name, setting in settings.items()}
+        return ", ".join(f"{name} {rate:,.0f} rows/s" for name, rate in known.items() if rate)
+
+    def _affords(self, probes: int) -> bool:
+        return time.time() + probes * self._probe_s <= self._until
+
+    def _settle(self, name: str, value: Any, why: str, evidence: str) -> None:
+        self.answers.values[name] = value
+        self._choose(name, value, why, evidence)
+
+    def _choose(self, name: str, value: object, why: str, evidence: str) -> None:
+        shown = str(value).lower() if isinstance(value, bool) else str(value)
+        self.answers.choices.append(Choice(name=name, value=shown, why=why, evidence=evidence))
+
+    def _shown(self, name: str) -> str:
+        start = self.asked.start
+        found = {
+            "data.feed": start.feed,
+            "precision": start.precision,
+            "data.batch_size": start.rows,
+            "compile": str(start.compile).lower(),
+        }
+        return str(found.get(name, "as set"))
+
+
+_NAMES = {
+    "data.feed": "feed",
+    "precision": "precision",
+    "data.batch_size": "micro-batch",
+    "optim.lr": "optim.lr",
+    "compile": "compile",
+}
+"""What a run calls these choices."""
+
+
+def _refusal(loss: float, exact: float) -> str:
+    return f"refused: its loss is {loss:.4f}, that of fp32 {exact:.4f}"
+
+
+def _value(setting: Setting, what: str) -> str:
+    parts = {
+        "feed": str(setting.feed),
+        "precision": str(setting.precision),
+        "compile": "true",
+    }
+    rows = f"{setting.rows} × {setting.accumulate}"
+    return parts.get(
+        what.removesuffix(" again"), f"{setting.feed}, {setting.precision}, {rows}" if what == "as set" else rows
+    )

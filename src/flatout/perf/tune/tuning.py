@@ -1,0 +1,345 @@
+"""`tune=auto`: what a run leaves open is decided by measuring, once, before anything of it is built.
+
+What the person asked for stays: a value that was typed, or that differs from `auto`. The rest is measured in processes
+that are thrown away (`tune/`), or taken from what was measured before. A run that is gone on with has the answers it
+was begun with. Of several ranks one measures for each kind of device, and the smallest answer is everybody's.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from flatout.callbacks.host import free_bytes, limits
+from flatout.config import RunConfig
+from flatout.data.batches.feed import Feed, choose_feed
+from flatout.data.batches.gather import TOKENS
+from flatout.data.batches.plan import PlanSettings
+from flatout.data.feeding import FeedKind
+from flatout.data.store.store import Store
+from flatout.distributed.ranks import Ranks
+from flatout.engine.compile import why_not
+from flatout.engine.optimizer import OptimConfig, ScaleRate
+from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
+from flatout.errors import UserError
+from flatout.perf.tune.answers import Answers, AnswerStore, Choice, device_name, key_of
+from flatout.perf.tune.child import Build, Child
+from flatout.perf.tune.probe import Setting
+from flatout.perf.tune.search import Asked, Search, allowed_seconds
+from flatout.report.summary import read_summary
+from flatout.run.run_folder import RunFolder, plain
+from flatout.run.trainer import planned_steps
+
+_WAIT_S = 30.0
+"""How much longer than its budget another process may take to measure the same."""
+_MORE_TIME, _MORE_STEPS = 1.5, 4.0
+"""From how much more time, or steps, on a search that was cut short is begun anew."""
+_BUSY = 1.5
+_BATCH_COUNTS = ("limit_train_batches", "val_check_interval")
+
+
+@dataclass(slots=True)
+class Found:
+    """Answers, and where they are from."""
+
+    answers: Answers
+    key: str = ""
+    is_known: bool = False
+    lines: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be decided: these settings, for this store and device."""
+
+    config: RunConfig
+    store: Store
+    ranks: Ranks
+    device: torch.device
+    overrides: Sequence[str]
+    """What was typed: it stays."""
+    build: Build
+    """Makes the parts of the run, elsewhere."""
+    counts_time: bool = True
+    """Whether the expected run bounds the time; not where somebody asked for nothing else."""
+
+
+def tuned(question: Question, place: RunFolder) -> RunConfig:
+    """The settings with everything that was left open decided."""
+    config, ranks = question.config, question.ranks
+    before = ranks.agreed("answers of before", lambda: json.dumps(begun_with(config, place.path)))
+    if known := json.loads(before):
+        place.summary.set("tune", known)
+        kept = {name: value for name, value in known["values"].items() if not _is_typed(name, question.overrides)}
+        place.log.say(f"tune: as this run was begun ({override_line(kept) or 'nothing is changed'})")
+        return with_values(config, kept)
+    if not config.tune.enabled:
+        return config
+    if config.resume is not None and _has_begun(place.path):
+        place.log.say("tune: this run was begun without it, and goes on as it was")
+        return config
+    found = of_all_devices(question, place.log.say)
+    for line in found.lines:
+        place.log.say(line)
+    for choice in found.answers.choices:
+        place.choose(choice.name, choice.value, choice.why, choice.evidence)
+    place.summary.set("tune", {"key": found.key, "cached": found.is_known, **found.answers.as_dict()})
+    place.summary.write()
+    return with_values(config, found.answers.values)
+
+
+def begun_with(config: RunConfig, folder: Path) -> dict[str, Any] | None:
+    """The answers of the run that is gone on with; None where there are none."""
+    if config.resume is None:
+        return None
+    try:
+        known = read_summary(folder).get("tune")
+    except UserError:
+        return None
+    return known if isinstance(known, dict) and isinstance(known.get("values"), dict) else None
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether a run has got as far as its first step."""
+    return any((folder / "checkpoints").glob("step-*"))
+
+
+def of_all_devices(question: Question, say: Callable[[str], None]) -> Found:
+    """Measured by one rank for each kind of device; the smallest answer."""
+    ranks = question.ranks
+    devices = ranks.gathered("device", lambda: json.dumps(device_key(question.device)))
+
+    def measure() -> str:
+        if devices.index(devices[ranks.rank]) != ranks.rank:
+            return ""  # a rank before this one has such a device too
+        found = measured_for(question, say)
+        return json.dumps({**asdict(found), "answers": found.answers.as_dict()})
+
+    told = [json.loads(text) for text in ranks.gathered("answers", measure) if text]
+    each = [Found(**{**found, "answers": Answers.of(found["answers"])}) for found in told]
+    return replace(each[0], answers=smallest([found.answers for found in each]))
+
+
+def measured_for(question: Question, say: Callable[[str], None]) -> Found:
+    """The answers for one device: measured before, or now."""
+    config, asked = question.config, asked_of(question)
+    key, store = key_of(asked_about(question, asked)), AnswerStore(config.data.cache)
+    with store.measuring(key, config.tune.budget_s + _WAIT_S, say):
+        known = None if config.tune.fresh else store.read(key)
+        if known is not None and not is_outdated(known, asked, store):
+            return Found(known, key, True, [f"tune: cached ({store.path(key)}; tune.fresh=true measures anew)"])
+        say(f"tune: measuring in a process apart, for {config.tune.budget_s:g} s at most")
+        search = Search(asked, Child(question.build, torch.get_num_threads()), store, say)
+        answers = search.decide()
+        if answers.step_s is not None:
+            store.write(key, answers)
+    count = len([row for row in answers.tried if row.rows_per_s is not None])
+    rest = "" if answers.is_complete else "; the time was not enough for all"
+    lines = [f"tune: {count} probes in {answers.seconds:.1f} s{rest}"]
+    if answers.unrest > _BUSY:
+        told = f"the same settings were {answers.unrest:.1f} times as fast at their best as at their worst"
+        lines.append(f"tune: this machine is busy: {told}; tune.fresh=true measures anew")
+    return Found(answers, key, False, lines)
+
+
+def is_outdated(known: Answers, asked: Asked, store: AnswerStore) -> bool:
+    """Whether the time that there is now would find more, the run is another length, or the rows did not fit since."""
+    if known.step_s is None:
+        return True
+    most = store.known_micro_batch(known.row_key) if known.row_key else None
+    if most is not None and known.values.get("data.batch_size", 0) > most:
+        return True
+    growth = asked.planned_steps / max(known.planned_steps, 1)
+    if "compile" not in asked.kept and (growth > _MORE_STEPS or (known.values.get("compile") and growth < 1 / 2)):
+        return True
+    return not known.is_complete and allowed_seconds(asked, known.step_s) > _MORE_TIME * known.allowed_s
+
+
+def smallest(found: Sequence[Answers]) -> Answers:
+    """What every one of several unlike devices can do."""
+    least = min(found, key=lambda each: each.values.get("data.batch_size", 0))
+    if len(found) == 1:
+        return least
+    # Where one device has no answer, all do as the settings say.
+    shared = set.intersection(*(set(each.values) for each in found))
+    values = {name: value for name, value in least.values.items() if name in shared}
+    for name, best_first in _ORDERS.items():
+        if name in shared:
+            values[name] = max((each.values[name] for each in found), key=best_first.index)
+    if "optim.lr" in shared:
+        values["optim.lr"] = min(each.values["optim.lr"] for each in found)
+    told = "; ".join(override_line(each.values) or "nothing" for each in found)
+    choice = Choice(name="unlike devices", value=override_line(values), why="what the smallest can do", evidence=told)
+    return replace(least, values=values, choices=[*least.choices, choice])
+
+
+_ORDERS: dict[str, list[Any]] = {
+    # Later ones can be done wherever earlier ones can.
+    "data.feed": ["resident", "threaded", "workers"],
+    "precision": ["bf16", "fp16", "fp32"],
+    "compile": [True, False],
+}
+
+
+def with_values(config: RunConfig, values: dict[str, Any]) -> RunConfig:
+    """Settings with answers in them."""
+    of_data = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
+    if config.data.effective_batch is not None:
+        of_data.pop("accumulate", None)  # it follows
+    changed: dict[str, Any] = {"data": replace(config.data, **of_data)} if of_data else {}
+    if "optim.lr" in values:  # found with the rows of the step as they are: it is not scaled to them again
+        changed["optim"] = replace(config.optim, lr=values["optim.lr"], scale_lr=ScaleRate.none)
+    changed |= {name: values[name] for name in ("precision", "compile") if name in values}
+    return replace(config, **changed) if changed else config
+
+
+def override_line(values: dict[str, Any], optim: OptimConfig | None = None) -> str:
+    """Answers in the words of a command line; for settings that would scale the rate that was found, with that off."""
+    if optim is not None and "optim.lr" in values and optim.scale_lr is not ScaleRate.none:
+        values = values | {"optim.scale_lr": ScaleRate.none}
+    shown = {name: str(value).lower() if isinstance(value, bool) else f"{value}" for name, value in values.items()}
+    return " ".join(f"{name}={value}" for name, value in shown.items())
+
+
+def asked_of(question: Question) -> Asked:
+    """What is open in these settings, and what it is measured against."""
+    config, ranks, device = question.config, question.ranks, question.device
+    data, splits = config.data, question.store.splits
+    split = splits["train"]
+    rows, accumulate = data.batches(ranks.world)
+    plan = PlanSettings(
+        rows_per_batch=rows, tokens_per_batch=data.tokens_per_batch, accumulate=accumulate, world=ranks.world
+    )
+    feed = Feed(split, plan, kind=FeedKind.threaded, device=device)
+    num_bytes = sum(each.num_bytes for each in splits.values())
+    kind = choose_feed(data.feed, num_bytes, device, None).kind
+    precision = choose_precision(config.precision, device).precision
+    steps_an_epoch = max(1, len(feed) // accumulate)
+    is_cut = data.tokens_per_batch is not None
+    return Asked(
+        settings=config.tune,
+        start=Setting(feed=kind, precision=precision, rows=rows, accumulate=accumulate),
+        feeds=[
+            each for each in FeedKind if each is not FeedKind.auto and (each is not FeedKind.resident or kind is each)
+        ],
+        precisions=precisions(device),
+        step_rows=split.num_rows // (steps_an_epoch * ranks.world) if is_cut else rows * accumulate,
+        num_rows=split.num_rows,
+        planned_steps=planned_steps(config.trainer, feed),
+        kept=kept(config, question.overrides),
+        room_bytes=int(room(device, ranks) * (1 - config.tune.memory_margin)),
+        is_cpu=device.type == "cpu",
+        is_capped=is_cut,
+        counts_time=question.counts_time,
+        compile_why_not=why_not(device),
+    )
+
+
+def precisions(device: torch.device) -> list[Precision]:
+    """Arithmetic that a device has in hardware, the most exact first."""
+    if device.type == "cuda":
+        is_native = torch.cuda.get_device_capability(device)[0] >= 8
+        return [Precision.fp32, *([Precision.bf16] if is_native else []), Precision.fp16]
+    return [Precision.fp32, *([Precision.bf16] if bf16_is_native_on_cpu() else [])]
+
+
+def room(device: torch.device, ranks: Ranks) -> int:
+    """Bytes that one rank may take: of its card, or its share of what this machine, or this container, has free."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return free_bytes() // ranks.local_world
+
+
+def kept(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
+    """Settings that are not looked at, and why; an empty reason where the person asked to leave them alone."""
+    tune, data = config.tune, config.data
+    asked = "asked for"
+    found: dict[str, str] = {}
+    if data.feed is not FeedKind.auto:
+        found["data.feed"] = asked
+    if config.precision is not Precision.auto:
+        found["precision"] = asked
+    if why := _why_rows_are_kept(config, overrides):
+        found["data.batch_size"] = why
+    if config.compile or _is_typed("compile", overrides):
+        found["compile"] = asked
+    if _is_typed("optim.lr", overrides) or (not overrides and config.optim.lr is not None):
+        found["optim.lr"] = asked
+    looked_at = {
+        "data.feed": tune.feed,
+        "precision": tune.precision,
+        "data.batch_size": tune.batch_size,
+        "optim.lr": tune.learning_rate,
+        "compile": tune.compile,
+    }
+    return found | {name: "" for name, is_wanted in looked_at.items() if not is_wanted}
+
+
+def _why_rows_are_kept(config: RunConfig, overrides: Sequence[str]) -> str:
+    data = config.data
+    if data.tokens_per_batch is not None:
+        return "data.tokens_per_batch decides"
+    names = ("batch_size", "accumulate")
+    is_set = not overrides and any(
+        getattr(data, name) != type(data).__dataclass_fields__[name].default for name in names
+    )
+    if is_set or any(_is_typed(f"data.{name}", overrides) for name in names):
+        return "asked for"
+    counting = [name for name in _BATCH_COUNTS if type(config.trainer.get(name)) is int]
+    return f"trainer.{counting[0]} counts batches" if counting else ""
+
+
+def _is_typed(key: str, overrides: Sequence[str]) -> bool:
+    return any(word.lstrip("+~").partition("=")[0] == key for word in overrides)
+
+
+def asked_about(question: Question, asked: Asked) -> dict[str, Any]:
+    """Everything that answers depend on, as plain values."""
+    config, ranks = question.config, question.ranks
+    split, tune, data = question.store.splits["train"], config.tune, config.data
+    lengths = np.asarray(split.lengths(TOKENS))
+    quantiles = np.quantile(lengths, [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1]).round().tolist() if len(lengths) else []
+    optim = plain(config.optim)
+    if not tune.learning_rate:
+        for name in ("lr", "warmup", "schedule", "final_lr_share", "max_lr", "base_batch", "scale_lr"):
+            optim.pop(name)
+    classes = question.store.facts.get("class_counts") or []
+    return {
+        "model": [type(config.model).__name__, plain(config.model)],
+        "task": [type(config.task).__name__, plain(config.task)],
+        "optim": optim,
+        "vocabulary": plain(getattr(data, "vocabulary", None)),
+        "data": {"rows": split.num_rows, "lengths": quantiles, "classes": len(classes), "bytes": split.num_bytes},
+        "rows": [asked.start.rows, asked.start.accumulate, data.tokens_per_batch, data.effective_batch, ranks.world],
+        "start": [str(asked.start.feed), str(asked.start.precision), data.workers],
+        "device": [*device_key(question.device), torch.get_num_threads(), ranks.local_world],
+        "versions": [torch.__version__, metadata.version("flatout"), metadata.version("lightning")],
+        "kept": asked.kept,
+        "tune": [str(tune.effective_batch), tune.memory_margin, tune.gain, tune.loss_tolerance],
+    }
+
+
+def device_key(device: torch.device) -> list[Any]:
+    """What tells this device from one that is unlike it."""
+    if device.type == "cuda":
+        return [device_name(device)]
+    memory = limits().memory_bytes or psutil.virtual_memory().total
+    return [device.type, platform.machine(), _processor(), round(memory / 2**30)]
+
+
+def _processor() -> str:
+    """The processor's own name, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -1,0 +1,156 @@
+"""What a run has measured of itself: all that a verdict is made of, kept in `summary.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import psutil
+import torch
+
+from flatout.callbacks.flush import Flush
+from flatout.callbacks.step_timer import compiled_so_far
+from flatout.data.batches.plan import PlanSettings
+from flatout.distributed.ranks import cores_here
+
+LEAST_STEPS = 30
+"""Optimizer steps from which on there is something to tell."""
+
+
+COMPUTED = ("wait", "transfer", "forward", "backward", "optimizer")
+"""Parts that another feed or model changes."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Tried:
+    """Steps of the finished run's model in another way, timed side by side with steps as they were."""
+
+    cause: str
+    override: str
+    rows_per_s: float
+    as_was: float
+    """Rows a second without the override: of the same try, or where feeds were tried of the run itself."""
+    rows_per_batch: float
+    batches_per_step: int = 1
+
+    @property
+    def ratio(self) -> float:
+        """Time for a row, as a share of what it was."""
+        return self.as_was / max(self.rows_per_s, 1e-9)
+
+
+@dataclass(kw_only=True, slots=True)
+class Evidence:
+    """One run's measurements, its first few steps left out."""
+
+    device: str
+    steps: int
+    batches: int
+    rows_per_batch: float
+    """Over all ranks."""
+    accumulate: int = 1
+    world: int = 1
+    batch_size: int | None = None
+    """As it was set; None where tokens decide."""
+    effective_batch: int | None = None
+    """Rows of a step over all devices, where these were set."""
+    pieces: int = 1
+    """Of a batch, as memory did not suffice for it whole."""
+    native: str = ""
+    """Arithmetic that the device has in hardware, where another was asked for and none was measured."""
+    ms: dict[str, float] = field(default_factory=dict)
+    """Milliseconds of each part, for each batch."""
+    padding_share: float = 0.0
+    mfu: float | None = None
+    feed: str = "resident"
+    precision: str = "32-true"
+    threads: int = 1
+    cores: int = 1
+    """That this process may use."""
+    machine_cores: int = 1
+    flush_every: int = 50
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many validations, checkpoints and flushes there were in those batches."""
+    epochs: float = 1.0
+    callbacks: dict[str, float] = field(default_factory=dict)
+    """Milliseconds of each callback of a person's own, for each batch."""
+    reads: dict[str, float] = field(default_factory=dict)
+    """How often each of them reads a number of the device in a step."""
+    compiled: dict[str, float] = field(default_factory=dict)
+    """Graphs that torch.compile has made after the first few steps, and the seconds it took."""
+    host: dict[str, Any] = field(default_factory=dict)
+    gpu: dict[str, Any] = field(default_factory=dict)
+    ranks: list[dict[str, float]] = field(default_factory=list)
+    """Of each rank, the parts of a batch, and under `alone` a step's phases with no other rank to wait for."""
+    feed_alone: float | None = None
+    """Rows a second of the feed with no model."""
+    tried: list[Tried] = field(default_factory=list)
+    not_tried: str = ""
+    """Why nothing was tried, where nothing was."""
+
+    @property
+    def total_ms(self) -> float:
+        return sum(self.ms.values())
+
+    @property
+    def computed_ms(self) -> float:
+        """Milliseconds of a batch with its feed and model alone."""
+        return sum(self.ms.get(part, 0.0) for part in COMPUTED)
+
+    @property
+    def model_rows_per_s(self) -> float:
+        """Rows a second with nothing but feed and model."""
+        return 1000 * self.rows_per_batch / max(self.computed_ms, 1e-9)
+
+    def share(self, *parts: str) -> float:
+        """Of all the time, what these parts took."""
+        return sum(self.ms.get(part, 0.0) for part in parts) / max(self.total_ms, 1e-9)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(kept: Mapping[str, Any]) -> Evidence:
+        """What `as_dict` has written, by this version or another: what it does not know is left out."""
+        known = {each.name for each in fields(Evidence)}
+        given = {name: value for name, value in kept.items() if name in known}
+        given["tried"] = [Tried(**each) for each in given.get("tried", [])]
+        return Evidence(**given)
+
+
+def evidence_of(flush: Flush, plan: PlanSettings, precision: str, epochs: float) -> Evidence | None:
+    """What was measured so far; None where it is too little to tell anything."""
+    counted = flush.counted()
+    steps = counted.batches // plan.accumulate
+    if steps < LEAST_STEPS or not counted.rows:
+        return None
+    batches, clock = counted.batches, flush.clock
+    seen, split = flush.watch.summary(), counted.split()
+    # Of what callbacks took, a device's own work behind them costs nothing.
+    told = split["callbacks"] / max(sum(clock.callbacks.values()), 1e-9)
+    return Evidence(
+        device=flush.feed.device.type,
+        steps=steps,
+        batches=batches,
+        rows_per_batch=counted.rows / batches,
+        accumulate=plan.accumulate,
+        world=plan.world,
+        batch_size=None if plan.tokens_per_batch else plan.rows_per_batch,
+        ms={part: 1000 * seconds / batches for part, seconds in split.items() if seconds},
+        padding_share=1 - counted.tokens / max(1, counted.computed),
+        mfu=flush.mfu(counted),
+        feed=flush.feed.kind.value,
+        precision=precision,
+        threads=torch.get_num_threads(),
+        cores=len(cores_here()),
+        machine_cores=psutil.cpu_count() or 1,
+        flush_every=flush.every,
+        counts=dict(clock.counts),
+        epochs=epochs,
+        callbacks={name: 1000 * told * seconds / batches for name, seconds in clock.callbacks.items() if seconds},
+        reads=clock.reads_a_step,
+        compiled={name: now - clock.compiled.get(name, 0.0) for name, now in compiled_so_far().items()},
+        host={name: value for name, value in seen.get("host", {}).items() if value is not None},
+        gpu={name: value for name, value in seen.get("gpu", {}).items() if value is not None},
+    )

@@ -1,0 +1,130 @@
+"""The verdict of a run: while it goes on, at its end, and for a folder that lies there."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from flatout.callbacks.flush import Flush
+from flatout.callbacks.step_timer import PARTS
+from flatout.config import RunConfig
+from flatout.engine.precision import Precision, choose_precision
+from flatout.errors import UserError
+from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence, evidence_of
+from flatout.perf.verdict.experiments import SHARE, alone_ms, try_out
+from flatout.perf.verdict.rules import findings, is_plain, verdict
+from flatout.report.page import read_curves
+from flatout.report.summary import read_summary
+from flatout.run.kinds.kind import Feeds, Kind
+from flatout.run.run_folder import RunFolder
+from flatout.run.trainer import batches_in_epoch
+from flatout.tasks.pieces import TRAINING
+from flatout.tasks.step import StepTask
+
+
+def tell_early(flush: Flush, precision: str, batches_an_epoch: int, place: RunFolder) -> None:
+    """After some dozens of steps, where something plainly holds the run back: it can still be ended and mended."""
+    epochs = flush.counted().batches / max(1, batches_an_epoch)
+    evidence = evidence_of(flush, flush.feed.plan, precision, epochs)
+    if evidence is None:
+        return
+    found = [each for each in findings(evidence) if is_plain(each)]
+    if found:
+        place.log.say(f"after {evidence.steps} steps: {found[0].sentence()}")
+
+
+def judge(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, flush: Flush, place: RunFolder) -> None:
+    """At the end: try what could have been faster, and write the evidence and the verdict into the summary."""
+    is_measured = "precision" in (place.summary.values["tune"] or {}).get("values", {})
+    evidence = _evidence_of(config, task, feeds, flush, precision_is_measured=is_measured)
+    tries = config.monitor.verdict and evidence is not None and not config.shares_weights
+    seconds = SHARE * evidence.total_ms * evidence.batches / 1000 if tries and evidence is not None else 0.0
+    if feeds.train.plan.world > 1:
+        ranks = _of_all_ranks(task, feeds, flush, seconds)
+        if evidence is not None:
+            evidence.ranks = ranks
+            evidence.not_tried = "on several ranks nothing else is tried"
+    if evidence is None:
+        if place.is_first:
+            place.log.say(f"verdict: none, fewer than {LEAST_STEPS} steps tell too little")
+        return
+    if not place.is_first:
+        return
+    if tries and feeds.train.plan.world == 1:
+        try:
+            try_out(config, kind, task, feeds, evidence)
+        except Exception as error:  # a person's model may raise anything; what is trained is not lost by a try
+            evidence.tried, evidence.not_tried = [], f"trying other ways failed: {error}"
+        except KeyboardInterrupt:  # the run itself is done, and has only to be told of
+            evidence.tried, evidence.not_tried = [], "trying other ways was stopped"
+    place.summary.update("evidence", evidence.as_dict())
+    place.summary.update("verdict", verdict(evidence))
+
+
+def _evidence_of(
+    config: RunConfig, task: StepTask, feeds: Feeds, flush: Flush, *, precision_is_measured: bool
+) -> Evidence | None:
+    """What was measured, with what the settings say of it."""
+    epochs = flush.total.batches / max(1, batches_in_epoch(config.trainer, feeds.train))
+    evidence = evidence_of(flush, feeds.train.plan, str(task.trainer.precision), epochs)
+    if evidence is None:
+        return None
+    evidence.effective_batch = config.data.effective_batch
+    evidence.pieces = task.passes.pieces[TRAINING]
+    if config.precision is Precision.fp32 and not precision_is_measured:
+        evidence.native = choose_precision(Precision.auto, task.device).precision.value
+    return evidence
+
+
+def _of_all_ranks(task: StepTask, feeds: Feeds, flush: Flush, seconds: float) -> list[dict[str, float]]:
+    """Each rank's parts of a batch, and what it takes alone."""
+    counted = flush.counted()
+    own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
+    if seconds and task.passes.pieces[TRAINING] == 1:
+        with suppress(Exception):  # a person's model may raise anything, and the other ranks wait for this one
+            own["alone"] = alone_ms(task, feeds, min(seconds, 5.0))
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
+
+
+def evidence_in(folder: Path) -> Evidence:
+    """What a run's folder tells: all its evidence where it has ended, else what its curves say so far."""
+    summary = read_summary(folder)
+    if kept := summary.get("evidence"):
+        return Evidence.from_dict(kept)
+    rows = [row for row in read_curves(folder) if row.get("speed/rows_per_s")]
+    steps = int(float(rows[-1]["step"])) if rows else 0
+    if steps < LEAST_STEPS:
+        mend = "Look again later." if summary["status"] == "running" else "Train it for longer."
+        raise UserError("run", f"{folder} tells of {steps} steps", allowed=f"{LEAST_STEPS} or more", mend=mend)
+    later = rows[1:] or rows  # the first steps warm up
+
+    def mean(name: str) -> float:
+        values = [float(row[name]) for row in later if row.get(name)]
+        return sum(values) / len(values) if values else 0.0
+
+    ms = {part: value for part in PARTS if (value := mean(f"time/{part}_ms"))}
+    gpu = {name.removeprefix("gpu/"): value for name in rows[0] if name.startswith("gpu/") and (value := mean(name))}
+    hardware = summary["hardware"]
+    return Evidence(
+        device="cuda" if gpu else "cpu",
+        steps=steps,
+        batches=steps,
+        rows_per_batch=mean("speed/rows_per_s") * (sum(ms.values()) - ms.get("validation", 0.0)) / 1000,
+        ms=ms,
+        host={name.removeprefix("host/"): mean(name) for name in rows[0] if name.startswith("host/")},
+        gpu=gpu,
+        world=hardware["count"] or 1,
+        machine_cores=hardware["cores"] or 1,
+        epochs=math.ceil(float(rows[-1]["epoch"])),
+        flush_every=max(1, round(steps / len(rows))),
+        counts={"logging": len(rows), "validation": sum(bool(row.get("val/loss")) for row in read_curves(folder))},
+        not_tried=f"from the curves of a run that is {summary['status']}",
+        mfu=mean("speed/mfu") or None,
+        padding_share=mean("speed/padding_share"),
+    )

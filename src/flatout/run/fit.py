@@ -1,0 +1,37 @@
+"""`fit`: train from Python, with the settings that `python -m train` takes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+from flatout.bits.data import BitsDataConfig
+from flatout.config import RunConfig
+from flatout.data.text import TextDataConfig
+from flatout.errors import UserError
+from flatout.run.launch import start
+from flatout.run.run import Result
+
+
+def fit(
+    data: TextDataConfig | BitsDataConfig | None = None,
+    model: Any = None,
+    *,
+    epochs: int | None = None,
+    folder: str | Path | None = None,
+    **settings: Any,
+) -> Result:
+    """Train a model on a table. `settings` are fields of RunConfig; `epochs` is short for `trainer.max_epochs`."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        what = "is called while another process reads this script"
+        raise UserError("fit", what, mend="Put it below: if __name__ == '__main__':")
+    unknown = settings.keys() - RunConfig.__dataclass_fields__.keys()
+    if unknown:
+        allowed = ", ".join(RunConfig.__dataclass_fields__)
+        raise UserError("fit", f"no setting {', '.join(sorted(unknown))}", allowed=allowed)
+    given: dict[str, Any] = {name: value for name, value in (("data", data), ("model", model)) if value is not None}
+    config = RunConfig(**given, **settings)
+    if epochs is not None:
+        config.trainer = {**config.trainer, "max_epochs": epochs}
+    return start(config, folder=None if folder is None else Path(folder))

@@ -1,0 +1,257 @@
+"""One run on several devices: a process a device, started by the launcher behind torchrun, watched until all are done.
+
+`start` trains in this process where there is one device, or where torchrun, srun or Ray has started the ranks already.
+Otherwise it starts them, passes on what the first rank found, and when one dies ends the others and says which and why.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from flatout.checkpoints.exact import CHECKPOINTS
+from flatout.config import RunConfig
+from flatout.distributed.processes import end_with_parent, interrupt_once, redirect_output, warm_start
+from flatout.distributed.ranks import Ranks, cores_here
+from flatout.distributed.signals import asking
+from flatout.errors import EXIT_CODE, RunBroke, UserError, require, write_for_launcher
+from flatout.inference import load_predictor
+from flatout.report.summary import mark_broken, read_summary
+from flatout.run.resume import find_run, unfinished_before
+from flatout.run.run import Result, run
+from flatout.run.run_folder import new_folder
+
+_SHUTDOWN_S = 20
+"""How long a rank may take to end when another has died, before it is killed."""
+_LATER_S = 2
+"""How long a rank that only misses another one waits, so that the launcher sees the other one's end first."""
+
+
+def start(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[str] = ()) -> Result:
+    """One run, here or on as many processes as devices are asked for; one that is gone on with has its old folder."""
+    ranks = Ranks.here()
+    wanted = devices_wanted(config.trainer)
+    if ranks.are_several:
+        given = config.trainer.get("devices") not in (None, "auto", -1)
+        started = f"{ranks.local_world} ranks are running on this machine"
+        mend = "Leave trainer.devices out: who starts the ranks decides."
+        require(not given or len(wanted) == ranks.local_world, "trainer.devices", started, mend=mend)
+    elif config.trainer.get("num_nodes", 1) != 1:
+        what = f"{config.trainer['num_nodes']}, but nobody has started a rank on another machine"
+        raise UserError("trainer.num_nodes", what, mend="Start the run on each machine with torchrun or srun.")
+    are_alone = not ranks.are_several and len(wanted) == 1
+    what = "one device has nobody to share with"
+    mend = "Set trainer.devices=N, or leave it out."
+    require(not (config.shares_weights and are_alone), "trainer.strategy: fsdp", what, mend=mend)
+    place = json.loads(ranks.agreed("folder", lambda: json.dumps(_place(config, folder, overrides))))
+    at = Path(place["folder"])
+    if place["is_finished"]:
+        return finished_result(at)
+    config = replace(config, resume=place["resume"])
+    if ranks.are_several or are_alone:
+        return run(config, at, overrides=overrides, number=wanted[0])
+    return _on_ranks(config, wanted, at, overrides)
+
+
+def _place(config: RunConfig, folder: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
+    """Where the run's folder is, and whether something is in it to go on with."""
+    found = find_run(config, overrides)
+    for line in found.lines:
+        print(line, flush=True)
+    if found.folder is not None:
+        return {"folder": str(found.folder), "resume": str(found.folder), "is_finished": found.is_finished}
+    if config.resume is None and (word := unfinished_before(config, overrides)):
+        print(word, flush=True)
+    return {"folder": str((folder or new_folder(config)).absolute()), "resume": None, "is_finished": False}
+
+
+def finished_result(folder: Path) -> Result:
+    """What a run has left that has finished before."""
+    summary = read_summary(folder)
+    metrics = {name: float(value) for name, value in summary["metrics"].items() if value is not None}
+    return Result(folder, metrics, [], load_predictor(folder), summary, summary["metric"])
+
+
+def devices_wanted(trainer: dict[str, Any]) -> list[int]:
+    """Numbers of the devices that these settings ask for; on a CPU they only count processes."""
+    accelerator, asked = trainer.get("accelerator", "auto"), trainer.get("devices")
+    count = torch.cuda.device_count() if accelerator in ("auto", "gpu", "cuda") else 0
+    name, there = ("GPUs", count) if count else ("cores", len(cores_here()))
+    if isinstance(asked, str) and asked != "auto":
+        parts = [part.strip() for part in asked.split(",")]
+        numbers = [int(part) if part.isdecimal() else part for part in parts]
+        asked = numbers if "," in asked else numbers[0]
+    is_list = isinstance(asked, list | tuple) and all(isinstance(each, int) for each in asked)
+    is_known = asked is None or asked == "auto" or (isinstance(asked, int) and not isinstance(asked, bool)) or is_list
+    require(is_known, "trainer.devices", f"{asked!r}", allowed="a number, auto, or a list of numbers")
+    if asked is None:
+        return [0]
+    if asked in ("auto", -1):
+        return list(range(max(1, count)))
+    if isinstance(asked, int):
+        require(asked >= 1, "trainer.devices", f"{asked}", allowed="1 or more, or auto")
+        require(
+            asked <= there, "trainer.devices", f"{asked}", allowed=f"at most {there}: there are {there} {name} here"
+        )
+        return list(range(asked))
+    require(bool(asked) and len(set(asked)) == len(asked), "trainer.devices", f"{asked}", allowed="each number once")
+    for number in asked:
+        known = f"0 to {there - 1}: there are {there} {name} here"
+        require(0 <= number < there, "trainer.devices", f"no device {number}", allowed=known)
+    return list(asked)
+
+
+def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Sequence[str]) -> Result:
+    """Start a process a device, wait for all of them, and tell what the first one found."""
+    if isinstance(config.model, nn.Module):
+        mend = "Start your script with torchrun, or name the model's settings."
+        raise UserError("trainer.devices", "a model of your own cannot be handed to other processes", mend=mend)
+    warm_start()
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # they tell in pages what we say in a line
+    launch = elastic_launch(_launch_of(len(devices)), _rank)
+    # Which devices are meant was said; the ranks count those they see.
+    config = replace(config, trainer={**config.trainer, "devices": None})
+    started = time.time()
+    try:
+        with _handlers_given_back():
+            found = launch(config, folder, list(overrides), _environment(config, devices))[0]
+    except ChildFailedError as error:
+        told = _told(error, len(devices), folder)
+        mark_broken(folder, started, "interrupted" if isinstance(told, SystemExit) else "failed")
+        raise told from None
+    except SignalException as stopped:
+        mark_broken(folder, started, "interrupted")
+        if stopped.sigval is signal.SIGINT:
+            raise KeyboardInterrupt from None
+        raise SystemExit(128 + stopped.sigval) from None
+    return Result(predictor=load_predictor(folder), **found)
+
+
+def _launch_of(count: int) -> LaunchConfig:
+    """So many processes on this machine, on ports that are free; one that dies is not started again."""
+    has_server = "forkserver" in multiprocessing.get_all_start_methods()
+    # Older releases pass on no other signals than their own four.
+    passes_on = "signals_to_handle" in LaunchConfig.__dataclass_fields__
+    signals: dict[str, Any] = {"signals_to_handle": ",".join(each.name for each in asking())} if passes_on else {}
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        start_method="forkserver" if has_server else multiprocessing.get_start_method(),
+        shutdown_timeout=_SHUTDOWN_S,
+        **signals,
+    )
+
+
+@contextmanager
+def _handlers_given_back() -> Iterator[None]:
+    """Torch's launcher takes the handlers of signals and keeps them."""
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in asking()} if is_main else {}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:  # one of native code cannot be given back
+                signal.signal(number, handler)
+
+
+def _environment(config: RunConfig, devices: list[int]) -> dict[str, str]:
+    """What the ranks shall find in theirs; they are forked from a process that may be older than our variables."""
+    environment = dict(os.environ)
+    if config.trainer.get("accelerator", "auto") != "cpu" and torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[number] for number in devices)
+    return environment
+
+
+@record
+def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: dict[str, str]) -> dict[str, Any] | None:
+    """One rank of a run, in its own process."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, interrupt_once)
+    ours = _of_torchrun() & os.environ.keys()
+    os.environ |= {name: value for name, value in environment.items() if name not in ours}
+    redirect_output()
+    try:
+        result = run(config, folder, overrides=overrides)
+    except UserError as mistake:
+        write_for_launcher(mistake)
+        sys.exit(EXIT_CODE)
+    except RunBroke:
+        time.sleep(_LATER_S)
+        raise
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    if not Ranks.here().is_first:
+        return None
+    return {name: getattr(result, name) for name in ("folder", "metrics", "per_class", "summary", "metric")}
+
+
+def _of_torchrun() -> set[str]:
+    """Variables that tell a rank who it is."""
+    names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"}
+    prefixes = ("TORCHELASTIC_", "GROUP_", "ROLE_")
+    return names | {name for name in os.environ if name.startswith(prefixes)}
+
+
+def _told(error: ChildFailedError, count: int, folder: Path) -> BaseException:
+    """What the first failure means to a person."""
+    rank, failure = _first_cause(error)
+    words = failure.error_file_data.get("message")
+    told = words.get("extraInfo", {}) if isinstance(words, dict) else {}
+    if mistake := told.get("mistake"):
+        where = mistake.pop("where")
+        return UserError(where, mistake.pop("what"), **mistake)
+    kept = folder / CHECKPOINTS / "last"
+    rest = f" The last checkpoint is {kept}." if kept.exists() else " There was no checkpoint yet."
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        mend = " Out of memory is the usual cause." if name == "SIGKILL" else ""
+        return RunBroke(f"rank {rank} of {count} was ended by {name}; the other ranks were stopped.{mend}{rest}")
+    if failure.exitcode > 128:
+        return KeyboardInterrupt() if failure.exitcode == 128 + signal.SIGINT else SystemExit(failure.exitcode)
+    trace = told.get("py_callstack", "")
+    return RunBroke(f"{trace}\nrank {rank} of {count} failed; the other ranks were stopped.{rest}".strip())
+
+
+def _first_cause(error: ChildFailedError) -> tuple[int, ProcessFailure]:
+    """The rank that began it: one that was killed, else one with a mistake to tell, else the earliest.
+
+    Those that only noticed that another was gone fail within the same second, so that times alone do not tell.
+    """
+
+    def order(item: tuple[int, ProcessFailure]) -> tuple[int, int, int]:
+        rank, failure = item
+        was_stopped = failure.exitcode == -signal.SIGTERM
+        return (2 if was_stopped else 0 if failure.exitcode in _BEGINNINGS else 1, failure.timestamp, rank)
+
+    return min(error.failures.items(), key=order)
+
+
+_BEGINNINGS = (EXIT_CODE, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)

@@ -1,0 +1,291 @@
+"""Going on with a run: which one the same command began, from which checkpoint, and whether it is still the same run.
+
+`resume=auto` finds the newest run that this command has begun; `resume=FOLDER` names one. What a checkpoint is of
+(data, model, plan, settings) stands in its manifest and must be what this run is of, or the difference is shown. A
+fresh start is always said.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+import yaml
+
+from flatout.checkpoints.exact import CHECKPOINTS, newest_first
+from flatout.checkpoints.folder import require_whole
+from flatout.config import RunConfig
+from flatout.data.batches.feed import Feed
+from flatout.errors import UserError
+from flatout.files import fcntl, put_back
+from flatout.report.summary import FILE as SUMMARY
+from flatout.report.summary import read_summary
+from flatout.run.run_folder import OVERRIDES, plain
+
+AUTO = "auto"
+_PATIENCE_S = 30.0
+"""How long a run that is just ending may still hold its folder."""
+_FREE = (
+    # Settings that may differ: they decide how long, where and how fast is trained and what is said, not what.
+    *(f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_time", "min_epochs", "min_steps")),
+    *(f"trainer.{name}" for name in ("devices", "num_nodes", "accelerator", "strategy", "logger")),
+    *(f"trainer.{name}" for name in ("val_check_interval", "check_val_every_n_epoch", "limit_val_batches")),
+    *(f"data.{name}" for name in ("feed", "workers", "cache", "eval_batch_size")),
+    *("tune", "compile"),  # a run that is gone on with has the answers it was begun with
+    # Compared as what they make: rows a step, steps an epoch, arithmetic.
+    *("data.batch_size", "data.accumulate", "data.effective_batch", "precision", "trainer.limit_train_batches"),
+    *(
+        "monitor",
+        "checkpoint",
+        "callbacks",
+        "output",
+        "experiment",
+        "resume",
+        "resume_anyway",
+        "allow_targets",
+        "threads",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A run to go on with, or a new one."""
+
+    folder: Path | None
+    """None: a new run begins."""
+    lines: list[str] = field(default_factory=list)
+    """What a person should know of the search."""
+    is_finished: bool = False
+    """Whether everything it was asked for is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where training goes on."""
+
+    checkpoint: Path
+    about: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.about["position"]["step"])
+
+
+def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
+    """The run that `resume` asks for."""
+    if config.resume is None:
+        return Found(None)
+    if config.resume != AUTO:
+        folder = Path(config.resume).expanduser()
+        read_summary(folder)  # tells what is no run's folder
+        return _found(config, folder.absolute())
+    place = Path(config.output) / config.experiment
+    runs = sorted(place.glob(f"*/{SUMMARY}"), key=lambda path: path.parent.name, reverse=True)
+    same = [path.parent for path in runs if _is_same_command(path.parent, config, overrides)]
+    if not same:
+        count = f"none of the {len(runs)} runs" if runs else "no run"
+        hint = "; resume=FOLDER goes on with one of your choice" if runs else ""
+        return Found(None, [f"resume: {count} in {place} was begun by this command; a new one begins{hint}"])
+    return _found(config, same[0].absolute())
+
+
+def _found(config: RunConfig, folder: Path) -> Found:
+    if read_summary(folder)["status"] == "finished" and _is_all_done(config, folder):
+        return Found(folder, [f"resume: {folder} has finished; there is nothing left to train"], is_finished=True)
+    return Found(folder)
+
+
+def _is_same_command(folder: Path, config: RunConfig, overrides: Sequence[str]) -> bool:
+    """Whether a run was begun by the same words, or from Python by the same settings; those that are free apart."""
+    try:
+        words = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
+        if words or overrides:
+            return _deciding(words) == _deciding(overrides)
+        then = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    return bool(deciding_settings(plain(config)) == deciding_settings(then))
+
+
+def _deciding(words: Sequence[str]) -> list[str]:
+    free = (
+        "data.batch_size",
+        "data.accumulate",
+        "data.effective_batch",
+        "precision",
+    )  # typed otherwise, it is another command
+    kept = [word for word in words if not _is_free(word.lstrip("+~").partition("=")[0], but=free)]
+    return sorted(kept)
+
+
+def _is_free(key: str, but: Sequence[str] = ()) -> bool:
+    return key not in but and any(key == name or key.startswith(f"{name}.") for name in _FREE)
+
+
+def _is_all_done(config: RunConfig, folder: Path) -> bool:
+    """Whether a finished run is asked for just what it was: neither other settings nor more epochs, steps or time."""
+    try:
+        then = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        is_same = deciding_settings(plain(config)) == deciding_settings(then)
+        return is_same and asked_of(config.trainer, config.checkpoint.patience) == asked_of(
+            then["trainer"], then["checkpoint"]["patience"]
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+        return False
+
+
+def asked_of(trainer: dict[str, Any], patience: int | None) -> dict[str, Any]:
+    """How long a run shall go on."""
+    names = ("max_epochs", "max_steps", "max_time")
+    return {**{name: plain(trainer.get(name)) for name in names}, "patience": patience}
+
+
+def set_aside(start: Start, folder: Path) -> None:
+    """Rename checkpoints that were passed over, so that they count for none."""
+    for path in newest_first(folder / CHECKPOINTS):
+        if path == start.checkpoint:
+            return
+        shutil.rmtree(path.with_name(f"damaged-{path.name}"), ignore_errors=True)
+        path.rename(path.with_name(f"damaged-{path.name}"))
+
+
+def find_checkpoint(folder: Path) -> tuple[Start | None, list[str]]:
+    """The newest whole checkpoint of a run, and what is to be said of those that are not."""
+    lines = []
+    put_back(folder / CHECKPOINTS)
+    for path in newest_first(folder / CHECKPOINTS):
+        try:
+            about = require_whole(path)
+            if not isinstance(about.get("position"), dict):
+                raise UserError(f"checkpoint {path}", "says no position")
+        except UserError as error:
+            lines.append(f"resume: {error}; passed over")
+            continue
+        return Start(path, about), lines
+    return None, lines
+
+
+def about_run(
+    config: RunConfig, data_key: str, model: torch.nn.Module, feed: Feed, batches_in_epoch: int, precision: str
+) -> dict[str, Any]:
+    """What a run is of, as its checkpoints say it."""
+    plan = feed.plan
+    shapes = [(name, list(weight.shape)) for name, weight in model.named_parameters()]
+    return {
+        "data": data_key,
+        "model": xxhash.xxh3_128_hexdigest(json.dumps(shapes).encode()),
+        "plan": {
+            "rows": feed.split.num_rows,
+            "rows a step": None if plan.tokens_per_batch else plan.rows_per_batch * plan.parts,
+            "tokens a step": plan.tokens_per_batch and plan.tokens_per_batch * plan.parts,
+            "steps an epoch": batches_in_epoch // plan.accumulate,
+            "layout": str(plan.layout),
+        },
+        "precision": precision,
+        "asked": asked_of(config.trainer, config.checkpoint.patience),
+        "settings": deciding_settings(plain(config)),
+        "torch": torch.__version__,
+    }
+
+
+def deciding_settings(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings that decide what is trained, by their dotted keys."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        key = f"{prefix}{name}"
+        if _is_free(key):
+            continue
+        if isinstance(value, dict) and value:
+            flat |= deciding_settings(value, f"{key}.")
+        else:
+            flat[key] = value
+    return flat
+
+
+def require_same_run(then: dict[str, Any], now: dict[str, Any], *, anyway: bool) -> list[str]:
+    """Refuse a checkpoint of another run, with the difference; what is said where it is taken all the same."""
+    told = list(_differences(then, now))
+    lines = []
+    if then.get("torch") != now["torch"]:
+        lines.append(f"resume: saved with torch {then.get('torch')}, this is {now['torch']}: last digits may differ")
+    if then.get("model") != now["model"]:
+        what = "; ".join(["the model has other weights", *told])
+        mend = "Set the model back, or leave resume out: a new run begins."
+        raise UserError("resume", f"this is not the run that was begun: {what}", mend=mend)
+    if told and not anyway:
+        mend = "Set it back, or add resume_anyway=true to go on all the same; without resume a new run begins."
+        raise UserError("resume", f"this is not the run that was begun: {'; '.join(told)}", mend=mend)
+    return [*lines, *(f"resume: going on although {each}" for each in told)]
+
+
+def _differences(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    settings = then.get("settings", {}), now["settings"]
+    plans = then.get("plan", {}), now["plan"]
+    for before, after in (settings, plans, ({"precision": then.get("precision")}, {"precision": now["precision"]})):
+        for key in sorted(before.keys() | after.keys()):
+            if before.get(key) != after.get(key):
+                yield f"{key} was {_shown(before.get(key))} and is {_shown(after.get(key))}"
+    if then.get("data") != now["data"]:
+        yield "the data or its encoding has changed"
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+@contextmanager
+def folder_of_one(folder: Path) -> Iterator[None]:
+    """Let no other process train in a run's folder meanwhile; the lock is the folder's own and leaves no file."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        if not _locked(handle):
+            print(f"resume: {folder} is in use by another process; waiting up to {_PATIENCE_S:.0f} s", flush=True)
+            until = time.monotonic() + _PATIENCE_S
+            while not _locked(handle):
+                if time.monotonic() > until:
+                    mend = "Wait for it or end it, or leave resume out: a new run begins."
+                    raise UserError("resume", f"{folder} is still being trained in by another process", mend=mend)
+                time.sleep(0.1)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    """Whether the lock is ours now, or the disk has none to give."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def unfinished_before(config: RunConfig, overrides: Sequence[str]) -> str | None:
+    """A word about a run of this command that was cut short, for one who begins it anew."""
+    place = Path(config.output) / config.experiment
+    try:
+        newest = max(place.glob(f"*/{SUMMARY}"), key=lambda path: path.parent.name, default=None)
+        if newest is None or not _is_same_command(newest.parent, config, overrides):
+            return None
+        status = read_summary(newest.parent)["status"]
+        has_any = bool(newest_first(newest.parent / CHECKPOINTS))
+    except (OSError, UserError):
+        return None
+    if status == "finished" or not has_any:
+        return None
+    return f"an earlier run of this command ended early ({os.path.relpath(newest.parent)}): resume=auto goes on with it"

@@ -1,0 +1,549 @@
+"""The story of one run, top to bottom: data, model, task, training, test, report.
+
+Each stage is a function that takes what it needs and returns what the next one needs; what a stage chose by itself is
+printed with its reason. On several devices every rank goes through the same story with its share of the rows, and the
+first one tells it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from flatout.callbacks.flush import Flush
+from flatout.callbacks.host import limits
+from flatout.callbacks.profile_steps import TABLE, TRACE
+from flatout.checkpoints.exact import CHECKPOINTS
+from flatout.checkpoints.folder import read_weights, require_whole
+from flatout.config import RunConfig
+from flatout.data.batches.feed import Feed, choose_feed
+from flatout.data.batches.plan import Layout, PlanSettings
+from flatout.data.feeding import FeedKind
+from flatout.data.store.store import Store
+from flatout.distributed.ranks import Ranks, cores_here, end_group, others_watched
+from flatout.distributed.signals import Signals, requeue_with_slurm
+from flatout.engine.allocator import keep_freed_memory
+from flatout.engine.compile import compile_in_place
+from flatout.engine.optimizer import OptimConfig, ScaleRate
+from flatout.engine.peaks import measured_peak
+from flatout.engine.precision import PrecisionChoice, choose_precision, fast_fp32_products
+from flatout.errors import UserError, require
+from flatout.perf.tune.probe import Parts
+from flatout.perf.tune.settings import TuneConfig
+from flatout.perf.tune.tuning import Question, tuned
+from flatout.perf.verdict.judge import judge, tell_early
+from flatout.report.closing import print_closing
+from flatout.report.dashboard import write_dashboard
+from flatout.report.hyperparameters import compared_settings
+from flatout.report.page import read_curves, write_page
+from flatout.report.summary import hardware
+from flatout.run.kinds import kind_of
+from flatout.run.kinds.kind import Answers, Feeds, Kind, Prepared
+from flatout.run.micro_batches import mind_memory
+from flatout.run.resume import Start, about_run, find_checkpoint, folder_of_one, require_same_run, set_aside
+from flatout.run.run_folder import RunFolder, open_run_folder, plain, unwritten_run
+from flatout.run.trainer import (
+    EPOCHS,
+    Training,
+    batches_in_epoch,
+    build_trainer,
+    chosen_metric,
+    planned_steps,
+    whole_steps,
+)
+from flatout.tasks.step import StepTask
+
+
+@dataclass(slots=True)
+class Result:
+    """What a finished run leaves behind."""
+
+    folder: Path
+    metrics: dict[str, float]
+    """`val/…` of the best checkpoint and `test/…`."""
+    per_class: list[dict[str, Any]]
+    predictor: Answers
+    summary: dict[str, Any]
+    metric: str
+    """Name of the validation metric that decided which checkpoint is best."""
+
+    @property
+    def verdict(self) -> dict[str, Any] | None:
+        """What limited the run; None where it was too short to tell."""
+        return self.summary["verdict"]
+
+    @property
+    def objective(self) -> float:
+        """The validation metric of the best checkpoint: what a sweep compares."""
+        return self.metrics[f"val/{self.metric}"]
+
+    def predict(self, rows: Sequence[Any]) -> list[Any]:
+        """Answers for new texts, or for new encodings."""
+        return self.predictor.predict(rows)
+
+
+def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), number: int = 0) -> Result:
+    """One run, or one rank's part of it, from its settings to its report; alone, on the GPU of that number."""
+    started = time.perf_counter()
+    ranks, is_again = Ranks.here(), config.resume is not None
+    with (
+        Signals() as signals,
+        open_run_folder(config, folder, overrides, is_first=ranks.is_first, is_again=is_again) as place,
+        folder_of_one(folder) if ranks.is_first else nullcontext(),
+        threads_put_back(),
+    ):
+        L.seed_everything(config.seed, verbose=False)
+        device = ranks.device(config.trainer.get("accelerator", "auto"), number)
+        share_processor(config, ranks, device, place)
+        kind = prepare_data(config, ranks, place)
+        build = probed(config, ranks, device)
+        config = tuned(Question(config, kind.store, ranks, device, overrides, build), place)
+        model = build_model(config, kind, place)
+        feeds = build_feeds(config, kind.store, model, device, ranks, place)
+        config = replace(config, trainer=whole_steps(config.trainer, feeds.train, place))
+        task = build_task(config, kind, model, feeds, place)
+        precision = choose_precision(config.precision, device)
+        place.choose("precision", precision.precision.value, precision.why, precision.evidence)
+        training, start = set_up(config, kind, task, feeds, precision, ranks, place, signals)
+        ranks.join(device)
+        with fast_fp32_products(precision.precision, device) as found:
+            if found is not None:
+                place.choose("fp32 products", found.value, found.why, found.evidence)
+            train(training, task, feeds, place, signals, start)
+            load_best(training, task)
+            task.to(device)  # Lightning has taken it back to the host
+            kind.after_best(task, feeds, place)
+            metrics = evaluate(config, training.trainer, task, feeds, place)
+            take_whole_weights(training, task)
+            per_class, predictor = task.per_class(), kind.predictor(task)
+            if ranks.is_first:
+                save_model(config, predictor, place)
+            find_peak(training, feeds, ranks)
+            judge(config, kind, task, feeds, training.flush, place)
+        end_group()
+        if ranks.is_first:
+            seconds = training.checkpoints.seconds_before + time.perf_counter() - started
+            summarise(place, kind, task, feeds, training.flush, seconds)
+            kind.after_training(task, feeds, place)
+            show(config, task, place, per_class)
+        return Result(place.path, metrics, per_class, predictor, place.summary.values, chosen_metric(config, task))
+
+
+@contextmanager
+def threads_put_back() -> Iterator[None]:
+    """The next run of this process computes with as many threads as this one found."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def share_processor(config: RunConfig, ranks: Ranks, device: torch.device, place: RunFolder) -> None:
+    """Divide the cores among the ranks of this machine, as torchrun would leave each a single thread; keep memory."""
+    if device.type == "cpu" and keep_freed_memory():
+        place.choose("allocator", "keeps freed memory", "no fresh pages each step", "the C library took mallopt")
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+        return
+    has_own = "SLURM_CPUS_PER_TASK" in os.environ  # srun has divided them
+    if ranks.local_world > 1 and not has_own and os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        threads = max(1, len(cores_here()) // ranks.local_world)
+        torch.set_num_threads(threads)
+        if device.type == "cpu":
+            evidence = f"{len(cores_here())} cores, {ranks.local_world} ranks on this machine"
+            place.choose("threads a rank", threads, "an equal share of the cores", evidence)
+
+
+def prepare_data(config: RunConfig, ranks: Ranks, place: RunFolder) -> Kind:
+    """Open the store, which the first rank builds where it is missing; say what is in it and what run this will be."""
+    prepared: list[Prepared] = []
+
+    def prepare() -> str:
+        prepared.append(config.data.prepare())
+        return prepared[0].report.key
+
+    key = ranks.agreed("store", prepare)
+    data = prepared[0] if prepared else config.data.prepare()
+    if data.report.key != key:
+        what = f"rank {ranks.rank} sees other data than the first rank"
+        raise UserError("data", what, mend="Every machine needs the same files, or one folder that all can read.")
+    for line in (data.report.line(), *data.facts["lines"]):
+        place.log.say(line)
+    facts = data.summary()
+    rows = {_SHORT[split]: count for split, count in facts.pop("rows").items()}
+    cache = {"key": data.report.key, "hit": data.report.hit, "seconds": round(data.report.seconds, 4)}
+    place.summary.update("data", {"source": data.source, "rows": rows, **facts, "cache": cache})
+    return kind_of(config.data, data)
+
+
+_SHORT = {"train": "train", "validation": "val", "test": "test"}
+
+
+def build_model(config: RunConfig, kind: Kind, place: RunFolder) -> nn.Module:
+    """The model of the settings, or the one a person handed over."""
+    return config.model if isinstance(config.model, nn.Module) else kind.build_model(config.model, place)
+
+
+def compile_model(config: RunConfig, model: nn.Module, device: torch.device, place: RunFolder) -> None:
+    """Have the model compiled where that is asked for, or was found to pay."""
+    if config.compile:
+        compile_in_place(model, device)
+        place.choose("compile", True, "asked for", "the first step waits for it")
+
+
+def probed(config: RunConfig, ranks: Ranks, device: torch.device) -> Callable[[], Parts]:
+    """Builds, in a throw-away process, what this run would train."""
+    return partial(parts_of, replace(config, callbacks={}, tune=TuneConfig(), compile=False), ranks, device)
+
+
+def parts_of(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
+    """Model, task and feed as a run has them, for whoever only wants to see how fast they are."""
+    with unwritten_run() as place:
+        L.seed_everything(config.seed, verbose=False)
+        kind = kind_of(config.data, config.data.prepare())
+        model = build_model(config, kind, place)
+        feeds = build_feeds(config, kind.store, model, device, ranks, place)
+        config = replace(config, trainer=whole_steps(config.trainer, feeds.train, place))
+        task = build_task(config, kind, model, feeds, place)
+        kind.before_probe(task, feeds)
+        return Parts(task, feeds.train.split, feeds.train.plan, device, config.data.workers)
+
+
+def build_feeds(
+    config: RunConfig, store: Store, model: nn.Module, device: torch.device, ranks: Ranks, place: RunFolder
+) -> Feeds:
+    """One feed a split, of the kind asked for or the best that fits."""
+    settings, splits = config.data, store.splits
+    num_bytes = sum(split.num_bytes for split in splits.values())
+    choice = choose_feed(settings.feed, num_bytes, device, None)
+    place.choose("feed", choice.kind.value, choice.why, choice.evidence)
+    layout = Layout(getattr(model, "layout", Layout.flat))
+    shares: dict[str, Any] = {"layout": layout, "rank": ranks.rank, "world": ranks.world}
+    batch_size, accumulate = settings.batches(ranks.world)
+    training = PlanSettings(
+        rows_per_batch=batch_size,
+        tokens_per_batch=settings.tokens_per_batch,
+        accumulate=accumulate,
+        seed=config.seed,
+        **shares,
+    )
+    if ranks.are_several:
+        product = f"{batch_size} rows x {accumulate} batches x {ranks.world} ranks"
+        value = f"{batch_size * training.parts} rows"
+        place.choose("rows a step", value, "each rank trains its share", product)
+    evaluation = PlanSettings(rows_per_batch=settings.eval_batch_size, shuffle=False, **shares)
+    evaluation_kind = FeedKind.resident if choice.kind is FeedKind.resident else FeedKind.threaded
+
+    def evaluated(name: str) -> Feed:
+        return Feed(splits[name], evaluation, kind=evaluation_kind, device=device)
+
+    return Feeds(
+        train=Feed(splits["train"], training, kind=choice.kind, device=device, workers=settings.workers),
+        validation=evaluated("validation"),
+        test=evaluated("test") if "test" in splits else None,
+    )
+
+
+def build_task(config: RunConfig, kind: Kind, model: nn.Module, feeds: Feeds, place: RunFolder) -> StepTask:
+    """The loss, with the optimizer that was asked for or that suits the model."""
+    total_steps = planned_steps(config.trainer, feeds.train)
+    clip = config.optim.clip
+    if clip is None:
+        clip = getattr(config.model, "recommended_clip", 0.0)
+    optim = config.optim
+    recommended = getattr(config.model, "recommended_lr", None)
+    if optim.lr is None and recommended is not None:
+        optim = replace(optim, lr=recommended)
+        place.choose("optim.lr", f"{recommended:g}", "usual for such a model", "set optim.lr for another", anew=True)
+    optim = scale_rate(config, optim, feeds.train.plan, place)
+    task = kind.build_task(model, config.task, optim, total_steps=total_steps, clip=clip, seed=config.seed)
+    steps_an_epoch = batches_in_epoch(config.trainer, feeds.train) // feeds.train.plan.accumulate
+    task.tell_rows = lambda step: rows_told(feeds.train, *divmod(step, steps_an_epoch))
+    return task
+
+
+def scale_rate(config: RunConfig, optim: OptimConfig, plan: PlanSettings, place: RunFolder) -> OptimConfig:
+    """The learning rate for the rows of a step, and how these come about, in one line where anybody asked."""
+    if config.data.effective_batch is None and optim.scale_lr is ScaleRate.none:
+        return optim
+    if plan.tokens_per_batch is not None:
+        what = f"{optim.scale_lr.value}, but data.tokens_per_batch makes steps of unequal rows"
+        raise UserError("optim.scale_lr", what, mend="Leave one of them out.")
+    rows = plan.rows_per_batch * plan.parts
+    scaled = optim.scaled(rows)
+    product, rates = f"{plan.rows_per_batch} × {plan.accumulate} × {plan.world}", (optim.highest, scaled.highest)
+    is_capped = scaled is not optim and scaled.highest == optim.max_lr
+    how = "not scaled" if scaled is optim else f"{optim.scale_lr.value} from {optim.base_batch} rows"
+    told = f"{product} = {rows} rows, lr {rates[0]:g} → {rates[1]:g}"
+    place.choose("micro × accumulation × devices", told, "as asked", f"lr {how}{', capped' if is_capped else ''}")
+    return scaled
+
+
+def set_up(
+    config: RunConfig,
+    kind: Kind,
+    task: StepTask,
+    feeds: Feeds,
+    precision: PrecisionChoice,
+    ranks: Ranks,
+    place: RunFolder,
+    signals: Signals,
+) -> tuple[Training, Start | None]:
+    """The Trainer, and the checkpoint that it begins with; from here on the run is known to be the one it was."""
+    batches = batches_in_epoch(config.trainer, feeds.train)
+    about = about_run(config, kind.data.report.key, task.model, feeds.train, batches, precision.lightning_name)
+    start = where_to_start(config, about, ranks, place)
+    if not config.shares_weights:  # ranks that wait for each other in every layer cannot cut batches by themselves
+        mind_memory(task, feeds, about, ranks, config.data.cache, place)
+    kind.before_training(task, feeds, place)
+    compile_model(config, task.model, feeds.train.device, place)
+    parts: dict[str, Any] = {"about": about, "signals": signals, "start": start}
+    training = build_trainer(config, task, feeds.train, precision, ranks, place, **parts)
+    trainer, flush = training.trainer, training.flush
+    flush.tell_early = lambda: tell_early(flush, str(trainer.precision), batches, place)
+    device, world = feeds.train.device, feeds.train.plan.world
+    place.summary.update("hardware", hardware(device, world, str(trainer.precision)) | limits().facts())
+    return training, start
+
+
+def rows_told(feed: Feed, epoch: int, step: int, most: int = 12) -> str:
+    """The rows of the table that an optimizer step trains, in words."""
+    numbers = feed.rows_of_step(epoch, step)
+    if "rows" in feed.split.columns:
+        numbers = feed.split.fixed("rows")[numbers] + 1
+    shown = ", ".join(str(number) for number in sorted(numbers.tolist())[:most])
+    return f" (rows {shown}{', …' if len(numbers) > most else ''} of the table)"
+
+
+def where_to_start(config: RunConfig, about: dict[str, Any], ranks: Ranks, place: RunFolder) -> Start | None:
+    """The checkpoint to go on from, where the run is still the same; None at the beginning."""
+    found: list[Start] = []
+
+    def look() -> str:
+        if config.resume is None:
+            return ""
+        start, lines = find_checkpoint(place.path)
+        for line in lines:
+            place.log.say(line)
+        if start is None:
+            if lines and not config.resume_anyway:
+                mend = "Add resume_anyway=true to train it from the beginning."
+                raise UserError("resume", f"{place.path} has no whole checkpoint left", mend=mend)
+            why = "has no whole checkpoint left" if lines else "has no checkpoint yet"
+            place.log.say(f"resume: {place.path} {why}: it starts from the beginning")
+            return ""
+        found.append(start)
+        return str(start.checkpoint)
+
+    path = ranks.agreed("checkpoint", look)
+    start = None
+    if path:
+        start = found[0] if found else Start(Path(path), require_whole(Path(path)))
+        for line in require_same_run(start.about, about, anyway=config.resume_anyway):
+            place.log.say(line)
+        _require_more_to_train(config, start)
+        place.summary.set("training.resumed_from", start.step)
+        position = start.about["position"]
+        place.log.say(f"resume: going on from step {start.step}, in epoch {position['epoch'] + 1} ({path})")
+    place.begin()
+    if start is not None and place.is_first:
+        set_aside(start, place.path)
+    return start
+
+
+def _require_more_to_train(config: RunConfig, start: Start) -> None:
+    """A run cannot be asked for less than it has done."""
+    epochs, most = config.trainer.get("max_epochs") or EPOCHS, config.trainer.get("max_steps") or -1
+    begun = start.about["position"]["epoch"] + 1
+    mend = "The run's model/ and report are what it has reached so far."
+    require(epochs >= begun, "trainer.max_epochs", f"{epochs}, but epoch {begun} has begun", mend=mend)
+    require(most == -1 or most >= start.step, "trainer.max_steps", f"{most}, but {start.step} are done", mend=mend)
+
+
+def train(
+    training: Training, task: StepTask, feeds: Feeds, place: RunFolder, signals: Signals, start: Start | None
+) -> None:
+    """Train to the end, or to where nothing gets better."""
+    trainer, flush = training.trainer, training.flush
+    place.log.say(
+        f"training: {sum(p.numel() for p in task.model.parameters()):,} parameters, {task.total_steps:,} steps of"
+        f" {feeds.train.plan.rows_per_batch * feeds.train.plan.parts} rows"
+    )
+    listeners = list(flush.listeners)
+    with _without_loader_advice(), others_watched(), signals.waiting(), flush.watch:
+        try:
+            trainer.fit(
+                task,
+                train_dataloaders=feeds.train,
+                val_dataloaders=feeds.validation,
+                ckpt_path=None if start is None else start.checkpoint,
+            )
+        except SystemExit:
+            number = training.checkpoints.stopped_by
+            if not number and trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
+                raise KeyboardInterrupt from None
+            if number:
+                tell_of_signal(number, training, place)
+            raise
+        finally:
+            flush.clock.leave()
+            for listener in listeners:
+                with suppress(OSError):
+                    listener.close()
+    flush.steps, flush.epochs = trainer.global_step, trainer.current_epoch
+    require(trainer.global_step > 0, "trainer", "not one step was planned", mend="Give it rows, epochs and time.")
+    if task.skipped:
+        rows = task.tell_rows(task.skipped[0])
+        place.log.say(f"{len(task.skipped)} steps were skipped, their gradient was not finite: the first{rows}")
+
+
+def tell_of_signal(number: int, training: Training, place: RunFolder) -> None:
+    """Say where training stopped; where SLURM gave the warning, ask it for another turn."""
+    name, step = signal.Signals(number).name, training.checkpoints.at.step
+    place.log.say(f"stopped by {name} after step {step}: the same command with resume=auto goes on from there")
+    if place.is_first and (told := requeue_with_slurm(number)):
+        place.log.say(told)
+
+
+def load_best(training: Training, task: StepTask) -> None:
+    """The weights that were best on the validation rows."""
+    with others_watched():
+        training.trainer.strategy.barrier()  # the first rank may still be linking it
+    state, strategy = _best_weights(training), cast(Any, training.trainer.strategy)
+    if task.shares_weights:
+        strategy.hand_out(task, state)
+    elif state is not None:
+        task.load_state_dict(state)
+
+
+def _best_weights(training: Training) -> dict[str, Tensor] | None:
+    """Those of the best checkpoint, or of the last; None where this machine has none that is whole."""
+    kept = [training.checkpoints.folder / name for name in ("best", "last")]
+    for path in (path for path in kept if path.exists()):
+        try:
+            return read_weights(path)
+        except UserError as error:  # spoilt since it was written
+            warnings.warn(f"{error}; passed over", UserWarning, stacklevel=2)
+    return None
+
+
+def take_whole_weights(training: Training, task: StepTask) -> None:
+    """Where ranks hold slices of the weights: all of them on each rank's host, to answer and to be saved with."""
+    strategy = cast(Any, training.trainer.strategy)
+    if task.shares_weights:
+        with others_watched():
+            task.model = strategy.gathered(task.model)
+        task.shares_weights = False
+
+
+def evaluate(config: RunConfig, trainer: L.Trainer, task: StepTask, feeds: Feeds, place: RunFolder) -> dict[str, float]:
+    """Metrics on the validation rows, and on the test rows where there are any."""
+    metrics: dict[str, float] = {}
+    with _without_loader_advice(), others_watched():
+        trainer.validate(task, dataloaders=feeds.validation, verbose=False)
+        metrics |= {f"val/{name}": value for name, value in task.results.items()}
+        task.count_answers()
+        if feeds.test is not None:
+            trainer.test(task, dataloaders=feeds.test, verbose=False)
+            metrics |= {f"test/{name}": value for name, value in task.results.items()}
+    place.summary.update("metrics", metrics)
+    place.summary.set("metric", chosen_metric(config, task))
+    return metrics
+
+
+def find_peak(training: Training, feeds: Feeds, ranks: Ranks) -> None:
+    """Where no table tells what the device could do, try it: now, so that no first step waits for it.
+
+    The run's threads and its way of making fp32 products are still set. So a CPU has no curve of its MFU: measured
+    before the first step it would delay every run, for a curve with the shape of that of rows a second.
+    """
+    flush = training.flush
+    if ranks.is_first and flush.peak is None and flush.total.flops:
+        flush.peak = measured_peak(feeds.train.device, str(training.trainer.precision))
+
+
+def save_model(config: RunConfig, predictor: Answers, place: RunFolder) -> None:
+    """The `model/` folder."""
+    if isinstance(config.model, nn.Module):
+        place.log.say("model/ is not written: the settings of a model of your own are not known to us")
+    else:
+        predictor.save(place.path / "model", config.model)
+
+
+def summarise(place: RunFolder, kind: Kind, task: StepTask, feeds: Feeds, flush: Flush, seconds: float) -> None:
+    """Fill the summary with what was trained, on what, and how fast."""
+    summary = place.summary
+    rates = flush.total.values()
+    parameters = list(task.model.parameters())
+    count = sum(parameter.numel() for parameter in parameters)
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    summary.update("model", {"name": type(task.model).__name__, "parameters": count, "trainable": trained})
+    if flush.peak is not None:
+        summary.update("hardware", {"peak_tflops": flush.peak.tflops, "peak_source": flush.peak.source})
+    summary.update(
+        "training",
+        {
+            "epochs": flush.epochs,
+            "steps": flush.steps,
+            "rows_per_step": feeds.train.plan.rows_per_batch * feeds.train.plan.parts,
+            "seconds": round(seconds, 2),
+            "seconds_to_first_step": flush.seconds_to_first_step,
+            "skipped_steps": len(task.skipped),
+            "out_of_memory": task.passes.times_out,
+        },
+    )
+    for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if kind.counts_tokens else ())):
+        summary.set(f"speed.{name}", rates[f"speed/{name}"])
+    for name, value in rates.items():
+        if name.startswith("time/"):
+            summary.set(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value or None)
+    times = flush.step_times
+    summary.update("speed.step_percentiles_ms", {f"p{share}": _ms(times.percentile(share / 100)) for share in _SHARES})
+    summary.set("speed.first_steps_ms", [_ms(seconds) for seconds in times.first])
+    summary.set("speed.mfu", flush.mfu(flush.total))
+    for group, found in flush.watch.summary().items():
+        summary.update(f"speed.{group}", found)
+
+
+_SHARES = (50, 90, 99)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 3)
+
+
+def show(config: RunConfig, task: StepTask, place: RunFolder, per_class: list[dict[str, Any]]) -> None:
+    """Write the page, print the closing table, and complete what TensorBoard shows."""
+    values = {**place.summary.values, "status": "finished"}
+    write_page(place.path, values, read_curves(place.path), per_class)
+    artifacts = {"model": "model", "checkpoints": CHECKPOINTS, "page": "report.html", "curves": "metrics.csv"}
+    artifacts |= {"trace": TRACE, "operators": TABLE}
+    place.summary.update("artifacts", {name: path for name, path in artifacts.items() if (place.path / path).exists()})
+    print_closing(values, place.path, per_class)
+    settings = compared_settings(plain(config)) | {"optim.lr": task.optim.highest}
+    write_dashboard(place.path, values, settings, task.counted)
+
+
+@contextmanager
+def _without_loader_advice() -> Iterator[None]:
+    """Lightning advises DataLoader workers to any loader, and to share metrics that are shared already: no news."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist=True.*")
+        warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+        warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")
+        warnings.filterwarnings("ignore", message=".*Be aware that when using `ckpt_path`.*")
+        yield

@@ -1,0 +1,141 @@
+"""A run's folder: made at the start, with a summary that is never missing and never half written."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flatout.config import RunConfig
+from flatout.errors import RunBroke, UserError, out_of_space
+from flatout.files import REFUSALS
+from flatout.report.page import read_curves, write_page
+from flatout.report.summary import FILE as SUMMARY
+from flatout.report.summary import Summary, write_atomically
+from flatout.run_log import RunLog
+
+OVERRIDES = "overrides.txt"
+"""What was typed, a word a line."""
+
+
+@dataclasses.dataclass(slots=True)
+class RunFolder:
+    """Where one run puts everything, and the two things it always writes: its summary and its log."""
+
+    path: Path
+    summary: Summary
+    log: RunLog
+    is_first: bool = True
+    """Whether this rank prints and writes; the others only read here."""
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+    """What `begin` writes."""
+
+    def begin(self) -> None:
+        """Write down what this run is; one taken up again keeps what it has until it is known to be the same."""
+        if not self.is_first or self.has_begun:
+            return
+        for name, text in self.files.items():
+            write_atomically(self.path / name, text)
+        self.summary.path = self.path / SUMMARY
+        self.summary.write()
+
+    @property
+    def has_begun(self) -> bool:
+        return self.summary.path is not None
+
+    def choose(self, name: str, value: object, why: str, evidence: str, *, anew: bool = False) -> None:
+        """Keep and print one choice that the run made by itself; what was measured stands, a rule comes after it.
+
+        `anew`: it is made another time, for what has happened since.
+        """
+        if not anew and any(choice["name"] == name for choice in self.summary.values["choices"]):
+            return
+        self.summary.add_choice(name, value, why, evidence)
+        self.log.say(f"{name}: {value} ({why}; {evidence})")
+
+
+@contextmanager
+def open_run_folder(
+    config: RunConfig, path: Path, overrides: Sequence[str], *, is_first: bool = True, is_again: bool = False
+) -> Iterator[RunFolder]:
+    """The folder of a run that is about to begin, or to go on; closes its summary with how the run ended."""
+    command = shlex.join(["python", "-m", "train", *overrides])
+    if not is_first:
+        with unwritten_run(path) as place:
+            yield place
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError("output", f"cannot make {path}: {error.strerror}", mend="Set output=FOLDER.") from None
+    summary = Summary(None, experiment=config.experiment, command=command, seed=config.seed)
+    files = {
+        "config.yaml": yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True),
+        OVERRIDES: "".join(f"{override}\n" for override in overrides),
+    }
+    try:
+        with RunLog(path / "log.txt") as log:
+            place = RunFolder(path, summary, log, files=files)
+            if not is_again:
+                place.begin()
+            try:
+                yield place
+            except BaseException as error:
+                _close_early(place, error)
+                raise
+            summary.finish("finished")
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        mend = "Make room, or set output=FOLDER on another disk. Checkpoints that are there are kept."
+        raise out_of_space(error, path, None, "output", mend) from None
+
+
+@contextmanager
+def unwritten_run(path: Path = Path()) -> Iterator[RunFolder]:
+    """A run that prints and writes nothing: of a rank that is not the first, or of parts that are only measured."""
+    with RunLog(None) as silent:
+        yield RunFolder(path, Summary(None, experiment="", command="", seed=0), silent, is_first=False)
+
+
+def _close_early(place: RunFolder, error: BaseException) -> None:
+    """Say how a run ended before its end; what cannot be written then is not worth another error."""
+    place.log.keep(str(error) if isinstance(error, UserError | RunBroke) else traceback.format_exc())
+    if not place.has_begun:
+        return
+    status = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
+    with suppress(OSError):
+        place.summary.finish(status)
+        write_page(place.path, place.summary.values, read_curves(place.path), [])
+    place.log.say(f"{status}: {place.path}")
+
+
+def plain(value: Any) -> Any:
+    """Settings as mappings, lists and plain values; an object a person handed over is named by its type."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value) if isinstance(value, Path) else f"<{type(value).__module__}.{type(value).__qualname__}>"
+
+
+def new_folder(config: RunConfig) -> Path:
+    """A folder named after this moment; a number is added when another run took the same second."""
+    parent = Path(config.output) / config.experiment
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    names = [stamp, *(f"{stamp}_{number}" for number in range(2, 100))]
+    return next(parent / name for name in names if not (parent / name).exists())

@@ -1,0 +1,160 @@
+"""A list of trials, from first to last: what `-m` with several values asks for, and how it goes on.
+
+The words of the command are written into the folder, so that the same command with `resume=auto` finds it: trials that
+have finished are left as they are, others go on from their checkpoints, or are trained where there are none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from rich.console import Console
+
+from flatout.checkpoints.exact import best_mode
+from flatout.errors import RunBroke, UserError, require
+from flatout.report.summary import read_summary, write_atomically
+from flatout.run.kinds import usual_metric
+from flatout.run.resume import find_run
+from flatout.sweep.board import Board
+from flatout.sweep.durations import seconds
+from flatout.sweep.slots import slots
+from flatout.sweep.stopping import to_go_on
+from flatout.sweep.trials import Ending, Status, Trial, began, endings
+from flatout.tasks.metrics import BEST_MODE, require_metric
+
+WORDS, LOCK = "multirun.json", ".lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Multirun:
+    """The command that trials are of."""
+
+    folder: Path
+    words: list[str]
+    again: str
+    """The command that goes on with it."""
+    is_again: bool = False
+    """Whether it was given to go on."""
+
+
+def run_all(
+    trials: list[Trial], *, parallel: int = 1, limit: str | None = None, of: Multirun | None = None
+) -> list[Ending]:
+    """How each trial ended, in their order. Where some failed the others still run; then they are named."""
+    if of is None:
+        return _run_all(trials, parallel, limit)
+    with alone_in(of.folder), to_go_on(of.again, of_slurm=of.is_again):
+        _require_own_folders(trials)
+        write_atomically(of.folder / WORDS, json.dumps({"schema": 1, "words": of.words}, indent=1, ensure_ascii=False))
+        return _run_all(trials, parallel, limit)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """A folder of many trials, made where it is not there, for this process alone."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError("hydra.sweep.dir", f"cannot make {folder}: {error.strerror}") from None
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError("sweep", f"another process is at work in {folder}", mend="Wait for it, or end it.") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _run_all(trials: list[Trial], parallel: int, limit: str | None) -> list[Ending]:
+    metric = metric_of(trials)
+    mode = best_mode(metric)
+    _require_own_folders(trials)
+    shares, limit_s = slots(parallel), seconds(limit, "launcher.limit")
+    found = _finished(trials, metric)
+    waiting = iter([trial for trial in trials if trial.number not in found])
+    board = Board(trials[0].config.experiment, f"val/{metric}", mode, len(trials), print)
+    for trial in trials:
+        if trial.number in found:
+            board.started(trial)
+            board.ended(trial, found[trial.number])
+    if len(found) == len(trials):
+        board.close()
+        print(f"resume: every trial in {trials[0].folder.parent} has finished; there is nothing left to train")
+        return [found[trial.number] for trial in trials]
+    running = endings(lambda: next(waiting, None), shares, board, metric=metric, limit_s=limit_s)
+    with closing(board), closing(running):
+        found |= {trial.number: ending for trial, ending in running}
+    Console(highlight=False).print(board.table())
+    _require_none_failed(found, trials[0].folder.parent)
+    return [found[trial.number] for trial in trials]
+
+
+def begun_with(folder: Path) -> list[str] | None:
+    """The words that began the trials in a folder; None where it is no such folder."""
+    try:
+        known = json.loads((folder / WORDS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    words = known.get("words") if isinstance(known, dict) else None
+    return [str(word) for word in words] if isinstance(words, list) else None
+
+
+def newest_of(words: Sequence[str], place: Path) -> Path | None:
+    """The newest folder in a place that these words have begun."""
+    folders = sorted((path.parent for path in place.glob(f"*/{WORDS}")), key=lambda path: path.name, reverse=True)
+    return next((folder for folder in folders if begun_with(folder) == list(words)), None)
+
+
+def _finished(trials: list[Trial], metric: str) -> dict[int, Ending]:
+    """Trials that are gone on with and have nothing left to do, with what they gave."""
+    found = {}
+    for trial in trials:
+        if trial.is_again and began(trial) and _is_finished(trial):
+            metrics = {
+                name: value for name, value in read_summary(trial.folder)["metrics"].items() if value is not None
+            }
+            value = metrics.get(f"val/{metric}")
+            found[trial.number] = Ending(Status.complete, 0.0, value, metrics, note="had finished before")
+    return found
+
+
+def _is_finished(trial: Trial) -> bool:
+    try:
+        return find_run(replace(trial.config, resume=str(trial.folder)), trial.overrides).is_finished
+    except UserError:  # no summary, or half of one: it is trained
+        return False
+
+
+def _require_none_failed(found: dict[int, Ending], folder: Path) -> None:
+    failed = [number for number, ending in found.items() if ending.status is Status.failed]
+    if failed:
+        words = "\n".join(f"trial {number}: {found[number].note}" for number in sorted(failed))
+        printed = f"What each printed: {folder}/*/output.txt"
+        raise RunBroke(f"{words}\n{len(failed)} of {len(found)} trials failed. {printed}")
+
+
+def _require_own_folders(trials: list[Trial]) -> None:
+    """Nothing that lies there is overwritten, and no two trials write to one place."""
+    seen: set[Path] = set()
+    for trial in trials:
+        is_free = trial.is_again or not trial.folder.exists() or not any(trial.folder.iterdir())
+        mend = "Choose another hydra.sweep.dir, or add resume=auto to go on with what the same command has begun."
+        require(is_free, "hydra.sweep.dir", f"{trial.folder} holds something already", mend=mend)
+        mend = "Let hydra.sweep.subdir be another for each trial."
+        require(trial.folder not in seen, "hydra.sweep.subdir", f"{trial.folder} twice", mend=mend)
+        seen.add(trial.folder)
+
+
+def metric_of(trials: Iterable[Trial]) -> str:
+    """The metric that trials are compared by; the first one's, where they differ."""
+    config = next(iter(trials)).config
+    metric = config.checkpoint.metric or usual_metric(config.data)
+    require_metric(metric, [*BEST_MODE, "loss"], "checkpoint.metric")
+    return metric

@@ -1,0 +1,212 @@
+"""A sweep's memory: Optuna's study in a journal in the sweep's folder, asked for settings and told what they gave.
+
+Every suggestion depends on the seed, the trial's number and what was told before, and on nothing else: a sweep that was
+killed and taken up again goes on as if nothing had happened. Trials that ran when it was killed are run again, under
+their numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import optuna
+from optuna.exceptions import ExperimentalWarning
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from flatout.errors import UserError
+from flatout.sweep.space import Space, grid, suggested
+from flatout.sweep.trials import Ending, Status
+
+JOURNAL = "journal.log"
+_NAME = "sweep"
+_STATES = {Status.complete: TrialState.COMPLETE, Status.pruned: TrialState.PRUNED, Status.failed: TrialState.FAIL}
+_ENDED = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+
+
+class Sampler(StrEnum):
+    """How settings are suggested."""
+
+    tpe = "tpe"
+    random = "random"
+    grid = "grid"
+
+
+class Pruner(StrEnum):
+    """How trials are ended that will not be the best."""
+
+    asha = "asha"
+    hyperband = "hyperband"
+    median = "median"
+    none = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A trial to run."""
+
+    number: int
+    settings: dict[str, str]
+
+
+class Study:
+    """The trials of one sweep, those that have ended and those to come."""
+
+    def __init__(
+        self,
+        folder: Path,
+        space: Space,
+        *,
+        mode: str,
+        trials: int,
+        sampler: Sampler,
+        pruner: Pruner,
+        seed: int,
+        most_validations: int,
+    ) -> None:
+        self.space, self.kind, self.seed = space, sampler, seed
+        self.mode = mode
+        self._grid = grid(space) if sampler is Sampler.grid else []
+        self.total = len(self._grid) or trials
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        with _as_it_is():
+            storage = JournalStorage(JournalFileBackend(str(_whole(folder / JOURNAL))))
+            self._study = optuna.create_study(
+                study_name=_NAME,
+                storage=storage,
+                direction="maximize" if mode == "max" else "minimize",
+                pruner=_pruner(pruner, most_validations),
+                load_if_exists=True,
+            )
+        self._trials: dict[int, optuna.Trial] = {}
+        self._left = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state is TrialState.RUNNING]
+
+    def ask(self) -> Asked | None:
+        """The next trial; None when there are enough."""
+        with _as_it_is():
+            trial = self._again() or self._next()
+            if trial is None:
+                return None
+            self._trials[trial.number] = trial
+            settings = {}
+            for key, part in self.space.items():
+                self._study.sampler = self._sampler(trial.number, key)
+                settings[key] = suggested(trial, key, part)
+            return Asked(trial.number, settings)
+
+    def should_end(self, number: int, count: int, value: float) -> bool:
+        """Whether a trial is to be pruned, now that its validation of that count is known."""
+        if math.isfinite(value):
+            with _as_it_is():
+                self._trials[number].report(value, count)
+        return self._trials[number].should_prune()
+
+    def tell(self, number: int, ending: Ending) -> None:
+        """How a trial ended; one that was only stopped is run again when the sweep is taken up."""
+        if ending.status is Status.stopped:
+            return
+        trial = self._trials[number]
+        is_number = ending.value is not None and math.isfinite(ending.value)
+        note = ending.note if is_number or ending.status is not Status.complete else "its metric is not a number"
+        facts: dict[str, object] = {"seconds": ending.seconds, "note": note, "metrics": ending.metrics}
+        facts["is_mistake"] = ending.is_mistake
+        for name, fact in facts.items():
+            trial.set_user_attr(name, fact)
+        is_complete = ending.status is Status.complete and is_number
+        state = _STATES[ending.status] if is_complete or ending.status is not Status.complete else TrialState.FAIL
+        self._study.tell(trial, ending.value if is_complete else None, state=state)
+
+    def ended(self) -> list[FrozenTrial]:
+        """Trials of which the ending is known."""
+        return [trial for trial in self._study.get_trials(deepcopy=False) if trial.state in _ENDED]
+
+    def status(self, trial: FrozenTrial) -> str:
+        return _ENDED[trial.state]
+
+    def settings(self, trial: FrozenTrial) -> dict[str, str]:
+        """A trial's settings as texts."""
+        return {key: part.text(trial.params[key]) for key, part in self.space.items() if key in trial.params}
+
+    def best(self) -> FrozenTrial | None:
+        done = [trial for trial in self.ended() if trial.state is TrialState.COMPLETE]
+        sign = -1 if self.mode == "max" else 1
+        return min(done, key=lambda trial: sign * float(trial.value or 0.0)) if done else None
+
+    def importance(self) -> dict[str, float]:
+        """The share of each setting in how trials differ; empty where too few are complete."""
+        done = [trial for trial in self.ended() if trial.state is TrialState.COMPLETE]
+        if len(done) < 4 or len({trial.value for trial in done}) < 2:
+            return {}
+        with _as_it_is():
+            found = optuna.importance.get_param_importances(
+                self._study, evaluator=optuna.importance.PedAnovaImportanceEvaluator()
+            )
+        total = sum(found.values())
+        return {key: value / total for key, value in found.items()} if total > 0 else {}
+
+    def _again(self) -> optuna.Trial | None:
+        """A trial that ran when the sweep was killed."""
+        return optuna.Trial(self._study, self._left.pop(0)._trial_id) if self._left else None
+
+    def _next(self) -> optuna.Trial | None:
+        known = self._study.get_trials(deepcopy=False)
+        waiting = [trial for trial in known if trial.state is TrialState.WAITING]
+        number = len(known) - len(waiting)
+        if number >= self.total:
+            return None
+        if self._grid and not waiting:
+            self._study.enqueue_trial(self._grid[number])
+        return self._study.ask()
+
+    def _sampler(self, number: int, key: str) -> BaseSampler:
+        """Anew for each setting of each trial, so that no state is lost when the sweep is killed."""
+        seed = zlib.crc32(f"{self.seed} {number} {key}".encode())
+        if self.kind is Sampler.tpe:
+            return TPESampler(seed=seed, n_startup_trials=max(4, min(10, self.total // 3)), constant_liar=True)
+        return RandomSampler(seed=seed)
+
+
+def _pruner(kind: Pruner, most_validations: int) -> BasePruner:
+    made: dict[Pruner, BasePruner] = {
+        Pruner.asha: SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
+        Pruner.hyperband: HyperbandPruner(min_resource=1, max_resource=most_validations, reduction_factor=3),
+        Pruner.median: MedianPruner(n_startup_trials=4, n_warmup_steps=1),
+        Pruner.none: NopPruner(),
+    }
+    return made[kind]
+
+
+def _whole(journal: Path) -> Path:
+    """Take away a last line that a killed process has not finished; refuse a journal that is damaged elsewhere."""
+    if not journal.is_file():
+        return journal
+    data = journal.read_bytes()
+    if data and not data.endswith(b"\n"):
+        journal.write_bytes(data[: data.rfind(b"\n") + 1])
+    for number, line in enumerate(data.splitlines()[: data.count(b"\n")], 1):
+        try:
+            json.loads(line)
+        except ValueError:
+            mend = "Begin a new sweep; the trials' own folders are as they were."
+            raise UserError(str(journal), f"line {number} is damaged", mend=mend) from None
+    return journal
+
+
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    """Optuna warns of what it calls experimental, and of a validation that is told a second time after a kill."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        warnings.filterwarnings("ignore", message="The reported value is ignored because this `step`")
+        yield

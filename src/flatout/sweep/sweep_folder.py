@@ -1,0 +1,96 @@
+"""A sweep's folder: for one process at a time, with what was asked for written down and compared when it goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from flatout.errors import UserError
+from flatout.report.summary import json_safe, write_atomically
+from flatout.report.sweep_page import PAGE, ROWS
+from flatout.sweep.many import LOCK, alone_in
+from flatout.sweep.searched import Searched
+from flatout.sweep.study import JOURNAL
+
+FILE = "sweep.json"
+_SCHEMA = 1
+
+
+@contextmanager
+def held(searched: Searched) -> Iterator[None]:
+    """The sweep's folder; what was asked for is written down, or compared with what was."""
+    folder, settings = searched.folder, searched.settings
+    asked = {
+        "schema": _SCHEMA,
+        "typed": list(searched.begun.typed),
+        "conf": searched.begun.conf,
+        "place": str(Path.cwd()),
+        "search": json_safe(settings.of_the_search()),
+        "space": {key: str(part) for key, part in searched.space.items()},
+        "fixed": searched.fixed,
+    }
+    path = folder / FILE
+    if path.exists() and not settings.resume:
+        mend = f"Go on with it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
+        raise UserError("sweep", f"{folder} holds a sweep already", mend=mend)
+    with alone_in(folder):
+        if settings.resume:
+            _require_same(read_asked(folder), asked, folder)
+        write_atomically(path, json.dumps(asked, indent=1, ensure_ascii=False))
+        yield
+
+
+def forget(folder: Path, trials: int) -> None:
+    """Take away what a sweep has left of which no trial is worth keeping; what else lies there stays."""
+    for number in range(trials):
+        shutil.rmtree(folder / str(number), ignore_errors=True)
+    for name in (FILE, JOURNAL, PAGE, ROWS, LOCK):
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def read_asked(folder: Path) -> dict[str, Any]:
+    """What a sweep was begun with."""
+    path = folder / FILE
+    try:
+        asked = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        mend = "Name the folder that a sweep printed when it began."
+        raise UserError(str(folder), f"no {FILE} there", mend=mend) from None
+    except OSError as error:
+        raise UserError(str(path), f"cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(str(path), f"cannot be read: {error}", mend="Begin a new sweep.") from None
+    if not isinstance(asked, dict) or "schema" not in asked:
+        raise UserError(str(path), "is not what a sweep writes there", mend="Begin a new sweep.")
+    if asked["schema"] != _SCHEMA:
+        raise UserError(str(path), f"schema {asked['schema']}", allowed=f"{_SCHEMA} in this version")
+    kinds = {"typed": list, "fixed": list, "place": str, "search": dict, "space": dict}
+    wrong = [name for name, kind in kinds.items() if not isinstance(asked.get(name), kind)]
+    if wrong or not isinstance(asked.setdefault("conf", None), str | None):
+        what = f"is not what a sweep writes there: {', '.join(wrong or ['conf'])}"
+        raise UserError(str(path), what, mend="Begin a new sweep.")
+    if not Path(asked["place"]).is_dir():
+        mend = "Make it again: files of the sweep may be named from there."
+        raise UserError(str(path), f"was begun in {asked['place']}, which is gone", mend=mend)
+    return asked
+
+
+def _require_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """A sweep that goes on must search the same space in the same way."""
+    for section in ("search", "space"):
+        old, new = before[section], now[section]
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                what = f"{folder} was begun with {key}: {old.get(key)}, and now it is {new.get(key)}"
+                raise UserError("sweep", what, mend="Begin a new sweep, or take the change back.")
+    if before["fixed"] != now["fixed"]:
+        other = sorted(set(before["fixed"]) ^ set(now["fixed"]))
+        raise UserError(
+            "sweep", f"{folder} was begun with other settings: {', '.join(other)}", mend="Begin a new sweep."
+        )

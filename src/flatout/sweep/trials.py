@@ -1,0 +1,353 @@
+"""Trials: many runs, each in a process of its own, watched from outside by what it writes into its folder.
+
+A trial is forked from the warm server, so it starts at once and as clean as a new interpreter; what it prints goes to
+`output.txt`; memory, crashes and hanging stay with it. Nothing is asked of it: its validations are read from its
+`metrics.csv`, so a run on several devices is watched like any other.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from flatout.config import RunConfig
+from flatout.distributed.processes import (
+    OUTPUT,
+    end_with_parent,
+    interrupt_once,
+    redirect_output,
+    wait_until_warm,
+    warm_start,
+)
+from flatout.errors import EXIT_CODE, RunBroke, UserError
+from flatout.report.summary import mark_broken
+from flatout.run.launch import start
+from flatout.run.resume import find_checkpoint
+from flatout.run.run_folder import OVERRIDES
+from flatout.sweep.board import Board
+from flatout.sweep.slots import Slot
+
+_LOOK_S = 0.05
+TOO_LONG = "ran longer than"
+"""How the note begins of a trial that was stopped at its limit."""
+_GRACE_S = 6.0
+"""How long a trial may take to write down that it was stopped."""
+
+
+class Status(StrEnum):
+    """How a trial ended."""
+
+    complete = "complete"
+    pruned = "pruned"
+    failed = "failed"
+    stopped = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run of many."""
+
+    number: int
+    folder: Path
+    config: RunConfig
+    overrides: list[str]
+    """Everything that was typed, for this trial."""
+    changed: list[str]
+    """What tells it from the others."""
+    is_again: bool = False
+    """Whether its folder may hold what was left when it was killed, which is gone on with; else it must be new."""
+    name: str = ""
+    """What it is called, where that is not its number."""
+
+    @property
+    def label(self) -> str:
+        return self.name or f"trial {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What became of a trial."""
+
+    status: Status
+    seconds: float
+    value: float | None = None
+    """The validation metric of its best checkpoint; of a pruned trial the last one seen."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    note: str = ""
+    """Why it failed, or where it was pruned."""
+    is_mistake: bool = False
+    """Whether its settings were a person's mistake."""
+
+
+Judge = Callable[[Trial, int, float], bool]
+"""Told of each validation of a trial (its number, counted from 1, and its metric): whether to end the trial."""
+
+
+def endings(
+    ask: Callable[[], Trial | None],
+    slots: list[Slot],
+    board: Board,
+    *,
+    metric: str,
+    judge: Judge | None = None,
+    limit_s: float | None = None,
+    until: float | None = None,
+) -> Generator[tuple[Trial, Ending], None, None]:
+    """Run what `ask` names until it names no more, as many at once as there are slots; trials as they end.
+
+    `limit_s` is the most a trial may take; at `until` (of the monotonic clock) all are stopped. Whoever leaves early,
+    by an error or Ctrl-C, leaves no process behind.
+    """
+    warm_start()
+    wait_until_warm()
+    pool = _Pool(slots, board, metric=metric, judge=judge, limit_s=limit_s, until=until)
+    try:
+        while pool.fill(ask):
+            time.sleep(_LOOK_S)
+            yield from pool.ended()
+            board.draw()
+    finally:
+        pool.stop()
+
+
+class _Pool:
+    """The trials that run now, each in its slot."""
+
+    def __init__(
+        self,
+        slots: list[Slot],
+        board: Board,
+        *,
+        metric: str,
+        judge: Judge | None,
+        limit_s: float | None,
+        until: float | None,
+    ) -> None:
+        self.free, self.board, self.metric = list(slots), board, metric
+        self.judge, self.limit_s, self.until = judge, limit_s, until
+        self._running: list[_Running] = []
+        self._is_more = True
+
+    def fill(self, ask: Callable[[], Trial | None]) -> bool:
+        """Start trials while there are slots, time and trials; whether any runs."""
+        while self._is_more and self.free and (self.until is None or time.monotonic() < self.until):
+            trial = ask()
+            if trial is None:
+                self._is_more = False
+                break
+            self._running.append(_Running(trial, self.free.pop(0), self.metric))
+            self.board.started(trial)
+        return bool(self._running)
+
+    def ended(self) -> Iterator[tuple[Trial, Ending]]:
+        """Trials that have ended since the last look, or are ended by it."""
+        for each in list(self._running):
+            ending = each.look(self.judge, self.limit_s, self.until, self.board)
+            if ending is not None:
+                self._running.remove(each)
+                self.free.append(each.slot)
+                self.board.ended(each.trial, ending)
+                yield each.trial, ending
+
+    def stop(self) -> None:
+        """End all of them: told at once, then awaited one by one."""
+        for each in self._running:
+            each.signal(signal.SIGINT)
+        for each in self._running:
+            each.stop()
+
+
+class _Running:
+    """A trial's process, and what is known of it so far."""
+
+    def __init__(self, trial: Trial, slot: Slot, metric: str) -> None:
+        self.trial, self.slot = trial, slot
+        goes_on = trial.is_again and can_go_on(trial)
+        if not goes_on:
+            new_trial_folder(trial.folder, is_again=trial.is_again)
+        self._started, self._clock = time.time(), time.monotonic()
+        self._readings = Readings(trial.folder / "metrics.csv", f"val/{metric}")
+        self._seen, self._was_told, self._is_closed = 0, False, False
+        self._value: float | None = None
+        context = multiprocessing.get_context("forkserver")
+        self._answer, answer = context.Pipe(duplex=False)
+        environment = {**os.environ, **slot.environment(), OUTPUT: str(trial.folder / "output.txt")}
+        self._process = context.Process(target=_trial, args=(trial, slot, environment, answer, goes_on))
+        self._process.start()
+        answer.close()
+
+    def look(self, judge: Judge | None, limit_s: float | None, until: float | None, board: Board) -> Ending | None:
+        """How it ended; None while it runs."""
+        has_ended = not self._process.is_alive()
+        for value in self._readings.new():
+            self._seen, self._value = self._seen + 1, value
+            board.read(self.trial, self._seen, value)
+            if judge is not None and judge(self.trial, self._seen, value):
+                self.stop()
+                return self._ending(Status.pruned, note=f"after {self._seen} validations")
+        if has_ended:
+            return self._own_ending()
+        now = time.monotonic()
+        if limit_s is not None and now - self._clock > limit_s:
+            self.stop()
+            return self._ending(Status.failed, note=f"{TOO_LONG} {limit_s:g} s and was stopped")
+        if until is not None and now > until:
+            self.stop()
+            return self._ending(Status.stopped, note="the time for the sweep was over")
+        return None
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._is_closed:  # Ctrl-C came while its ending was written down
+            return
+        pid = self._process.pid
+        self._was_told = True
+        if pid is None or not self._process.is_alive():
+            return
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:  # not yet the head of a group of its own
+            self._process.kill()
+
+    def stop(self) -> None:
+        """End it, gently at first; whoever was told already is not told twice."""
+        if self._is_closed:
+            return
+        if not self._was_told:
+            self.signal(signal.SIGINT)
+        self._process.join(_GRACE_S)
+        self.signal(signal.SIGKILL)
+        self._process.join()
+        self._close("interrupted")
+
+    def _own_ending(self) -> Ending:
+        answer = self._last_words()
+        code = self._process.exitcode or 0
+        self._process.join()
+        self._close("failed")
+        if code == 0 and "value" in answer:
+            return self._ending(Status.complete, **answer)
+        if code < 0:
+            name = signal.Signals(-code).name
+            words = " (out of memory is the usual cause)" if name == "SIGKILL" else ""
+            return self._ending(Status.failed, note=f"was ended by {name}{words}")
+        return self._ending(Status.failed, **{"note": f"ended with exit code {code}", **answer})
+
+    def _last_words(self) -> dict[str, Any]:
+        try:
+            return self._answer.recv() if self._answer.poll() else {}
+        except EOFError:  # it died without any
+            return {}
+
+    def _close(self, status: str) -> None:
+        self._is_closed = True
+        self._answer.close()
+        self._process.close()
+        mark_broken(self.trial.folder, self._started, status)
+
+    def _ending(self, status: Status, **known: Any) -> Ending:
+        return Ending(status, time.monotonic() - self._clock, **{"value": self._value, **known})
+
+
+def can_go_on(trial: Trial) -> bool:
+    """Whether this very trial, and no other of its number, has left a whole checkpoint in its folder."""
+    return began(trial) and find_checkpoint(trial.folder)[0] is not None
+
+
+def began(trial: Trial) -> bool:
+    """Whether what lies in a trial's folder is this very trial's, and no other's of its number."""
+    try:
+        begun = (trial.folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    return begun == trial.overrides and not trial.folder.is_symlink()
+
+
+def new_trial_folder(folder: Path, *, is_again: bool) -> None:
+    """Make a trial's folder; what was left there goes, and a link goes without what it leads to."""
+    if folder.is_symlink():
+        folder.unlink()
+    if is_again:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+class Readings:
+    """The validations in a `metrics.csv` that is still being written."""
+
+    def __init__(self, path: Path, column: str) -> None:
+        self.path, self.column = path, column
+        self._place = self._told = self._seen = 0
+        self._heads: list[str] | None = None
+
+    def new(self) -> list[float]:
+        """Values of the column since the last call; a row that is not finished is left for the next.
+
+        A trial that goes on takes rows away that came after its checkpoint, and writes them again: each is told once.
+        """
+        try:
+            with self.path.open(encoding="utf-8", newline="") as file:
+                if os.fstat(file.fileno()).st_size < self._place:
+                    self._place, self._seen, self._heads = 0, 0, None
+                file.seek(self._place)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole, end, _ = text.rpartition("\n")
+        self._place += len((whole + end).encode())
+        values = []
+        for row in csv.reader(io.StringIO(whole)):
+            if self._heads is None:
+                self._heads = row
+            elif self.column in self._heads and len(row) == len(self._heads):
+                cell = row[self._heads.index(self.column)]
+                values += [float(cell)] if cell else []
+        self._seen += len(values)
+        new = values[len(values) - max(0, self._seen - self._told) :]
+        self._told = max(self._told, self._seen)
+        return new
+
+
+def last_line(error: Exception) -> str:
+    """What an error says in the end, without the lines before."""
+    return next(reversed(str(error).strip().splitlines()), "")
+
+
+def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connection, goes_on: bool) -> None:
+    """One trial, in its own process."""
+    os.setsid()
+    end_with_parent()
+    signal.signal(signal.SIGINT, interrupt_once)
+    os.environ.clear()
+    os.environ |= environment
+    redirect_output()
+    slot.take()
+    try:
+        monitor = replace(trial.config.monitor, verdict=False)  # what a trial tries, the next ones would wait for
+        config = replace(trial.config, monitor=monitor, resume=str(trial.folder) if goes_on else None)
+        result = start(config, folder=trial.folder, overrides=trial.overrides)
+    except UserError as mistake:
+        print(mistake, file=sys.stderr, flush=True)
+        answer.send({"note": str(mistake), "is_mistake": True})
+        sys.exit(EXIT_CODE)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except RunBroke as broken:
+        print(broken, file=sys.stderr, flush=True)
+        answer.send({"note": last_line(broken)})
+        sys.exit(1)
+    except Exception as error:  # a defect of any class: the sweep is told its name, then it is raised again
+        answer.send({"note": f"{type(error).__name__}: {last_line(error)}"})
+        raise
+    answer.send({"value": result.objective, "metrics": result.metrics})
