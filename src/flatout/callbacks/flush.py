@@ -12,7 +12,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -20,7 +19,6 @@ from typing import Any, Protocol, TextIO
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
 from flatout.callbacks.gpu import GPU_CURVES
@@ -29,8 +27,9 @@ from flatout.callbacks.host import HOST_CURVES
 from flatout.callbacks.step_timer import FIRST_STEPS, PARTS, Clock, DeviceTimes, StepTimes, compiled_so_far
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.engine.fast_loop import PHASES, edge_on_host, fast_loop_of
 from flatout.engine.peaks import Peak
-from flatout.tasks.step import PHASES, StepTask, callbacks_of, edge_on_host
+from flatout.tasks.task import Task
 
 COLUMNS = {
     "train/loss": "mean loss of the steps since the last flush",
@@ -163,13 +162,16 @@ class Flush(Callback):
         return counts.flops / counts.seconds / (self.peak.tflops * 1e12 * self.feed.plan.world)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, StepTask)
+        assert isinstance(pl_module, Task)
+        loop = fast_loop_of(trainer)
+        assert loop is not None
+        self._loop = loop
         if pl_module.device.type in ("cpu", "cuda"):  # of others only the host's time to enqueue is known
-            self._phase_s = pl_module.phase_s
+            self._phase_s = loop.phase_s
         self._count_flops = getattr(pl_module.model, "training_flops", None)
         if pl_module.device.type == "cuda":
             self._device_times = DeviceTimes()
-            pl_module.edge = self._device_times.edge
+            loop.edge = self._device_times.edge
         self.clock.compiled = compiled_so_far()
         self._start_clock()
         self._step_since, self._outside_before = time.perf_counter(), self.clock.outside_s
@@ -201,7 +203,7 @@ class Flush(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: FlatBatch, batch_idx: int
     ) -> None:
-        assert isinstance(pl_module, StepTask)
+        assert isinstance(pl_module, Task)
         now = self._now
         ranks = self.feed.plan.world  # each counts its own; the plan balances rows and tokens
         now.batches += 1
@@ -228,7 +230,7 @@ class Flush(Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        assert isinstance(pl_module, StepTask)
+        assert isinstance(pl_module, Task)
         values = {f"val/{name}": value for name, value in pl_module.results.items()}
         for listener in self.listeners:
             self._tell(listener, "on_validation", trainer, values)
@@ -238,12 +240,12 @@ class Flush(Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.steps, self.epochs = trainer.global_step, trainer.current_epoch
-        assert isinstance(pl_module, StepTask)
+        assert isinstance(pl_module, Task)
         self._flush(trainer, pl_module)
         self.take_times()  # a validation and a checkpoint may have come after the last batch
         self.total.add(self._now)
         self._now = Counts()
-        pl_module.edge = edge_on_host
+        self._loop.edge = edge_on_host
 
     def leave_out(self, seconds: float) -> None:
         """Not count seconds that were spent just now on something that is of no step."""
@@ -268,11 +270,11 @@ class Flush(Callback):
             self.first.add(self._now)
 
     def _flush(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, StepTask)
+        assert isinstance(pl_module, Task)
         if not self._now.batches:
             return
         asked = time.perf_counter()
-        losses, norms = pl_module.take_losses()
+        losses, norms = self._loop.take_losses()
         if self._device_times is not None:  # what was waited for was the device's own work
             asked = time.perf_counter()
         self.take_times()
@@ -288,7 +290,7 @@ class Flush(Callback):
             values["train/loss"] = sum(losses) / len(losses)
         if norms:
             values["train/gradient_norm"] = sum(norms) / len(norms)
-        values["train/lr"] = trainer.optimizers[0].param_groups[0]["lr"]
+        values["train/lr"] = self._loop.rate
         self._steps_since = 0
         for listener in self.listeners:
             self._tell(listener, "on_flush", trainer, values)
@@ -405,20 +407,3 @@ class Curves:
 
     def close(self) -> None:
         self.writer.close()
-
-
-class NoProfiler(PassThroughProfiler):
-    """Lightning enters a profiling context some twenty times a step; this one is made once and does nothing."""
-
-    _nothing = nullcontext()
-
-    def profile(self, action_name: str) -> Any:
-        return self._nothing
-
-
-def silence_unused_hooks(trainer: L.Trainer) -> None:
-    """Let Lightning pass over the step hooks that nobody wrote: entered and left each step, they cost 5 µs each."""
-    for callback in callbacks_of(trainer):
-        for hook in ("on_train_batch_start", "on_train_batch_end"):
-            if getattr(type(callback), hook) is getattr(Callback, hook):
-                setattr(callback, hook, None)

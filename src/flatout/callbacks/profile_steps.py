@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.errors import require
-from flatout.tasks.step import StepTask
+from flatout.tasks.task import Task
 
 TRACE, TABLE = "trace.json.gz", "operators.csv"
 _MOST_OPERATORS = 10
@@ -126,7 +126,7 @@ class Profile(Callback):
         self._has_written = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, StepTask)
+        assert isinstance(pl_module, Task)
         self._done = trainer.global_step
         batches, accumulate = int(trainer.num_training_batches), self.feed.plan.accumulate
         asked = trainer.val_check_batch
@@ -137,7 +137,7 @@ class Profile(Callback):
             begun, at = step - step % epoch, step % epoch
             return begun + min(epoch, (at // between + 1) * between)
 
-        self.window = window(self.config, self._done, pl_module.total_steps, next_break)
+        self.window = window(self.config, self._done, pl_module.total_steps or 0, next_break)
         if self.window is None:
             self.say("profile: no step is left to look at")
             self._leave()

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatout.tasks.step import PHASES
+from flatout.engine.fast_loop import PHASES
 
 PARTS = ("wait", "transfer", *PHASES, "callbacks", "logging", "checkpoint", "validation", "other")
 """What the time of training is divided into; `other` is what is left: the framework itself."""

@@ -190,11 +190,6 @@ def load_encoder(folder: ModelFolder, outputs: Outputs, *, separator: bool) -> t
     return model, vocabulary
 
 
-def pair_separator(encoder: Encoder, roles: Roles) -> int | None:
-    """The id that parts the texts of pairs; None where rows are no pairs."""
-    return encoder.frame.separator if isinstance(encoder, Subwords) and roles.join == PAIR else None
-
-
 def _without_files(config: dict[str, Any]) -> dict[str, Any]:
     """Settings that name files which are needed only to begin training."""
     without = {"vectors": None, "freeze_vectors": False, "pretrained": None}

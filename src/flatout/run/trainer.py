@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from flatout.callbacks.flush import Curves, Flush, Listener, MetricsFile, NoProfiler, silence_unused_hooks
+from flatout.callbacks.flush import Curves, Flush, Listener, MetricsFile
 from flatout.callbacks.gpu import watched_card
 from flatout.callbacks.hardware import Watch
 from flatout.callbacks.host import Host
@@ -28,6 +28,8 @@ from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, free_memory
 from flatout.distributed.ranks import Ranks
 from flatout.distributed.signals import Signals
+from flatout.engine.fast_loop import FastLoop
+from flatout.engine.lightning_internals import NoProfiler, disable_signal_handling, silence_unused_hooks
 from flatout.engine.peaks import known_peak
 from flatout.engine.precision import Precision, PrecisionChoice
 from flatout.errors import UserError, require
@@ -35,7 +37,7 @@ from flatout.report.dashboard import Layout, layout
 from flatout.run.resume import Start
 from flatout.run.run_folder import RunFolder
 from flatout.tasks.metrics import require_metric
-from flatout.tasks.step import StepTask
+from flatout.tasks.task import Task
 
 EPOCHS = 8
 
@@ -47,6 +49,7 @@ class Training:
     trainer: L.Trainer
     flush: Flush
     checkpoints: Checkpoints
+    loop: FastLoop
 
 
 def whole_steps(trainer: dict[str, Any], feed: Feed, place: RunFolder) -> dict[str, Any]:
@@ -96,7 +99,8 @@ def _whole(batches: int, accumulate: int) -> int:
 
 def build_trainer(
     config: RunConfig,
-    task: StepTask,
+    task: Task,
+    loop: FastLoop,
     feed: Feed,
     precision: PrecisionChoice,
     ranks: Ranks,
@@ -132,11 +136,18 @@ def build_trainer(
     defaults = lightning_defaults(precision, ranks, place)
     # One process a device is running already, however many were asked for.
     settings = {**defaults, **config.trainer, **ranks.lightning_settings(feed.device), **strategy}
-    trainer = quiet_trainer(settings, [flush, *looking, *stopping, *config.callbacks.values(), checkpoints])
+    settings |= {"accumulate_grad_batches": feed.plan.accumulate, "gradient_clip_val": clip_of(config) or None}
+    trainer = quiet_trainer(settings, [loop, flush, *looking, *stopping, *config.callbacks.values(), checkpoints])
     silence_unused_hooks(trainer)
     flush.peak = known_peak(feed.device, str(trainer.precision))
-    _leave_signals_to_us(trainer)
-    return Training(trainer, flush, checkpoints)
+    disable_signal_handling(trainer)
+    return Training(trainer, flush, checkpoints, loop)
+
+
+def clip_of(config: RunConfig) -> float:
+    """The longest gradient: the setting's, or what the model recommends; 0: no clipping."""
+    recommended = getattr(config.model, "recommended_clip", 0.0)
+    return float(recommended if config.optim.clip is None else config.optim.clip)
 
 
 def lightning_defaults(precision: PrecisionChoice, ranks: Ranks, place: RunFolder) -> dict[str, Any]:
@@ -168,7 +179,7 @@ def quiet_trainer(settings: dict[str, Any], callbacks: list[L.Callback]) -> L.Tr
 
 def listeners_of(
     config: RunConfig,
-    task: StepTask,
+    task: Task,
     metric: str,
     place: RunFolder,
     after: int | None = None,
@@ -180,11 +191,11 @@ def listeners_of(
     return [
         MetricsFile(place.path / "metrics.csv", ["loss", *task.metric_names], is_afresh=not after),
         Curves(place.path, after, charts),
-        ProgressLine(task.total_steps, metric, place.log.say, live=config.monitor.progress),
+        ProgressLine(task.total_steps or 0, metric, place.log.say, live=config.monitor.progress),
     ]
 
 
-def charts_of(task: StepTask, watch: Watch) -> Layout:
+def charts_of(task: Task, watch: Watch) -> Layout:
     """Which curves stand together in TensorBoard."""
     has_card = any(source.name == "gpu" for source in watch.sources)
     return layout(task.metric_names, has_card=has_card)
@@ -207,7 +218,7 @@ def watch_of(device: torch.device, place: RunFolder) -> Watch:
 
 
 def strategy_of(
-    config: RunConfig, task: StepTask, device: torch.device, precision: PrecisionChoice, ranks: Ranks, place: RunFolder
+    config: RunConfig, task: Task, device: torch.device, precision: PrecisionChoice, ranks: Ranks, place: RunFolder
 ) -> dict[str, Any]:
     """How ranks train together, as arguments of Lightning's Trainer: whole copies of the model, or slices of it."""
     asked = config.trainer.get("strategy")
@@ -238,7 +249,7 @@ _ONE_BUCKET_MB = 1 << 14
 """On a CPU what exchanges gradients takes its cores from what computes them: all are exchanged when all are there."""
 
 
-def ddp(task: StepTask, device: torch.device) -> DDPStrategy:
+def ddp(task: Task, device: torch.device) -> DDPStrategy:
     """Lightning's DDP without a copy of the gradients, and without buffers in each step that never change."""
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
@@ -248,12 +259,12 @@ def ddp(task: StepTask, device: torch.device) -> DDPStrategy:
     return DDPStrategy(**settings)
 
 
-def _has_means(task: StepTask) -> bool:
+def _has_means(task: Task) -> bool:
     """Whether there are running means, of batch normalisation; of several ranks' the first one's count."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.modules())
 
 
-def chosen_metric(config: RunConfig, task: StepTask) -> str:
+def chosen_metric(config: RunConfig, task: Task) -> str:
     """The validation metric that decides what is best."""
     available = [*task.metric_names, "loss"]
     if config.checkpoint.metric is None:
@@ -270,9 +281,3 @@ def _early_stopping(config: RunConfig, metric: str) -> EarlyStopping:
         min_delta=config.checkpoint.min_delta,
         check_on_train_epoch_end=False,
     )
-
-
-def _leave_signals_to_us(trainer: L.Trainer) -> None:
-    """Lightning's handlers end a run without a checkpoint, and its ranks wait for each other before every batch."""
-    vars(vars(trainer)["_signal_connector"])["register_signal_handlers"] = lambda: None
-    vars(trainer.fit_loop.epoch_loop)["_broadcast_sigterm_tensor"] = lambda: None
