@@ -22,6 +22,7 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.checks.characters import decode_escapes
 from flatout.data.checks.cleaning import Escapes
+from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.data.store.store import Ragged, StoreSplit
 from flatout.data.tables.roles import Roles
@@ -31,7 +32,6 @@ from flatout.errors import UserError
 from flatout.inference.folder import ModelFolder
 from flatout.models import MODELS
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
-from flatout.tasks.classification import Labels
 
 TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"
 

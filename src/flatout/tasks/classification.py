@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import require
@@ -36,27 +37,6 @@ class ClassificationConfig:
         self.class_weights, self.weights = checked(self.class_weights, self.weights)
         smoothing = self.label_smoothing
         require(0 <= smoothing < 1, "task.label_smoothing", f"{smoothing}", allowed="0 to below 1")
-
-
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """What the model's outputs mean: the kind of label, the classes, and what the training rows hold of them."""
-
-    problem: Problem
-    classes: list[str]
-    """In the order of the outputs; one name for a number."""
-    counts: list[int]
-    """Training rows of each class; their number for a number."""
-    num_rows: int
-    """Training rows."""
-    mean: float = 0.0
-    """Mean of the training targets of a regression."""
-    spread: float = 1.0
-    """Their standard deviation."""
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self.classes)
 
 
 class Classifier(Task):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.info import TagLabels
 from flatout.data.tables.entities import NO_TAG, Entities, find_entities
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import require
@@ -44,24 +45,6 @@ class TaggingConfig:
         self.class_weights, self.weights = checked(self.class_weights, self.weights)
         smoothing = self.label_smoothing
         require(0 <= smoothing < 1, "task.label_smoothing", f"{smoothing}", allowed="0 to below 1")
-
-
-@dataclass(frozen=True, slots=True)
-class TagLabels:
-    """What the model's outputs mean, and what of each split it never sees."""
-
-    names: list[str]
-    """O, then B and I of each type."""
-    words_per_row: float
-    """Words of a training row on average, by which the loss is divided."""
-    lost: dict[str, dict[str, Any]]
-    """For each split the words and entities that were cut off, as the store's facts tell."""
-    counts: list[int] = field(default_factory=list)
-    """Training words of each tag, of those that the model sees; empty where nobody asked."""
-
-    @property
-    def types(self) -> list[str]:
-        return [name[2:] for name in self.names[1::2]]
 
 
 class Tagger(Task):

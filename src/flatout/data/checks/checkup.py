@@ -19,7 +19,8 @@ from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS
 from flatout.data.tables.table import Table
 from flatout.data.tagging import TagSource
-from flatout.data.text import TextDataConfig, loss_remarks, unknown_remarks
+from flatout.data.text import TextDataConfig
+from flatout.data.text_preparation import loss_remarks, unknown_remarks
 from flatout.data.text_source import TextSource
 from flatout.data.tokens.subwords import Subwords, train_encoder
 from flatout.data.tokens.vocabulary import Coverage, VocabularyKind

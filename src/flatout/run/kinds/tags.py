@@ -9,8 +9,9 @@ import numpy as np
 from torch import nn
 
 from flatout.data.batches.gather import TARGETS
+from flatout.data.info import TextInfo
 from flatout.data.tables.entities import NO_TAG
-from flatout.data.text import PreparedText, TextDataConfig
+from flatout.data.text import TextDataConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.inference.tags import TagPredictor
 from flatout.models.encoder.transformer import Outputs, Transformer
@@ -30,7 +31,7 @@ _TOKENS_A_PIECE = 1 << 22
 class TagKind(TextKind):
     """Words to tags."""
 
-    def __init__(self, config: TextDataConfig, data: PreparedText) -> None:
+    def __init__(self, config: TextDataConfig, data: TextInfo) -> None:
         self.config, self.data = config, data
         self.temperature = 1.0
         lost, rows = data.facts["tags"], data.facts["splits"]["train"]["rows"]

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor, nn
 
+from flatout.data.info import TextInfo
 from flatout.data.problem import Problem
 from flatout.data.store.store import Store
-from flatout.data.text import PreparedText, TextDataConfig
+from flatout.data.text import TextDataConfig
 from flatout.data.tokens.subwords import Subwords, pair_separator
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError, require
@@ -32,9 +33,9 @@ SPLIT_ROWS = "splits.parquet"
 class TextKind(Kind):
     """Texts to classes or numbers."""
 
-    data: PreparedText
+    data: TextInfo
 
-    def __init__(self, config: TextDataConfig, data: PreparedText) -> None:
+    def __init__(self, config: TextDataConfig, data: TextInfo) -> None:
         self.config, self.data = config, data
         self.temperature = 1.0
         self.thresholds: list[float] = []
@@ -63,7 +64,7 @@ class TextKind(Kind):
         if place.is_first:
             save_split_rows(self.data.store, place.path / SPLIT_ROWS)
         tell_of_attention(task.model, feeds, place)
-        if ceilings := self.data.known_ceilings():
+        if ceilings := self.data.ceilings:
             metrics = {
                 f"{'val' if split == 'validation' else split}/accuracy": value for split, value in ceilings.items()
             }
