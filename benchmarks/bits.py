@@ -36,6 +36,7 @@ from flatout.bits.encoded_table import encoded
 from flatout.bits.encodings import EncodingConfig, EncodingKind
 from flatout.bits.grams import LABELS, label_index, plain_texts, raw_texts
 from flatout.bits.people import FIELDS, PeopleConfig, PeopleTable
+from flatout.bits.predictor import GramPredictor
 from flatout.bits.reconstruct import rates
 from flatout.bits.task import GramDecoder, GramLabels, GramsConfig
 from flatout.checkpoints.exact import CheckpointConfig
@@ -44,7 +45,6 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import PlanSettings
 from flatout.engine.allocator import keep_freed_memory
 from flatout.engine.optimizer import OptimConfig
-from flatout.inference import GramPredictor
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.run.fit import fit
 from flatout.run.run import Result

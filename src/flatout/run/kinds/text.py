@@ -19,7 +19,7 @@ from flatout.data.text import TextDataConfig
 from flatout.data.tokens.subwords import Subwords, pair_separator
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError, require
-from flatout.inference import Predictor
+from flatout.inference.text import Predictor
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 from flatout.run.kinds.kind import Answers, Feeds, Kind
 from flatout.run.run_folder import RunFolder
