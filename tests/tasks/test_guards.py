@@ -133,11 +133,11 @@ def test_clipping_in_fp16_is_of_the_gradient_without_the_factor_of_the_scaler(ma
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 def test_a_gradient_that_stays_infinite_under_the_scaler_stops_the_run(make_split, tmp_path, clip):
-    task, seen, _, error = scaled(make_split(LENGTHS), tmp_path, spoilt_steps=range(2, 99), clip=clip, epochs=9)
-    assert task.skipped[:3] == [2, 3, 4]
-    assert f"not finite at step {task.skipped[-1] + 1}" in str(error)
+    loop, seen, _, error = scaled(make_split(LENGTHS), tmp_path, spoilt_steps=range(2, 99), clip=clip, epochs=9)
+    assert loop.skipped[:3] == [2, 3, 4]
+    assert f"not finite at step {loop.skipped[-1] + 1}" in str(error)
     assert len(seen) == 23  # the twenty-second step is the twentieth in a row; the flush after it tells
-    assert torch.equal(task.model.output.weight, seen[2])
+    assert torch.equal(loop.module.model.output.weight, seen[2])
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
