@@ -15,7 +15,7 @@ from tests.scale.started import begin, free_port, said_by_all
 
 from flatout.data import TagData, TextData, TextDataConfig
 from flatout.data.batches.plan import Layout
-from flatout.data.feeds import Placement
+from flatout.data.plans import Placement
 from flatout.errors import UserError
 
 
