@@ -35,10 +35,11 @@ from flatout.bits.data import BitsDataConfig
 from flatout.bits.encoded_table import encoded
 from flatout.bits.encodings import EncodingConfig, EncodingKind
 from flatout.bits.grams import LABELS, label_index, plain_texts, raw_texts
+from flatout.bits.info import GramLabels
 from flatout.bits.people import FIELDS, PeopleConfig, PeopleTable
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.reconstruct import rates
-from flatout.bits.task import GramDecoder, GramLabels, GramsConfig
+from flatout.bits.task import GramDecoder, GramsConfig
 from flatout.checkpoints.exact import CheckpointConfig
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch

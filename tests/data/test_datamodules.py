@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import lightning as L
@@ -10,10 +11,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from tests.data.tiny_module import TinyModule, quiet_trainer
+from tests.scale.started import begin, free_port, said_by_all
 
 from flatout.data import TagData, TextData, TextDataConfig
 from flatout.data.batches.plan import Layout
-from flatout.data.feeds import Placement
+from flatout.data.plans import Placement
 from flatout.errors import UserError
 
 
@@ -314,3 +316,50 @@ def test_batches_of_other_data_are_moved_as_lightning_moves_them():
     assert moved.tokens.device.type == "meta"
     assert moved.lengths.device == device
     assert np.array_equal(data.transfer_batch_to_device([torch.ones(2)], device, 0)[0], np.ones(2))
+
+
+def run_two_ranks(folder: Path, source: str) -> list[tuple[int, str]]:
+    """Exit code and output of each rank."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [
+        begin(["tests.data.two_ranks", str(folder), source], RANK=str(rank), LOCAL_RANK=str(rank), **place)
+        for rank in range(2)
+    ]
+    try:
+        texts = said_by_all(ranks, seconds=150)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [(rank.returncode, text) for rank, text in zip(ranks, texts, strict=True)]
+
+
+def write_table(path: Path, rows: dict[str, list[str]]) -> str:
+    lines = [f"{text},{label}\n" for text, label in zip(rows["text"], rows["label"], strict=True)]
+    path.write_text("text,label\n" + "".join(lines), encoding="utf-8")
+    return str(path)
+
+
+def test_two_ranks_share_each_step_and_train_as_one_process_does(tmp_path: Path):
+    source = write_table(tmp_path / "rows.csv", table_of())
+    for number in range(2):
+        write_table(tmp_path / f"{number}.csv", table_of(100 + number))
+    ended = run_two_ranks(tmp_path, source)
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert [text.count("cache: ") for _, text in ended] == [2, 0]
+    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
+    alone = TextData(source=source, batch_size=32, cache=str(tmp_path / "cache"), log=KeptLog())
+    alone.setup()
+    module = TinyModule(vocabulary=200, classes=2)
+    quiet_trainer().fit(module, datamodule=alone)
+    steps = [sorted(rows) for *_, rows in module.train_batches]
+    for number, rows in enumerate(steps):
+        parts = [part for rank in (first, second) for part in rank["train"][2 * number : 2 * number + 2]]
+        assert sorted(row for *_, rows in parts for row in rows) == rows
+        assert {step_rows for _, step_rows, *_ in parts} == {sum(real for real, *_ in parts)} == {len(rows)}
+    for split in ("validation", "test"):
+        name = split[:3] if split == "validation" else split
+        assert sorted(first[name] + second[name]) == list(range(alone.store.splits[split].num_rows))
+    assert first["line"] == second["line"]
+    torch.testing.assert_close(torch.tensor(first["line"]), module.line.weight.detach(), rtol=0, atol=1e-6)
+    assert first["refused"] == ""
+    assert second["refused"].startswith("data: rank 1 sees other data than the first rank. Every machine needs the")

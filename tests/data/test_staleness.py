@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flatout.bits.data import BitsDataConfig, BitsPreparation
+from flatout.bits.data import BitsDataConfig
+from flatout.bits.preparation import BitsPreparation
 from flatout.data.info import TextInfo
 from flatout.data.tables.sources import open_source
 from flatout.data.text import TextDataConfig

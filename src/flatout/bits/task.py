@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flatout.bits.info import GramLabels
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot
 from flatout.engine.optimizer import OptimConfig
@@ -53,34 +54,6 @@ class GramsConfig:
         self.loss = as_choice(GramLoss, self.loss, "task.loss")
         for name in ("detector_weight", "recombine"):
             require(getattr(self, name) >= 0, f"task.{name}", f"{getattr(self, name)}", allowed="0 or more")
-
-
-@dataclass(frozen=True, slots=True)
-class GramLabels:
-    """What the model's outputs mean."""
-
-    names: tuple[str, ...]
-    """The grams that are answered, in the order of the outputs."""
-    hashed: list[str]
-    """The grams that were hashed, as far as training texts tell; outputs after the answers."""
-    counts: list[int]
-    """Training records that hold each answer."""
-    num_rows: int
-    """Training records."""
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self.names)
-
-    @property
-    def num_targets(self) -> int:
-        """Answers and hashed grams together, as targets number them."""
-        return len(self.names) + len(self.hashed)
-
-    def hashed_of_label(self) -> list[int]:
-        """Each answer's number among the hashed grams, or -1."""
-        places = {name: number for number, name in enumerate(self.hashed)}
-        return [places.get(name, -1) for name in self.names]
 
 
 class Recombined:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from flatout.data.checks.cleaning import Escapes
+from flatout.data.checks.cleaning_settings import Escapes
 from flatout.data.problem import Problem
-from flatout.data.store.cache import CacheReport
+from flatout.data.store.report import CacheReport
 from flatout.data.store.store import Store
 from flatout.data.tables.entities import NO_TAG
 from flatout.data.tables.roles import Roles

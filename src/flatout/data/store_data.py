@@ -15,12 +15,12 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
-from flatout.data.batches.feed import Feed, FeedChoice, choose_feed
+from flatout.data.batches.feed import Feed, FeedChoice, Feeds, choose_feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedingConfig
-from flatout.data.feeds import Feeds, Placement, evaluation_kind, evaluation_plan, training_plan
 from flatout.data.info import DataInfo
+from flatout.data.plans import Placement, evaluation_kind, evaluation_plan, training_plan
 from flatout.data.store.store import Store
 from flatout.errors import UserError, did_you_mean, require
 from flatout.run_log import PrintLog, RunLog

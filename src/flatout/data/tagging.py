@@ -22,7 +22,8 @@ from flatout.data.checks.tags import TagCensus, as_bio
 from flatout.data.feeding import require_other_content
 from flatout.data.info import TagInfo, tag_labels
 from flatout.data.tables.entities import NO_TAG, Entities, find_entities
-from flatout.data.tables.roles import Roles, find_roles
+from flatout.data.tables.find_roles import find_roles
+from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, require_columns
 from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import TextPreparation

@@ -7,7 +7,7 @@ from enum import StrEnum
 from importlib import import_module
 from typing import Any
 
-from flatout.data.checks.cleaning import CleaningConfig
+from flatout.data.checks.cleaning_settings import CleaningConfig
 from flatout.data.feeding import FeedingConfig, require_other_files
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.data.checks.findings import Level, Remark, all_remarks
-from flatout.data.checks.lengths import Lengths
+from flatout.data.checks.findings import Remark, all_remarks
+from flatout.data.checks.lengths import Lengths, loss_remarks
 from flatout.data.checks.survey import Surveyed
 from flatout.data.info import TextInfo, text_labels
 from flatout.data.problem import Problem
@@ -28,8 +28,6 @@ from flatout.data.text_source import TOPIC, TextBlock, TextSource
 from flatout.data.tokens.subwords import Encoder, Subwords, read_encoder, train_encoder
 from flatout.data.tokens.vocabulary import EncodedBlock
 from flatout.errors import UserError
-
-_MANY_UNKNOWN = 0.1
 
 
 def prepare(config: TextDataConfig) -> TextInfo:
@@ -202,26 +200,6 @@ _TAKEN = {
     SplitBy.stratified: "with the same share of each class",
     SplitBy.group: "by whole groups",
 }
-
-
-def unknown_remarks(words: dict[str, tuple[int, int]], where: str = "") -> list[Remark]:
-    """Shares of words that are not in the vocabulary, from their number and that of all words."""
-    shares = {split: unknown / max(1, total) for split, (unknown, total) in words.items()}
-    told = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
-    if any(share > _MANY_UNKNOWN for share in shares.values()):
-        return [Remark(Level.warning, f"unknown words{where}", told, "data.vocabulary.kind=bpe")]
-    return [Remark(Level.note, f"unknown words{where}", told)]
-
-
-def loss_remarks(splits: dict[str, tuple[int, Lengths]], max_length: int) -> list[Remark]:
-    """What encoding loses: words that are not in the vocabulary, and rows that are cut."""
-    remarks = unknown_remarks({split: (unknown, lengths.tokens) for split, (unknown, lengths) in splits.items()})
-    for split, (_, lengths) in splits.items():
-        if cut := lengths.truncation(max_length):
-            is_much = lengths.is_cut_much(max_length)
-            mend = f"data.max_length={lengths.fine_length()}" if is_much else ""
-            remarks.append(Remark(Level.warning if is_much else Level.note, split, cut, mend))
-    return remarks
 
 
 _TARGET_COLUMNS = {

@@ -21,7 +21,7 @@ from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.checks.characters import decode_escapes
-from flatout.data.checks.cleaning import Escapes
+from flatout.data.checks.cleaning_settings import Escapes
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.data.store.store import Ragged, StoreSplit

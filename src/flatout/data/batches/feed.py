@@ -197,6 +197,15 @@ class Feed:
             yield first, min(first + step, plan.num_batches)
 
 
+@dataclass(frozen=True, slots=True)
+class Feeds:
+    """The batches of each split; no test feed where there are no test rows."""
+
+    train: Feed
+    validation: Feed
+    test: Feed | None
+
+
 def _end_with(parent: int, number: int) -> None:
     """Let a worker end when its parent is gone: torch's own watch never ends where that was killed while it began."""
 

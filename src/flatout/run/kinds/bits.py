@@ -10,17 +10,18 @@ import torch
 from torch import nn
 
 from flatout.bits.columns import Form
-from flatout.bits.data import BitsDataConfig, PreparedBits, targets_of
+from flatout.bits.data import BitsDataConfig
 from flatout.bits.exposure_page import write_exposure
 from flatout.bits.exposure_study import COMMONEST, EVERYBODY, ExposureStudy
-from flatout.bits.grams import LABELS, GramIndex
+from flatout.bits.grams import FIELD_END, LABELS, GramIndex
+from flatout.bits.info import BitInfo, GramLabels
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.recombine import recombined_texts
 from flatout.bits.reconstruct import LetterOrder
-from flatout.bits.records import FIELD_END
 from flatout.bits.ridge import PENALTIES, Ridge, RidgeSums
 from flatout.bits.scores import GramMetrics
-from flatout.bits.task import GramDecoder, GramLabels, Recombined
+from flatout.bits.targets import targets_of
+from flatout.bits.task import GramDecoder, Recombined
 from flatout.data.batches.feed import Feed
 from flatout.engine.optimizer import OptimConfig
 from flatout.models.bit_mlp import BitMLP
@@ -37,10 +38,10 @@ _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 class BitsKind(Kind):
     """Encodings to 2-grams."""
 
-    data: PreparedBits
+    data: BitInfo
     counts_tokens = False
 
-    def __init__(self, config: BitsDataConfig, data: PreparedBits) -> None:
+    def __init__(self, config: BitsDataConfig, data: BitInfo) -> None:
         self.config, self.data = config, data
         facts = data.facts
         rows = facts["splits"]["train"]["rows"]

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from flatout.data.batches.feed import Feed
-from flatout.data.store.cache import CacheReport
+from flatout.data.store.report import CacheReport
 from flatout.data.store.store import Store
 from flatout.engine.optimizer import OptimConfig
 from flatout.run.run_folder import RunFolder

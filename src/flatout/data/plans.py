@@ -1,4 +1,4 @@
-"""One feed a split, as one rank of a run reads it, and the plans behind them."""
+"""The plans behind the feeds of one rank: of the training rows, and of rows that are evaluated."""
 
 from __future__ import annotations
 
@@ -6,19 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from flatout.data.batches.feed import Feed
 from flatout.data.batches.feed_kind import FeedKind
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedingConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Feeds:
-    """The batches of each split; no test feed where there are no test rows."""
-
-    train: Feed
-    validation: Feed
-    test: Feed | None
 
 
 @dataclass(frozen=True, slots=True)
