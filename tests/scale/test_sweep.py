@@ -28,7 +28,7 @@ from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError
-from flatout.run.kinds import metric_names, usual_metric
+from flatout.run.problems import metric_names, usual_metric
 from flatout.sweep.confirming import confirm
 from flatout.sweep.searched import Searched, SweepSettings, validations
 from flatout.sweep.space import Choice, Interval, Part, grid

@@ -12,7 +12,8 @@ from tests.tasks.test_step import make_task, quiet_trainer
 from flatout import BitMLPConfig, BitsDataConfig, EncodingConfig, GramsConfig, OptimConfig, PeopleConfig
 from flatout.bits.grams import LABELS
 from flatout.bits.info import GramLabels
-from flatout.bits.task import GramDecoder, Recombined
+from flatout.bits.recombine import Recombined
+from flatout.bits.task import GramDecoder
 from flatout.callbacks.flush import Flush
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import Layout, PlanSettings

@@ -21,9 +21,9 @@ from flatout.data.problem import Problem
 from flatout.data.samples.tweets import ENTITY_TYPES, TaggedTweetsConfig, TaggedTweetsTable
 from flatout.data.tables.entities import NO_TAG, find_entities
 from flatout.data.text import TextDataConfig
+from flatout.data.text_data import TagData
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.engine.optimizer import OptimConfig
-from flatout.run.kinds.tags import TagKind
 from flatout.tasks.tagging import EntityScores, Tagger, TaggingConfig, TagLabels
 
 TYPES = ["person", "place"]
@@ -197,11 +197,12 @@ def test_tags_are_counted_in_the_training_words(tmp_path):
         vocabulary=VocabularyConfig(kind=VocabularyKind.wordpiece),
         cache=str(tmp_path),
     )
-    kind = TagKind(config, config.prepare())
-    settings = {"total_steps": 1, "seed": 0}
-    task = kind.build_task(nn.Linear(1, 1), TaggingConfig(class_weights="auto"), OptimConfig(), **settings)
+    data = TagData.of(config)
+    data.setup()
+    task = Tagger(nn.Linear(1, 1), TaggingConfig(class_weights="auto"))
+    task.build(data.info)
     blocks = TaggedTweetsTable(sample, "train").blocks(["tags"])
     counts = Counter(tag for block in blocks for row in block.column("tags").to_pylist() for tag in row)
-    names = kind.tag_labels.names
+    names = task.labels.names
     expected = [counts.total() / (len(names) * counts[name]) for name in names]
     assert task.weights_C.tolist() == pytest.approx(expected)

@@ -11,21 +11,25 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from flatout.bits.exposure import LearningCurve, by_frequency, conclusion, count_grams, most_and_least
+from flatout.bits.exposure import (
+    COMMONEST,
+    EVERYBODY,
+    LearningCurve,
+    by_frequency,
+    conclusion,
+    count_grams,
+    most_and_least,
+)
 from flatout.bits.grams import FIELD_END
 from flatout.bits.info import BitInfo, GramLabels
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.reconstruct import Rates, rates
 from flatout.bits.scores import NAMES
 from flatout.bits.task import GramDecoder
-from flatout.data.batches.feed import Feed
+from flatout.data.batches.feed import Feed, Feeds
 from flatout.models.bit_mlp import BitMLP
-from flatout.run.kinds.kind import Feeds
 from flatout.tasks.classification import real_rows
 
-COMMONEST = 20
-EVERYBODY = f"dice of the {COMMONEST} commonest"
-"""Name of the trivial baseline: the same grams for every record."""
 _JUDGED = 10_000
 _MOST_NAMES, _TEXTS_READ = 20_000, 131_072
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from torch import Tensor
 
 from flatout.bits.grams import FIELD_END, raw_texts
+from flatout.data.batches.flat_batch import multi_hot
 
 
 def recombined_texts(texts: pa.Array, count: int, seed: int) -> pa.Array:
@@ -21,3 +23,29 @@ def recombined_texts(texts: pa.Array, count: int, seed: int) -> pa.Array:
     values = fields.flatten()
     chosen = [random.integers(0, len(texts), count) * num_fields + number for number in range(num_fields)]
     return raw_texts([values.take(pa.array(places)) for places in chosen])
+
+
+class Recombined:
+    """Grams of texts that were put together from parts of the training texts, taken round and round."""
+
+    def __init__(self, ids: Tensor, offsets: Tensor, num_targets: int) -> None:
+        self.ids, self.offsets, self.num_targets = ids, offsets, num_targets
+        self.bounds = offsets.tolist()
+        self.next = 0
+        """The text that is taken next."""
+
+    def ready(self, count: int) -> int:
+        """How many of so many texts there are; begins anew where fewer are left."""
+        num_texts = len(self.bounds) - 1
+        count = min(count, num_texts)
+        if self.next + count > num_texts:
+            self.next = 0
+        return count
+
+    def take(self, count: int) -> Tensor:
+        """`[count, targets]` zeros and ones of the next texts."""
+        count = self.ready(count)
+        start, stop = self.next, self.next + count
+        self.next = stop
+        first, last = self.bounds[start], self.bounds[stop]
+        return multi_hot(self.ids[first:last], self.offsets[start : stop + 1] - first, self.num_targets)

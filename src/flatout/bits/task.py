@@ -16,10 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.bits.info import GramLabels
+from flatout.bits.recombine import Recombined
+from flatout.bits.ridge_start import choose_ridge_share, recombine_training_texts, start_at_ridge
 from flatout.bits.scores import NAMES, GramMetrics
-from flatout.data.batches.flat_batch import FlatBatch, multi_hot
+from flatout.data.batches.feed import Feeds
+from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import as_choice, require
+from flatout.run_log import RunLog
 from flatout.tasks.classification import real_rows
 from flatout.tasks.task import Task
 
@@ -56,35 +60,10 @@ class GramsConfig:
             require(getattr(self, name) >= 0, f"task.{name}", f"{getattr(self, name)}", allowed="0 or more")
 
 
-class Recombined:
-    """Grams of texts that were put together from parts of the training texts, taken round and round."""
-
-    def __init__(self, ids: Tensor, offsets: Tensor, num_targets: int) -> None:
-        self.ids, self.offsets, self.num_targets = ids, offsets, num_targets
-        self.bounds = offsets.tolist()
-        self.next = 0
-        """The text that is taken next."""
-
-    def ready(self, count: int) -> int:
-        """How many of so many texts there are; begins anew where fewer are left."""
-        num_texts = len(self.bounds) - 1
-        count = min(count, num_texts)
-        if self.next + count > num_texts:
-            self.next = 0
-        return count
-
-    def take(self, count: int) -> Tensor:
-        """`[count, targets]` zeros and ones of the next texts."""
-        count = self.ready(count)
-        start, stop = self.next, self.next + count
-        self.next = stop
-        first, last = self.bounds[start], self.bounds[stop]
-        return multi_hot(self.ids[first:last], self.offsets[start : stop + 1] - first, self.num_targets)
-
-
 class GramDecoder(Task):
     """Trains a model on encodings and their grams."""
 
+    counts_tokens = False
     smaller_rows = "Take a smaller model, such as model.widths=[128], or set precision=bf16."
     weights_C: Tensor | None
 
@@ -117,6 +96,36 @@ class GramDecoder(Task):
 
     def take_info(self, info: Any) -> None:
         self.take_labels(info.labels)
+
+    def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
+        """Ridge regression: the baseline, and where the network's detectors start."""
+        if self.info is None:
+            return {}
+        facts = start_at_ridge(self.model, self.labels, self.info, feeds, log)
+        if self._recombines:
+            device, rank = feeds.train.device, feeds.train.plan.rank
+            self.recombined.append(recombine_training_texts(self.labels, self.info, device, seed + rank))
+            evidence = f"fields of the {self.labels.num_rows:,} training texts, recombined"
+            value = f"{self.config.recombine:g} a record"
+            log.decision("recombined texts", value, "they teach the composer without an encoding", evidence)
+        return facts
+
+    def prepare_probe(self, feeds: Feeds, seed: int) -> None:
+        """Detectors are as fast wherever they start; recombined texts take part in each step."""
+        if self._recombines:
+            made = recombine_training_texts(self.labels, self.info, feeds.train.device, seed)
+            self.recombined.append(made)
+
+    @property
+    def _recombines(self) -> bool:
+        return bool(self.config.recombine) and getattr(self.model, "detectors", None) is not None
+
+    def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
+        """The vote of ridge regression."""
+        self.is_finished = True
+        self.eval()
+        choose_ridge_share(self.model, self.answers, self.labels.num_outputs, feeds.validation, log)
+        return {}
 
     def build_model(self, config: Any, info: Any) -> nn.Module:
         network: nn.Module = config.build(
@@ -194,6 +203,10 @@ class GramDecoder(Task):
         targets, outputs = self._targets(batch), real_rows(self.answers(batch), batch)
         self.metrics.update(outputs.sigmoid(), targets)
         return self._answers_loss(outputs, targets)
+
+    def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
+        """Probabilities of the grams."""
+        return {"probabilities": real_rows(self.answers(batch), batch).sigmoid()}
 
     def start_judging(self, split: str) -> None:
         # The test has no say in the threshold: it is judged at that of the last validation.

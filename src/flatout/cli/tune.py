@@ -53,12 +53,12 @@ def decide(config: object, overrides: Sequence[str]) -> None:
             str(device_key(device)): device for device in (alone.device(_accelerator(config), n) for n in numbers)
         }
         share_processor(config, ranks, next(iter(devices.values())), place)
-        kind = prepare_data(config, alone, place)
-    print(kind.data.report.line(), flush=True)
+        data = prepare_data(config, alone, place)
+    print(data.info.report.line(), flush=True)
     found: list[Found] = []
     for device in devices.values():
         build = probed(config, ranks, device)
-        question = Question(config, kind.store, ranks, device, overrides, build, counts_time=False)
+        question = Question(config, data.store, ranks, device, overrides, build, counts_time=False)
         found.append(measured_for(question, _say))
     for line in (line for each in found for line in each.lines):
         print(line)

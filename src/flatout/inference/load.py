@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol, cast
 
+import pyarrow.compute as pc
 import torch
 
+from flatout.bits.grams import FIELD_END
+from flatout.bits.info import BitInfo
 from flatout.bits.predictor import GramPredictor
+from flatout.bits.reconstruct import LetterOrder
+from flatout.bits.task import GramDecoder
 from flatout.engine.precision import Precision
 from flatout.errors import UserError
 from flatout.inference.folder import ModelFolder
 from flatout.inference.tags import TagPredictor
 from flatout.inference.text import Predictor
+from flatout.models.encoder.transformer import Transformer
+from flatout.tasks.classification import Classifier
+from flatout.tasks.tagging import Tagger
+from flatout.tasks.task import Task
+
+_TEXTS_READ = 131_072
+
+
+class Answers(Protocol):
+    """What answers for new rows after training."""
+
+    def predict(self, rows: Sequence[Any]) -> list[Any]: ...
+
+    def save(self, folder: Path, model_config: Any) -> None: ...
 
 
 def answering_devices(names: str = "auto") -> list[torch.device]:
@@ -41,3 +62,46 @@ def load_predictor(
         predictor = Predictor.load(run, device)
     predictor.precision = precision
     return predictor
+
+
+def build_predictor(task: Task) -> Predictor | GramPredictor | TagPredictor:
+    """What answers for new rows with a trained task."""
+    network, info = task.model.eval(), task.info
+    if isinstance(task, GramDecoder):
+        return _gram_predictor(task, info)
+    if isinstance(task, Tagger):
+        return TagPredictor(
+            model=cast(Transformer, network),
+            vocabulary=info.vocabulary,
+            names=task.labels.names,
+            max_length=info.max_length,
+            roles=info.roles,
+            temperature=task.temperature,
+        )
+    assert isinstance(task, Classifier)
+    return Predictor(
+        model=network,
+        vocabulary=info.vocabulary,
+        labels=task.labels,
+        max_length=info.max_length,
+        roles=info.roles,
+        escapes=info.escapes,
+        label_delimiter=info.label_delimiter,
+        temperature=task.temperature,
+        thresholds=task.thresholds,
+    )
+
+
+def _gram_predictor(task: GramDecoder, info: BitInfo) -> GramPredictor:
+    texts = pc.replace_substring(info.texts("train").slice(0, _TEXTS_READ), FIELD_END, "")
+    return GramPredictor(
+        model=task.model,
+        labels=task.labels,
+        num_inputs=info.num_inputs,
+        threshold=task.threshold,
+        numbers=info.numbers,
+        bits_column=info.bits_column,
+        text_columns=info.text_columns,
+        form=info.form,
+        order=LetterOrder.learn(texts, task.labels.hashed),
+    )

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from flatout.data.batches.feed import Feeds
 from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.store.cache import Cache, recipe_key
@@ -27,7 +28,6 @@ from flatout.engine.passes import EVALUATION, TRAINING, running_statistics
 from flatout.engine.precision import by_lightning_name
 from flatout.files import sync_folder, write_synced
 from flatout.perf.tune.answers import micro_batch_key, remember_micro_batch
-from flatout.run.kinds.kind import Feeds
 from flatout.run.run_folder import RunFolder
 from flatout.tasks.task import Task
 

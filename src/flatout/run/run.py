@@ -22,15 +22,19 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from flatout.bits.exposure_report import report_exposure
+from flatout.bits.predictor import GramPredictor
+from flatout.bits.task import GramDecoder
 from flatout.callbacks.host import limits
 from flatout.callbacks.profile_steps import TABLE, TRACE
 from flatout.checkpoints.exact import CHECKPOINTS
 from flatout.checkpoints.folder import read_weights, require_whole
 from flatout.config import RunConfig
-from flatout.data.batches.feed import Feed, choose_feed
+from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.plan import Layout, PlanSettings
-from flatout.data.feeding import FeedKind
-from flatout.data.store.store import Store
+from flatout.data.info import TokenInfo
+from flatout.data.plans import Placement
+from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks, cores_here, end_group, others_watched
 from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.engine.allocator import keep_freed_memory
@@ -40,6 +44,7 @@ from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.peaks import measured_peak
 from flatout.engine.precision import PrecisionChoice, choose_precision, fast_fp32_products
 from flatout.errors import UserError, require
+from flatout.inference.load import Answers, build_predictor
 from flatout.perf.tune.probe import Parts
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.tuning import Question, tuned
@@ -49,11 +54,11 @@ from flatout.report.dashboard import write_dashboard
 from flatout.report.hyperparameters import compared_settings
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import hardware
-from flatout.run.kinds import kind_of
-from flatout.run.kinds.kind import Answers, Feeds, Kind, Prepared
 from flatout.run.micro_batches import mind_memory
+from flatout.run.problems import build_data, task_class
 from flatout.run.resume import Start, about_run, find_checkpoint, folder_of_one, require_same_run, set_aside
 from flatout.run.run_folder import RunFolder, open_run_folder, plain, unwritten_run
+from flatout.run.split_rows import SPLIT_ROWS, save_split_rows
 from flatout.run.trainer import (
     EPOCHS,
     Training,
@@ -64,6 +69,7 @@ from flatout.run.trainer import (
     planned_steps,
     whole_steps,
 )
+from flatout.tasks.networks import report_network
 from flatout.tasks.task import Task
 
 
@@ -108,37 +114,39 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         L.seed_everything(config.seed, verbose=False)
         device = ranks.device(config.trainer.get("accelerator", "auto"), number)
         share_processor(config, ranks, device, place)
-        kind = prepare_data(config, ranks, place)
+        data = prepare_data(config, ranks, place)
         build = probed(config, ranks, device)
-        config = tuned(Question(config, kind.store, ranks, device, overrides, build), place)
-        model = build_model(config, kind, place)
-        feeds = build_feeds(config, kind.store, model, device, ranks, place)
+        config = tuned(Question(config, data.store, ranks, device, overrides, build), place)
+        data.config = config.data
+        task = build_task(config, data, place)
+        feeds = place_feeds(data, task, device, ranks)
         config = replace(config, trainer=whole_steps(config.trainer, feeds.train, place))
-        task = build_task(config, kind, model, feeds, place)
+        set_rate(config, task, feeds, place)
         precision = choose_precision(config.precision, device)
         place.choose("precision", precision.precision.value, precision.why, precision.evidence)
         loop = build_loop(config, feeds)
-        training, start = set_up(config, kind, task, loop, feeds, precision, ranks, place, signals)
+        training, start = set_up(config, data, task, loop, feeds, precision, ranks, place, signals)
         ranks.join(device)
         with fast_fp32_products(precision.precision, device) as found:
             if found is not None:
                 place.choose("fp32 products", found.value, found.why, found.evidence)
-            train(training, task, feeds, place, signals, start)
+            train(training, task, data, place, signals, start)
             load_best(training, task)
             task.to(device)  # Lightning has taken it back to the host
-            kind.after_best(task, feeds, place)
-            metrics = evaluate(config, training.trainer, task, feeds, place)
+            put_facts(task.tune_answers(feeds, place), place)
+            metrics = evaluate(config, training.trainer, task, data, place)
             take_whole_weights(training, task)
-            per_class, predictor = task.per_class(), kind.predictor(task)
+            per_class, predictor = task.per_class(), build_predictor(task)
             if ranks.is_first:
                 save_model(config, predictor, place)
             find_peak(training, feeds, ranks)
-            judge(config, kind, task, feeds, training, place)
+            judge(config, task, feeds, training, place)
         end_group()
         if ranks.is_first:
             seconds = training.checkpoints.seconds_before + time.perf_counter() - started
-            summarise(place, kind, task, feeds, training, seconds)
-            kind.after_training(task, feeds, place)
+            summarise(place, task, feeds, training, seconds)
+            if isinstance(task, GramDecoder):
+                report_exposure(task, cast(GramPredictor, predictor), feeds, place.summary.values, place.path, place)
             show(config, task, place, per_class)
         return Result(place.path, metrics, per_class, predictor, place.summary.values, chosen_metric(config, task))
 
@@ -169,34 +177,28 @@ def share_processor(config: RunConfig, ranks: Ranks, device: torch.device, place
             place.choose("threads a rank", threads, "an equal share of the cores", evidence)
 
 
-def prepare_data(config: RunConfig, ranks: Ranks, place: RunFolder) -> Kind:
-    """Open the store, which the first rank builds where it is missing; say what is in it and what run this will be."""
-    prepared: list[Prepared] = []
+def prepare_data(config: RunConfig, ranks: Ranks, place: RunFolder) -> StoreData[Any, Any]:
+    """Open the store, which the first rank builds where it is missing; report what is in it."""
+    data = build_data(config.data, seed=config.seed, log=place)
 
     def prepare() -> str:
-        prepared.append(config.data.prepare())
-        return prepared[0].report.key
+        data.prepare_data()
+        return str(data.info.key)
 
     key = ranks.agreed("store", prepare)
-    data = prepared[0] if prepared else config.data.prepare()
-    if data.report.key != key:
+    data.setup()
+    if data.info.key != key:
         what = f"rank {ranks.rank} sees other data than the first rank"
         raise UserError("data", what, mend="Every machine needs the same files, or one folder that all can read.")
-    for line in (data.report.line(), *data.facts["lines"]):
-        place.log.say(line)
-    facts = data.summary()
+    facts = data.info.summary()
     rows = {_SHORT[split]: count for split, count in facts.pop("rows").items()}
-    cache = {"key": data.report.key, "hit": data.report.hit, "seconds": round(data.report.seconds, 4)}
-    place.summary.update("data", {"source": data.source, "rows": rows, **facts, "cache": cache})
-    return kind_of(config.data, data)
+    report = data.info.report
+    cache = {"key": report.key, "hit": report.hit, "seconds": round(report.seconds, 4)}
+    place.summary.update("data", {"source": data.info.source, "rows": rows, **facts, "cache": cache})
+    return data
 
 
 _SHORT = {"train": "train", "validation": "val", "test": "test"}
-
-
-def build_model(config: RunConfig, kind: Kind, place: RunFolder) -> nn.Module:
-    """The model of the settings, or the one a person handed over."""
-    return config.model if isinstance(config.model, nn.Module) else kind.build_model(config.model, place)
 
 
 def compile_model(config: RunConfig, model: nn.Module, device: torch.device, place: RunFolder) -> None:
@@ -212,63 +214,46 @@ def probed(config: RunConfig, ranks: Ranks, device: torch.device) -> Callable[[]
 
 
 def parts_of(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
-    """Model, task and feed as a run has them, for whoever only wants to see how fast they are."""
+    """Task and feed as a run has them, for whoever only wants to see how fast they are."""
     with unwritten_run() as place:
         L.seed_everything(config.seed, verbose=False)
-        kind = kind_of(config.data, config.data.prepare())
-        model = build_model(config, kind, place)
-        feeds = build_feeds(config, kind.store, model, device, ranks, place)
+        data = build_data(config.data, seed=config.seed, log=place)
+        data.setup()
+        task = build_task(config, data, place)
+        feeds = place_feeds(data, task, device, ranks)
         config = replace(config, trainer=whole_steps(config.trainer, feeds.train, place))
-        task = build_task(config, kind, model, feeds, place)
-        kind.before_probe(task, feeds)
+        set_rate(config, task, feeds, place)
+        task.prepare_probe(feeds, config.seed)
         return Parts(task, feeds.train.split, feeds.train.plan, device, config.data.workers, clip_of(config))
 
 
-def build_feeds(
-    config: RunConfig, store: Store, model: nn.Module, device: torch.device, ranks: Ranks, place: RunFolder
-) -> Feeds:
-    """One feed a split, of the kind asked for or the best that fits."""
-    settings, splits = config.data, store.splits
-    num_bytes = sum(split.num_bytes for split in splits.values())
-    choice = choose_feed(settings.feed, num_bytes, device, None)
-    place.choose("feed", choice.kind.value, choice.why, choice.evidence)
-    layout = Layout(getattr(model, "layout", Layout.flat))
-    shares: dict[str, Any] = {"layout": layout, "rank": ranks.rank, "world": ranks.world}
-    batch_size, accumulate = settings.batches(ranks.world)
-    training = PlanSettings(
-        rows_per_batch=batch_size,
-        tokens_per_batch=settings.tokens_per_batch,
-        accumulate=accumulate,
-        seed=config.seed,
-        **shares,
-    )
-    if ranks.are_several:
-        product = f"{batch_size} rows x {accumulate} batches x {ranks.world} ranks"
-        value = f"{batch_size * training.parts} rows"
-        place.choose("rows a step", value, "each rank trains its share", product)
-    evaluation = PlanSettings(rows_per_batch=settings.eval_batch_size, shuffle=False, **shares)
-    evaluation_kind = FeedKind.resident if choice.kind is FeedKind.resident else FeedKind.threaded
-
-    def evaluated(name: str) -> Feed:
-        return Feed(splits[name], evaluation, kind=evaluation_kind, device=device)
-
-    return Feeds(
-        train=Feed(splits["train"], training, kind=choice.kind, device=device, workers=settings.workers),
-        validation=evaluated("validation"),
-        test=evaluated("test") if "test" in splits else None,
-    )
+def build_task(config: RunConfig, data: StoreData[Any, Any], place: RunFolder) -> Task:
+    """The task of the data, with the network of the settings or the one that was handed over."""
+    task = task_class(config.data)(config.model, config.task, config.optim)
+    report_network(task.build(data.info), config.model, data.info, place)
+    return task
 
 
-def build_task(config: RunConfig, kind: Kind, model: nn.Module, feeds: Feeds, place: RunFolder) -> Task:
-    """The loss, with the optimizer that was asked for or that suits the model."""
-    total_steps = planned_steps(config.trainer, feeds.train)
-    optim = config.optim
-    recommended = getattr(config.model, "recommended_lr", None)
-    if optim.lr is None and recommended is not None:
-        optim = replace(optim, lr=recommended)
-        place.choose("optim.lr", f"{recommended:g}", "usual for such a model", "set optim.lr for another", anew=True)
-    optim = scale_rate(config, optim, feeds.train.plan, place)
-    return kind.build_task(model, config.task, optim, total_steps=total_steps, seed=config.seed)
+def place_feeds(data: StoreData[Any, Any], task: Task, device: torch.device, ranks: Ranks) -> Feeds:
+    """One feed a split, for this rank and for the layout that the network reads."""
+    layout = Layout(getattr(task.model, "layout", Layout.flat))
+    data.place(Placement(ranks.rank, ranks.world, device, layout))
+    return data.feeds
+
+
+def set_rate(config: RunConfig, task: Task, feeds: Feeds, place: RunFolder) -> None:
+    """The planned steps, and the learning rate that was asked for or that suits the model."""
+    task.total_steps = planned_steps(config.trainer, feeds.train)
+    if (rate := task.take_recommended_rate()) is not None:
+        why = "usual for such a model"
+        place.choose("optim.lr", f"{rate:g}", why, "set optim.lr for another", anew=True)
+    task.optim = scale_rate(config, task.optim, feeds.train.plan, place)
+
+
+def put_facts(facts: dict[str, Any], place: RunFolder) -> None:
+    """Put what a task found into the summary."""
+    for name, value in facts.items():
+        place.summary.set(name, value)
 
 
 def build_loop(config: RunConfig, feeds: Feeds) -> FastLoop:
@@ -299,7 +284,7 @@ def scale_rate(config: RunConfig, optim: OptimConfig, plan: PlanSettings, place:
 
 def set_up(
     config: RunConfig,
-    kind: Kind,
+    data: StoreData[Any, Any],
     task: Task,
     loop: FastLoop,
     feeds: Feeds,
@@ -310,11 +295,13 @@ def set_up(
 ) -> tuple[Training, Start | None]:
     """The Trainer, and the checkpoint that it begins with; from here on the run is known to be the one it was."""
     batches = batches_in_epoch(config.trainer, feeds.train)
-    about = about_run(config, kind.data.report.key, task.model, feeds.train, batches, precision.lightning_name)
+    about = about_run(config, data.info.key, task.model, feeds.train, batches, precision.lightning_name)
     start = where_to_start(config, about, ranks, place)
     if not config.shares_weights:  # ranks that wait for each other in every layer cannot cut batches by themselves
         mind_memory(task, loop, feeds, about, ranks, config.data.cache, place)
-    kind.before_training(task, feeds, place)
+    if place.is_first and isinstance(data.info, TokenInfo):
+        save_split_rows(data.store, place.path / SPLIT_ROWS)
+    put_facts(task.prepare(feeds, place, config.seed), place)
     compile_model(config, task.model, feeds.train.device, place)
     parts: dict[str, Any] = {"about": about, "signals": signals, "start": start}
     training = build_trainer(config, task, loop, feeds.train, precision, ranks, place, **parts)
@@ -380,23 +367,23 @@ def _require_more_to_train(config: RunConfig, start: Start) -> None:
 
 
 def train(
-    training: Training, task: Task, feeds: Feeds, place: RunFolder, signals: Signals, start: Start | None
+    training: Training,
+    task: Task,
+    data: StoreData[Any, Any],
+    place: RunFolder,
+    signals: Signals,
+    start: Start | None,
 ) -> None:
     """Train to the end, or to where nothing gets better."""
-    trainer, flush = training.trainer, training.flush
+    trainer, flush, plan = training.trainer, training.flush, data.feeds.train.plan
     place.log.say(
         f"training: {sum(p.numel() for p in task.model.parameters()):,} parameters, {task.total_steps:,} steps of"
-        f" {feeds.train.plan.rows_per_batch * feeds.train.plan.parts} rows"
+        f" {plan.rows_per_batch * plan.parts} rows"
     )
     listeners = list(flush.listeners)
     with _without_loader_advice(), others_watched(), signals.waiting(), flush.watch:
         try:
-            trainer.fit(
-                task,
-                train_dataloaders=feeds.train,
-                val_dataloaders=feeds.validation,
-                ckpt_path=None if start is None else start.checkpoint,
-            )
+            trainer.fit(task, datamodule=data, ckpt_path=None if start is None else start.checkpoint)
         except SystemExit:
             number = training.checkpoints.stopped_by
             if not number and trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
@@ -455,15 +442,17 @@ def take_whole_weights(training: Training, task: Task) -> None:
         task.shares_weights = False
 
 
-def evaluate(config: RunConfig, trainer: L.Trainer, task: Task, feeds: Feeds, place: RunFolder) -> dict[str, float]:
+def evaluate(
+    config: RunConfig, trainer: L.Trainer, task: Task, data: StoreData[Any, Any], place: RunFolder
+) -> dict[str, float]:
     """Metrics on the validation rows, and on the test rows where there are any."""
     metrics: dict[str, float] = {}
     with _without_loader_advice(), others_watched():
-        trainer.validate(task, dataloaders=feeds.validation, verbose=False)
+        trainer.validate(task, datamodule=data, verbose=False)
         metrics |= {f"val/{name}": value for name, value in task.results.items()}
         task.count_answers()
-        if feeds.test is not None:
-            trainer.test(task, dataloaders=feeds.test, verbose=False)
+        if data.feeds.test is not None:
+            trainer.test(task, datamodule=data, verbose=False)
             metrics |= {f"test/{name}": value for name, value in task.results.items()}
     place.summary.update("metrics", metrics)
     place.summary.set("metric", chosen_metric(config, task))
@@ -489,7 +478,7 @@ def save_model(config: RunConfig, predictor: Answers, place: RunFolder) -> None:
         predictor.save(place.path / "model", config.model)
 
 
-def summarise(place: RunFolder, kind: Kind, task: Task, feeds: Feeds, training: Training, seconds: float) -> None:
+def summarise(place: RunFolder, task: Task, feeds: Feeds, training: Training, seconds: float) -> None:
     """Fill the summary with what was trained, on what, and how fast."""
     summary, flush = place.summary, training.flush
     rates = flush.total.values()
@@ -511,7 +500,7 @@ def summarise(place: RunFolder, kind: Kind, task: Task, feeds: Feeds, training: 
             "out_of_memory": training.loop.passes.times_out,
         },
     )
-    for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if kind.counts_tokens else ())):
+    for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if task.counts_tokens else ())):
         summary.set(f"speed.{name}", rates[f"speed/{name}"])
     for name, value in rates.items():
         if name.startswith("time/"):

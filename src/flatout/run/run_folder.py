@@ -51,6 +51,14 @@ class RunFolder:
     def has_begun(self) -> bool:
         return self.summary.path is not None
 
+    def say(self, text: str) -> None:
+        """Report one line."""
+        self.log.say(text)
+
+    def decision(self, name: str, value: object, why: str, evidence: str) -> None:
+        """Report one automatic choice; one that was measured before stands."""
+        self.choose(name, value, why, evidence)
+
     def choose(self, name: str, value: object, why: str, evidence: str, *, anew: bool = False) -> None:
         """Keep and print one choice that the run made by itself; what was measured stands, a rule comes after it.
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from flatout.checkpoints.exact import best_mode
 from flatout.errors import RunBroke, UserError, require
 from flatout.report.summary import read_summary, write_atomically
-from flatout.run.kinds import usual_metric
+from flatout.run.problems import usual_metric
 from flatout.run.resume import find_run
 from flatout.sweep.board import Board
 from flatout.sweep.durations import seconds

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from flatout.checkpoints.exact import best_mode
 from flatout.errors import UserError, require
-from flatout.run.kinds import metric_names
+from flatout.run.problems import metric_names
 from flatout.sweep.board import Board
 from flatout.sweep.confirming import confirm
 from flatout.sweep.durations import seconds

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.data.batches.feed import Feed
+from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import require
 from flatout.models.encoder.transformer import Outputs
+from flatout.run_log import RunLog
+from flatout.tasks.calibration import as_two_classes, best_thresholds, calibrated
 from flatout.tasks.class_weights import ClassWeights, balanced, checked, named
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics, monitored_metric
-from flatout.tasks.networks import build_text_network
+from flatout.tasks.networks import build_text_network, report_attention
 from flatout.tasks.task import Task
 
 
@@ -100,11 +103,48 @@ class Classifier(Task):
         self.metrics.update(self.unscaled(outputs), targets)
         return self._loss_sum_of(outputs, targets)
 
+    def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
+        """Probabilities of the classes, or the values of a regression."""
+        outputs = real_rows(self.outputs(batch), batch).float()
+        if self.labels.problem is Problem.regression:
+            return {"values": self.unscaled(outputs)}
+        is_single = self.labels.problem is Problem.single
+        scaled = outputs / self.temperature
+        return {"probabilities": scaled.softmax(-1) if is_single else scaled.sigmoid()}
+
     def start_judging(self, split: str) -> None:
         self.metrics.reset()
 
     def judged(self) -> dict[str, float]:
         return self.metrics.compute()
+
+    def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
+        report_attention(self.model, feeds.train.device, log)
+        ceilings = getattr(self.info, "ceilings", {})
+        if not ceilings:
+            return {}
+        short = {"validation": "val"}
+        metrics = {f"{short.get(split, split)}/accuracy": value for split, value in ceilings.items()}
+        return {"baseline": {"name": "known ceiling", "metrics": metrics}}
+
+    def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
+        """Temperature and thresholds, found on the validation rows."""
+        if self.labels.problem is Problem.single:
+            return self._calibrate(self.answers(feeds.validation), log)
+        if self.labels.problem is not Problem.multi:
+            return {}
+        outputs, targets, rows = self.answers(feeds.validation)
+        facts = self._calibrate(as_two_classes(outputs, targets, rows), log)
+        self.set_thresholds(best_thresholds((outputs / self.temperature).sigmoid(), targets), self.temperature)
+        span = f"{min(self.thresholds):.2f} to {max(self.thresholds):.2f}"
+        log.decision("thresholds", span, "best F1 of each label", "on the validation rows")
+        return facts
+
+    def _calibrate(self, answers: Sequence[Tensor], log: RunLog) -> dict[str, Any]:
+        found = calibrated(*answers)
+        self.temperature = found.temperature
+        log.decision("temperature", f"{found.temperature:.2f}", found.why, found.evidence)
+        return {"calibration": asdict(found)}
 
     def count_answers(self) -> None:
         self.counted = self.metrics.counted()
@@ -122,12 +162,14 @@ class Classifier(Task):
         """From which calibrated probability on each label is answered, where there are several a row."""
         assert isinstance(self.metrics, MultiMetrics)
         self.metrics.thresholds.copy_(torch.tensor(thresholds))
-        self.temperature = temperature
+        self.thresholds, self.temperature = thresholds, temperature
 
     def unscaled(self, outputs: Tensor) -> Tensor:
         """Outputs as they are judged: a regression learns standardised ones; thresholds are of calibrated ones."""
-        if self.labels.problem is not Problem.regression:
+        if self.labels.problem is Problem.multi:
             return outputs / self.temperature
+        if self.labels.problem is Problem.single:
+            return outputs
         return outputs.squeeze(-1) * self.labels.spread + self.labels.mean
 
     def _targets(self, batch: FlatBatch) -> Tensor:

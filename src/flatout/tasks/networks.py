@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from flatout.data.tokens.subwords import pair_separator
 from flatout.errors import UserError, require
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from flatout.run_log import RunLog
 
 
 def build_text_network(config: Any, info: Any, outputs: Outputs) -> nn.Module:
@@ -38,3 +40,22 @@ def _build_encoder(config: TransformerConfig, info: Any, outputs: Outputs) -> Tr
         what = f"{encoder.size:,} entries, but the encoder knows {len(table):,}"
         raise UserError("data.tokenizer", what, mend="Leave it out: the model's own tokenizer is used.")
     return model
+
+
+def report_network(network: nn.Module, config: Any, info: Any, log: RunLog) -> None:
+    """Report how an encoder's batches are laid out, and how many words have vectors."""
+    if isinstance(network, Transformer) and network.is_flat:
+        log.decision("batches", "flat", f"{network.family} runs without padding", "equal to padded rows, by test")
+    elif isinstance(network, Transformer):
+        log.decision("batches", "padded", network.why_padded, "rows of like length go together")
+    if vectors := getattr(config, "vectors", None):
+        found: Any = getattr(network, "vectors_found", 0.0)
+        log.say(f"word vectors: {found:.1%} of {info.vocabulary.size:,} words found in {vectors}")
+
+
+def report_attention(network: nn.Module, device: torch.device, log: RunLog) -> None:
+    """Report where a device cannot apply the attention dropout that an encoder's settings ask for."""
+    is_flat = isinstance(network, Transformer) and network.is_flat
+    if is_flat and network.attention_dropout and device.type == "cuda":
+        why = "the fused kernel for rows of unequal length drops no scores, where it is used"
+        log.decision("attention dropout", 0.0, why, f"the encoder asks for {network.attention_dropout:g}")

@@ -6,7 +6,7 @@ never seen by the model; its entities count as missed, as they would where the m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flatout.data.batches.feed import Feed
+from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.info import TagLabels
 from flatout.data.tables.entities import NO_TAG, Entities, find_entities
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import require
 from flatout.models.encoder.transformer import Outputs
+from flatout.run_log import RunLog
+from flatout.tasks.calibration import calibrated
 from flatout.tasks.class_weights import ClassWeights, balanced, checked, named
-from flatout.tasks.networks import build_text_network
+from flatout.tasks.networks import build_text_network, report_attention
 from flatout.tasks.task import Task
 
 METRICS = ("f1", "precision", "recall", "macro_f1", "word_accuracy")
@@ -81,7 +83,8 @@ class Tagger(Task):
         self.weights_C = weights
 
     def take_info(self, info: Any) -> None:
-        self.take_labels(info.labels)
+        needs_counts = self.config.class_weights is ClassWeights.auto
+        self.take_labels(replace(info.labels, counts=info.count_tags()) if needs_counts else info.labels)
 
     def build_model(self, config: Any, info: Any) -> nn.Module:
         return build_text_network(config, info, Outputs(self.labels.names, "tags"))
@@ -110,6 +113,24 @@ class Tagger(Task):
         self.scores.add(answers[is_word], tags[is_word], offsets, cut)
         return self._loss_sum_of(outputs, targets) / self.labels.words_per_row
 
+    def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
+        report_attention(self.model, feeds.train.device, log)
+        for split, lost in self.labels.lost.items():
+            if lost["words_lost"]:
+                entities = sum(lost["entities_lost"].values()) + len(lost["straddling"])
+                log.say(
+                    f"{split}: {lost['words_lost']:,} of {lost['words']:,} words lie beyond data.max_length;"
+                    f" {entities:,} entities with them, which count as missed"
+                )
+        return {}
+
+    def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
+        """A temperature for the words' tags."""
+        found = calibrated(*self.answers(feeds.validation))
+        self.temperature = found.temperature
+        log.decision("temperature", f"{found.temperature:.2f}", found.why, found.evidence)
+        return {"calibration": asdict(found)}
+
     def answers(self, feed: Feed) -> list[Tensor]:
         """Outputs, tags and rows of the words of a feed's first rows, on the host."""
 
@@ -120,6 +141,11 @@ class Tagger(Task):
             return outputs[is_word].float(), tags[is_word].long(), rows[is_word.cpu()]
 
         return self.gathered(feed, of_words, most=100_000)
+
+    def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
+        """The tag of each token, of which a word's first counts, and the tokens of each row."""
+        count = int(batch.lengths[: batch.num_real].sum())
+        return {"tags": self.outputs(batch)[:count].argmax(-1), "lengths": batch.lengths[: batch.num_real]}
 
     def start_judging(self, split: str) -> None:
         self._lost = self.labels.lost.get(_SPLITS[split], {})

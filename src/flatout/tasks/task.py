@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
-from flatout.data.batches.feed import Feed
+from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import Layout
 from flatout.distributed.collectives import of_all_ranks, sum_over_ranks
@@ -29,6 +29,7 @@ from flatout.engine.optimizer import OptimConfig
 from flatout.engine.schedule import StepSchedule
 from flatout.engine.weight_average import WeightAverage
 from flatout.errors import UserError
+from flatout.run_log import RunLog
 from flatout.tasks.metrics import Counted
 
 AVERAGE = "average"
@@ -52,6 +53,11 @@ class Task(L.LightningModule):
     shares_weights = False
     """Whether each rank holds slices of the weights, so that none can compute a batch without the others."""
     is_in_fast_loop = False
+    counts_tokens = True
+    """Whether tokens a second mean anything to the user."""
+    is_prepared = False
+    info: Any = None
+    """The description of the data that the network was built for."""
     answer_in_pieces = staticmethod(answer_whole)
     """Calls a function of a batch; the fast loop puts a version here that survives out-of-memory."""
     _loss_sum: Tensor
@@ -84,6 +90,18 @@ class Task(L.LightningModule):
     def take_info(self, info: Any) -> None:
         """Learn from the data's description what the outputs mean; makes loss and metrics ready."""
 
+    def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
+        """Compute what is known before the first step; facts for the run's summary. A hook."""
+        return {}
+
+    def prepare_probe(self, feeds: Feeds, seed: int) -> None:
+        """Make a step cost what it will cost, where only its speed is measured. A hook."""
+        return
+
+    def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
+        """Tune on the validation rows what turns outputs into answers; facts for the run's summary. A hook."""
+        return {}
+
     @abstractmethod
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
         """Sum of the losses of the real rows, divided by `batch.step_rows`."""
@@ -99,6 +117,10 @@ class Task(L.LightningModule):
     @abstractmethod
     def judged(self) -> dict[str, float]:
         """The metrics of a split that has ended."""
+
+    @abstractmethod
+    def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
+        """What `predict_step` returns for the real rows of a batch, by name."""
 
     @property
     @abstractmethod
@@ -123,6 +145,9 @@ class Task(L.LightningModule):
     def configure_model(self) -> None:
         if not self.is_built:
             self.build(_info_of(self))
+        if not self.is_prepared and self.trainer.state.fn == "fit" and self.info is not None:
+            data: Any = vars(self.trainer)["datamodule"]
+            self.prepare(data.feeds, data.run_log, data.seed)
         share_out = getattr(self.trainer.strategy, "share_out", None)
         if share_out is not None and not self.shares_weights:
             share_out(self.model)
@@ -130,11 +155,17 @@ class Task(L.LightningModule):
 
     def build(self, info: Any) -> nn.Module:
         """Build the network for some data, once; a network that was given stays."""
+        vars(self)["info"] = info
         self.take_info(info)
         if not self.is_built:
             self.model = self.build_model(self.model_config, info)
             self.is_built = True
         return self.model
+
+    def prepare(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
+        """Call `prepare_training` once, before weights are restored from a checkpoint."""
+        self.is_prepared = True
+        return self.prepare_training(feeds, log, seed)
 
     def configure_optimizers(self) -> Any:
         # A fused step cannot be un-scaled and clipped, which fp16 needs.
@@ -191,6 +222,10 @@ class Task(L.LightningModule):
 
     def test_step(self, batch: FlatBatch, batch_idx: int) -> None:
         self.validation_step(batch, batch_idx)
+
+    def predict_step(self, batch: FlatBatch, batch_idx: int) -> dict[str, Tensor]:
+        """Answers to a batch, with the numbers of its rows in their split: batches are sorted by length."""
+        return {"rows": batch.rows[: batch.num_real], **self.answer(batch)}
 
     def on_validation_epoch_start(self) -> None:
         if self.average is not None:

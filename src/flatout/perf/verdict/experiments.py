@@ -19,7 +19,7 @@ from torch import nn
 
 from flatout.callbacks.host import free_bytes
 from flatout.config import RunConfig
-from flatout.data.batches.feed import Feed
+from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import Layout, PlanSettings
@@ -31,8 +31,6 @@ from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Transform
 from flatout.models.lean import LeanEmbedding
 from flatout.perf.verdict.evidence import Evidence, Tried
 from flatout.perf.verdict.rules import LEAST_GAIN
-from flatout.run.kinds.kind import Feeds, Kind
-from flatout.run.run_folder import unwritten_run
 from flatout.tasks.task import Task
 
 SHARE = 0.1
@@ -68,7 +66,7 @@ class Way:
     drops: bool = True
 
 
-def try_out(config: RunConfig, kind: Kind, task: Task, feeds: Feeds, evidence: Evidence) -> None:
+def try_out(config: RunConfig, task: Task, feeds: Feeds, evidence: Evidence) -> None:
     """Fill what was tried into the evidence, or why nothing was."""
     trained_s = evidence.total_ms * evidence.batches / 1000
     waits = evidence.share("wait") >= _WAITS
@@ -97,7 +95,7 @@ def try_out(config: RunConfig, kind: Kind, task: Task, feeds: Feeds, evidence: E
         )
         if waits:
             evidence.feed_alone = _rows_per_s_of_feed(was.feed, seconds / 10)
-        ways = [was, *_other_ways(config, kind, task, was, evidence)]
+        ways = [was, *_other_ways(config, task, was, evidence)]
         ways = [way for way in ways if not _is_hopeless(way, was, evidence)]
         if len(ways) > 1:
             evidence.tried = _timed(ways, task, until, evidence)
@@ -133,13 +131,13 @@ def _nothing_stays(task: Task) -> Iterator[None]:
                 each.next = place
 
 
-def _other_ways(config: RunConfig, kind: Kind, task: Task, was: Way, evidence: Evidence) -> Iterator[Way]:
+def _other_ways(config: RunConfig, task: Task, was: Way, evidence: Evidence) -> Iterator[Way]:
     """Whatever could be faster, what is likeliest first."""
     if evidence.feed_alone is not None:
         yield from _other_feeds(was, evidence)
         if evidence.share("wait") >= _MOSTLY_WAITS:
             return
-    if (flat := _flat(config, kind, task, evidence)) is not None:
+    if (flat := _flat(config, task, evidence)) is not None:
         feed = _afresh(was.feed, layout=Layout.flat)
         yield replace(was, cause="padding", override="model.compute=flat", feed=feed, model=flat)
     if evidence.native == Precision.bf16:  # fp16 needs its scaler
@@ -222,14 +220,13 @@ def alone_ms(task: Task, feeds: Feeds, seconds: float) -> float:
     return 1000 * sum(taken) / side.count
 
 
-def _flat(config: RunConfig, kind: Kind, task: Task, evidence: Evidence) -> Transformer | None:
+def _flat(config: RunConfig, task: Task, evidence: Evidence) -> Transformer | None:
     """The same encoder without padding, where padding was asked for and is much."""
     model, settings = task.model, config.model
     is_padded = isinstance(model, Transformer) and not model.is_flat and model.family in FLAT_FAMILIES
     if not is_padded or not isinstance(settings, TransformerConfig) or evidence.padding_share < 0.1:
         return None
-    with unwritten_run() as nowhere:
-        flat = kind.build_model(replace(settings, compute=Compute.flat), nowhere)
+    flat = task.build_model(replace(settings, compute=Compute.flat), task.info)
     flat.load_state_dict(model.state_dict())
     for ours, theirs in zip(flat.parameters(), model.parameters(), strict=True):
         ours.requires_grad_(theirs.requires_grad)  # layers may have thawed meanwhile

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from flatout.callbacks.flush import Flush
 from flatout.callbacks.step_timer import PARTS
 from flatout.config import RunConfig
+from flatout.data.batches.feed import Feeds
 from flatout.engine.passes import TRAINING
 from flatout.engine.precision import Precision, choose_precision
 from flatout.errors import UserError
@@ -20,7 +21,6 @@ from flatout.perf.verdict.experiments import SHARE, alone_ms, try_out
 from flatout.perf.verdict.rules import findings, is_plain, verdict
 from flatout.report.page import read_curves
 from flatout.report.summary import read_summary
-from flatout.run.kinds.kind import Feeds, Kind
 from flatout.run.run_folder import RunFolder
 from flatout.run.trainer import batches_in_epoch
 from flatout.tasks.task import Task
@@ -40,7 +40,7 @@ def tell_early(flush: Flush, precision: str, batches_an_epoch: int, place: RunFo
         place.log.say(f"after {evidence.steps} steps: {found[0].sentence()}")
 
 
-def judge(config: RunConfig, kind: Kind, task: Task, feeds: Feeds, training: Training, place: RunFolder) -> None:
+def judge(config: RunConfig, task: Task, feeds: Feeds, training: Training, place: RunFolder) -> None:
     """At the end: try what could have been faster, and write the evidence and the verdict into the summary."""
     is_measured = "precision" in (place.summary.values["tune"] or {}).get("values", {})
     evidence = _evidence_of(config, task, feeds, training, precision_is_measured=is_measured)
@@ -59,7 +59,7 @@ def judge(config: RunConfig, kind: Kind, task: Task, feeds: Feeds, training: Tra
         return
     if tries and feeds.train.plan.world == 1:
         try:
-            try_out(config, kind, task, feeds, evidence)
+            try_out(config, task, feeds, evidence)
         except Exception as error:  # a person's model may raise anything; what is trained is not lost by a try
             evidence.tried, evidence.not_tried = [], f"trying other ways failed: {error}"
         except KeyboardInterrupt:  # the run itself is done, and has only to be told of

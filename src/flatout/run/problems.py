@@ -1,0 +1,48 @@
+"""Which DataModule, task and metrics belong to which data settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.bits.bit_data import BitData
+from flatout.bits.data import BitsDataConfig
+from flatout.bits.scores import NAMES
+from flatout.bits.task import GramDecoder
+from flatout.data.problem import Problem
+from flatout.data.store_data import StoreData
+from flatout.data.text_data import data_of
+from flatout.run_log import RunLog
+from flatout.tasks.classification import Classifier
+from flatout.tasks.metrics import TaskMetrics, monitored_metric
+from flatout.tasks.tagging import METRICS as TAG_METRICS
+from flatout.tasks.tagging import Tagger
+
+
+def build_data(config: Any, *, seed: int, log: RunLog) -> StoreData[Any, Any]:
+    """The DataModule of some data settings."""
+    if isinstance(config, BitsDataConfig):
+        return BitData.of(config, seed=seed, log=log)
+    return data_of(config, seed=seed, log=log)
+
+
+def task_class(config: Any) -> type[Classifier] | type[Tagger] | type[GramDecoder]:
+    """The LightningModule for some data settings."""
+    if isinstance(config, BitsDataConfig):
+        return GramDecoder
+    return Tagger if config.problem is Problem.tags else Classifier
+
+
+def usual_metric(config: Any) -> str:
+    """The metric that decides unless the settings name one, known before there is any data."""
+    if isinstance(config, BitsDataConfig):
+        return "dice"
+    return "f1" if config.problem is Problem.tags else monitored_metric(config.problem)
+
+
+def metric_names(config: Any) -> list[str]:
+    """The metrics to choose from; some depend on the data, as those of two classes do."""
+    if isinstance(config, BitsDataConfig):
+        return [*NAMES, "loss"]
+    if config.problem is Problem.tags:
+        return [*TAG_METRICS, "loss"]
+    return [*TaskMetrics.build(config.problem, ["no", "yes"]).names(), "loss"]
