@@ -118,7 +118,7 @@ def test_the_page_shows_what_was_searched_and_what_came_of_it(tmp_path):
         "9 complete, 1 pruned, 1 failed, 1 running",
         "10 min in all",
         "highest val/accuracy",
-        "<pre>python -m train optim.lr=0.003 &#x27;model.widths=[256,128]&#x27;</pre>",
+        "<pre>python -m train optim.lr=0.003 &#39;model.widths=[256,128]&#39;</pre>",
         "tag(log, interval(1e-4, 1e-2))",
         "<b>0.8080</b>val/accuracy <small>trial 8</small>",
         "<b>0.7980</b>test/accuracy",

@@ -7,17 +7,19 @@ beside it, and they are what to quote.
 from __future__ import annotations
 
 import csv
-import html
 import io
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from markupsafe import Markup
+
 from flatout.files import lies_inside
-from flatout.report.page import STYLE, section, table
+from flatout.report.page import tile
+from flatout.report.render import render_page
 from flatout.report.sweep_charts import (
     Dot,
     Line,
@@ -38,15 +40,7 @@ PAGE, ROWS = "sweep.html", "sweep.csv"
 _REPORT = "report.html"
 STATUSES = ("complete", "pruned", "failed", "running")
 _DANGEROUS = ("=", "+", "-", "@", "\t", "\r")
-_STYLE = """
-.charts,.slices{align-items:end;grid-template-columns:repeat(auto-fill,minmax(400px,1fr))}
-.slices{display:grid;grid-template-columns:repeat(auto-fill,minmax(280px,1fr));gap:1rem}
-.halo{paint-order:stroke;stroke:#fff;stroke-width:5px;stroke-linejoin:round}
-.wide{overflow-x:auto}.wide table{font-size:13px}.wide td{overflow-wrap:break-word;max-width:16rem}
-.best td{font-weight:600}.complete{color:#1f6f8b}.pruned{color:#57606a}pre{white-space:pre-wrap;overflow-wrap:anywhere}
-@media print{.wide{overflow:visible}.trials table{font-size:9px}.trials td,.trials th{padding-right:.4rem}
-.charts{grid-template-columns:1fr 1fr}.slices{grid-template-columns:1fr 1fr 1fr}.muted{break-after:avoid}}
-"""
+_MEAN = "mean ± standard deviation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,59 +147,56 @@ def _defused(text: str) -> str:
 def _page(report: SweepReport, with_page: Collection[str]) -> str:
     """The page; `with_page` are folders of trials that have a report of their own."""
     best = _best(report)
-    sections = [
-        _heading(report),
-        _figures(report, best),
-        section("The best setting", _best_setting(report, best)),
-        section("The same again with other seeds", _confirmed(report, best)),
-        section("What mattered", importance_chart(report.importance)),
-        section("Trials", _charts(report, best)),
-        section("Each parameter", _slices(report, best)),
-        section("All parameters together", _parallel(report)),
-        section("All trials", _trials(report, best, with_page)),
-    ]
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{html.escape(report.name)}</title><style>{STYLE}{_STYLE}</style><body>{''.join(sections)}</body></html>"
+    slices, note = _slices(report, best)
+    keys = _keys(report)
+    return render_page(
+        "sweep",
+        name=report.name,
+        command=report.command,
+        metric=report.metric,
+        goal="highest" if report.mode == "max" else "lowest",
+        counts=_counts(report),
+        duration=_duration(report.seconds),
+        figures=_tiles(report, best),
+        has_best=best is not None,
+        best_overrides=report.best_overrides,
+        parameters=_parameters(report, best),
+        confirmed_heads=["metric", "in the search", _MEAN, *(f"seed {run.seed}" for run in report.confirmed)],
+        confirmed=_confirmed(report, best),
+        importance=_drawn(importance_chart(report.importance)),
+        curves=_charts(report, best),
+        slices=slices,
+        slices_note=note,
+        parallel=_parallel(report),
+        trial_heads=[_breakable(text) for text in _heads(report)],
+        trials=[_trial_row(trial, keys, trial is best, with_page) for trial in _ordered(report)],
     )
 
 
-def _heading(report: SweepReport) -> str:
+def _counts(report: SweepReport) -> str:
     counts = {status: sum(trial.status == status for trial in report.trials) for status in STATUSES}
-    words = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count) or "no trial yet"
-    return (
-        f'<h1>{html.escape(report.name)}</h1><p class="muted">Trials: {words}. {_duration(report.seconds)} in all.'
-        f" Searched for the {'highest' if report.mode == 'max' else 'lowest'} {html.escape(report.metric)}.<br>"
-        f"<code>{html.escape(report.command)}</code></p>"
-    )
+    return ", ".join(f"{count:,} {status}" for status, count in counts.items() if count) or "no trial yet"
 
 
-def _figures(report: SweepReport, best: TrialRow | None) -> str:
+def _tiles(report: SweepReport, best: TrialRow | None) -> list[dict[str, str]]:
     if best is None:
-        return ""
-    tiles = [(f"{best.value:.4f}", report.metric, f"trial {best.number}")]
-    for name, value in best.metrics.items():
-        if name.startswith("test/") and is_number(value):
-            tiles.append((f"{value:.4f}", name, ""))
-    made = (f"<div><b>{value}</b>{html.escape(name)} <small>{about}</small></div>" for value, name, about in tiles)
-    return f'<div class="figures">{"".join(made)}</div>'
+        return []
+    metrics = {name: value for name, value in best.metrics.items() if name.startswith("test/") and is_number(value)}
+    first = tile(f"{best.value:.4f}", report.metric, f"trial {best.number}")
+    return [first, *(tile(f"{value:.4f}", name) for name, value in metrics.items())]
 
 
-def _best_setting(report: SweepReport, best: TrialRow | None) -> str:
-    line = f"<pre>{html.escape(report.best_overrides)}</pre>" if report.best_overrides else ""
+def _parameters(report: SweepReport, best: TrialRow | None) -> list[list[str]]:
+    """Each parameter, what was searched, and its best value."""
     params = {} if best is None else best.params
-    rows = [[key, report.space.get(key, ""), _short(params[key]) if key in params else "–"] for key in _keys(report)]
-    nothing = "" if best else "<p>No trial is complete, so there is no best one yet.</p>"
-    return f'{nothing}{line}<div class="wide">{table(["parameter", "searched", "best"], rows)}</div>'
+    return [[key, report.space.get(key, ""), _value(params, key)] for key in _keys(report)]
 
 
-def _confirmed(report: SweepReport, best: TrialRow | None) -> str:
-    """Each metric of the best trial beside its mean and standard deviation over the seeds run later."""
-    if not report.confirmed:
-        return ""
+def _confirmed(report: SweepReport, best: TrialRow | None) -> list[list[str]]:
+    """Each metric of the best trial, then its mean and standard deviation over the other seeds."""
     names = dict.fromkeys(name for run in report.confirmed for name in run.metrics)
     searched = {} if best is None else best.metrics
-    rows = [
+    return [
         [
             name,
             _figure(searched.get(name)),
@@ -214,14 +205,9 @@ def _confirmed(report: SweepReport, best: TrialRow | None) -> str:
         ]
         for name in names
     ]
-    heads = ["metric", "in the search", "mean ± standard deviation", *(f"seed {run.seed}" for run in report.confirmed)]
-    return (
-        "<p>The best of many trials is partly the luckiest; these runs were not chosen for their result.</p>"
-        f'<div class="wide">{table(heads, rows, first_number=1)}</div>'
-    )
 
 
-def _charts(report: SweepReport, best: TrialRow | None) -> str:
+def _charts(report: SweepReport, best: TrialRow | None) -> list[Markup]:
     dots = [
         Dot(trial.number, _kind(trial, best), trial.number, trial.value)
         for trial in report.trials
@@ -233,14 +219,15 @@ def _charts(report: SweepReport, best: TrialRow | None) -> str:
     ]
     history = history_chart(dots, metric=report.metric, mode=report.mode)
     learning = learning_chart(lines, metric=report.metric, mode=report.mode)
-    return f'<div class="charts">{history}{learning}</div>' if history or learning else ""
+    return _drawn(history, learning)
 
 
-def _slices(report: SweepReport, best: TrialRow | None) -> str:
+def _slices(report: SweepReport, best: TrialRow | None) -> tuple[list[Markup], str]:
+    """A chart of the results over each parameter, and what its marks mean."""
     shown = [trial for trial in report.trials if trial.status in ("complete", "pruned") and is_number(trial.value)]
     values = [trial.value for trial in shown if is_number(trial.value)]
     if not values:
-        return ""
+        return [], ""
     axis, charts = metric_axis(values, report.mode), []
     for key in _by_importance(report):
         dots = [
@@ -249,47 +236,47 @@ def _slices(report: SweepReport, best: TrialRow | None) -> str:
             if key in trial.params
         ]
         charts.append(slice_chart(key, dots, axis, log=key in report.log_keys))
-    words = f"{html.escape(report.metric)} over each value; filled: complete, hollow: pruned, orange: the best"
-    words += f"{far_worse(axis, values)}."
-    return f'<p class="muted">{words}</p><div class="slices">{"".join(charts)}</div>'
+    note = f"{report.metric} over each value; filled: complete, hollow: pruned, orange: the best"
+    return _drawn(*charts), f"{note}{far_worse(axis, values)}."
 
 
-def _parallel(report: SweepReport) -> str:
+def _parallel(report: SweepReport) -> list[Markup]:
     trials = [trial for trial in _ordered(report) if trial.status == "complete" and is_number(trial.value)]
     axes = {}
     for key in _by_importance(report):
         if values := [trial.params[key] for trial in trials if key in trial.params]:
             axes[key] = value_axis(values, log=key in report.log_keys)
     if not axes:
-        return ""
+        return []
     axes[report.metric] = metric_axis([trial.value for trial in trials if is_number(trial.value)], report.mode)
     placed = [trial.params | {report.metric: trial.value} for trial in trials]
     lines = [{key: values[key] for key in axes if key in values} for values in placed]
-    return parallel_chart(axes, lines)
+    return _drawn(parallel_chart(axes, lines))
 
 
-def _trials(report: SweepReport, best: TrialRow | None, with_page: Collection[str]) -> str:
-    keys = _keys(report)
-    heads = ["trial", "status", report.metric, "seconds", *keys, "note", "folder"]
-    head = "".join(f"<th>{html.escape(_breakable(text))}</th>" for text in heads)
-    body = []
-    for trial in _ordered(report):
-        numbers = (_figure(trial.value), "–" if trial.seconds is None else f"{trial.seconds:,.0f}")
-        params = [_short(trial.params[key]) if key in trial.params else "–" for key in keys]
-        body.append(
-            f'<tr class="{"best" if trial is best else ""}"><td class="n">{trial.number}</td>'
-            f'<td class="{html.escape(trial.status)}">{html.escape(trial.status)}</td>'
-            + "".join(f'<td class="n">{number}</td>' for number in numbers)
-            + "".join(f"<td>{html.escape(text)}</td>" for text in [*params, shortened(trial.note, 300)])
-            + f"<td>{_folder(trial, with_page)}</td></tr>"
-        )
-    return f'<div class="wide trials"><table><tr>{head}</tr>{"".join(body)}</table></div>' if body else ""
+def _drawn(*charts: str) -> list[Markup]:
+    return [Markup(chart) for chart in charts if chart]
 
 
-def _folder(trial: TrialRow, with_page: Collection[str]) -> str:
-    """The name of a trial's folder, which leads to its own report where there is one."""
-    name = html.escape(trial.folder)
-    return f'<a href="./{quote(trial.folder)}/{_REPORT}">{name}</a>' if trial.folder in with_page else name
+def _heads(report: SweepReport) -> list[str]:
+    return ["trial", "status", report.metric, "seconds", *_keys(report), "note", "folder"]
+
+
+def _trial_row(trial: TrialRow, keys: Sequence[str], is_best: bool, with_page: Collection[str]) -> dict[str, Any]:
+    """One row of the table of all trials; a folder with a report becomes a link."""
+    return {
+        "number": trial.number,
+        "status": trial.status,
+        "is_best": is_best,
+        "numbers": [_figure(trial.value), "–" if trial.seconds is None else f"{trial.seconds:,.0f}"],
+        "texts": [*(_value(trial.params, key) for key in keys), shortened(trial.note, 300)],
+        "folder": trial.folder,
+        "link": f"./{quote(trial.folder)}/{_REPORT}" if trial.folder in with_page else "",
+    }
+
+
+def _value(params: Mapping[str, Any], key: str) -> str:
+    return _short(params[key]) if key in params else "–"
 
 
 def _keys(report: SweepReport) -> list[str]:
