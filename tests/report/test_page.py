@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
-from flatout.report.curves import Curve, line_chart, stacked_bar
+from flatout.report.curves import Curve, line_chart
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import empty_summary
 
+SVG = "{http://www.w3.org/2000/svg}"
 EVIL = "<script>alert(1)</script>[red]"
 
 
@@ -57,7 +60,7 @@ def test_the_page_shows_everything_and_runs_nothing(tmp_path):
         "padding 1.5%",
         "0.333",
         "&lt;script&gt;",
-        "<polyline",
+        "backward 2.50 ms (48%)",
     ):
         assert shown in page
 
@@ -91,7 +94,21 @@ def test_half_known_figures_and_a_half_written_row_are_shown_as_far_as_they_go(t
     assert "nan" not in page
 
 
+def test_the_curves_hold_their_points(tmp_path):
+    page = write_page(tmp_path, filled(), CURVES, PER_CLASS).read_text(encoding="utf-8")
+    losses, rows = (ElementTree.fromstring(svg) for svg in re.findall("<svg.*?</svg>", page))
+    assert (losses.get("aria-label"), rows.get("aria-label")) == ("loss", "rows a second")
+    assert [len(list(chart.iter(f"{SVG}use"))) for chart in (losses, rows)] == [3, 2]  # a dot for each value
+    across = {dot.get("x") for dot in losses.iter(f"{SVG}use")}
+    assert len(across) == 2  # train and validation loss of step 20 stand above each other
+
+
+def test_the_same_run_gives_the_same_page(tmp_path):
+    first, again = (write_page(tmp_path, filled(), CURVES, PER_CLASS).read_bytes() for _ in range(2))
+    assert first == again and b"matplotlib" not in first and b"DejaVu" not in first
+
+
 def test_a_chart_without_points_is_left_out_and_one_value_still_has_axes():
-    assert line_chart("loss", [Curve("a", [])]) == ""
-    assert "<polyline" in line_chart("loss", [Curve("a", [(1, 3.0)])])
-    assert stacked_bar({}, "ms") == ""
+    assert line_chart("loss", [Curve("a", [])]) is None
+    chart = line_chart("loss", [Curve("a", [(1, 3.0)])])
+    assert len(re.findall("<text", chart.svg)) >= 4

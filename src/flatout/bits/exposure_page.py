@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from flatout.errors import UserError
 from flatout.report.curves import Curve, line_chart
+from flatout.report.figures import Chart
 from flatout.report.page import tile
 from flatout.report.render import render_page
 from flatout.report.summary import json_safe
@@ -48,7 +47,7 @@ def page(exposure: Mapping[str, Any]) -> str:
         tested=f"{exposure['records']['judged']:,}",
         conclusion=exposure["conclusion"],
         figures=_tiles(exposure),
-        curves=[Markup(chart) for chart in charts if chart],
+        curves=[chart for chart in charts if chart],
         methods=[[name, f"{value:.4f}"] for name, value in exposure["methods"].items()],
         rates=_rates(exposure),
         most=exposure["most"],
@@ -76,7 +75,7 @@ def _rates(exposure: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def _learning_chart(exposure: Mapping[str, Any]) -> str:
+def _learning_chart(exposure: Mapping[str, Any]) -> Chart | None:
     curves = []
     for name in ("model", "ridge"):
         points = [(point["records"], point[name]) for point in exposure["learning"] if name in point]
@@ -85,7 +84,7 @@ def _learning_chart(exposure: Mapping[str, Any]) -> str:
     return line_chart("Dice over known records", curves, x_label="known records", doublings=True)
 
 
-def _frequency_chart(exposure: Mapping[str, Any]) -> str:
+def _frequency_chart(exposure: Mapping[str, Any]) -> Chart | None:
     points = [(row["from"], row["dice"]) for row in exposure["frequency"]]
     title = "Dice over how common a 2-gram is"
     return line_chart(title, [Curve("model", points)], x_label="training records that hold it", doublings=True)

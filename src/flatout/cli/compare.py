@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -86,7 +85,7 @@ def page(found: Mapping[str, Exposure]) -> str:
         "compare",
         heads=["", *names],
         rows=cells,
-        curves=[Markup(chart)] if chart else [],
+        curves=[chart] if chart else [],
         conclusions=list(zip(names, sentences, strict=True)),
     )
 

@@ -10,10 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from flatout.report.closing import gpu_text, verdict_text
-from flatout.report.curves import COLOURS, Curve, line_chart
+from flatout.report.curves import Curve, line_chart
+from flatout.report.figures import COLOURS, Chart
 from flatout.report.render import render_page
 
 _CHARTS = {
@@ -100,12 +99,12 @@ def _speed_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     return tiles
 
 
-def _charts(curves: Sequence[Mapping[str, str]]) -> list[Markup]:
+def _charts(curves: Sequence[Mapping[str, str]]) -> list[Chart]:
     charts = []
     for title, names in _CHARTS.items():
         lines = [Curve(name, _points(curves, name)) for name in names]
         charts.append(line_chart(title, [line for line in lines if line.points]))
-    return [Markup(chart) for chart in charts if chart]
+    return [chart for chart in charts if chart]
 
 
 def _points(curves: Sequence[Mapping[str, str]], name: str) -> list[tuple[float, float]]:

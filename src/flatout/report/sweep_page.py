@@ -15,25 +15,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from markupsafe import Markup
-
 from flatout.files import lies_inside
+from flatout.report.figures import Chart
 from flatout.report.page import tile
 from flatout.report.render import render_page
+from flatout.report.scales import is_number, metric_scale, shortened, value_scale, written
 from flatout.report.sweep_charts import (
     Dot,
     Line,
     far_worse,
     history_chart,
     importance_chart,
-    is_number,
     learning_chart,
-    metric_axis,
     parallel_chart,
-    shortened,
     slice_chart,
-    value_axis,
-    written,
 )
 
 PAGE, ROWS = "sweep.html", "sweep.csv"
@@ -207,7 +202,7 @@ def _confirmed(report: SweepReport, best: TrialRow | None) -> list[list[str]]:
     ]
 
 
-def _charts(report: SweepReport, best: TrialRow | None) -> list[Markup]:
+def _charts(report: SweepReport, best: TrialRow | None) -> list[Chart]:
     dots = [
         Dot(trial.number, _kind(trial, best), trial.number, trial.value)
         for trial in report.trials
@@ -222,40 +217,40 @@ def _charts(report: SweepReport, best: TrialRow | None) -> list[Markup]:
     return _drawn(history, learning)
 
 
-def _slices(report: SweepReport, best: TrialRow | None) -> tuple[list[Markup], str]:
+def _slices(report: SweepReport, best: TrialRow | None) -> tuple[list[Chart], str]:
     """A chart of the results over each parameter, and what its marks mean."""
     shown = [trial for trial in report.trials if trial.status in ("complete", "pruned") and is_number(trial.value)]
     values = [trial.value for trial in shown if is_number(trial.value)]
     if not values:
         return [], ""
-    axis, charts = metric_axis(values, report.mode), []
+    results, charts = metric_scale(values, report.mode), []
     for key in _by_importance(report):
         dots = [
             Dot(trial.number, _kind(trial, best), trial.params[key], value)
             for trial, value in zip(shown, values, strict=True)
             if key in trial.params
         ]
-        charts.append(slice_chart(key, dots, axis, log=key in report.log_keys))
+        charts.append(slice_chart(key, dots, results, log=key in report.log_keys))
     note = f"{report.metric} over each value; filled: complete, hollow: pruned, orange: the best"
-    return _drawn(*charts), f"{note}{far_worse(axis, values)}."
+    return _drawn(*charts), f"{note}{far_worse(results, values)}."
 
 
-def _parallel(report: SweepReport) -> list[Markup]:
+def _parallel(report: SweepReport) -> list[Chart]:
     trials = [trial for trial in _ordered(report) if trial.status == "complete" and is_number(trial.value)]
-    axes = {}
+    scales = {}
     for key in _by_importance(report):
         if values := [trial.params[key] for trial in trials if key in trial.params]:
-            axes[key] = value_axis(values, log=key in report.log_keys)
-    if not axes:
+            scales[key] = value_scale(values, log=key in report.log_keys)
+    if not scales:
         return []
-    axes[report.metric] = metric_axis([trial.value for trial in trials if is_number(trial.value)], report.mode)
+    scales[report.metric] = metric_scale([trial.value for trial in trials if is_number(trial.value)], report.mode)
     placed = [trial.params | {report.metric: trial.value} for trial in trials]
-    lines = [{key: values[key] for key in axes if key in values} for values in placed]
-    return _drawn(parallel_chart(axes, lines))
+    lines = [{key: values[key] for key in scales if key in values} for values in placed]
+    return _drawn(parallel_chart(scales, lines))
 
 
-def _drawn(*charts: str) -> list[Markup]:
-    return [Markup(chart) for chart in charts if chart]
+def _drawn(*charts: Chart | None) -> list[Chart]:
+    return [chart for chart in charts if chart]
 
 
 def _heads(report: SweepReport) -> list[str]:
