@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flatout.callbacks.step_timer import PARTS
 from flatout.report.closing import closing_markdown
+from flatout.report.figures import ignoring_missing_glyphs
 from flatout.report.hyperparameters import EventFile, write_hyperparameters
-from flatout.report.pictures import confusion_picture, time_picture
+from flatout.report.pictures import confusion_figure, time_figure
 from flatout.tasks.metrics import Counted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SUFFIX = ".closing"
 _MOST_POINTS = 127
@@ -68,12 +72,11 @@ def write_dashboard(
     step = summary["training"]["steps"] or 0
     with EventFile(folder, SUFFIX) as writer:
         writer.add_text("verdict", closing_markdown(summary), step)
-        if (picture := time_picture(summary["speed"]["step_ms"])) is not None:
-            writer.add_image("time/each_step", picture, step, dataformats="HWC")
+        if (figure := time_figure(summary["speed"]["step_ms"])) is not None:
+            _add_figure(writer, "time/each_step", figure, step)
         if counted is not None:
             if counted.confusion is not None:
-                picture = confusion_picture(counted.classes, counted.confusion)
-                writer.add_image("validation/confusion", picture, step, dataformats="HWC")
+                _add_figure(writer, "validation/confusion", confusion_figure(counted.classes, counted.confusion), step)
             for name, points in precision_over_recall(counted).items():
                 writer.add_pr_curve_raw(f"validation/{name}", *points, step, num_thresholds=points.shape[1])
     speed = {name: summary["speed"][name] for name in ("rows_per_s", "tokens_per_s")}
@@ -98,3 +101,8 @@ def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
     most = len(counted.classes) if counted.are_several else _MOST_CURVES
     shown = [place for place in np.argsort(-rows, kind="stable")[:most] if rows[place]]
     return {counted.classes[place]: curves[:, :, place] for place in shown}
+
+
+def _add_figure(writer: Any, tag: str, figure: Figure, step: int) -> None:
+    with ignoring_missing_glyphs():
+        writer.add_figure(tag, figure, step, close=False)  # nothing to close: pyplot does not hold it
