@@ -182,6 +182,15 @@ def test_nothing_that_is_written_by_others_becomes_markup(tmp_path):
     assert "script" not in parsed(found).tags
 
 
+def test_values_no_font_or_file_can_hold_are_shown_as_escape_codes(tmp_path):
+    odd = "a\x00b\n\u2028\ud800 日本"
+    trials = [trial(n, params={odd: f"{odd}{n % 2}", "b": n}, note=odd) for n in range(4)]
+    found = page(tmp_path, report(*trials, importance={odd: 1.0}))
+    assert found.count(r"a\x00b\n\u2028\ud800 日本") >= 3  # bar, axis and ticks
+    for svg in re.findall("<svg.*?</svg>", found):
+        ElementTree.fromstring(svg)
+
+
 @pytest.mark.parametrize(
     "trials",
     [

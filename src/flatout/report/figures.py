@@ -127,7 +127,7 @@ def draw_svg(figure: Figure, label: str) -> Markup:
     from matplotlib import rc_context
 
     file = io.StringIO()
-    with rc_context({"svg.hashsalt": label}):  # charts of one page share no ids
+    with rc_context({"svg.hashsalt": printable(label)}):  # charts of one page share no ids
         figure.patch.set_visible(False)
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     root = ElementTree.fromstring(file.getvalue())

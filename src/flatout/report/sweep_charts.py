@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flatout.errors import printable
 from flatout.report.curves import format_numbers
 from flatout.report.figures import COLOURS, LETTER, MUTED, PAPER, Chart, Mark, add_axes, draw_svg, drawing, explain
 from flatout.report.scales import STEPS, Scale, is_number, metric_scale, number_scale, shortened, value_scale
@@ -167,7 +168,7 @@ def parallel_chart(scales: Mapping[str, Scale], lines: Sequence[Mapping[str, Any
             title_room = min(slot * (1 + needs_rows), 300)
             axes = figure.add_axes((rights[key], bottom / height, 1 / width, tall))
             _set_upright(axes, scale, letters=int(min(slot, 220) / LETTER) - 2)
-            above = axes.set_title(shortened(key, int(title_room / LETTER) - 1), fontsize=11, color=MUTED)
+            above = axes.set_title(shortened(printable(key), int(title_room / LETTER) - 1), fontsize=11, color=MUTED)
             above.set_y(1 + (5 + 15 * (i % 2 if needs_rows else 0)) / (height * tall))
             explain(above, [key])
         svg = draw_svg(figure, title)
@@ -240,7 +241,7 @@ def _rows(names: Sequence[str], room: float) -> tuple[int, int]:
 
 def _write_words(axis: Axis, words: Sequence[str], letters: int, rows: int = 1) -> None:
     """Write a word at each tick, shortened, and whole when pointed at."""
-    axis.set_ticklabels(["\n" * (i % rows) + shortened(word, letters) for i, word in enumerate(words)])
+    axis.set_ticklabels(["\n" * (i % rows) + shortened(printable(word), letters) for i, word in enumerate(words)])
     for label, word in zip(axis.get_ticklabels(), words, strict=True):
         explain(label, [word])
 
