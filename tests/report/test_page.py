@@ -72,7 +72,7 @@ def test_mfu_stands_with_its_peak_and_the_card_has_a_line(tmp_path):
     summary["speed"]["gpu"] |= {"utilisation": 0.96, "throttled": {EVIL: 0.5}}
     page = write_page(tmp_path, summary, CURVES, PER_CLASS).read_text(encoding="utf-8")
     assert "<b>31.7%</b>MFU <small>of 0.885 TFLOP/s</small>" in page
-    assert "busy 96%, held down 50% of the time by &lt;script&gt;" in page
+    assert "busy 96%, throttled 50% of the time by &lt;script&gt;" in page
 
 
 def test_a_run_that_came_to_nothing_has_a_page_too(tmp_path):

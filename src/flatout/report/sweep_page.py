@@ -1,7 +1,6 @@
 """`sweep.html`: all trials of a sweep on one page, without network or script, and `sweep.csv` with the same numbers.
 
-What a search found best is chosen for its luck too: where the setting was run again with other seeds, those runs stand
-beside it, and they are what to quote.
+The best trial of a search is partly a lucky one. Runs of its setting with other seeds stand beside it: quote those.
 """
 
 from __future__ import annotations
@@ -40,24 +39,24 @@ _MEAN = "mean ± standard deviation"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRow:
-    """One trial of a sweep, as far as it is known."""
+    """One trial of a sweep; a value that is not known yet is None or empty."""
 
     number: int
     status: str
     """One of `STATUSES`."""
     value: float | None
-    """The metric on validation; of a pruned trial the last one reported."""
+    """The validation metric; of a pruned trial, the last value reported."""
     params: dict[str, Any]
-    """Values by their keys, as a person would write them in an override."""
+    """Values by their keys, as you write them in an override."""
     seconds: float | None
     note: str = ""
     """Why it failed, or when it was pruned."""
     folder: str = ""
-    """Its run folder, seen from the sweep's."""
+    """Its run folder, relative to the sweep's."""
     curve: list[tuple[int, float]] = field(default_factory=list)
-    """What it reported, as (step, value)."""
+    """The values it reported, as (step, value)."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics on validation and test, of a complete trial."""
+    """Validation and test metrics of a complete trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +69,21 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepReport:
-    """All there is to say about a sweep."""
+    """Everything that the page of a sweep shows."""
 
     name: str
     command: str
-    """The line that began it, as a person types it."""
+    """The command that started it, as you type it."""
     metric: str
     mode: str
     """max or min."""
     space: dict[str, str]
-    """What was searched, by key, as it was written."""
+    """The values searched, by key, as they were written."""
     log_keys: frozenset[str]
     """Keys whose values differ by factors."""
     trials: list[TrialRow]
     best_overrides: str
-    """The line that trains the best setting again; empty where no trial is complete."""
+    """The command that trains the best setting again; empty while no trial is complete."""
     importance: dict[str, float]
     """Shares that sum to 1; empty where there are too few trials."""
     confirmed: list[Confirmed]
@@ -98,12 +97,12 @@ def write_sweep(folder: Path, report: SweepReport) -> None:
 
 
 def _has_page(folder: Path, trial: TrialRow) -> bool:
-    """Whether a trial has left a report of its own inside the sweep's folder."""
+    """Whether a trial has a report inside the sweep's folder."""
     return lies_inside(trial.folder, folder) and (folder / trial.folder / _REPORT).is_file()
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file in one step; what cannot be encoded, such as half a character in an error, is spelled out."""
+    """Write a file in one step; characters that cannot be encoded become escape codes."""
     beside = path.with_name(f".{path.name}-new")
     beside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
     beside.replace(path)
@@ -129,7 +128,7 @@ def _cell(values: dict[str, Any], key: str) -> str:
 
 
 def _defused(text: str) -> str:
-    """A text that a spreadsheet would run as a formula, made plain text; numbers stay numbers."""
+    """A cell that no spreadsheet runs as a formula; numbers stay numbers."""
     if not text.startswith(_DANGEROUS):
         return text
     try:
@@ -182,7 +181,7 @@ def _tiles(report: SweepReport, best: TrialRow | None) -> list[dict[str, str]]:
 
 
 def _parameters(report: SweepReport, best: TrialRow | None) -> list[list[str]]:
-    """Each parameter, what was searched, and its best value."""
+    """Each parameter, the values searched, and the best one."""
     params = {} if best is None else best.params
     return [[key, report.space.get(key, ""), _value(params, key)] for key in _keys(report)]
 
@@ -275,7 +274,7 @@ def _value(params: Mapping[str, Any], key: str) -> str:
 
 
 def _keys(report: SweepReport) -> list[str]:
-    """What was searched, then what trials have beside it."""
+    """Keys that were searched, then other keys of trials."""
     return list(dict.fromkeys([*report.space, *(key for trial in report.trials for key in trial.params)]))
 
 
@@ -317,12 +316,12 @@ def _figure(value: float | None) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value with as many digits as one reads."""
+    """A value in at most four digits or forty letters."""
     return f"{value:.4g}" if isinstance(value, float) else shortened(written(value), 40)
 
 
 def _breakable(key: str) -> str:
-    """A key that may be broken after a dot or an underscore."""
+    """A key with places where a line may break: after a dot or an underscore."""
     return key.replace(".", ".\u200b").replace("_", "_\u200b")
 
 
