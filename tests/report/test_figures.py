@@ -13,7 +13,6 @@ import pytest
 from flatout.report.curves import Curve, line_chart
 from flatout.report.figures import INK, PAPER, Chart, add_axes, draw_svg, drawing, explain
 
-SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = ["<script>alert(1)</script>", "\"'&amp;", "$x^{2}$ \\frac", "日本 🚀", "_hidden", "a\nb\u2028c\x00\ud800"]
 
 
@@ -30,10 +29,10 @@ def drawn(label: str = "a chart", texts: list[str] | None = None, colour: str = 
 def test_no_text_becomes_markup_and_every_text_can_be_read(text):
     svg = drawn(text, [text, "second"])
     root = ElementTree.fromstring(svg)
-    assert {element.tag.removeprefix(SVG) for element in root.iter()} <= {
+    assert {element.tag for element in root.iter()} <= {
         *("svg", "g", "defs", "path", "use", "text", "title", "clipPath", "rect"),
     }
-    first, second = (title.text for title in root.iter(f"{SVG}title"))
+    first, second = (title.text for title in root.iter("title"))
     assert second == "second" and first[0] == text[0] and len(first) >= len(text)
     assert len({text for text in root.itertext() if text.strip()} & {first}) == 1
 
@@ -42,13 +41,13 @@ def test_no_text_becomes_markup_and_every_text_can_be_read(text):
 def test_a_hostile_name_of_a_curve_stays_in_the_legend(text):
     chart = line_chart(text, [Curve(text, [(1, 2.0), (2, 3.0)])], x_label=text)
     assert chart.legend[0].name == chart.title == text
-    labels = [label.text for label in ElementTree.fromstring(chart.svg).iter(f"{SVG}text")]
+    labels = [label.text for label in ElementTree.fromstring(chart.svg).iter("text")]
     assert text in labels
 
 
 def test_colours_of_ink_and_paper_are_those_of_the_page():
     assert "var(--ink)" in drawn(colour=INK) and "var(--paper)" in drawn(colour=PAPER)
-    assert not re.search(f"{INK}|{PAPER}|font-family|http://(?!www.w3.org)|https://|<metadata", drawn())
+    assert not re.search(f"{INK}|{PAPER}|font-family|https?://|<metadata", drawn())
 
 
 def test_the_style_a_user_has_set_changes_no_chart():
@@ -62,9 +61,7 @@ def test_a_long_run_is_drawn_whole_and_small():
     steps = range(1, 5001)
     chart = line_chart("loss", [Curve("train/loss", [(n, 1 / n) for n in steps]), Curve("val", [(5000, 0.5)])])
     lines = [
-        path.get("d")
-        for path in ElementTree.fromstring(chart.svg).iter(f"{SVG}path")
-        if "#2a83a3" in path.get("style", "")
+        path.get("d") for path in ElementTree.fromstring(chart.svg).iter("path") if "#2a83a3" in path.get("style", "")
     ]
     assert lines[0].split("L")[-1].split()[0] == "448"  # the last step stands at the right end
     assert isinstance(chart, Chart) and len(chart.svg) < 100_000

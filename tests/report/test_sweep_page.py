@@ -30,7 +30,6 @@ from flatout.report.sweep_charts import (
 )
 from flatout.report.sweep_page import Confirmed, SweepReport, TrialRow, write_sweep
 
-SVG = "{http://www.w3.org/2000/svg}"
 EVIL = "<script>alert(1)</script>\"'&"
 WIDTHS = ([64], [128], [256, 128])
 
@@ -91,7 +90,7 @@ class Tags(HTMLParser):
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
         for name, value in attributes:
-            if name in ("src", "href"):
+            if name in ("src", "href") and not value.startswith("#"):
                 self.links.append(value)
             if name in ("x", "y") or (name == "d" and "clip-path" not in dict(attributes)):
                 self.places += map(float, re.findall(r"-?[0-9.]+", value))
@@ -297,9 +296,9 @@ def named(chart: Chart, kind: str) -> list[tuple[str, ElementTree.Element]]:
     """The marks of a chart that name their trial when pointed at, in the order drawn."""
     found = []
     for element in ElementTree.fromstring(chart.svg).iter():
-        if (name := element.findtext(f"{SVG}title")) and name.startswith("trial "):
-            inside = [element, *element.findall(SVG + kind), *element.findall(f"{SVG}g/{SVG}{kind}")]
-            found += [(name, mark) for mark in inside if mark.tag == SVG + kind]
+        if (name := element.findtext("title")) and name.startswith("trial "):
+            inside = [element, *element.findall(kind), *element.findall(f"g/{kind}")]
+            found += [(name, mark) for mark in inside if mark.tag == kind]
     return found
 
 
@@ -372,7 +371,7 @@ def test_an_axis_holds_its_values_and_has_ticks_that_differ(values):
     assert scale.low < scale.high
     assert all(-1e-6 <= scale.share(value) <= 1 + 1e-6 for value in values) and not scale.count_beyond(values)
     chart = slice_chart("a", [Dot(n, "complete", n, value) for n, value in enumerate(values)], scale, log=False)
-    heights = {float(text.get("y")) for text in ElementTree.fromstring(chart.svg).iter(f"{SVG}text")}
+    heights = {float(text.get("y")) for text in ElementTree.fromstring(chart.svg).iter("text")}
     assert len(heights) >= 3  # two ticks beside the chart, and those below it
 
 
@@ -408,7 +407,7 @@ def test_charts_without_anything_to_show_are_left_out():
 
 def test_bars_of_importance_are_as_long_as_their_shares():
     svg = importance_chart({"optim.lr": 0.75, "model.widths": 0.25}).svg
-    bars = [points(path) for path in ElementTree.fromstring(svg).iter(f"{SVG}path") if COLOURS[0] in path.get("style")]
+    bars = [points(path) for path in ElementTree.fromstring(svg).iter("path") if COLOURS[0] in path.get("style")]
     longest, other = (max(x for x, _ in bar) - min(x for x, _ in bar) for bar in bars)
     assert longest == pytest.approx(3 * other, abs=0.5)
 
@@ -416,7 +415,7 @@ def test_bars_of_importance_are_as_long_as_their_shares():
 def test_a_trial_without_a_value_leaves_that_axis_out():
     scales = {name: number_scale([0.0, 1.0]) for name in "abc"}
     chart = parallel_chart(scales, [{"a": 0.0, "b": 1.0, "c": 0.5}, {"a": 1.0, "c": 0.0}])
-    paths = [path for path in ElementTree.fromstring(chart.svg).iter(f"{SVG}path") if "stroke: " in path.get("style")]
+    paths = [path for path in ElementTree.fromstring(chart.svg).iter("path") if "stroke: " in path.get("style")]
     worse, best = paths[:2]
     assert (len(points(worse)), len(points(best))) == (2, 3)
 

@@ -42,7 +42,7 @@ class Parsed(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
-        self.names |= {name for name, _ in attributes}
+        self.names |= {name for name, value in attributes if not (value or "").startswith("#")}
 
 
 def compared() -> str:
@@ -53,7 +53,7 @@ def compared() -> str:
 def test_the_pages_of_encodings_run_nothing_and_need_no_network(text):
     parsed = Parsed(text)
     assert not {"script", "link", "img", "iframe", "object"} & set(parsed.tags)
-    assert not {"src", "href", "onload", "onclick"} & parsed.names
+    assert not {"src", "href", "onload", "onclick"} & parsed.names and "http" not in text
     assert "&lt;script&gt;alert(1)" in text and "{{ 7*7 }}" in text  # a value is no template
     assert text.count("<svg") == parsed.tags.count("svg") >= 1
 

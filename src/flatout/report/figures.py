@@ -61,11 +61,11 @@ _STYLE = {
     "xtick.minor.size": 0,
     "ytick.minor.size": 0,
 }
-_SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+_NAMESPACE = re.compile(r"\{.*?\}")
 _PLACES = {"d", "x", "y", "transform"}
 _MARKED, _BETWEEN = "marked:", "\u2028"
 """An artist's id carries the texts of its marks to the SVG; `printable` leaves no such separator in them."""
-_MARKS = (f"{_SVG}path", f"{_SVG}use")
+_MARKS = ("path", "use")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,22 +131,23 @@ def draw_svg(figure: Figure, label: str) -> Markup:
         figure.patch.set_visible(False)
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     root = ElementTree.fromstring(file.getvalue())
+    for element in root.iter():  # inside of HTML, SVG needs no namespaces
+        element.tag = _NAMESPACE.sub("", element.tag)
+        element.attrib = {_NAMESPACE.sub("", name): value for name, value in element.attrib.items()}
     for element in root.iter():
         _simplify(element)
     for name in ("width", "height"):
         del root.attrib[name]
     root.attrib |= {"role": "img", "aria-label": printable(label)}
-    ElementTree.register_namespace("", _SVG[1:-1])
-    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 
 def _simplify(element: ElementTree.Element) -> None:
     """Use the page's colours and font, add the texts of `explain`, and drop what a page does not need."""
     for child in list(element):
-        if child.tag == f"{_SVG}style" or (child.tag == f"{_SVG}g" and not len(child)):
+        if child.tag == "style" or (child.tag == "g" and not len(child)):
             element.remove(child)
-    if element.tag not in (f"{_SVG}text", f"{_SVG}title"):
+    if element.tag not in ("text", "title"):
         element.text = None
     element.tail = None
     if element.get("transform", "").startswith("rotate(-0 "):
@@ -155,7 +156,7 @@ def _simplify(element: ElementTree.Element) -> None:
         element.attrib["style"] = _page_style(element.attrib["style"])
     for name in _PLACES & element.attrib.keys():  # a tenth of a pixel is fine enough
         element.attrib[name] = re.sub(r"(\.\d)\d+|\s+(?=\s)", r"\1", element.attrib[name])
-    if element.tag == f"{_SVG}g" and (name := element.attrib.pop("id", "")).startswith(_MARKED):
+    if element.tag == "g" and (name := element.attrib.pop("id", "")).startswith(_MARKED):
         _add_titles(element, name.removeprefix(_MARKED).split(_BETWEEN))
 
 
@@ -167,9 +168,9 @@ def _page_style(style: str) -> str:
 
 
 def _add_titles(group: ElementTree.Element, texts: Sequence[str]) -> None:
-    hidden = {mark for definitions in group.iter(f"{_SVG}defs") for mark in definitions.iter()}
+    hidden = {mark for definitions in group.iter("defs") for mark in definitions.iter()}
     marks = [mark for mark in group.iter() if mark.tag in _MARKS and mark not in hidden]
     for mark, text in zip(marks if len(texts) > 1 else [group], texts, strict=True):
-        title = ElementTree.Element(f"{_SVG}title")
+        title = ElementTree.Element("title")
         title.text = text
         mark.append(title)
