@@ -210,7 +210,7 @@ def _set_scale(axes: Axes, side: str, scale: Scale, *, room: float = 396) -> Non
         axis.set_ticks(range(len(scale.words)))
         _write_words(axis, scale.names, *_rows(scale.names, room))
     else:
-        axis.set_major_locator(MaxNLocator(nbins=6, steps=STEPS))
+        axis.set_major_locator(MaxNLocator(nbins=7, steps=STEPS))
     if not scale.words:
         format_numbers(axis)
     axes.set(**{f"{side}lim": (scale.low, scale.high)})
