@@ -115,9 +115,11 @@ def main(arguments: Sequence[str] | None = None, job: Callable[[DictConfig], Any
 
 def _import_all(words: Sequence[str]) -> None:
     from flatout.distributed.processes import warm_start
+    from flatout.engine.torchmetrics_internals import defer_pyplot
 
     if any(word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word for word in words):
         warm_start()  # it imports beside us what the processes to come will need
+    defer_pyplot()
     importlib.import_module("flatout.cli.boundary")
 
 

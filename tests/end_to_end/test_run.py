@@ -137,7 +137,7 @@ def test_what_the_card_and_the_machine_were_like_stands_in_the_summary_and_the_c
         rows = list(csv.DictReader(file))
     assert {row["gpu/temperature_c"] for row in rows} >= {"84"}
     assert any(row["host/process_cpu_cores"] for row in rows)
-    assert "held down 100% of the time by power limit" in (result.folder / "report.html").read_text(encoding="utf-8")
+    assert "throttled 100% of the time by power limit" in (result.folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_card_that_is_lost_in_mid_run_ends_no_training(tmp_path, monkeypatch):

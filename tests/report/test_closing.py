@@ -55,9 +55,9 @@ def test_mfu_and_the_card_are_told_where_they_are_known():
     summary["speed"]["gpu"]["others"] = {"processes": 2, "share": 1.0, "memory_gb": None}
     shown = " ".join(printed(summary, Path("outputs/x"), [], width=80).split())
     assert "padding 1.5%, MFU 31.7%" in shown
-    assert "card busy 96%, 9.0 GB, 58 W, 61 °C, held down 50% of the time by power limit," in shown
-    assert "held down 25% of the time by heat" in shown
-    assert "shared 100% of the time (processes beside this one: 2)" in shown
+    assert "card busy 96%, 9.0 GB, 58 W, 61 °C, throttled 50% of the time by power limit," in shown
+    assert "throttled 25% of the time by heat" in shown
+    assert "shared 100% of the time (other processes: 2)" in shown
 
 
 def test_labels_are_shown_as_they_are():

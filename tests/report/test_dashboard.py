@@ -16,19 +16,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.metrics import precision_recall_fscore_support
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.util.tensor_util import make_ndarray
+from torch.utils.tensorboard._utils import figure_to_image
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, OptimConfig, TextDataConfig, fit
 from flatout.data.problem import Problem
 from flatout.report.closing import closing_markdown
 from flatout.report.curves import COLOURS
 from flatout.report.dashboard import layout, precision_over_recall
-from flatout.report.pictures import confusion_picture, time_picture
+from flatout.report.pictures import confusion_figure, time_figure
 from flatout.report.summary import empty_summary, read_summary
 from flatout.tasks.metrics import TaskMetrics
 
@@ -110,10 +112,36 @@ def test_pictures_show_the_validation_rows_and_the_time_of_a_step(finished):
     events = read(result.folder)
     assert counted.confusion.sum() == 60
     assert counted.confusion.trace() / 60 == pytest.approx(result.metrics["val/accuracy"])
-    expected = confusion_picture(counted.classes, counted.confusion)
-    assert np.array_equal(pixels(events, "validation/confusion"), expected)
+    expected = confusion_figure(counted.classes, counted.confusion)
+    assert np.array_equal(pixels(events, "validation/confusion"), figure_to_image(expected).transpose(1, 2, 0))
     step_ms = read_summary(result.folder)["speed"]["step_ms"]
-    assert np.array_equal(pixels(events, "time/each_step"), time_picture(step_ms))
+    assert np.array_equal(pixels(events, "time/each_step"), figure_to_image(time_figure(step_ms)).transpose(1, 2, 0))
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for axes in figure.axes for text in axes.texts]
+
+
+def test_the_confusion_figure_has_the_count_of_each_cell_and_the_commonest_classes_first():
+    counts = np.array([[3, 0, 1], [0, 20, 5], [2, 0, 0]])
+    figure = confusion_figure(["a", "<b> $x$", "日本"], counts)
+    [axes] = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["<b> $x$", "a", "日本"]
+    assert {text.get_position(): text.get_text() for text in axes.texts} == {
+        (0, 0): "20", (2, 0): "5", (1, 1): "3", (2, 1): "1", (1, 2): "2",
+    }  # fmt: skip
+    assert np.asarray(axes.images[0].get_array())[0] == pytest.approx([0.8, 0, 0.2])
+    confusion = confusion_figure([f"class {i}" for i in range(60)], np.eye(60, dtype=int))
+    assert len(confusion.axes[0].get_yticklabels()) == 40
+    assert "the 40 commonest of 60" in confusion.texts[0].get_text()
+
+
+def test_the_figure_of_a_step_names_each_part_with_its_time_and_share():
+    figure = time_figure({"wait": 1.0, "transfer": None, "forward": 3.0})
+    assert texts(figure) == ["wait", "1.000 ms", "25.0%", "forward", "3.000 ms", "75.0%"]
+    bars = figure.axes[0].patches[::2]
+    assert [bar.get_width() for bar in bars] == [0.25, 0.75]
+    assert time_figure({"wait": 1.0, "transfer": None}) is None
 
 
 def test_precision_over_recall_is_that_of_the_validation_rows(finished):

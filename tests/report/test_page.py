@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
-from flatout.report.curves import Curve, line_chart, stacked_bar
+from flatout.report.curves import Curve, line_chart
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import empty_summary
 
@@ -40,7 +42,7 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
-        self.links += [value for name, value in attributes if name in ("src", "href")]
+        self.links += [value for name, value in attributes if name in ("src", "href") and value[0] != "#"]
 
 
 def test_the_page_shows_everything_and_runs_nothing(tmp_path):
@@ -57,7 +59,7 @@ def test_the_page_shows_everything_and_runs_nothing(tmp_path):
         "padding 1.5%",
         "0.333",
         "&lt;script&gt;",
-        "<polyline",
+        "backward 2.50 ms (48%)",
     ):
         assert shown in page
 
@@ -69,7 +71,7 @@ def test_mfu_stands_with_its_peak_and_the_card_has_a_line(tmp_path):
     summary["speed"]["gpu"] |= {"utilisation": 0.96, "throttled": {EVIL: 0.5}}
     page = write_page(tmp_path, summary, CURVES, PER_CLASS).read_text(encoding="utf-8")
     assert "<b>31.7%</b>MFU <small>of 0.885 TFLOP/s</small>" in page
-    assert "busy 96%, held down 50% of the time by &lt;script&gt;" in page
+    assert "busy 96%, throttled 50% of the time by &lt;script&gt;" in page
 
 
 def test_a_run_that_came_to_nothing_has_a_page_too(tmp_path):
@@ -91,7 +93,21 @@ def test_half_known_figures_and_a_half_written_row_are_shown_as_far_as_they_go(t
     assert "nan" not in page
 
 
+def test_the_curves_hold_their_points(tmp_path):
+    page = write_page(tmp_path, filled(), CURVES, PER_CLASS).read_text(encoding="utf-8")
+    losses, rows = (ElementTree.fromstring(svg) for svg in re.findall("<svg.*?</svg>", page))
+    assert (losses.get("aria-label"), rows.get("aria-label")) == ("loss", "rows a second")
+    assert [len(list(chart.iter("use"))) for chart in (losses, rows)] == [3, 2]  # a dot for each value
+    across = {dot.get("x") for dot in losses.iter("use")}
+    assert len(across) == 2  # train and validation loss of step 20 stand above each other
+
+
+def test_the_same_run_gives_the_same_page(tmp_path):
+    first, again = (write_page(tmp_path, filled(), CURVES, PER_CLASS).read_bytes() for _ in range(2))
+    assert first == again and b"matplotlib" not in first and b"DejaVu" not in first
+
+
 def test_a_chart_without_points_is_left_out_and_one_value_still_has_axes():
-    assert line_chart("loss", [Curve("a", [])]) == ""
-    assert "<polyline" in line_chart("loss", [Curve("a", [(1, 3.0)])])
-    assert stacked_bar({}, "ms") == ""
+    assert line_chart("loss", [Curve("a", [])]) is None
+    chart = line_chart("loss", [Curve("a", [(1, 3.0)])])
+    assert len(re.findall("<text", chart.svg)) >= 4

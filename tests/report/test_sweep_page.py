@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import pytest
 
-from flatout.report.curves import number_axis, word_axis
+from flatout.report.figures import COLOURS, Chart
+from flatout.report.scales import is_number, metric_scale, number_scale, shortened, value_scale, written
 from flatout.report.sweep_charts import (
     Dot,
     Line,
+    best_so_far,
     far_worse,
     history_chart,
     importance_chart,
-    is_number,
     learning_chart,
-    metric_axis,
     parallel_chart,
-    shortened,
     slice_chart,
-    value_axis,
-    written,
+    thin,
 )
 from flatout.report.sweep_page import Confirmed, SweepReport, TrialRow, write_sweep
 
@@ -90,10 +90,10 @@ class Tags(HTMLParser):
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
         for name, value in attributes:
-            if name in ("src", "href"):
+            if name in ("src", "href") and not value.startswith("#"):
                 self.links.append(value)
-            if name in ("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "width", "points"):
-                self.places += map(float, re.split("[ ,]", value))
+            if name in ("x", "y") or (name == "d" and "clip-path" not in dict(attributes)):
+                self.places += map(float, re.findall(r"-?[0-9.]+", value))
 
 
 def page(folder: Path, written_report: SweepReport) -> str:
@@ -118,7 +118,7 @@ def test_the_page_shows_what_was_searched_and_what_came_of_it(tmp_path):
         "9 complete, 1 pruned, 1 failed, 1 running",
         "10 min in all",
         "highest val/accuracy",
-        "<pre>python -m train optim.lr=0.003 &#x27;model.widths=[256,128]&#x27;</pre>",
+        "<pre>python -m train optim.lr=0.003 &#39;model.widths=[256,128]&#39;</pre>",
         "tag(log, interval(1e-4, 1e-2))",
         "<b>0.8080</b>val/accuracy <small>trial 8</small>",
         "<b>0.7980</b>test/accuracy",
@@ -181,6 +181,15 @@ def test_nothing_that_is_written_by_others_becomes_markup(tmp_path):
     assert "script" not in parsed(found).tags
 
 
+def test_values_no_font_or_file_can_hold_are_shown_as_escape_codes(tmp_path):
+    odd = "a\x00b\n\u2028\ud800 日本"
+    trials = [trial(n, params={odd: f"{odd}{n % 2}", "b": n}, note=odd) for n in range(4)]
+    found = page(tmp_path, report(*trials, importance={odd: 1.0}))
+    assert found.count(r"a\x00b\n\u2028\ud800 日本") >= 3  # bar, axis and ticks
+    for svg in re.findall("<svg.*?</svg>", found):
+        ElementTree.fromstring(svg)
+
+
 @pytest.mark.parametrize(
     "trials",
     [
@@ -202,7 +211,7 @@ def test_nothing_that_is_written_by_others_becomes_markup(tmp_path):
 def test_it_holds_whatever_came_of_the_trials(tmp_path, trials, mode):
     found = page(tmp_path, report(*trials, mode=mode, importance={}, best_overrides=""))
     places = parsed(found).places
-    assert all(-1 <= place <= 949 for place in places)
+    assert all(-20 <= place <= 949 for place in places)
     assert len(rows(tmp_path)) == len(trials)
 
 
@@ -214,8 +223,8 @@ def test_five_hundred_trials_of_twelve_parameters_and_long_texts_stay_within_the
     ]
     found = page(tmp_path, report(*many, importance=dict.fromkeys(keys, 1 / 12)))
     assert len(found) < 5e6
-    assert all(-1 <= place <= 949 for place in parsed(found).places)
-    assert found.count("<circle") > 12 * 500
+    assert all(-20 <= place <= 949 for place in parsed(found).places)
+    assert found.count("<title>trial ") > 12 * 500
 
 
 def test_a_report_without_a_complete_trial_says_so_and_names_no_best(tmp_path):
@@ -283,13 +292,45 @@ def test_a_report_is_replaced_in_one_step_and_leaves_nothing_beside_it(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sweep.csv", "sweep.html"]
 
 
+def named(chart: Chart, kind: str) -> list[tuple[str, ElementTree.Element]]:
+    """The marks of a chart that name their trial when pointed at, in the order drawn."""
+    found = []
+    for element in ElementTree.fromstring(chart.svg).iter():
+        if (name := element.findtext("title")) and name.startswith("trial "):
+            inside = [element, *element.findall(kind), *element.findall(f"g/{kind}")]
+            found += [(name, mark) for mark in inside if mark.tag == kind]
+    return found
+
+
+def marks(chart: Chart, kind: str = "use") -> list[ElementTree.Element]:
+    return [mark for _, mark in named(chart, kind)]
+
+
+def names(chart: Chart, kind: str = "use") -> list[str]:
+    return [name for name, _ in named(chart, kind)]
+
+
+def points(mark: ElementTree.Element) -> list[tuple[float, float]]:
+    numbers = list(map(float, re.findall(r"-?[0-9.]+", mark.get("d"))))
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
 def test_the_best_so_far_never_gets_worse():
-    # value   3  1  2  0 : "min" steps down at trials 1 and 3 and stays level at 2
     dots = [Dot(n, "complete", n, y) for n, y in enumerate([3.0, 1.0, 2.0, 0.0])]
-    (line,) = re.findall('<polyline points="(.*?)"', history_chart(dots, metric="val/loss", mode="min"))
-    heights = [float(place.split(",")[1]) for place in line.split()]
-    assert heights == sorted(heights)  # further down the page is lower
-    assert len(set(heights)) == 3
+    assert best_so_far(dots, "min") == [(0, 3.0), (1, 1.0), (2, 1.0), (3, 0.0)]
+    assert best_so_far(dots[::-1], "max") == [(0, 3.0), (1, 3.0), (2, 3.0), (3, 3.0)]
+
+
+def test_each_trial_is_a_dot_at_its_value_that_names_it():
+    values = {4: 0.5, 5: 1.0, 6: 0.0, 7: 0.25}
+    dots = [Dot(number, "best" if y == 1 else "complete", number, y) for number, y in values.items()]
+    chart = history_chart(dots, metric="val/accuracy", mode="max")
+    assert names(chart) == ["trial 4: 0.5", "trial 6: 0", "trial 7: 0.25", "trial 5: 1"]  # the best one on top
+    places = [(float(mark.get("x")), float(mark.get("y"))) for mark in marks(chart)]
+    by_value = sorted(zip([0.5, 0.0, 0.25, 1.0], (y for _, y in places), strict=True))
+    heights = [height for _, height in by_value]
+    assert heights == sorted(heights, reverse=True)  # further down the page is lower
+    assert heights[0] - heights[2] == pytest.approx((heights[0] - heights[3]) / 2, abs=0.2)
 
 
 def test_a_pruned_curve_ends_where_it_was_pruned_and_the_best_is_drawn_last():
@@ -299,78 +340,84 @@ def test_a_pruned_curve_ends_where_it_was_pruned_and_the_best_is_drawn_last():
         Line(2, "complete", [(0, 0.1), (100, 0.5)]),
     ]
     chart = learning_chart(lines, metric="val/accuracy", mode="max")
-    assert re.findall(r"<title>(trial \d+)</title>", chart) == ["trial 1", "trial 2", "trial 0"]
-    ends = [float(points.split()[-1].split(",")[0]) for points in re.findall('points="(.*?)"', chart)]
-    assert ends[0] == pytest.approx((ends[1] + 52) / 2, abs=1)
-    assert learning_chart([Line(0, "best", [])], metric="x", mode="max") == ""
+    assert names(chart, "path") == ["trial 1", "trial 2", "trial 0"]
+    (left, _), *_ = points(marks(chart, "path")[0])
+    ends = [points(mark)[-1][0] for mark in marks(chart, "path")]
+    assert ends[0] == pytest.approx((ends[1] + left) / 2, abs=1)
+    assert learning_chart([Line(0, "best", [])], metric="x", mode="max") is None
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_end():
-    chart = learning_chart([Line(0, "complete", [(n, n) for n in range(10_001)])], metric="x", mode="max")
-    (points,) = re.findall('points="(.*?)"', chart)
-    assert len(points.split()) <= 102
-    assert points.split()[-1] == "448.0,14.0"
+    line = Line(0, "complete", [(n, n) for n in range(10_001)])
+    assert len(thin(line.points)) <= 102 and thin(line.points)[-1] == (10_000, 10_000)
+    (drawn,) = marks(learning_chart([line], metric="x", mode="max"), "path")
+    assert 50 <= len(points(drawn)) <= 102  # matplotlib leaves out points on a straight line
+    assert points(drawn)[-1] == (448.0, 14.0)
 
 
 def test_equal_factors_are_equal_steps_on_a_log_axis():
-    axis = number_axis([1e-4, 1e-3, 1e-2], log=True)
-    assert [axis.place(x) for x in (1e-4, 1e-3, 1e-2)] == pytest.approx([0, 0.5, 1])
-    assert [text for _, text in axis.ticks] == ["0.0001", "0.001", "0.01"]
-    assert [text for _, text in number_axis([0.003, 0.004], log=True).ticks] == ["0.002", "0.005"]
-    assert [text for _, text in number_axis([0.003], log=True).ticks] == ["0.002", "0.005"]
+    scale = number_scale([1e-4, 1e-3, 1e-2], log=True)
+    assert [scale.share(x) for x in (1e-4, 1e-3, 1e-2)] == pytest.approx([0.037, 0.5, 0.963], abs=1e-3)
+    dots = [Dot(n, "complete", 10.0**-n, 0.5) for n in range(1, 8)]
+    places = [float(mark.get("x")) for mark in marks(slice_chart("a", dots, number_scale([0, 1]), log=True))]
+    assert len({round(a - b) for a, b in itertools.pairwise(places)}) == 1
 
 
 @pytest.mark.parametrize(
     "values", [[3.0], [0.0], [1e20, 1e20], [5e-11, 6e-11], [1.0, 1.0 + 1e-9], [-4.0, 9.0], [1e299]]
 )
-def test_an_axis_holds_its_values_between_ticks_that_differ(values):
-    axis = number_axis(values)
-    places = [place for place, _ in axis.ticks]
-    assert places == sorted(set(places)) and len(places) >= 2
-    assert all(-1e-6 <= axis.place(value) <= 1 + 1e-6 for value in values)
+def test_an_axis_holds_its_values_and_has_ticks_that_differ(values):
+    scale = number_scale(values)
+    assert scale.low < scale.high
+    assert all(-1e-6 <= scale.share(value) <= 1 + 1e-6 for value in values) and not scale.count_beyond(values)
+    chart = slice_chart("a", [Dot(n, "complete", n, value) for n, value in enumerate(values)], scale, log=False)
+    heights = {float(text.get("y")) for text in ElementTree.fromstring(chart.svg).iter("text")}
+    assert len(heights) >= 3  # two ticks beside the chart, and those below it
 
 
-def test_texts_lists_and_switches_stand_evenly_in_the_order_a_person_expects():
-    assert [text for _, text in value_axis([[256], [64], [256, 128], [64]], log=False).ticks] == [
-        "[64]",
-        "[256]",
-        "[256,128]",
-    ]
-    axis = value_axis([True, False], log=True)
-    assert (axis.place(False), axis.place(True)) == (0.25, 0.75)
-    assert axis.place("else") is None
-    assert word_axis(["a"]).ticks == [(0.5, "a")]
+def test_texts_lists_and_switches_stand_evenly_in_the_order_you_expect():
+    assert value_scale([[256], [64], [256, 128], [64]], log=False).names == ["[64]", "[256]", "[256,128]"]
+    scale = value_scale([True, False], log=True)
+    assert (scale.share(False), scale.share(True)) == (0.25, 0.75)
+    assert scale.share("else") is None
 
 
 def test_a_few_numbers_that_recur_are_choices_and_others_are_a_range():
-    assert [text for _, text in value_axis([128, 32, 64] * 3, log=False).ticks] == ["32", "64", "128"]
-    assert value_axis([128, 32, 64] * 3, log=False).is_words
-    assert not value_axis([128, 32, 64], log=False).is_words
-    assert value_axis([0.3], log=True).is_words
+    assert value_scale([128, 32, 64] * 3, log=False).names == ["32", "64", "128"]
+    assert not value_scale([128, 32, 64], log=False).words
+    assert value_scale([0.3], log=True).words
 
 
 def test_one_failure_does_not_flatten_the_other_results():
     values = [0.90 + n / 1000 for n in range(20)]
-    axis = metric_axis([*values, 0.1], "max")
-    assert axis.place(0.1) < 0 <= axis.place(0.9)
-    assert "1 far worse" in far_worse(axis, [*values, 0.1])
-    assert far_worse(axis, values) == ""
-    assert metric_axis([*values, 0.1], "min").place(0.1) >= 0
+    scale = metric_scale([*values, 0.1], "max")
+    assert 0.1 < scale.low <= 0.9 and scale.share(0.1) == 0
+    assert "1 far worse" in far_worse(scale, [*values, 0.1])
+    assert far_worse(scale, values) == ""
+    assert metric_scale([*values, 0.1], "min").low <= 0.1
 
 
 def test_charts_without_anything_to_show_are_left_out():
-    axis = number_axis([0.0, 1.0])
-    assert history_chart([], metric="x", mode="max") == ""
-    assert slice_chart("a", [], axis, log=False) == ""
-    assert importance_chart({}) == importance_chart({"a": math.nan}) == ""
-    assert parallel_chart({"a": axis}, [{"a": 0.0}, {"a": 1.0}]) == ""
+    scale = number_scale([0.0, 1.0])
+    assert history_chart([], metric="x", mode="max") is None
+    assert slice_chart("a", [], scale, log=False) is None
+    assert importance_chart({}) is importance_chart({"a": math.nan}) is None
+    assert parallel_chart({"a": scale}, [{"a": 0.0}, {"a": 1.0}]) is None
+
+
+def test_bars_of_importance_are_as_long_as_their_shares():
+    svg = importance_chart({"optim.lr": 0.75, "model.widths": 0.25}).svg
+    bars = [points(path) for path in ElementTree.fromstring(svg).iter("path") if COLOURS[0] in path.get("style")]
+    longest, other = (max(x for x, _ in bar) - min(x for x, _ in bar) for bar in bars)
+    assert longest == pytest.approx(3 * other, abs=0.5)
 
 
 def test_a_trial_without_a_value_leaves_that_axis_out():
-    axes = {name: number_axis([0.0, 1.0]) for name in "abc"}
-    chart = parallel_chart(axes, [{"a": 0.0, "b": 1.0, "c": 0.5}, {"a": 1.0, "c": 0.0}])
-    worse, best = (points.split() for points in re.findall('<polyline points="(.*?)"', chart))
-    assert (len(worse), len(best)) == (2, 3)
+    scales = {name: number_scale([0.0, 1.0]) for name in "abc"}
+    chart = parallel_chart(scales, [{"a": 0.0, "b": 1.0, "c": 0.5}, {"a": 1.0, "c": 0.0}])
+    paths = [path for path in ElementTree.fromstring(chart.svg).iter("path") if "stroke: " in path.get("style")]
+    worse, best = paths[:2]
+    assert (len(points(worse)), len(points(best))) == (2, 3)
 
 
 def test_texts_that_begin_alike_can_be_told_apart_when_shortened():

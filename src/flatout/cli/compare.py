@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import html
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rich.text import Text
 from flatout.bits.exposure_page import read_exposure
 from flatout.errors import UserError
 from flatout.report.curves import Curve, line_chart
-from flatout.report.page import STYLE, section, table
+from flatout.report.render import render_page
 
 Exposure = Mapping[str, Any]
 
@@ -81,15 +80,13 @@ def page(found: Mapping[str, Exposure]) -> str:
         for name, exposure in zip(names, found.values(), strict=True)
     ]
     chart = line_chart("Dice over known records", curves, x_label="known records", doublings=True)
-    plain = "".join(
-        f"<h3>{html.escape(name)}</h3><p>{html.escape(exposure['conclusion'][0])}</p>"
-        for name, exposure in zip(names, found.values(), strict=True)
-    )
-    body = f"<h1>Encodings side by side</h1>{table(['', *names], cells)}<div class='one chart'>{chart}</div>"
-    body += section("In plain words", plain)
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>encodings side by side</title><style>{STYLE}</style><body>{body}</body></html>"
+    sentences = [exposure["conclusion"][0] for exposure in found.values()]
+    return render_page(
+        "compare",
+        heads=["", *names],
+        rows=cells,
+        curves=[chart] if chart else [],
+        conclusions=list(zip(names, sentences, strict=True)),
     )
 
 

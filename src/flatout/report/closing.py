@@ -1,4 +1,4 @@
-"""What is printed when a run ends: what it reached, how fast it was, where the time went, where everything lies."""
+"""The text printed when a run ends: metrics, speed, the parts of a step's time, the verdict, the folders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAST_SHARE = 0.001
 def print_closing(
     summary: dict[str, Any], folder: Path, per_class: list[dict[str, Any]], console: Console | None = None
 ) -> None:
-    """Print the closing tables to the terminal or to the console given; folders stay on one line, to be copied."""
+    """Print the closing tables; the run folder and the command stay on one line each, so that you can copy them."""
     console = console or Console(highlight=False)
     if per_class:
         console.print(class_table(per_class))
@@ -42,7 +42,7 @@ def closing_table(summary: dict[str, Any]) -> Table:
 
 
 def class_table(per_class: list[dict[str, Any]]) -> Table:
-    """Precision, recall and F1 of each class; of many, the six best and the six worst."""
+    """Precision, recall and F1 of each class; of many classes, the six best and the six worst."""
     table = Table(box=None, padding=(0, 2, 0, 0), title="classes, commonest first", title_justify="left")
     table.add_column("class")
     for name in ("precision", "recall", "f1", "rows"):
@@ -110,7 +110,7 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def closing_markdown(summary: dict[str, Any]) -> str:
-    """The verdict, the result, the speed and every choice with its evidence, as markdown."""
+    """Verdict, result, speed and each automatic choice with its evidence, as markdown."""
     parts = [f"**{_cell(_title(summary))}**"]
     if text := verdict_text(summary["verdict"]):
         parts.append(f"**Verdict:** {_cell(text)}")
@@ -120,7 +120,7 @@ def closing_markdown(summary: dict[str, Any]) -> str:
     parts.append(_markdown_table(["result and speed", ""], lines))
     choices = [[each[name] for name in ("name", "value", "why", "evidence")] for each in summary["choices"]]
     if choices:
-        parts += ["**What was chosen, and why**", _markdown_table(["choice", "value", "why", "evidence"], choices)]
+        parts += ["**Automatic choices**", _markdown_table(["choice", "value", "why", "evidence"], choices)]
     return "\n\n".join(filter(None, parts))
 
 
@@ -132,12 +132,12 @@ def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> s
 
 
 def _cell(value: object) -> str:
-    """A value that cannot end its cell or be read as a mark."""
+    """A value as plain text: it cannot end its cell, and no sign of markdown or HTML acts."""
     return re.sub(r"([\\|*_`\[])", r"\\\1", html.escape(printable(str(value)), quote=False))
 
 
 def gpu_text(gpu: dict[str, Any]) -> str:
-    """What the card was like in one line; empty where nobody looked."""
+    """Load, memory, power, temperature and throttling of the card in one line; empty without samples."""
     forms = {
         "utilisation": "busy {:.0%}",
         "memory_gb": "{:.1f} GB",
@@ -146,19 +146,19 @@ def gpu_text(gpu: dict[str, Any]) -> str:
     }
     known = [form.format(gpu[name]) for name, form in forms.items() if gpu.get(name) is not None]
     known += [
-        f"held down {share:.0%} of the time by {reason}" for reason, share in (gpu.get("throttled") or {}).items()
+        f"throttled {share:.0%} of the time by {reason}" for reason, share in (gpu.get("throttled") or {}).items()
     ]
     if others := gpu.get("others"):
-        known.append(f"shared {others['share']:.0%} of the time (processes beside this one: {others['processes']})")
+        known.append(f"shared {others['share']:.0%} of the time (other processes: {others['processes']})")
     return ", ".join(known)
 
 
 def verdict_text(verdict: dict[str, Any] | None) -> str:
-    """A verdict in one line: what limited the run, by how much, and what would mend it."""
+    """A verdict in one line: what limited the run, by how much, and the fix."""
     if not verdict or not verdict.get("limit"):
         return ""
     if sentence := verdict.get("sentence"):
         return str(sentence)
-    share, mend = verdict.get("share"), verdict.get("mend")
+    share, fix = verdict.get("share"), verdict.get("mend")
     measured = f" {share:.1%}" if share is not None else ""
-    return f"{verdict['limit']}{measured}" + (f": {mend}" if mend else "")
+    return f"{verdict['limit']}{measured}" + (f": {fix}" if fix else "")

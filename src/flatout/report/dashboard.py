@@ -1,52 +1,56 @@
-"""A run on TensorBoard's other pages: which charts stand together, and what is known when it has ended.
+"""A run's TensorBoard pages beside its curves: the layout of charts, closing text, figures, precision-recall curves.
 
-The charts are laid out when the event file is begun. All else comes at the end, in an event file of its own that a run
-which was gone on with replaces: the closing text, the pictures, and precision over recall of each class.
+The layout is written with the first curves. The rest comes at the end, in a separate event file. A resumed run replaces
+that file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flatout.callbacks.step_timer import PARTS
 from flatout.report.closing import closing_markdown
+from flatout.report.figures import ignoring_missing_glyphs
 from flatout.report.hyperparameters import EventFile, write_hyperparameters
-from flatout.report.pictures import confusion_picture, time_picture
+from flatout.report.pictures import confusion_figure, time_figure
 from flatout.tasks.metrics import Counted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SUFFIX = ".closing"
 _MOST_POINTS = 127
-"""TensorBoard keeps no more points of such a curve."""
+"""TensorBoard keeps at most so many points of a precision-recall curve."""
 _MOST_CURVES = 20
 
 Layout = dict[str, dict[str, list[Any]]]
 
 
 def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
-    """Charts by heading. TensorBoard stacks no lines."""
+    """The charts under each heading."""
     memory = ["host/process_memory_gb", "host/available_memory_gb", *(["gpu/memory_gb"] if has_card else [])]
     charts = {
         "speed": {
             "rows a second": ["speed/rows_per_s"],
             "tokens a second": ["speed/tokens_per_s"],
-            "share of padding": ["speed/padding_share"],
-            **({"share of the card's peak (MFU)": ["speed/mfu"]} if has_card else {}),
+            "padding, fraction": ["speed/padding_share"],
+            **({"fraction of the card's peak (MFU)": ["speed/mfu"]} if has_card else {}),
         },
         "time": {
-            "where each batch's time goes, ms": [f"time/{part}_ms" for part in PARTS],
-            "steps: half are quicker, 99 of 100 are, ms": ["time/p50_ms", "time/p99_ms"],
+            "parts of a step's time, ms": [f"time/{part}_ms" for part in PARTS],
+            "time of a step, 50th and 99th percentile, ms": ["time/p50_ms", "time/p99_ms"],
         },
         "memory": {"memory, GB": memory},
         "loss": {
-            "loss of training and validation": ["train/loss", "val/loss"],
+            "training and validation loss": ["train/loss", "val/loss"],
             "learning rate": ["train/lr"],
         },
-        "quality": {"metrics of validation": [f"val/{name}" for name in metrics]},
+        "quality": {"validation metrics": [f"val/{name}" for name in metrics]},
     }
     if has_card:
         charts["gpu"] = {
@@ -64,16 +68,15 @@ def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
 def write_dashboard(
     folder: Path, summary: dict[str, Any], settings: Mapping[str, Any], counted: Counted | None
 ) -> None:
-    """What there is to tell at the end of a run, at its last step."""
+    """Write the closing text, the figures, the precision-recall curves and the settings, at the run's last step."""
     step = summary["training"]["steps"] or 0
     with EventFile(folder, SUFFIX) as writer:
         writer.add_text("verdict", closing_markdown(summary), step)
-        if (picture := time_picture(summary["speed"]["step_ms"])) is not None:
-            writer.add_image("time/each_step", picture, step, dataformats="HWC")
+        if (figure := time_figure(summary["speed"]["step_ms"])) is not None:
+            _add_figure(writer, "time/each_step", figure, step)
         if counted is not None:
             if counted.confusion is not None:
-                picture = confusion_picture(counted.classes, counted.confusion)
-                writer.add_image("validation/confusion", picture, step, dataformats="HWC")
+                _add_figure(writer, "validation/confusion", confusion_figure(counted.classes, counted.confusion), step)
             for name, points in precision_over_recall(counted).items():
                 writer.add_pr_curve_raw(f"validation/{name}", *points, step, num_thresholds=points.shape[1])
     speed = {name: summary["speed"][name] for name in ("rows_per_s", "tokens_per_s")}
@@ -81,10 +84,11 @@ def write_dashboard(
 
 
 def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
-    """[6, points] of each class: right and wrong yes, right and wrong no, precision, recall; the commonest classes.
+    """Precision-recall curves of the commonest classes, as TensorBoard takes them.
 
-    The points lie evenly on the scale of logits, so that a confident model has a curve too: TensorBoard, which takes
-    them for evenly spaced probabilities, names other thresholds than theirs.
+    Each is [6, points]: true and false positives, true and false negatives, precision, recall. The points are evenly
+    spaced logits, so that a confident model has a curve too. TensorBoard takes them for evenly spaced probabilities:
+    the thresholds it shows are not theirs.
     """
     if counted.binned is None:
         return {}
@@ -98,3 +102,8 @@ def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
     most = len(counted.classes) if counted.are_several else _MOST_CURVES
     shown = [place for place in np.argsort(-rows, kind="stable")[:most] if rows[place]]
     return {counted.classes[place]: curves[:, :, place] for place in shown}
+
+
+def _add_figure(writer: Any, tag: str, figure: Figure, step: int) -> None:
+    with ignoring_missing_glyphs():
+        writer.add_figure(tag, figure, step, close=False)  # nothing to close: pyplot does not hold it

@@ -1,7 +1,7 @@
-"""TensorBoard's HPARAMS page: settings and final metrics of a run, in an event file of their own beside its curves.
+"""TensorBoard's HPARAMS page: settings and final metrics of a run, in a separate event file beside its curves.
 
-The file is replaced as a whole, so a run that was gone on with stands there once, and a sweep can put the settings it
-searched in the place of all the settings that a trial has.
+The file is replaced as a whole. So a resumed run is listed once, and a sweep can list the settings it searched instead
+of all the settings of a trial.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ SUFFIX = ".hparams"
 def write_hyperparameters(
     folder: Path, settings: Mapping[str, Any], metrics: Mapping[str, float | None], step: int
 ) -> None:
-    """Put a run on the page that `tensorboard --logdir` of its folder, or of one above, shows.
+    """List a run on the page that `tensorboard --logdir` shows for its folder or a folder above.
 
-    Metrics get curves of one point under `final/`: a run's own curves are not touched.
+    Each metric becomes a curve of one point under `final/`; the run's own curves do not change.
     """
     from torch.utils.tensorboard.summary import hparams
 
@@ -31,7 +31,7 @@ def write_hyperparameters(
 
 
 class EventFile:
-    """A writer of an event file that takes the place of those with the same suffix, once it is whole."""
+    """A writer of an event file that replaces those with the same suffix when it is complete."""
 
     def __init__(self, folder: Path, suffix: str) -> None:
         self.folder, self.suffix = folder, suffix
@@ -51,7 +51,7 @@ class EventFile:
 
 
 def compared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a run's settings, by their dotted keys, those by which runs are compared; what is not set is left out."""
+    """The settings by which runs are compared, by their dotted keys, without those that are not set."""
     kept: dict[str, Any] = {}
     for group in ("model", "optim", "task"):
         kept |= {f"{group}.{name}": value for name, value in _flat(settings.get(group)).items()}
@@ -75,5 +75,5 @@ def _flat(group: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What the page can sort by: numbers, texts and booleans."""
+    """A value the page can sort by: a number, a text or a boolean."""
     return value if isinstance(value, bool | int | float | str) else str(value)

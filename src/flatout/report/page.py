@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -12,25 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from flatout.report.closing import gpu_text, verdict_text
-from flatout.report.curves import Curve, line_chart, stacked_bar
+from flatout.report.curves import Curve, line_chart
+from flatout.report.figures import COLOURS, Chart
+from flatout.report.render import render_page
 
-STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;color:#1b1f23;max-width:980px;margin:2rem auto;padding:0 1rem}
-h1{font-size:1.5rem;margin:0}h2{font-size:1.05rem;margin:2rem 0 .5rem;border-bottom:1px solid #d8dee4}
-.muted,small,.tick{color:#57606a;fill:#57606a}.tick{font-size:11px}.end{text-anchor:end}.middle{text-anchor:middle}
-.grid{stroke:#e6eaee}.figures{display:flex;flex-wrap:wrap;gap:.75rem;margin:1rem 0}
-.figures div{border:1px solid #d8dee4;border-radius:6px;padding:.5rem .9rem}.figures b{display:block;font-size:1.25rem}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(400px,1fr));gap:1rem;margin-top:1.5rem}figure{margin:0}
-.one{max-width:620px;margin-top:1.5rem}
-table{border-collapse:collapse}td,th{padding:.2rem .9rem .2rem 0;text-align:left;vertical-align:top}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}th{font-weight:600;border-bottom:1px solid #d8dee4}
-pre{background:#f6f8fa;padding:.8rem;border-radius:6px;overflow:auto;font-size:12.5px}.bar{width:100%;height:26px}
-.legend span{margin-right:1.2rem;white-space:nowrap}svg{overflow:visible}code{overflow-wrap:anywhere}
-.status{font-size:.8rem;font-weight:600;border:1px solid;border-radius:1rem;padding:.1rem .6rem;vertical-align:.25rem}
-.finished{color:#1a7f37}.failed{color:#b3261e}.interrupted{color:#8a6100}.running{color:#1f6f8b}
-@media print{body{margin:0;max-width:none}figure,tr,.figures div{break-inside:avoid}h2{break-after:avoid}
-pre{white-space:pre-wrap}}
-"""
 _CHARTS = {
     "loss": ("train/loss", "val/loss"),
     "quality on validation": ("val/accuracy", "val/macro_f1", "val/subset_accuracy", "val/auroc"),
@@ -39,6 +23,7 @@ _CHARTS = {
     "the card's use": ("speed/mfu", "gpu/utilisation"),
     "error on validation": ("val/rmse", "val/mae"),
 }
+_SCORES = ("precision", "recall", "f1")
 
 
 def write_page(
@@ -47,23 +32,22 @@ def write_page(
     curves: Sequence[Mapping[str, str]],
     per_class: Sequence[Mapping[str, Any]],
 ) -> Path:
-    """Write `report.html` into a run's folder."""
+    """Write `report.html` into a run folder."""
     config = folder / "config.yaml"
-    sections = [
-        _heading(summary),
-        _figures(summary),
-        section("What limited the run", html.escape(verdict_text(summary["verdict"]))),
-        f'<div class="charts">{_charts(curves)}</div>',
-        section("Where each step's time went", stacked_bar(_known(summary["speed"]["step_ms"]), "ms")),
-        section("The card", html.escape(gpu_text(summary["speed"]["gpu"]))),
-        section("What was chosen, and why", _choices(summary["choices"])),
-        section("Classes", _classes(per_class)),
-        section("Settings", f"<pre>{html.escape(config.read_text('utf-8'))}</pre>" if config.is_file() else ""),
-    ]
-    title = html.escape(str(summary["experiment"] or "a run"))
-    page = (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{title}</title><style>{STYLE}</style><body>{''.join(sections)}</body></html>"
+    page = render_page(
+        "report",
+        name=summary["experiment"] or "a run",
+        status=summary["status"],
+        about=_about(summary),
+        command=summary["command"] or "",
+        figures=[*_metric_tiles(summary), *_speed_tiles(summary)],
+        verdict=verdict_text(summary["verdict"]),
+        curves=_charts(curves),
+        times=_times(summary["speed"]["step_ms"]),
+        card=gpu_text(summary["speed"]["gpu"]),
+        choices=[[choice[name] for name in ("name", "value", "why", "evidence")] for choice in summary["choices"]],
+        classes=[[row["class"], *(f"{row[name]:.3f}" for name in _SCORES), f"{row['support']:,}"] for row in per_class],
+        settings=config.read_text("utf-8") if config.is_file() else "",
     )
     path = folder / "report.html"
     beside = folder / ".report.html-new"
@@ -72,7 +56,7 @@ def write_page(
 
 
 def read_curves(folder: Path) -> list[dict[str, str]]:
-    """Rows of a run's metrics.csv, the last one only when it is whole; none where there is no such file."""
+    """Rows of a run's `metrics.csv` without an unfinished last one; an empty list without the file."""
     path = folder / "metrics.csv"
     if not path.is_file():
         return []
@@ -80,51 +64,51 @@ def read_curves(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
 
 
-def _heading(summary: Mapping[str, Any]) -> str:
+def tile(value: str, name: str, note: str = "") -> dict[str, str]:
+    """A large figure on a page, what it is, and a short note."""
+    return {"value": value, "name": name, "note": note}
+
+
+def _about(summary: Mapping[str, Any]) -> str:
     model, data = summary["model"], summary["data"]
     parameters = f", {model['parameters']:,} parameters" if model["parameters"] else ""
-    words = f"{model['name'] or 'no model yet'}{parameters} on {data['source'] or 'no data yet'}"
-    status = html.escape(str(summary["status"]))
-    return (
-        f'<h1>{html.escape(str(summary["experiment"] or "a run"))} <span class="status {status}">{status}</span></h1>'
-        f'<p class="muted">{html.escape(words)}<br><code>{html.escape(summary["command"] or "")}</code></p>'
-    )
+    return f"{model['name'] or 'no model yet'}{parameters} on {data['source'] or 'no data yet'}"
 
 
-def _figures(summary: Mapping[str, Any]) -> str:
+def _metric_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     baseline = summary["baseline"] or {}
     known = baseline.get("metrics") or {}
-    tiles = []
-    for name, value in summary["metrics"].items():
-        if name.startswith("test/") and value is not None and name != "test/loss":
-            beside = f"{value / known[name]:.1%} of the {baseline['name']}" if known.get(name) else ""
-            tiles.append((f"{value:.4f}", name, beside))
-    speed, training = summary["speed"], summary["training"]
+    return [
+        tile(f"{value:.4f}", name, f"{value / known[name]:.1%} of the {baseline['name']}" if known.get(name) else "")
+        for name, value in summary["metrics"].items()
+        if name.startswith("test/") and value is not None and name != "test/loss"
+    ]
+
+
+def _speed_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
+    speed, training, tiles = summary["speed"], summary["training"], []
     if speed["rows_per_s"]:
-        tiles.append((f"{speed['rows_per_s']:,.0f}", "rows/s", _said("padding {:.1%}", speed["padding_share"])))
+        tiles.append(tile(f"{speed['rows_per_s']:,.0f}", "rows/s", _filled("padding {:.1%}", speed["padding_share"])))
     if speed["tokens_per_s"]:
-        tiles.append((f"{speed['tokens_per_s']:,.0f}", "tokens/s", ""))
+        tiles.append(tile(f"{speed['tokens_per_s']:,.0f}", "tokens/s"))
     if speed["mfu"] is not None:
-        tiles.append((f"{speed['mfu']:.1%}", "MFU", _said("of {:,.3g} TFLOP/s", summary["hardware"]["peak_tflops"])))
+        peak = _filled("of {:,.3g} TFLOP/s", summary["hardware"]["peak_tflops"])
+        tiles.append(tile(f"{speed['mfu']:.1%}", "MFU", peak))
     if training["seconds"]:
-        tiles.append((f"{training['seconds']:.0f} s", "in all", _said("{:,} steps", training["steps"])))
-    made = (
-        f"<div><b>{html.escape(value)}</b>{html.escape(name)} <small>{html.escape(beside)}</small></div>"
-        for value, name, beside in tiles
-    )
-    return f'<div class="figures">{"".join(made)}</div>'
+        tiles.append(tile(f"{training['seconds']:.0f} s", "in all", _filled("{:,} steps", training["steps"])))
+    return tiles
 
 
-def _charts(curves: Sequence[Mapping[str, str]]) -> str:
+def _charts(curves: Sequence[Mapping[str, str]]) -> list[Chart]:
     charts = []
     for title, names in _CHARTS.items():
         lines = [Curve(name, _points(curves, name)) for name in names]
         charts.append(line_chart(title, [line for line in lines if line.points]))
-    return "".join(charts)
+    return [chart for chart in charts if chart]
 
 
 def _points(curves: Sequence[Mapping[str, str]], name: str) -> list[tuple[float, float]]:
-    """A column over the steps; the last row of a run that was killed may be half a row."""
+    """A column over the steps; the last row of a killed run may be incomplete."""
     points = []
     for row in curves:
         with suppress(KeyError, TypeError, ValueError):
@@ -132,40 +116,17 @@ def _points(curves: Sequence[Mapping[str, str]], name: str) -> list[tuple[float,
     return [point for point in points if all(map(math.isfinite, point))]
 
 
-def _choices(choices: Sequence[Mapping[str, Any]]) -> str:
-    return table(
-        ["choice", "value", "why", "evidence"],
-        [[choice["name"], str(choice["value"]), choice["why"], choice["evidence"]] for choice in choices],
-    )
+def _times(step_ms: Mapping[str, float | None]) -> list[dict[str, Any]]:
+    """The parts of a step as pieces of a bar."""
+    known = {name: value for name, value in step_ms.items() if value is not None}
+    total = sum(known.values())
+    if total <= 0:
+        return []
+    return [
+        {"share": value / total, "colour": colour, "text": f"{name} {value:.2f} ms ({value / total:.0%})"}
+        for (name, value), colour in zip(known.items(), COLOURS, strict=False)
+    ]
 
 
-def _classes(per_class: Sequence[Mapping[str, Any]]) -> str:
-    scores = ("precision", "recall", "f1")
-    rows = [[row["class"], *(f"{row[name]:.3f}" for name in scores), f"{row['support']:,}"] for row in per_class]
-    return table(["class", *scores, "rows"], rows, first_number=1)
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], first_number: int = 99) -> str:
-    """Rows as an HTML table; columns from `first_number` on hold numbers."""
-    if not rows:
-        return ""
-    kinds = ["" if i < first_number else ' class="n"' for i in range(len(heads))]
-    head = "".join(f"<th{kind}>{html.escape(text)}</th>" for kind, text in zip(kinds, heads, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td{kind}>{html.escape(text)}</td>" for kind, text in zip(kinds, row, strict=True)) + "</tr>"
-        for row in rows
-    )
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def section(title: str, body: str) -> str:
-    """A part of a page under its heading; nothing without a body."""
-    return f"<h2>{html.escape(title)}</h2>{body}" if body else ""
-
-
-def _said(form: str, value: float | None) -> str:
+def _filled(form: str, value: float | None) -> str:
     return "" if value is None else form.format(value)
-
-
-def _known(values: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: value for name, value in values.items() if value is not None}

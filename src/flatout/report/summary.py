@@ -1,4 +1,4 @@
-"""`summary.json`: what a run is and was, in one schema, there from its first second and never half written."""
+"""`summary.json`: facts and results of a run in one schema, written at its start and replaced in one step."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def empty_summary() -> dict[str, Any]:
 
 
 class Summary:
-    """The summary of one run, written to its folder at every `write`; without a folder it is only kept in mind."""
+    """The summary of one run; `write` puts it into the run folder, and without a folder it stays in memory."""
 
     def __init__(self, folder: Path | None, *, experiment: str, command: str, seed: int) -> None:
         self.path = None if folder is None else folder / FILE
@@ -81,16 +81,16 @@ class Summary:
     def set(self, path: str, value: Any) -> None:
         """Set one value by its dotted path, which must be in the schema."""
         *parents, last = path.split(".")
-        place = self._section(".".join(parents))
-        if last not in place:
+        section = self._section(".".join(parents))
+        if last not in section:
             raise KeyError(path)
-        if isinstance(value, dict) and (isinstance(place[last], dict) or path in _LATER):
+        if isinstance(value, dict) and (isinstance(section[last], dict) or path in _LATER):
             self.update(path, value)
         else:
-            place[last] = value
+            section[last] = value
 
     def update(self, path: str, values: dict[str, Any]) -> None:
-        """Set several values of one section, leaving its other keys; sections without fixed keys take any."""
+        """Set several values of one section and keep its others; a section without fixed keys takes any."""
         section = self._section(path)
         for name, value in values.items():
             if path in _OPEN:
@@ -99,17 +99,17 @@ class Summary:
                 self.set(f"{path}.{name}", value)
 
     def _section(self, path: str) -> dict[str, Any]:
-        """The section at a path; one that is null until something is known starts with its keys."""
-        place: Any = self.values
+        """The section at a path; a section that is null so far gets its keys."""
+        section: Any = self.values
         for name in filter(None, path.split(".")):
-            if not isinstance(place, dict) or name not in place:
+            if not isinstance(section, dict) or name not in section:
                 raise KeyError(path)
-            if place[name] is None and name in _LATER:
-                place[name] = _LATER[name]()
-            place = place[name]
-        if not isinstance(place, dict):
+            if section[name] is None and name in _LATER:
+                section[name] = _LATER[name]()
+            section = section[name]
+        if not isinstance(section, dict):
             raise KeyError(path)
-        return place
+        return section
 
     def add_choice(self, name: str, value: object, why: str, evidence: str) -> None:
         self.values["choices"].append({"name": name, "value": value, "why": why, "evidence": evidence})
@@ -120,14 +120,14 @@ class Summary:
         self.write()
 
     def write(self) -> None:
-        """Replace the file in one step: a reader sees the old one or the new one."""
+        """Replace the file in one step: a reader sees the old text or the new one."""
         if self.path is None:
             return
         write_atomically(self.path, json.dumps(json_safe(self.values), indent=1, ensure_ascii=False))
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one step, when its new text is on the disk."""
+    """Replace a file in one step, after its new text is on the disk."""
     beside = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         with beside.open("w", encoding="utf-8") as file:
@@ -141,23 +141,23 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary of a run's folder."""
+    """The summary in a run folder."""
     path = folder / FILE
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(str(folder), "no summary.json there", mend="Name a run's folder, below outputs/.") from None
+        raise UserError(str(folder), "no summary.json there", mend="Name a run folder, below outputs/.") from None
     except OSError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UserError(str(path), f"not valid JSON: {error}") from None
     if not isinstance(values, dict) or "schema" not in values:
-        raise UserError(str(path), "not the summary of a run", mend="Name a run's folder, below outputs/.")
+        raise UserError(str(path), "not the summary of a run", mend="Name a run folder, below outputs/.")
     return values
 
 
 def mark_broken(folder: Path, since: float, status: str = "failed") -> None:
-    """Close the summary of a run whose processes were killed before they could; one that is closed already stays."""
+    """Close the summary of a killed run; a summary that is closed already stays as it was."""
     path = folder / FILE
     if not path.is_file() or path.stat().st_mtime < since - 1:
         return
@@ -169,7 +169,7 @@ def mark_broken(folder: Path, since: float, status: str = "failed") -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a run rests on; packages that are not installed are left out."""
+    """Versions of Python and of the packages a run uses, as far as they are installed."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -180,7 +180,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware(device: torch.device, count: int, precision: str) -> dict[str, Any]:
-    """What the run computes on: so many devices of a kind."""
+    """The devices a run computes on, and its precision."""
     is_cuda = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
     return {
@@ -195,7 +195,7 @@ def hardware(device: torch.device, count: int, precision: str) -> dict[str, Any]
 
 
 def json_safe(value: Any) -> Any:
-    """Plain JSON: tensors and numpy numbers as numbers, what is not finite as null."""
+    """Plain JSON: tensors and numpy values become numbers, and numbers that are not finite become null."""
     if isinstance(value, dict):
         return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -208,7 +208,7 @@ def json_safe(value: Any) -> Any:
 
 
 def _processor() -> str:
-    """The processor's name where the system tells it."""
+    """The processor's name, as far as the system knows it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -1,39 +1,40 @@
-"""Charts of a sweep as inline SVG: what came of each trial, over time, over each parameter, and over all of them.
+"""Charts of a sweep: the result of each trial in order, while training, over each parameter, and over all of them.
 
-They take plain points, not trials. One colour stands for one thing in all of them: orange is the best trial, blue are
-complete ones, grey and hollow are those that were stopped.
+They take plain points, not trials. One colour means one thing in all of them: orange is the best trial, blue are
+complete ones, grey and hollow are pruned ones. The reader points at a mark to see its trial.
 """
 
 from __future__ import annotations
 
-import html
-import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from numbers import Real
-from typing import Any, TypeGuard
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from flatout.report.curves import COLOURS, HEIGHT, WIDTH, Axis, number_axis, word_axis
+import numpy as np
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 14, 34
-_LETTER = 6.2
-_FAR = 5
+from flatout.errors import printable
+from flatout.report.curves import format_numbers
+from flatout.report.figures import COLOURS, LETTER, MUTED, PAPER, Chart, Mark, add_axes, draw_svg, drawing, explain
+from flatout.report.scales import STEPS, Scale, is_number, metric_scale, number_scale, shortened, value_scale
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
 _MOST_POINTS = 100
-_FEW = 8
 _MANY = 100
 _GREY = "#8b949e"
-_MARKS = {
-    "best": f'fill="{COLOURS[1]}" stroke="#fff"',
-    "complete": f'fill="{COLOURS[0]}" fill-opacity=".75"',
-    "pruned": f'fill="#fff" fill-opacity=".6" stroke="{_GREY}"',
-}
-_WORST, _GOOD = (0xC6, 0xDD, 0xE6), (0x0F, 0x3D, 0x4F)
+_KINDS = {"pruned": _GREY, "complete": COLOURS[0], "best": COLOURS[1]}
+"""Kinds of trials, the last one drawn on top."""
+_FAINTEST = 0.25
+"""Opacity of the worst trial among all parameters."""
+_GOLDEN = 0.618034
+"""Multiples of it, modulo 1, never fall together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """What came of one trial; `kind` is best, complete or pruned."""
+    """The result of one trial; `kind` is best, complete or pruned."""
 
     number: int
     kind: str
@@ -43,212 +44,139 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What one trial reported while it ran, as (step, value)."""
+    """The values that one trial reported, as (step, value)."""
 
     number: int
     kind: str
     points: Sequence[tuple[float, float]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plot:
-    """An empty chart with its axes; a point beyond an end of an axis is drawn at that end."""
-
-    x: Axis
-    y: Axis
-    width: int = WIDTH
-    height: int = HEIGHT
-
-    def at(self, x: Any, y: float) -> tuple[float, float]:
-        across, up = (min(max(place or 0.0, 0.0), 1.0) for place in (self.x.place(x), self.y.place(y)))
-        return self._right(across), self._down(up)
-
-    def figure(self, title: str, legend: str, x_label: str, parts: Sequence[str]) -> str:
-        label = f'<text x="{self.width - _RIGHT}" y="{self.height - 4}" class="tick end">{html.escape(x_label)}</text>'
-        return (
-            f"<figure><figcaption>{html.escape(title)} <small>{legend}</small></figcaption>"
-            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{html.escape(title)}">'
-            f"{self._grid()}{self._x_texts()}{label}{''.join(parts)}</svg></figure>"
-        )
-
-    def _right(self, share: float) -> float:
-        return _LEFT + share * (self.width - _LEFT - _RIGHT)
-
-    def _down(self, share: float) -> float:
-        return self.height - _BOTTOM - share * (self.height - _TOP - _BOTTOM)
-
-    def _grid(self) -> str:
-        parts = []
-        for share, text in self.y.ticks:
-            y = self._down(share)
-            parts.append(f'<line x1="{_LEFT}" x2="{self.width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
-            parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" class="tick end">{text}</text>')
-        return "".join(parts)
-
-    def _x_texts(self) -> str:
-        """Texts below the chart: of numbers as many as fit, words in two rows where one is too short."""
-        slot = (self.width - _LEFT - _RIGHT) / len(self.x.ticks)
-        needed = _LETTER * (max(len(text) for _, text in self.x.ticks) + 1)
-        rows = 2 if self.x.is_words and needed > slot else 1
-        step = math.ceil(min(needed, 8 * _LETTER) / slot / rows) if self.x.is_words else math.ceil(needed / slot)
-        parts = []
-        for i, (share, text) in enumerate(self.x.ticks[::step]):
-            y = self.height - _BOTTOM + 17 + 12 * (i % rows)
-            x = self._right(share)
-            room = min(slot * step * rows, 2 * (self.width - x), 2 * x)
-            letters = int(room / _LETTER) - 1 if self.x.is_words else len(text)
-            parts.append(_text(x, y, text, letters, "tick middle"))
-        return "".join(parts)
-
-
-def history_chart(dots: Sequence[Dot], *, metric: str, mode: str) -> str:
+def history_chart(dots: Sequence[Dot], *, metric: str, mode: str) -> Chart | None:
     """Values of complete trials in their order, with the best so far; `x` of a dot is the number of the trial."""
     if not dots:
-        return ""
+        return None
     values = [dot.y for dot in dots]
-    axis = metric_axis(values, mode)
-    plot = _Plot(x=number_axis([dot.number for dot in dots]), y=axis)
-    corners: list[tuple[float, float]] = []
-    for number, best in _best_so_far(dots, mode):
-        x, y = plot.at(number, best)
-        corners += [(x, corners[-1][1]), (x, y)] if corners else [(x, y)]
-    line = _polyline(corners, f'stroke="{COLOURS[1]}" stroke-width="1.6"')
-    legend = _legend({"complete": "a trial", "best": "the best so far"}) + far_worse(axis, values)
-    return plot.figure(f"{metric} of each trial", legend, "trial", [line, *_circles(plot, dots)])
+    results = metric_scale(values, mode)
+    steps = best_so_far(dots, mode)
+    title = f"{metric} of each trial"
+    with drawing() as figure:
+        axes = add_axes(figure)
+        numbers, bests = zip(*steps, strict=True)
+        places = [results.clip(best) for best in bests]
+        axes.plot(numbers, places, color=COLOURS[1], linewidth=1.6, drawstyle="steps-post", zorder=1)
+        _set_scale(axes, "x", number_scale([dot.number for dot in dots]))
+        _set_scale(axes, "y", results)
+        axes.set_xlabel("trial", loc="right", labelpad=2)
+        _add_dots(axes, dots, results)
+        svg = draw_svg(figure, title)
+    legend = [Mark("a trial", COLOURS[0], "●"), Mark("the best so far", COLOURS[1], "●")]
+    return Chart(title=title, svg=svg, legend=legend, note=far_worse(results, values))
 
 
-def learning_chart(lines: Sequence[Line], *, metric: str, mode: str) -> str:
-    """What all trials reported over their steps; stopped ones end in a hollow dot."""
-    lines = sorted(
-        (line for line in lines if line.points), key=lambda line: ["pruned", "complete", "best"].index(line.kind)
-    )
+def learning_chart(lines: Sequence[Line], *, metric: str, mode: str) -> Chart | None:
+    """What all trials reported over their steps; pruned ones end in a hollow dot."""
+    from matplotlib.collections import LineCollection
+
+    order = list(_KINDS)
+    lines = sorted((line for line in lines if line.points), key=lambda line: order.index(line.kind))
     if not lines:
-        return ""
+        return None
     points = [point for line in lines for point in line.points]
-    axis = metric_axis([y for _, y in points], mode)
-    plot = _Plot(x=number_axis([x for x, _ in points]), y=axis)
-    parts = []
-    for line in lines:
-        shown = line.points[:: -(-len(line.points) // _MOST_POINTS)]
-        places = [plot.at(*point) for point in [*shown, line.points[-1]]]
-        parts.append(_polyline(places, _stroke(line.kind, len(lines)), f"trial {line.number}"))
-    parts += _circles(plot, [Dot(line.number, line.kind, *line.points[-1]) for line in lines])
-    names = {"best": "the best", "complete": "complete", "pruned": "not finished"}
-    kinds = {line.kind for line in lines}
-    legend = _legend({kind: name for kind, name in names.items() if kind in kinds})
+    results = metric_scale([y for _, y in points], mode)
+    title = f"{metric} while training"
+    with drawing() as figure:
+        axes = add_axes(figure)
+        _set_scale(axes, "x", number_scale([x for x, _ in points]))
+        _set_scale(axes, "y", results)
+        axes.set_xlabel("validation", loc="right", labelpad=2)
+        segments = [[(x, results.clip(y)) for x, y in thin(line.points)] for line in lines]
+        strokes = [_stroke(line.kind, len(lines)) for line in lines]
+        colours, widths, opacities = zip(*strokes, strict=True)
+        drawn = LineCollection(segments, colors=colours, linewidths=widths, alpha=opacities, clip_on=False)
+        explain(drawn, [f"trial {line.number}" for line in lines])
+        axes.add_collection(drawn, autolim=False)
+        _add_dots(axes, [Dot(line.number, line.kind, *line.points[-1]) for line in lines], results)
+        svg = draw_svg(figure, title)
     worst = [(min if mode == "max" else max)(y for _, y in line.points) for line in lines]
-    return plot.figure(f"{metric} while training", legend + far_worse(axis, worst), "validation", parts)
+    legend = _legend({line.kind for line in lines})
+    return Chart(title=title, svg=svg, legend=legend, note=far_worse(results, worst))
 
 
-def slice_chart(key: str, dots: Sequence[Dot], results: Axis, *, log: bool) -> str:
+def slice_chart(key: str, dots: Sequence[Dot], results: Scale, *, log: bool) -> Chart | None:
     """Results over one parameter; dots above a word are spread a little, so that each is seen."""
     if not dots:
-        return ""
-    axis = value_axis([dot.x for dot in dots], log=log)
-    plot = _Plot(x=axis, y=results, width=300, height=190)
-    spread = min(24.0, 120 / len(axis.ticks)) if axis.is_words else 0.0
-    return plot.figure(shortened(key, 40), "", "", _circles(plot, dots, spread))
+        return None
+    values = value_scale([dot.x for dot in dots], log=log)
+    with drawing(300, 190) as figure:
+        axes = add_axes(figure)
+        _set_scale(axes, "x", values, room=300 - 64)
+        _set_scale(axes, "y", results)
+        spread = 0.4 if values.words else 0.0
+        places = ((values.place(dot.x) or 0.0) + spread * (dot.number * _GOLDEN % 1 - 0.5) for dot in dots)
+        _add_dots(axes, [replace(dot, x=x) for dot, x in zip(dots, places, strict=True)], results)
+        svg = draw_svg(figure, key)
+    return Chart(title=shortened(key, 40), svg=svg)
 
 
-def importance_chart(shares: Mapping[str, float]) -> str:
+def importance_chart(shares: Mapping[str, float]) -> Chart | None:
     """A bar for each parameter: how much of the differences between trials it explains."""
-    known = {key: share for key, share in shares.items() if is_number(share)}
+    known = sorted(((share, key) for key, share in shares.items() if is_number(share)), reverse=True)
     if not known:
-        return ""
-    parts = []
-    letters = min(max(map(len, known)), 34)
-    left = _LETTER * (letters + 2)
-    for i, (key, share) in enumerate(sorted(known.items(), key=lambda item: -item[1])):
-        y, width = 22 * i, (580 - left) * min(max(share, 0.0), 1.0)
-        parts.append(_text(left - 8, y + 14, key, letters, "tick end"))
-        parts.append(f'<rect x="{left:.1f}" y="{y + 3}" width="{width:.1f}" height="15" fill="{COLOURS[0]}"/>')
-        parts.append(f'<text x="{left + 6 + width:.1f}" y="{y + 14}" class="tick">{share:.0%}</text>')
-    return f'<div class="one"><svg viewBox="0 0 620 {22 * len(known)}" role="img">{"".join(parts)}</svg></div>'
+        return None
+    letters = min(max(len(key) for _, key in known), 34)
+    with drawing(620, 24 * len(known)) as figure:
+        axes = add_axes(figure, left=LETTER * (letters + 2), right=40, top=0, bottom=0)
+        bars = axes.barh(range(len(known)), [share for share, _ in known], color=COLOURS[0], height=0.7)
+        axes.bar_label(bars, [f"{share:.0%}" for share, _ in known], padding=6, color=MUTED)
+        axes.set(xlim=(0, 1), ylim=(len(known) - 0.5, -0.5), yticks=range(len(known)))
+        axes.grid(visible=False)
+        axes.xaxis.set_visible(False)
+        axes.spines["bottom"].set_visible(False)
+        _write_words(axes.yaxis, [key for _, key in known], letters)
+        svg = draw_svg(figure, "importance of each parameter")
+    return Chart(title="", svg=svg)
 
 
-def parallel_chart(axes: Mapping[str, Axis], lines: Sequence[Mapping[str, Any]]) -> str:
+def parallel_chart(scales: Mapping[str, Scale], lines: Sequence[Mapping[str, Any]]) -> Chart | None:
     """A line for each trial through its values, best trial first; one without a value leaves that axis out."""
-    if len(lines) < 2 or len(axes) < 2:
-        return ""
+    from matplotlib.collections import LineCollection
+
+    if len(lines) < 2 or len(scales) < 2:
+        return None
     width, height, top, bottom = 948, 320, 44, 12
-    slot = (width - 120) / (len(axes) - 1)
-    across = {key: 60 + i * slot for i, key in enumerate(axes)}
-
-    def down(share: float) -> float:
-        return height - bottom - min(max(share, 0.0), 1.0) * (height - top - bottom)
-
-    parts = []
-    thin = 1.3 if len(lines) <= _MANY else 0.6
-    for rank, values in reversed(list(enumerate(lines))):
-        placed = ((across[key], axes[key].place(value)) for key, value in values.items())
-        places = [(x, down(share)) for x, share in placed if share is not None]
-        colour = _shade(1 - rank / (len(lines) - 1)) if rank else COLOURS[1]
-        parts.append(_polyline(places, f'stroke="{colour}" stroke-width="{thin if rank else 2.6}"'))
-    for i, (key, axis) in enumerate(axes.items()):
-        rows = 1 if _LETTER * (max(map(len, axes)) + 1) < slot else 2
-        x, y = across[key], top - 14 - 15 * (i % rows)
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - bottom}" stroke="#57606a"/>')
-        parts.append(_text(x, y, key, int(min(slot * rows, 300) / _LETTER) - 1, "tick middle"))
-        for share, text in axis.ticks[:: -(-len(axis.ticks) // 16)]:
-            parts.append(_text(x + 5, down(share) + 4, text, int(min(slot, 220) / _LETTER) - 2, "tick halo"))
-    legend = (
-        f'<span style="color:{COLOURS[1]}">&#9644;</span> the best'
-        f' <span style="color:{_shade(1.0)}">&#9644;</span> good <span style="color:{_shade(0.0)}">&#9644;</span> bad'
-    )
-    return (
-        f"<figure><figcaption>complete trials <small>{legend}</small></figcaption>"
-        f'<svg viewBox="0 0 {width} {height}" role="img">{"".join(parts)}</svg></figure>'
-    )
-
-
-def metric_axis(values: Sequence[float], mode: str) -> Axis:
-    """An axis of results; those far worse than most lie beyond its end and do not flatten the rest."""
-    ordered = sorted(values)
-    low, high = ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
-    reach = _FAR * (high - low)
-    if len(ordered) < 8 or reach == 0:
-        return number_axis(ordered)
-    return number_axis([y for y in ordered if (y >= low - reach if mode == "max" else y <= high + reach)])
+    slot = (width - 120) / (len(scales) - 1)
+    rights = {key: (60 + i * slot) / width for i, key in enumerate(scales)}
+    tall = 1 - (top + bottom) / height
+    segments, title = [], "complete trials"
+    for values in lines:
+        shares = ((rights[key], scales[key].share(value)) for key, value in values.items())
+        segments.append([(right, bottom / height + share * tall) for right, share in shares if share is not None])
+    with drawing(width, height) as figure:
+        narrow = 1.3 if len(lines) <= _MANY else 0.6
+        others = len(lines) - 1
+        drawn = LineCollection(
+            segments[::-1],  # the best one on top
+            colors=[*[COLOURS[0]] * others, COLOURS[1]],
+            linewidths=[*[narrow] * others, 2.6],
+            alpha=[*np.linspace(_FAINTEST, 1, others), 1],
+            transform=figure.transFigure,
+            zorder=0,
+        )
+        figure.add_artist(drawn)
+        for i, (key, scale) in enumerate(scales.items()):
+            needs_rows = LETTER * (max(map(len, scales)) + 1) >= slot
+            title_room = min(slot * (1 + needs_rows), 300)
+            axes = figure.add_axes((rights[key], bottom / height, 1 / width, tall))
+            _set_upright(axes, scale, letters=int(min(slot, 220) / LETTER) - 2)
+            above = axes.set_title(shortened(printable(key), int(title_room / LETTER) - 1), fontsize=11, color=MUTED)
+            above.set_y(1 + (5 + 15 * (i % 2 if needs_rows else 0)) / (height * tall))
+            explain(above, [key])
+        svg = draw_svg(figure, title)
+    legend = [Mark("the best", COLOURS[1]), Mark("good", COLOURS[0]), Mark("bad", f"{COLOURS[0]}40")]
+    return Chart(title=title, svg=svg, legend=legend)
 
 
-def value_axis(values: Sequence[Any], *, log: bool) -> Axis:
-    """An axis of a parameter's values: of numbers, or of a few values that recur, as they are written."""
-    texts = {written(value): value for value in values}
-    are_numbers, are_few = all(map(is_number, values)), len(texts) <= _FEW and len(values) >= 2 * len(texts)
-    if are_numbers and not are_few and len(texts) > 1:
-        return number_axis(values, log=log and min(values) > 0)
-    words = word_axis(sorted(texts, key=texts.__getitem__ if are_numbers else _natural))
-    ticks = [(place, f"{texts[word]:g}" if are_numbers else word) for place, word in words.ticks]
-    return Axis(place=lambda value: words.place(written(value)), ticks=ticks, is_words=True)
-
-
-def written(value: Any) -> str:
-    """A value as a person writes it in an override."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(written, value))}]"
-    return repr(float(value)) if isinstance(value, float) else str(value)
-
-
-def shortened(text: str, letters: int) -> str:
-    """Both ends of a text that is too long: what names have in common often stands at one of them."""
-    tail = max(letters - 1, 2) // 2
-    return text if len(text) <= letters else f"{text[: max(letters - 1 - tail, 1)]}…{text[-tail:]}"
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value is a number that has a place on an axis; true and false are none."""
-    is_real = isinstance(value, Real) and not isinstance(value, bool)
-    return is_real and bool(abs(value) < 1e300)
-
-
-def _natural(text: str) -> str:
-    """What sorts a text as a person would: [8] before [16], [16] before [16,8]."""
-    return re.sub(r"\d+", lambda digits: digits[0].zfill(12), text.strip("[]"))
-
-
-def _best_so_far(dots: Sequence[Dot], mode: str) -> list[tuple[int, float]]:
+def best_so_far(dots: Sequence[Dot], mode: str) -> list[tuple[int, float]]:
     """The best value up to each trial."""
     better = max if mode == "max" else min
     steps: list[tuple[int, float]] = []
@@ -257,51 +185,95 @@ def _best_so_far(dots: Sequence[Dot], mode: str) -> list[tuple[int, float]]:
     return steps
 
 
-def _circles(plot: _Plot, dots: Sequence[Dot], spread: float = 0.0) -> list[str]:
-    small = 1.0 if len(dots) <= _MANY else 0.7
-    parts = []
-    for dot in sorted(dots, key=lambda dot: ["pruned", "complete", "best"].index(dot.kind)):
-        x, y = plot.at(dot.x, dot.y)
-        x += spread * (dot.number * 0.618034 % 1 - 0.5)  # golden ratio: neighbours never fall together
-        about = f"<title>trial {dot.number}: {dot.y:.6g}</title>"
-        radius = 4.5 if dot.kind == "best" else 3 * small
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" {_MARKS[dot.kind]}>{about}</circle>')
-    return parts
+def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most about a hundred of the points, the last one among them."""
+    return [*points[:: -(-len(points) // _MOST_POINTS)], points[-1]]
 
 
-def _stroke(kind: str, lines: int) -> str:
-    """The stroke of one among so many lines: the more there are, the fainter each."""
-    if kind == "best":
-        return f'stroke="{COLOURS[1]}" stroke-width="2.4"'
-    width, opacity = (1.2, 0.55) if lines <= _MANY else (0.7, 0.25)
-    return f'stroke="{COLOURS[0] if kind == "complete" else _GREY}" stroke-width="{width}" stroke-opacity="{opacity}"'
-
-
-def _polyline(places: Sequence[tuple[float, float]], stroke: str, title: str = "") -> str:
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    about = f"<title>{html.escape(title)}</title>" if title else ""
-    return f'<polyline points="{path}" fill="none" {stroke}>{about}</polyline>'
-
-
-def _text(x: float, y: float, text: str, letters: int, kind: str) -> str:
-    """A text shortened to its room, whole when pointed at."""
-    short = shortened(text, letters)
-    about = f"<title>{html.escape(text)}</title>" if short != text else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}">{html.escape(short)}{about}</text>'
-
-
-def _legend(names: Mapping[str, str]) -> str:
-    colours = {"best": COLOURS[1], "complete": COLOURS[0], "pruned": _GREY}
-    signs = {"best": "&#9679;", "complete": "&#9679;", "pruned": "&#9675;"}
-    return " ".join(f'<span style="color:{colours[kind]}">{signs[kind]}</span> {name}' for kind, name in names.items())
-
-
-def far_worse(axis: Axis, values: Sequence[float]) -> str:
-    """A word on results beyond the end of their axis; nothing where all have room."""
-    count = sum(not -1e-6 <= (axis.place(value) or 0.0) <= 1 + 1e-6 for value in values)
+def far_worse(results: Scale, values: Sequence[float]) -> str:
+    """A note on results beyond the end of their scale; empty when there are none."""
+    count = results.count_beyond(values)
     return f" ({count:,} far worse at the edge)" if count else ""
 
 
-def _shade(share: float) -> str:
-    """A blue between light, 0, and dark, 1."""
-    return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in zip(_WORST, _GOOD, strict=True))
+def _set_scale(axes: Axes, side: str, scale: Scale, *, room: float = 396) -> None:
+    """Scale, ends and ticks of an axis; words are shortened to their room in pixels, in two rows where that helps."""
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    axis: Axis = {"x": axes.xaxis, "y": axes.yaxis}[side]
+    if scale.is_log:
+        axes.set(**{f"{side}scale": "log"})
+        is_short = scale.high < 100 * scale.low
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_short else (1,), numticks=7))
+        axis.minorticks_off()
+    elif scale.words:
+        axis.set_ticks(range(len(scale.words)))
+        _write_words(axis, scale.names, *_rows(scale.names, room))
+    else:
+        axis.set_major_locator(MaxNLocator(nbins=7, steps=STEPS))
+    if not scale.words:
+        format_numbers(axis)
+    axes.set(**{f"{side}lim": (scale.low, scale.high)})
+
+
+def _set_upright(axes: Axes, scale: Scale, *, letters: int) -> None:
+    """Axes as one vertical line, with its ticks to the right of it."""
+    axes.patch.set_visible(False)
+    axes.xaxis.set_visible(False)
+    axes.spines["bottom"].set_visible(False)
+    axes.spines["left"].set(visible=True, color=MUTED, linewidth=1)
+    axes.yaxis.tick_right()
+    _set_scale(axes, "y", scale)
+    if scale.words:
+        step = -(-len(scale.words) // 16)
+        axes.yaxis.set_ticks(range(0, len(scale.words), step))
+        _write_words(axes.yaxis, scale.names[::step], letters)
+    for label in axes.get_yticklabels():
+        label.set_bbox({"facecolor": PAPER, "alpha": 0.75, "edgecolor": "none", "pad": 0.5})
+
+
+def _rows(names: Sequence[str], room: float) -> tuple[int, int]:
+    """How many letters of each word fit below an axis, and in how many rows the words stand."""
+    slot = room / len(names)
+    rows = 2 if LETTER * (max(map(len, names)) + 1) > slot else 1
+    return max(int(slot * rows / LETTER) - 1, 1), rows
+
+
+def _write_words(axis: Axis, words: Sequence[str], letters: int, rows: int = 1) -> None:
+    """Write a word at each tick, shortened, and whole when pointed at."""
+    axis.set_ticklabels(["\n" * (i % rows) + shortened(printable(word), letters) for i, word in enumerate(words)])
+    for label, word in zip(axis.get_ticklabels(), words, strict=True):
+        explain(label, [word])
+
+
+def _add_dots(axes: Axes, dots: Sequence[Dot], results: Scale) -> None:
+    for kind, colour in _KINDS.items():
+        shown = [dot for dot in dots if dot.kind == kind]
+        if not shown:
+            continue
+        size = 9.0 if kind == "best" else 6.0 if len(dots) <= _MANY else 4.2
+        drawn = axes.scatter(
+            [dot.x for dot in shown],
+            [results.clip(dot.y) for dot in shown],
+            s=size**2,
+            facecolors=PAPER if kind == "pruned" else colour,
+            edgecolors=colour if kind == "pruned" else PAPER,
+            linewidths=1.0 if kind == "pruned" else 0.5,
+            alpha=0.75 if kind == "complete" else None,
+            clip_on=False,
+            zorder=3,
+        )
+        explain(drawn, [f"trial {dot.number}: {dot.y:.6g}" for dot in shown])
+
+
+def _stroke(kind: str, lines: int) -> tuple[str, float, float]:
+    """Colour, width and opacity of one among so many lines: the more there are, the fainter each."""
+    if kind == "best":
+        return COLOURS[1], 2.4, 1.0
+    return (_KINDS[kind], 1.2, 0.55) if lines <= _MANY else (_KINDS[kind], 0.7, 0.25)
+
+
+def _legend(kinds: set[str]) -> list[Mark]:
+    names = {"best": "the best", "complete": "complete", "pruned": "not finished"}
+    signs = {"pruned": "○"}
+    return [Mark(name, _KINDS[kind], signs.get(kind, "●")) for kind, name in names.items() if kind in kinds]

@@ -1,74 +1,62 @@
 """`sweep.html`: all trials of a sweep on one page, without network or script, and `sweep.csv` with the same numbers.
 
-What a search found best is chosen for its luck too: where the setting was run again with other seeds, those runs stand
-beside it, and they are what to quote.
+The best trial of a search is partly a lucky one. Runs of its setting with other seeds stand beside it: quote those.
 """
 
 from __future__ import annotations
 
 import csv
-import html
 import io
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from flatout.files import lies_inside
-from flatout.report.page import STYLE, section, table
+from flatout.report.figures import Chart
+from flatout.report.page import tile
+from flatout.report.render import render_page
+from flatout.report.scales import is_number, metric_scale, shortened, value_scale, written
 from flatout.report.sweep_charts import (
     Dot,
     Line,
     far_worse,
     history_chart,
     importance_chart,
-    is_number,
     learning_chart,
-    metric_axis,
     parallel_chart,
-    shortened,
     slice_chart,
-    value_axis,
-    written,
 )
 
 PAGE, ROWS = "sweep.html", "sweep.csv"
 _REPORT = "report.html"
 STATUSES = ("complete", "pruned", "failed", "running")
 _DANGEROUS = ("=", "+", "-", "@", "\t", "\r")
-_STYLE = """
-.charts,.slices{align-items:end;grid-template-columns:repeat(auto-fill,minmax(400px,1fr))}
-.slices{display:grid;grid-template-columns:repeat(auto-fill,minmax(280px,1fr));gap:1rem}
-.halo{paint-order:stroke;stroke:#fff;stroke-width:5px;stroke-linejoin:round}
-.wide{overflow-x:auto}.wide table{font-size:13px}.wide td{overflow-wrap:break-word;max-width:16rem}
-.best td{font-weight:600}.complete{color:#1f6f8b}.pruned{color:#57606a}pre{white-space:pre-wrap;overflow-wrap:anywhere}
-@media print{.wide{overflow:visible}.trials table{font-size:9px}.trials td,.trials th{padding-right:.4rem}
-.charts{grid-template-columns:1fr 1fr}.slices{grid-template-columns:1fr 1fr 1fr}.muted{break-after:avoid}}
-"""
+_MEAN = "mean ± standard deviation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRow:
-    """One trial of a sweep, as far as it is known."""
+    """One trial of a sweep; a value that is not known yet is None or empty."""
 
     number: int
     status: str
     """One of `STATUSES`."""
     value: float | None
-    """The metric on validation; of a pruned trial the last one reported."""
+    """The validation metric; of a pruned trial, the last value reported."""
     params: dict[str, Any]
-    """Values by their keys, as a person would write them in an override."""
+    """Values by their keys, as you write them in an override."""
     seconds: float | None
     note: str = ""
     """Why it failed, or when it was pruned."""
     folder: str = ""
-    """Its run folder, seen from the sweep's."""
+    """Its run folder, relative to the sweep's."""
     curve: list[tuple[int, float]] = field(default_factory=list)
-    """What it reported, as (step, value)."""
+    """The values it reported, as (step, value)."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics on validation and test, of a complete trial."""
+    """Validation and test metrics of a complete trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,21 +69,21 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepReport:
-    """All there is to say about a sweep."""
+    """Everything that the page of a sweep shows."""
 
     name: str
     command: str
-    """The line that began it, as a person types it."""
+    """The command that started it, as you type it."""
     metric: str
     mode: str
     """max or min."""
     space: dict[str, str]
-    """What was searched, by key, as it was written."""
+    """The values searched, by key, as they were written."""
     log_keys: frozenset[str]
     """Keys whose values differ by factors."""
     trials: list[TrialRow]
     best_overrides: str
-    """The line that trains the best setting again; empty where no trial is complete."""
+    """The command that trains the best setting again; empty while no trial is complete."""
     importance: dict[str, float]
     """Shares that sum to 1; empty where there are too few trials."""
     confirmed: list[Confirmed]
@@ -109,12 +97,12 @@ def write_sweep(folder: Path, report: SweepReport) -> None:
 
 
 def _has_page(folder: Path, trial: TrialRow) -> bool:
-    """Whether a trial has left a report of its own inside the sweep's folder."""
+    """Whether a trial has a report inside the sweep's folder."""
     return lies_inside(trial.folder, folder) and (folder / trial.folder / _REPORT).is_file()
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file in one step; what cannot be encoded, such as half a character in an error, is spelled out."""
+    """Write a file in one step; characters that cannot be encoded become escape codes."""
     beside = path.with_name(f".{path.name}-new")
     beside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
     beside.replace(path)
@@ -140,7 +128,7 @@ def _cell(values: dict[str, Any], key: str) -> str:
 
 
 def _defused(text: str) -> str:
-    """A text that a spreadsheet would run as a formula, made plain text; numbers stay numbers."""
+    """A cell that no spreadsheet runs as a formula; numbers stay numbers."""
     if not text.startswith(_DANGEROUS):
         return text
     try:
@@ -153,59 +141,56 @@ def _defused(text: str) -> str:
 def _page(report: SweepReport, with_page: Collection[str]) -> str:
     """The page; `with_page` are folders of trials that have a report of their own."""
     best = _best(report)
-    sections = [
-        _heading(report),
-        _figures(report, best),
-        section("The best setting", _best_setting(report, best)),
-        section("The same again with other seeds", _confirmed(report, best)),
-        section("What mattered", importance_chart(report.importance)),
-        section("Trials", _charts(report, best)),
-        section("Each parameter", _slices(report, best)),
-        section("All parameters together", _parallel(report)),
-        section("All trials", _trials(report, best, with_page)),
-    ]
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{html.escape(report.name)}</title><style>{STYLE}{_STYLE}</style><body>{''.join(sections)}</body></html>"
+    slices, note = _slices(report, best)
+    keys = _keys(report)
+    return render_page(
+        "sweep",
+        name=report.name,
+        command=report.command,
+        metric=report.metric,
+        goal="highest" if report.mode == "max" else "lowest",
+        counts=_counts(report),
+        duration=_duration(report.seconds),
+        figures=_tiles(report, best),
+        has_best=best is not None,
+        best_overrides=report.best_overrides,
+        parameters=_parameters(report, best),
+        confirmed_heads=["metric", "in the search", _MEAN, *(f"seed {run.seed}" for run in report.confirmed)],
+        confirmed=_confirmed(report, best),
+        importance=_drawn(importance_chart(report.importance)),
+        curves=_charts(report, best),
+        slices=slices,
+        slices_note=note,
+        parallel=_parallel(report),
+        trial_heads=[_breakable(text) for text in _heads(report)],
+        trials=[_trial_row(trial, keys, trial is best, with_page) for trial in _ordered(report)],
     )
 
 
-def _heading(report: SweepReport) -> str:
+def _counts(report: SweepReport) -> str:
     counts = {status: sum(trial.status == status for trial in report.trials) for status in STATUSES}
-    words = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count) or "no trial yet"
-    return (
-        f'<h1>{html.escape(report.name)}</h1><p class="muted">Trials: {words}. {_duration(report.seconds)} in all.'
-        f" Searched for the {'highest' if report.mode == 'max' else 'lowest'} {html.escape(report.metric)}.<br>"
-        f"<code>{html.escape(report.command)}</code></p>"
-    )
+    return ", ".join(f"{count:,} {status}" for status, count in counts.items() if count) or "no trial yet"
 
 
-def _figures(report: SweepReport, best: TrialRow | None) -> str:
+def _tiles(report: SweepReport, best: TrialRow | None) -> list[dict[str, str]]:
     if best is None:
-        return ""
-    tiles = [(f"{best.value:.4f}", report.metric, f"trial {best.number}")]
-    for name, value in best.metrics.items():
-        if name.startswith("test/") and is_number(value):
-            tiles.append((f"{value:.4f}", name, ""))
-    made = (f"<div><b>{value}</b>{html.escape(name)} <small>{about}</small></div>" for value, name, about in tiles)
-    return f'<div class="figures">{"".join(made)}</div>'
+        return []
+    metrics = {name: value for name, value in best.metrics.items() if name.startswith("test/") and is_number(value)}
+    first = tile(f"{best.value:.4f}", report.metric, f"trial {best.number}")
+    return [first, *(tile(f"{value:.4f}", name) for name, value in metrics.items())]
 
 
-def _best_setting(report: SweepReport, best: TrialRow | None) -> str:
-    line = f"<pre>{html.escape(report.best_overrides)}</pre>" if report.best_overrides else ""
+def _parameters(report: SweepReport, best: TrialRow | None) -> list[list[str]]:
+    """Each parameter, the values searched, and the best one."""
     params = {} if best is None else best.params
-    rows = [[key, report.space.get(key, ""), _short(params[key]) if key in params else "–"] for key in _keys(report)]
-    nothing = "" if best else "<p>No trial is complete, so there is no best one yet.</p>"
-    return f'{nothing}{line}<div class="wide">{table(["parameter", "searched", "best"], rows)}</div>'
+    return [[key, report.space.get(key, ""), _value(params, key)] for key in _keys(report)]
 
 
-def _confirmed(report: SweepReport, best: TrialRow | None) -> str:
-    """Each metric of the best trial beside its mean and standard deviation over the seeds run later."""
-    if not report.confirmed:
-        return ""
+def _confirmed(report: SweepReport, best: TrialRow | None) -> list[list[str]]:
+    """Each metric of the best trial, then its mean and standard deviation over the other seeds."""
     names = dict.fromkeys(name for run in report.confirmed for name in run.metrics)
     searched = {} if best is None else best.metrics
-    rows = [
+    return [
         [
             name,
             _figure(searched.get(name)),
@@ -214,14 +199,9 @@ def _confirmed(report: SweepReport, best: TrialRow | None) -> str:
         ]
         for name in names
     ]
-    heads = ["metric", "in the search", "mean ± standard deviation", *(f"seed {run.seed}" for run in report.confirmed)]
-    return (
-        "<p>The best of many trials is partly the luckiest; these runs were not chosen for their result.</p>"
-        f'<div class="wide">{table(heads, rows, first_number=1)}</div>'
-    )
 
 
-def _charts(report: SweepReport, best: TrialRow | None) -> str:
+def _charts(report: SweepReport, best: TrialRow | None) -> list[Chart]:
     dots = [
         Dot(trial.number, _kind(trial, best), trial.number, trial.value)
         for trial in report.trials
@@ -233,67 +213,68 @@ def _charts(report: SweepReport, best: TrialRow | None) -> str:
     ]
     history = history_chart(dots, metric=report.metric, mode=report.mode)
     learning = learning_chart(lines, metric=report.metric, mode=report.mode)
-    return f'<div class="charts">{history}{learning}</div>' if history or learning else ""
+    return _drawn(history, learning)
 
 
-def _slices(report: SweepReport, best: TrialRow | None) -> str:
+def _slices(report: SweepReport, best: TrialRow | None) -> tuple[list[Chart], str]:
+    """A chart of the results over each parameter, and what its marks mean."""
     shown = [trial for trial in report.trials if trial.status in ("complete", "pruned") and is_number(trial.value)]
     values = [trial.value for trial in shown if is_number(trial.value)]
     if not values:
-        return ""
-    axis, charts = metric_axis(values, report.mode), []
+        return [], ""
+    results, charts = metric_scale(values, report.mode), []
     for key in _by_importance(report):
         dots = [
             Dot(trial.number, _kind(trial, best), trial.params[key], value)
             for trial, value in zip(shown, values, strict=True)
             if key in trial.params
         ]
-        charts.append(slice_chart(key, dots, axis, log=key in report.log_keys))
-    words = f"{html.escape(report.metric)} over each value; filled: complete, hollow: pruned, orange: the best"
-    words += f"{far_worse(axis, values)}."
-    return f'<p class="muted">{words}</p><div class="slices">{"".join(charts)}</div>'
+        charts.append(slice_chart(key, dots, results, log=key in report.log_keys))
+    note = f"{report.metric} over each value; filled: complete, hollow: pruned, orange: the best"
+    return _drawn(*charts), f"{note}{far_worse(results, values)}."
 
 
-def _parallel(report: SweepReport) -> str:
+def _parallel(report: SweepReport) -> list[Chart]:
     trials = [trial for trial in _ordered(report) if trial.status == "complete" and is_number(trial.value)]
-    axes = {}
+    scales = {}
     for key in _by_importance(report):
         if values := [trial.params[key] for trial in trials if key in trial.params]:
-            axes[key] = value_axis(values, log=key in report.log_keys)
-    if not axes:
-        return ""
-    axes[report.metric] = metric_axis([trial.value for trial in trials if is_number(trial.value)], report.mode)
+            scales[key] = value_scale(values, log=key in report.log_keys)
+    if not scales:
+        return []
+    scales[report.metric] = metric_scale([trial.value for trial in trials if is_number(trial.value)], report.mode)
     placed = [trial.params | {report.metric: trial.value} for trial in trials]
-    lines = [{key: values[key] for key in axes if key in values} for values in placed]
-    return parallel_chart(axes, lines)
+    lines = [{key: values[key] for key in scales if key in values} for values in placed]
+    return _drawn(parallel_chart(scales, lines))
 
 
-def _trials(report: SweepReport, best: TrialRow | None, with_page: Collection[str]) -> str:
-    keys = _keys(report)
-    heads = ["trial", "status", report.metric, "seconds", *keys, "note", "folder"]
-    head = "".join(f"<th>{html.escape(_breakable(text))}</th>" for text in heads)
-    body = []
-    for trial in _ordered(report):
-        numbers = (_figure(trial.value), "–" if trial.seconds is None else f"{trial.seconds:,.0f}")
-        params = [_short(trial.params[key]) if key in trial.params else "–" for key in keys]
-        body.append(
-            f'<tr class="{"best" if trial is best else ""}"><td class="n">{trial.number}</td>'
-            f'<td class="{html.escape(trial.status)}">{html.escape(trial.status)}</td>'
-            + "".join(f'<td class="n">{number}</td>' for number in numbers)
-            + "".join(f"<td>{html.escape(text)}</td>" for text in [*params, shortened(trial.note, 300)])
-            + f"<td>{_folder(trial, with_page)}</td></tr>"
-        )
-    return f'<div class="wide trials"><table><tr>{head}</tr>{"".join(body)}</table></div>' if body else ""
+def _drawn(*charts: Chart | None) -> list[Chart]:
+    return [chart for chart in charts if chart]
 
 
-def _folder(trial: TrialRow, with_page: Collection[str]) -> str:
-    """The name of a trial's folder, which leads to its own report where there is one."""
-    name = html.escape(trial.folder)
-    return f'<a href="./{quote(trial.folder)}/{_REPORT}">{name}</a>' if trial.folder in with_page else name
+def _heads(report: SweepReport) -> list[str]:
+    return ["trial", "status", report.metric, "seconds", *_keys(report), "note", "folder"]
+
+
+def _trial_row(trial: TrialRow, keys: Sequence[str], is_best: bool, with_page: Collection[str]) -> dict[str, Any]:
+    """One row of the table of all trials; a folder with a report becomes a link."""
+    return {
+        "number": trial.number,
+        "status": trial.status,
+        "is_best": is_best,
+        "numbers": [_figure(trial.value), "–" if trial.seconds is None else f"{trial.seconds:,.0f}"],
+        "texts": [*(_value(trial.params, key) for key in keys), shortened(trial.note, 300)],
+        "folder": trial.folder,
+        "link": f"./{quote(trial.folder)}/{_REPORT}" if trial.folder in with_page else "",
+    }
+
+
+def _value(params: Mapping[str, Any], key: str) -> str:
+    return _short(params[key]) if key in params else "–"
 
 
 def _keys(report: SweepReport) -> list[str]:
-    """What was searched, then what trials have beside it."""
+    """Keys that were searched, then other keys of trials."""
     return list(dict.fromkeys([*report.space, *(key for trial in report.trials for key in trial.params)]))
 
 
@@ -335,12 +316,12 @@ def _figure(value: float | None) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value with as many digits as one reads."""
+    """A value in at most four digits or forty letters."""
     return f"{value:.4g}" if isinstance(value, float) else shortened(written(value), 40)
 
 
 def _breakable(key: str) -> str:
-    """A key that may be broken after a dot or an underscore."""
+    """A key with places where a line may break: after a dot or an underscore."""
     return key.replace(".", ".\u200b").replace("_", "_\u200b")
 
 

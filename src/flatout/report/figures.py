@@ -1,0 +1,176 @@
+"""Draw charts with matplotlib, as inline SVG for the pages.
+
+A chart follows its page: ink, grid and paper are CSS variables, so it is readable on a dark screen and in print. Texts
+stay texts. The same data give the same bytes. matplotlib is imported only when a chart is drawn.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+from markupsafe import Markup
+
+from flatout.errors import printable
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 460, 220
+"""Of an ordinary chart, in pixels."""
+COLOURS = ("#2a83a3", "#c8553d", "#6a994e", "#7b5ea7", "#b08900", "#5c677d", "#2a9d8f", "#d08c60", "#9d4e6b", "#8fa35a")
+LETTER = 6.2
+"""Width of a letter in an ordinary text, in pixels."""
+INK, MUTED, LINE, GRID, PAPER = "#1b1f23", "#57606a", "#d8dee4", "#e6eaee", "#ffffff"
+_VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", GRID: "var(--grid)", PAPER: "var(--paper)"}
+_STYLE = {
+    "axes.edgecolor": LINE,
+    "axes.axisbelow": True,
+    "axes.autolimit_mode": "round_numbers",
+    "axes.xmargin": 0,
+    "axes.ymargin": 0,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.formatter.useoffset": False,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 11,
+    "font.family": "DejaVu Sans",
+    "font.size": 11,
+    "grid.color": GRID,
+    "lines.linewidth": 1.8,
+    "svg.fonttype": "none",
+    "text.color": INK,
+    "text.parse_math": False,
+    "xtick.labelsize": 11,
+    "ytick.labelsize": 11,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.pad": 7,
+    "ytick.major.pad": 6,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+}
+_NAMESPACE = re.compile(r"\{.*?\}")
+_PLACES = {"d", "x", "y", "transform"}
+_MARKED, _BETWEEN = "marked:", "\u2028"
+"""An artist's id carries the texts of its marks to the SVG; `printable` leaves no such separator in them."""
+_MARKS = ("path", "use")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One line of a legend."""
+
+    name: str
+    colour: str
+    sign: str = "▬"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A chart as a template shows it: caption, legend, a note behind the legend, picture."""
+
+    title: str
+    svg: Markup
+    legend: Sequence[Mark] = ()
+    note: str = ""
+
+
+@contextmanager
+def drawing(width: float = WIDTH, height: float = HEIGHT, dpi: int = 72) -> Iterator[Figure]:
+    """An empty figure in our style, whatever style the user has set for matplotlib; sizes are pixels at 72 dpi."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.style import context
+
+    with rc_context(), context(_STYLE, after_reset=True), ignoring_missing_glyphs():
+        figure = Figure(figsize=(width / 72, height / 72), dpi=dpi, facecolor=PAPER)
+        yield figure
+
+
+@contextmanager
+def ignoring_missing_glyphs() -> Iterator[None]:
+    """matplotlib's own font lacks most scripts; in SVG the reader's browser has them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from font", category=UserWarning)
+        yield
+
+
+def add_axes(figure: Figure, *, left: float = 52, right: float = 12, top: float = 14, bottom: float = 34) -> Axes:
+    """Axes with margins in pixels."""
+    width, height = figure.get_size_inches() * 72
+    inside = (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
+    axes = figure.add_axes(inside)
+    axes.patch.set_visible(False)
+    axes.grid(axis="y", clip_on=False)
+    return axes
+
+
+def explain(artist: Artist, texts: Sequence[str]) -> None:
+    """Show a text when the reader points at a mark of the artist: one text for each mark, in the order drawn."""
+    artist.set_gid(_MARKED + _BETWEEN.join(map(printable, texts)))
+
+
+def draw_svg(figure: Figure, label: str) -> Markup:
+    """The figure as SVG to stand inside a page; screen readers read `label`."""
+    from matplotlib import rc_context
+
+    file = io.StringIO()
+    with rc_context({"svg.hashsalt": printable(label)}):  # charts of one page share no ids
+        figure.patch.set_visible(False)
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    root = ElementTree.fromstring(file.getvalue())
+    for element in root.iter():  # inside of HTML, SVG needs no namespaces
+        element.tag = _NAMESPACE.sub("", element.tag)
+        element.attrib = {_NAMESPACE.sub("", name): value for name, value in element.attrib.items()}
+    for element in root.iter():
+        _simplify(element)
+    for name in ("width", "height"):
+        del root.attrib[name]
+    root.attrib |= {"role": "img", "aria-label": printable(label)}
+    return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def _simplify(element: ElementTree.Element) -> None:
+    """Use the page's colours and font, add the texts of `explain`, and drop what a page does not need."""
+    for child in list(element):
+        if child.tag == "style" or (child.tag == "g" and not len(child)):
+            element.remove(child)
+    if element.tag not in ("text", "title"):
+        element.text = None
+    element.tail = None
+    if element.get("transform", "").startswith("rotate(-0 "):
+        del element.attrib["transform"]
+    if "style" in element.attrib:
+        element.attrib["style"] = _page_style(element.attrib["style"])
+    for name in _PLACES & element.attrib.keys():  # a tenth of a pixel is fine enough
+        element.attrib[name] = re.sub(r"(\.\d)\d+|\s+(?=\s)", r"\1", element.attrib[name])
+    if element.tag == "g" and (name := element.attrib.pop("id", "")).startswith(_MARKED):
+        _add_titles(element, name.removeprefix(_MARKED).split(_BETWEEN))
+
+
+def _page_style(style: str) -> str:
+    for colour, variable in _VARIABLES.items():
+        style = style.replace(colour, variable)
+    style = re.sub(r"font: ([\d.]+px) [^;]*", r"font-size: \1", style)
+    return re.sub(r"font-family: [^;]*;? ?", "", style)
+
+
+def _add_titles(group: ElementTree.Element, texts: Sequence[str]) -> None:
+    hidden = {mark for definitions in group.iter("defs") for mark in definitions.iter()}
+    marks = [mark for mark in group.iter() if mark.tag in _MARKS and mark not in hidden]
+    for mark, text in zip(marks if len(texts) > 1 else [group], texts, strict=True):
+        title = ElementTree.Element("title")
+        title.text = text
+        mark.append(title)
