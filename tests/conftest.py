@@ -30,7 +30,9 @@ settings.load_profile("flatout")
 torch.set_num_threads(1)
 
 BUDGET_S = 20.0
-"""Processor time for the call of one test of the default suite; wall time would depend on what else runs."""
+"""Processor time for the call of one test of the default suite; wall time would depend on what else runs.
+
+What a fixture prepares for several tests does not count."""
 
 FOREIGN_WARNINGS = (
     # Said inside other people's packages about other people's packages.

@@ -101,6 +101,6 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("ours")
     words = ["train", *SMALL, f"hydra.run.dir={folder}/run", "trainer.devices=2"]
     process = begin(words, FLATOUT_CACHE=str(folder / "cache"))
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=240)
     assert process.returncode == 0, said
     return folder / "run", said
