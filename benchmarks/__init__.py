@@ -9,6 +9,6 @@ BENCHES = {
     "tune": "what tune=auto chooses against what is set, and what choosing takes",
     "scale": "two processes against one, balance of ranks, what trials cost, a sweep that is crashed and killed",
     "doctor": "bottlenecks planted into runs: whether the verdict names them, and what its mends are worth",
-    "faults": "runs killed, asked to end, damaged and taken up again: the same bytes (--rounds full: every case)",
+    "protections": "what the protections of a run cost: their part of each step and of each save",
     "quality": "scores on published data sets (needs --data), from scratch or of an encoder (--pretrained)",
 }

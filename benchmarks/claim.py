@@ -22,17 +22,10 @@ class Options:
 
     quick: bool = False
     """Fewer rounds and rows, to see that it works."""
-    full: bool = False
-    """Every case there is, where a bench counts cases; hours."""
     data: Path | None = None
     """Folder of published data sets."""
     pretrained: str | None = None
     """Folder of a pretrained encoder."""
-
-    @property
-    def size(self) -> str:
-        """How many cases: quick, ci (those of the tests) or full."""
-        return "quick" if self.quick else "full" if self.full else "ci"
 
     @property
     def rounds(self) -> int:

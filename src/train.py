@@ -55,7 +55,8 @@ def job(cfg: DictConfig) -> float | None:
 
     described = HydraConfig.get()
     folder, overrides = Path(described.runtime.output_dir), as_typed(described.overrides.task)
-    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
+    is_shared = any(word.startswith("hydra.run.dir=") for word in described.overrides.hydra)
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0" and not is_shared:
         _remove_empty(folder)  # Hydra made it, but the first rank's folder is that of all
     try:
         config = read_config(cfg, overrides)

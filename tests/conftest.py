@@ -1,23 +1,38 @@
-"""Every test starts from the same seeds, treats warnings as errors, and has a cache folder of its own."""
+"""Every test starts from the same seeds, treats warnings as errors, and has a cache folder of its own.
+
+Each worker of pytest-xdist computes on one thread, and so do the processes that its tests start. A test outside
+`tests/soak/` may use 20 s of processor time, its child processes included.
+"""
 
 from __future__ import annotations
 
 import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; child processes inherit it
+
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import settings
 
 from flatout.data.store.store import Column, Store, StoreSplit, StoreWriter
+from tests.soak import choosing
 
 # Examples are drawn anew from a fixed seed, so that a failure on one machine is a failure on all.
 settings.register_profile("flatout", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("flatout")
+torch.set_num_threads(1)
+
+BUDGET_S = 20.0
+"""Processor time for the call of one test of the default suite; wall time would depend on what else runs.
+
+What a fixture prepares for several tests does not count."""
 
 FOREIGN_WARNINGS = (
     # Said inside other people's packages about other people's packages.
@@ -33,6 +48,42 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", line)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    choosing.add_options(parser)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    choosing.set_time_limits(config, items)
+    choosing.leave_out_others(config, items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    choosing.print_table(terminalreporter)
+
+
+def processor_time() -> float:
+    """Seconds that this process, its ended children and all running ones have computed."""
+    total = sum(os.times()[:4])
+    for child in psutil.Process().children(recursive=True):
+        try:
+            total += sum(child.cpu_times()[:4])
+        except psutil.Error:  # ended meanwhile
+            continue
+    return total
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    if item.get_closest_marker("soak"):
+        return (yield)
+    before = processor_time()
+    result = yield
+    spent = processor_time() - before
+    if spent > BUDGET_S:
+        pytest.fail(f"used {spent:.0f} s of processor time; a test outside tests/soak has {BUDGET_S:.0f} s")
+    return result
+
+
 @pytest.fixture(autouse=True)
 def _same_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     random.seed(0)
@@ -40,9 +91,24 @@ def _same_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     torch.manual_seed(0)
     monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    before = Path.cwd()
+    folder, environment = Path.cwd(), dict(os.environ)
     yield
-    os.chdir(before)
+    os.chdir(folder)
+    for name in os.environ.keys() - environment.keys():  # what a command in this process left, such as its rank
+        del os.environ[name]
+    os.environ.update(environment)
+
+
+@pytest.fixture
+def rounds(request: pytest.FixtureRequest) -> int:
+    """How many times as many cases a soak test has, by `--rounds`."""
+    return int(request.config.getoption("--rounds"))
+
+
+@pytest.fixture
+def survive(record_property: Callable[[str, object], None]) -> choosing.Survive:
+    """Takes the problems of each case, counts them for the table, and fails where there are any."""
+    return choosing.survive_with(record_property)
 
 
 SplitMaker = Callable[..., StoreSplit]

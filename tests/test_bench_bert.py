@@ -10,7 +10,7 @@ from benchmarks.claim import Options
 pytest.importorskip("accelerate", reason="the Trainer's side needs the extra bench")
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=60)
 def test_an_encoder_is_held_against_the_trainer_against_the_peak_and_does_not_wait(tmp_path):
     small = {"hidden": 32, "layers": 1, "heads": 2}
     found = list(base_claims(tmp_path, Options(quick=True), torch.device("cpu"), small))

@@ -25,7 +25,7 @@ def test_the_page_lists_every_family_and_whether_it_is_flat():
     assert dict(rows) == dict.fromkeys(FLAT_FAMILIES, "yes") | dict.fromkeys(PADDED_FAMILIES, "no, padded")
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=60)
 def test_all_families_are_claimed_and_hold():
     found = list(family_claims())
     assert len(found) == 2 * (len(FLAT_FAMILIES) + len(PADDED_FAMILIES))

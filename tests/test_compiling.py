@@ -21,7 +21,7 @@ OF_TORCH = ("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*not a leaf Tens
 """Said inside torch about torch."""
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=60)
 @pytest.mark.filterwarnings(*OF_TORCH)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with a C++ compiler")
 def test_a_compiled_model_computes_the_same_under_the_same_names():
@@ -50,7 +50,6 @@ def test_only_training_is_compiled_and_no_copy_is(monkeypatch):
     assert len(called) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings(*OF_TORCH)
 def test_a_run_with_it_trains_the_same_weights(tmp_path, monkeypatch):
     # Traced as always, but not translated: that takes a minute, and is torch's own business.

@@ -22,10 +22,17 @@ MOMENTS = [  # a command, and the module after whose import the signal comes
     (["flatout", "evaluate", "nothing"], "torch.nn"),
     (SWEEP, "optuna.trial"),
 ]
+USUAL = (MOMENTS[1], MOMENTS[4])
+SOAK = pytest.mark.soak(seconds=10)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("words", "module"), MOMENTS, ids=[f"{words[0]} at {module}" for words, module in MOMENTS])
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [
+        pytest.param(*moment, id=f"{moment[0][0]} at {moment[1]}", marks=[] if moment in USUAL else [SOAK])
+        for moment in MOMENTS
+    ],
+)
 def test_an_interrupt_while_a_command_starts_ends_it_without_a_traceback(words, module, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", "-m", *words],  # it tells what has been imported

@@ -78,6 +78,7 @@ def test_what_is_tried_leaves_nothing_behind(tmp_path, long_enough, train):
     assert tried.metrics == plain.metrics
 
 
+@pytest.mark.xdist_group("timing")
 def test_small_batches_are_tried_larger_and_the_verdict_says_so(tmp_path, long_enough, capsys):
     result = texts(tmp_path)
     tried = {each["override"]: each for each in result.summary["evidence"]["tried"]}

@@ -95,7 +95,6 @@ class ScarceValidation(L.Callback):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
 
 
-@pytest.mark.slow
 def test_validation_and_test_give_the_same_metrics_in_pieces(tmp_path):
     plain = trained(tmp_path / "plain")
     scarce = ScarceValidation(9)
@@ -117,7 +116,6 @@ class Stop(L.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stop", [3, 7], ids=["before", "after"])
 def test_a_resumed_run_is_cut_as_the_one_that_was_not_interrupted(tmp_path, stop):
     """With dropout, which draws other numbers for other pieces: the same bytes all the same."""
@@ -157,7 +155,6 @@ class Unmendable(Scarce):
         fast_loop_of(trainer).exchanges = True
 
 
-@pytest.mark.slow
 def test_what_cannot_be_mended_ends_the_run_and_the_next_one_goes_on_in_pieces(tmp_path):
     given: dict[str, Any] = {"checkpoint": CheckpointConfig(every_steps=1)}
     plain = trained(tmp_path / "plain", **given)

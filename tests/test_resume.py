@@ -15,14 +15,15 @@ from pathlib import Path
 
 import lightning as L
 import pytest
-from benchmarks.faults.plants import Planted, RaiseAt, SignalAt
-from benchmarks.faults.runs import Spec, attempt, run_folder, saved_step, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import train as command_line
 from flatout.checkpoints.exact import CHECKPOINTS
 from flatout.distributed.signals import requeue_with_slurm
 from flatout.errors import UserError
 from flatout.report.summary import read_summary
+from tests.faults.plants import Planted, RaiseAt, SignalAt
+from tests.faults.runs import Spec, attempt, run_folder, saved_step, train
 
 SMALL = Spec(trainer={"max_epochs": 2})
 BROKEN = SMALL.planted(RaiseAt, place="on_train_batch_end", step=14)
@@ -259,11 +260,10 @@ def test_slurm_is_asked_for_another_turn_after_its_warning(tmp_path, monkeypatch
     assert requeue_with_slurm(signal.SIGUSR1) is None
 
 
-@pytest.mark.slow
-def test_the_same_words_on_the_command_line_go_on_with_the_run(tmp_path):
+def test_the_same_words_on_the_command_line_go_on_with_the_run(tmp_path, capfd):
     small = ["data.sample.rows=400", "model.hidden=8", "trainer.max_epochs=400", "checkpoint.patience=null"]
-    words = [sys.executable, "-m", "train", *small, f"output={tmp_path}/outputs", "checkpoint.every_steps=20"]
-    first = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    words = [*small, f"output={tmp_path}/outputs", "checkpoint.every_steps=20"]
+    first = subprocess.Popen([sys.executable, "-m", "train", *words], stdout=subprocess.PIPE, text=True)
     assert first.stdout is not None
     for line in first.stdout:
         if line.startswith("epoch"):
@@ -276,12 +276,11 @@ def test_the_same_words_on_the_command_line_go_on_with_the_run(tmp_path):
     step = saved_step(folder)
     begun = step // 4 + 1
     longer = [word.replace("=400", f"={begun + 2}") if "max_epochs" in word else word for word in words]
-    again = subprocess.run([*longer, "resume=auto"], capture_output=True, text=True, timeout=120)
-    assert again.returncode == 0, again.stderr
-    assert f"resume: going on from step {step}" in again.stdout
+    command_line.main([*longer, "resume=auto"])
+    assert f"resume: going on from step {step}" in capfd.readouterr().out
     assert [path.name for path in (tmp_path / "outputs" / "default").iterdir()] == [folder.name]
-    finished = subprocess.run([*longer, "resume=auto"], capture_output=True, text=True, timeout=120)
-    assert finished.returncode == 0 and "nothing left to train" in finished.stdout
+    command_line.main([*longer, "resume=auto"])
+    assert "nothing left to train" in capfd.readouterr().out
 
 
 def stopped_early(tmp_path: Path) -> Spec:

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from flatout.distributed.fsdp import slice_weights
+from flatout.distributed.processes import warm_start
 from flatout.distributed.slices import is_share, share_of, whole
 from flatout.engine.optimizer import OptimConfig, clip_gradients, gradient_is_finite, gradient_length
 from flatout.models.encoder.lora import LoraConfig
@@ -120,7 +121,8 @@ def like_sliced(plain: Tensor, mesh: Any) -> Tensor:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(as_rank, (str(folder),), nprocs=RANKS)
+    warm_start()
+    mp.start_processes(as_rank, (str(folder),), nprocs=RANKS, start_method="forkserver")
     yield [torch.load(Path(folder, f"{rank}.pt")) for rank in range(RANKS)]
 
 

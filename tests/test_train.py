@@ -97,7 +97,9 @@ def test_an_encoder_s_experiment_opens_with_hardware_time_and_score(experiment):
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_runs_on_a_tiny_stand_in(experiment, tmp_path, monkeypatch):
     is_bits = experiment.endswith("_bigrams") or experiment.startswith("bloom")
-    tiny = [*TINY_RUN, "data.sample.rows=400"] if is_bits else [*TINY, "data.sample.classes=2"]
+    tiny = (
+        [*TINY_RUN, "data.sample.rows=400", "data.encoding.size=128"] if is_bits else [*TINY, "data.sample.classes=2"]
+    )
     if type(compose_run([f"+experiment={experiment}"]).model) is TransformerConfig:
         tiny = [*TINY_RUN, *TINY_ENCODER]
     arguments = [f"+experiment={experiment}", *tiny, f"output={tmp_path}", "hydra.mode=RUN"]

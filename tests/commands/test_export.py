@@ -235,8 +235,10 @@ def test_tags_are_exported_token_by_token(tmp_path: Path, family: str) -> None:
         )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize(
+    "family",
+    ["bert", *(pytest.param(family, marks=pytest.mark.soak(seconds=25)) for family in FAMILIES)],
+)
 def test_onnx_answers_the_same_for_any_shape(tmp_path: Path, capfd: pytest.CaptureFixture[str], family: str) -> None:
     from onnxruntime import InferenceSession
 
@@ -258,7 +260,7 @@ def test_onnx_answers_the_same_for_any_shape(tmp_path: Path, capfd: pytest.Captu
         torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=30)
 def test_onnx_answers_tags_and_pairs_the_same(tmp_path: Path) -> None:
     from onnxruntime import InferenceSession
 

@@ -333,6 +333,7 @@ def test_a_whole_store_is_not_taken_away_for_the_damaged_one_that_lay_there_befo
     assert [path.name for path in tmp_path.iterdir()] == [report.key]
 
 
+@pytest.mark.xdist_group("timing")
 def test_who_waits_says_so_once_and_who_takes_over_says_why(tmp_path, capfd):
     lease = lease_of(tmp_path, recipe_key(RECIPE), 0, "aaaa")
     beating = threading.Event()
@@ -366,7 +367,7 @@ def open_busily(folder: Path) -> None:
     Cache(folder).open_or_build("rows.csv", RECIPE, busy_build)
 
 
-@pytest.mark.slow
+@pytest.mark.xdist_group("timing")
 def test_a_slow_builder_that_lives_is_waited_for(tmp_path):
     child = multiprocessing.get_context("fork").Process(target=open_busily, args=(tmp_path,))
     child.start()

@@ -21,6 +21,8 @@ from flatout.data.feeding import FeedKind
 from flatout.perf.verdict.evidence import evidence_of
 from flatout.report.page import read_curves
 
+pytestmark = pytest.mark.xdist_group("timing")  # one after the other, not side by side
+
 
 class Sleeps(L.Callback):
     """Takes its time after each batch, and reads as many numbers of the device as it is told."""

@@ -129,6 +129,7 @@ def test_what_is_seen_of_the_hardware_goes_to_all_who_listen_to_flushes(make_spl
     assert any(b"gpu/power_w" in path.read_bytes() for path in tmp_path.glob("events.*"))
 
 
+@pytest.mark.xdist_group("timing")
 def test_counting_costs_a_flush_little_and_a_step_next_to_nothing():
     model, lengths = small(), [torch.randint(1, 60, (512,)) for _ in range(50)]
     taken = []

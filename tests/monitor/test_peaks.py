@@ -111,6 +111,7 @@ def test_fp32_products_made_the_quicker_way_count_as_tf32():
         torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.xdist_group("timing")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_a_cpu_is_measured_and_no_random_state_or_setting_is_touched(precision):
     def state() -> list[object]:
@@ -134,6 +135,7 @@ def test_a_cpu_is_measured_and_no_random_state_or_setting_is_touched(precision):
     assert f"512 {dtype} product" in found.source or f"1024 {dtype} product" in found.source
 
 
+@pytest.mark.xdist_group("timing")
 def test_the_measured_peak_is_no_less_than_a_product_reaches_by_itself():
     found = measured_peak(CPU, "32-true")
     left, right = torch.randn(512, 512), torch.randn(512, 512)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from flatout.callbacks.hardware import Watch
 
 
@@ -74,6 +76,7 @@ def test_when_all_are_broken_the_thread_ends():
     assert source.looks == 1
 
 
+@pytest.mark.xdist_group("timing")
 def test_a_driver_that_hangs_does_not_keep_a_run_from_ending():
     let_go = threading.Event()
 

@@ -257,7 +257,6 @@ def shot(browser: str, url: str, folder: Path) -> np.ndarray:
 
 
 @pytest.mark.browser
-@pytest.mark.slow
 def test_tensorboard_shows_the_pages_in_a_browser(finished, tmp_path):
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:  # only the pictures need one; what the pages are made of is tested without

@@ -1,22 +1,7 @@
-"""Processes that tests start are ended with them."""
+"""Fixtures for commands that run as processes."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-from collections.abc import Iterator
+from tests.scale.started import ours, started
 
-import pytest
-
-
-@pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes to end when the test is over, whatever became of it."""
-    processes: list[subprocess.Popen[str]] = []
-    yield processes
-    for process in processes:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        if process.stdout is not None and not process.stdout.closed:
-            process.communicate()
+__all__ = ["ours", "started"]

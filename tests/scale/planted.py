@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -24,4 +25,18 @@ class Planted(L.Callback):
         if self.what == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.what == "hang":
+            time.sleep(1000)
+
+
+class PlantedByNumber(L.Callback):
+    """Ends its process in one trial of a sweep and hangs in another, by the trials' numbers."""
+
+    def __init__(self, crash: int, hang: int) -> None:
+        self.crash, self.hang = crash, hang
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        number = Path(trainer.default_root_dir).name
+        if number == str(self.crash):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == str(self.hang):
             time.sleep(1000)

@@ -1,16 +1,32 @@
-"""Commands as processes of their own: begun, waited for, listened to."""
+"""Commands as processes of their own: begun, waited for, listened to; and the small run that launchers start."""
 
 from __future__ import annotations
 
+import csv
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
 WAIT_S = 90.0
+SMALL = [
+    "data.sample.rows=201",
+    "data.sample.eval_rows=51",
+    "data.batch_size=32",
+    "model.hidden=8",
+    "model.embedding=8",
+    "trainer.max_epochs=2",
+    "precision=fp32",
+    "monitor.flush_every=1",
+    "trainer.accelerator=cpu",
+]
+"""A run of seconds."""
 
 
 def begin(words: Sequence[str], before: Sequence[str] = (), **environment: str) -> subprocess.Popen[str]:
@@ -44,3 +60,47 @@ def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
+
+
+def losses(folder: Path) -> list[float]:
+    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
+
+
+def slurm(rank: int, port: int) -> dict[str, str]:
+    """What srun tells the second of two tasks on one machine, and the first."""
+    return {
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_ID": "4711",
+        "SLURM_JOB_NAME": "train",
+        "SLURM_NODELIST": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes to end when the test is over, whatever became of it."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.stdout is not None and not process.stdout.closed:
+            process.communicate()
+
+
+@pytest.fixture(scope="session")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of the small run on two ranks, started by `trainer.devices=2`, and all that it printed."""
+    folder = tmp_path_factory.mktemp("ours")
+    words = ["train", *SMALL, f"hydra.run.dir={folder}/run", "trainer.devices=2"]
+    process = begin(words, FLATOUT_CACHE=str(folder / "cache"))
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    return folder / "run", said

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from flatout.distributed.exchange import Exchange, SharedMemory, exchange_of_ranks
+from flatout.distributed.processes import warm_start
 from flatout.distributed.ranks import others_watched
 
 CPU = torch.device("cpu")
@@ -32,7 +33,8 @@ TYPES = (torch.float32, torch.bfloat16, torch.int32)
 
 def on_ranks(world: int, folder: Path, task: Callable[[int], Any]) -> list[Any]:
     """What each of so many processes finds; None for one that was killed."""
-    context = multiprocessing.get_context("spawn")
+    warm_start()
+    context = multiprocessing.get_context("forkserver")
     ends = [context.Pipe(duplex=False) for _ in range(world)]
     processes = []
     for rank, (_, end) in enumerate(ends):
@@ -166,6 +168,7 @@ def words_of(step: Callable[[], object]) -> tuple[str, float]:
     return words, seconds
 
 
+@pytest.mark.xdist_group("timing")
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("task", [killed_while_adding_up, killed_in_a_step])
 def test_a_rank_that_is_killed_is_missed_at_once_and_nothing_is_left(task, world, place):

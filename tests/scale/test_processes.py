@@ -31,7 +31,7 @@ from flatout.run.launch import devices_wanted
 from flatout.run.run import Result
 
 ENCODER = TransformerConfig(hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0)
-HEADLINES = HeadlinesConfig(rows=503, eval_rows=101, classes=4)
+HEADLINES = HeadlinesConfig(rows=203, eval_rows=51, classes=4)
 
 
 def losses(result: Result) -> list[float]:
@@ -136,16 +136,21 @@ def test_the_first_rank_alone_prints_and_the_speed_is_that_of_all(tmp_path):
     assert training["rows_per_step"] == 64
     parts = {name: value for name, value in speed["step_ms"].items() if value is not None}
     per_step_ms = sum(parts.values()) - parts["validation"]
-    assert speed["rows_per_s"] == pytest.approx(503 / 8 / per_step_ms * 1000, rel=0.02)
+    assert speed["rows_per_s"] == pytest.approx(203 / 4 / per_step_ms * 1000, rel=0.02)
     assert two.predict(["some words"])[0].label in ("politics", "science", "sport", "business")
 
 
-def test_every_weight_of_an_encoder_takes_part_in_every_step(tmp_path):
+OTHERS = ("distilbert", "roberta", "electra", "modernbert", "deberta-v2")
+
+
+@pytest.mark.parametrize(
+    "family", ["bert", "albert", *(pytest.param(name, marks=pytest.mark.soak(seconds=5)) for name in OTHERS)]
+)
+def test_every_weight_of_an_encoder_takes_part_in_every_step(family, tmp_path):
     """What ranks exchange must be complete: a weight without a gradient would make them wait for ever."""
-    for family in ("bert", "distilbert", "roberta", "electra", "albert", "modernbert", "deberta-v2"):
-        settings = {"epochs": 1, "folder": tmp_path / family, "trainer": {"devices": 2, "limit_train_batches": 2}}
-        result = fit(texts(), replace(ENCODER, family=family), **settings)
-        assert result.summary["status"] == "finished"
+    settings = {"epochs": 1, "folder": tmp_path / family, "trainer": {"devices": 2, "limit_train_batches": 2}}
+    result = fit(texts(), replace(ENCODER, family=family), **settings)
+    assert result.summary["status"] == "finished"
 
 
 @pytest.mark.parametrize(

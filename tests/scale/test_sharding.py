@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.faults.plants import KillAt, SignalAt
-from benchmarks.faults.ranks import alike
-from benchmarks.faults.runs import Spec, attempt, differences, run_folder, said
 from safetensors.torch import load_file
 
 from flatout import OptimConfig, TextDataConfig, TransformerConfig, UserError, fit
 from flatout.data.problem import Problem
 from flatout.inference.folder import WEIGHTS
+from tests.faults.plants import KillAt, SignalAt
+from tests.faults.ranks import alike
+from tests.faults.runs import Spec, attempt, differences, run_folder, said
 from tests.scale.test_processes import CASES, ENCODER, SEVERAL, losses, texts, trained
 
 TOGETHER = {"devices": 2, "strategy": "fsdp"}
@@ -36,8 +36,9 @@ RUNS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [next(iter(RUNS)), *(pytest.param(name, marks=pytest.mark.soak(seconds=15)) for name in list(RUNS)[1:])]
+)
 def test_two_ranks_with_slices_train_like_one_process_with_all(name, tmp_path):
     data, model, settings = RUNS[name]
     rows = data.batch_size
@@ -58,9 +59,8 @@ def test_two_ranks_with_slices_train_like_one_process_with_all(name, tmp_path):
     assert all(torch.allclose(shared[name], weight, atol=100 * close) for name, weight in whole.items())
 
 
-@pytest.mark.slow
 def test_killed_and_taken_up_again_the_same_bytes_come_out(tmp_path):
-    spec = Spec("encoder", batch_size=6, trainer=TOGETHER)
+    spec = Spec("encoder", batch_size=6, trainer={**TOGETHER, "max_epochs": 1})
     assert attempt(spec, tmp_path / "whole") == 0, said(tmp_path / "whole")
     killed = spec.planted(KillAt, place="on_train_batch_end", step=7, rank=1)
     assert attempt(killed, tmp_path / "killed") == 1
@@ -69,7 +69,7 @@ def test_killed_and_taken_up_again_the_same_bytes_come_out(tmp_path):
     assert not differences(run_folder(tmp_path / "killed"), run_folder(tmp_path / "whole"))
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=30)
 def test_a_run_goes_on_with_slices_and_with_whole_weights_in_turn(tmp_path):
     alone = Spec("encoder", dropout=0.0, batch_size=12, optim={"ema": 0.9})
     together = replace(alone, batch_size=6, trainer=TOGETHER)

@@ -26,6 +26,7 @@ from flatout.cli.sweep import in_full, quoted
 from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
+from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError
 from flatout.run.problems import metric_names, usual_metric
@@ -267,6 +268,17 @@ def verbally(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]
         sys.argv[:] = before
 
 
+def swept(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """A sweep in this process, whose warm server is up: its exit code, and all that it printed."""
+    before = list(sys.argv)
+    try:
+        code = verb("sweep", *words)
+    finally:
+        sys.argv[:] = before
+    said = capfd.readouterr()
+    return code, said.out + said.err
+
+
 @pytest.fixture
 def begun(started: list[subprocess.Popen[str]]) -> list[subprocess.Popen[str]]:
     return started
@@ -294,36 +306,30 @@ def wait_for_trial(folder: Path, number: int, process: subprocess.Popen[str]) ->
     wait_for(folder / str(number) / "metrics.csv", process)
 
 
-@pytest.mark.slow
-def test_a_sweep_that_is_killed_and_taken_up_gives_what_one_gives_that_was_not(tmp_path, begun):
-    begun.append(command(*SEARCHED, "trials=7", f"hydra.sweep.dir={tmp_path}/whole"))
-    said, _ = begun[0].communicate(timeout=180)
-    assert begun[0].returncode == 0, said
+def test_a_sweep_that_is_killed_and_taken_up_gives_what_one_gives_that_was_not(tmp_path, begun, capfd):
+    code, said = swept(capfd, *SEARCHED, "trials=5", f"hydra.sweep.dir={tmp_path}/whole")
+    assert code == 0, said
     cut = tmp_path / "cut"
-    begun.append(command(*SEARCHED, "trials=7", f"hydra.sweep.dir={cut}"))
-    wait_for_trial(cut, 3, begun[1])
-    begun[1].kill()
-    begun[1].communicate()
+    begun.append(command(*SEARCHED, "trials=5", f"hydra.sweep.dir={cut}"))
+    wait_for_trial(cut, 2, begun[0])
+    begun[0].kill()
+    begun[0].communicate()
     assert rows_of(cut) and (cut / "sweep.html").is_file()
-    begun.append(command("resume", str(cut)))
-    again, _ = begun[2].communicate(timeout=180)
-    assert begun[2].returncode == 0, again
-    assert re.search(r"taken up again: [345] of 7 trials have ended", again)
+    code, again = swept(capfd, "resume", str(cut))
+    assert code == 0, again
+    assert re.search(r"taken up again: [234] of 5 trials have ended", again)
     assert kept(rows_of(cut)) == kept(rows_of(tmp_path / "whole"))
     assert said.splitlines()[-2] == again.splitlines()[-2] and said.splitlines()[-2].startswith("again: ")
     assert (cut / "sweep.html").stat().st_size > 10_000
     # what is finished is said to be, and nothing is trained again
-    begun.append(command("resume", str(cut)))
-    third, _ = begun[3].communicate(timeout=60)
-    assert "7 of 7 trials have ended" in third and "trial 0: " not in third
+    code, third = swept(capfd, "resume", str(cut))
+    assert code == 0 and "5 of 5 trials have ended" in third and "trial 0: " not in third
 
 
-@pytest.mark.slow
-def test_one_store_serves_all_trials_and_the_best_is_confirmed(tmp_path, begun):
+def test_one_store_serves_all_trials_and_the_best_is_confirmed(tmp_path, capfd):
     folder = tmp_path / "sweep"
-    begun.append(command(*SEARCHED, "trials=3", "confirm=2", "pruner=none", f"hydra.sweep.dir={folder}"))
-    said, _ = begun[0].communicate(timeout=180)
-    assert begun[0].returncode == 0, said
+    code, said = swept(capfd, *SEARCHED, "trials=3", "confirm=2", "pruner=none", f"hydra.sweep.dir={folder}")
+    assert code == 0, said
     summaries = [json.loads((folder / f"{number}" / "summary.json").read_text()) for number in range(3)]
     assert [summary["data"]["cache"]["hit"] for summary in summaries] == [False, True, True]
     assert all(summary["data"]["cache"]["seconds"] < 1 for summary in summaries[1:])
@@ -336,7 +342,6 @@ def test_one_store_serves_all_trials_and_the_best_is_confirmed(tmp_path, begun):
     assert set(compared(folder / "confirm-1")) == {"status", "model.hidden", "optim.lr", "seed"}
 
 
-@pytest.mark.slow
 def test_a_sweep_that_is_begun_twice_or_taken_up_with_another_space_is_refused(tmp_path, begun, capsys):
     folder = tmp_path / "sweep"
     place = f"hydra.sweep.dir={folder}"
@@ -364,23 +369,21 @@ def test_a_sweep_that_is_begun_twice_or_taken_up_with_another_space_is_refused(t
     assert code == 2 and said == f"{folder / FILE}: is not what a sweep writes there. Begin a new sweep.\n"
 
 
-@pytest.mark.slow
-def test_every_trial_of_a_sweep_that_meets_a_crash_and_a_hang_is_accounted_for(tmp_path, begun):
+def test_every_trial_of_a_sweep_that_meets_a_crash_and_a_hang_is_accounted_for(tmp_path, capfd):
     folder = tmp_path / "sweep"
     planted = [
         "+callbacks.planted._target_=tests.scale.planted.Planted",
         "+callbacks.planted.what=choice(nothing,die,hang)",
         "+allow_targets=[tests]",
     ]
-    words = [*planted, *SMALL, "sampler=grid", "trial_for=15s", "pruner=none", f"hydra.sweep.dir={folder}"]
-    begun.append(command(*words))
-    said, _ = begun[0].communicate(timeout=180)
-    assert begun[0].returncode == 0, said
+    words = [*planted, *SMALL, "sampler=grid", "trial_for=12s", "pruner=none", f"hydra.sweep.dir={folder}"]
+    code, said = swept(capfd, *words)
+    assert code == 0, said
     assert [row["status"] for row in rows_of(folder)].count("failed") == 2
     notes = {row["+callbacks.planted.what"].lstrip("'"): row["note"] for row in csv_plain(folder)}
     assert "1 complete, 2 failed (1 of them ran longer than trial_for allows)" in said
     assert [compared(folder / name)["status"] for name in ("0", "1", "2")] == ["complete", "failed", "failed"]
-    assert notes["die"].startswith("was ended by SIGKILL") and notes["hang"] == "ran longer than 15 s and was stopped"
+    assert notes["die"].startswith("was ended by SIGKILL") and notes["hang"] == "ran longer than 12 s and was stopped"
 
 
 def compared(folder: Path) -> dict[str, Any]:
@@ -396,12 +399,10 @@ def csv_plain(folder: Path) -> list[dict[str, str]]:
     return [{name.lstrip("'"): value for name, value in row.items()} for row in rows_of(folder)]
 
 
-@pytest.mark.slow
-def test_a_sweep_of_which_every_trial_fails_alike_ends_early(tmp_path, begun):
+def test_a_sweep_of_which_every_trial_fails_alike_ends_early(tmp_path, capfd):
     folder = tmp_path / "s"
-    begun.append(command("model.hidden=choice(8,16)", "data.train=nothing.csv", f"hydra.sweep.dir={folder}"))
-    said, _ = begun[0].communicate(timeout=120)
-    assert begun[0].returncode == 2
+    code, said = swept(capfd, "model.hidden=choice(8,16)", "data.train=nothing.csv", f"hydra.sweep.dir={folder}")
+    assert code == 2
     last = said.splitlines()[-1]
     assert last.startswith("the first 3 trials failed alike: ") and "no such file" in last
     assert last.endswith(f"What the first one printed: {folder}/0/output.txt")
@@ -453,14 +454,12 @@ def test_settings_of_ones_own_are_searched_and_trusted_again(tmp_path, capsys, m
     assert float(rows_of(tmp_path / "s")[0]["value"]) == value
 
 
-@pytest.mark.slow
-def test_settings_that_do_not_go_together_are_one_failed_trial(tmp_path, begun):
+def test_settings_that_do_not_go_together_are_one_failed_trial(tmp_path, capfd):
     folder = tmp_path / "sweep"
     space = ["model.hidden=choice(32,48)", "model.heads=choice(4,3)"]
     words = ["+experiment=bert_tiny", *space, "sampler=grid", *SMALL]
-    begun.append(command(*words, "pruner=none", f"hydra.sweep.dir={folder}"))
-    said, _ = begun[0].communicate(timeout=120)
-    assert begun[0].returncode == 0, said
+    code, said = swept(capfd, *words, "pruner=none", f"hydra.sweep.dir={folder}")
+    assert code == 0, said
     assert [row["status"] for row in sorted(rows_of(folder), key=lambda row: row["number"])] == [
         "complete",
         "failed",
@@ -470,11 +469,11 @@ def test_settings_that_do_not_go_together_are_one_failed_trial(tmp_path, begun):
     assert "multiple of 3 heads" in said
 
 
-@pytest.mark.slow
-def test_time_ends_a_sweep_and_it_can_be_taken_up(tmp_path, begun):
+def test_time_ends_a_sweep_and_it_can_be_taken_up(tmp_path, capfd):
     folder = tmp_path / "sweep"
-    begun.append(command(*SEARCHED, "trials=400", "for=20s", "pruner=none", f"hydra.sweep.dir={folder}"))
-    said, _ = begun[0].communicate(timeout=90)
-    assert begun[0].returncode == 0, said
+    warm_start()
+    wait_until_warm()
+    code, said = swept(capfd, *SEARCHED, "trials=400", "for=10s", "pruner=none", f"hydra.sweep.dir={folder}")
+    assert code == 0, said
     assert "the time is over; to go on: python -m flatout sweep resume" in said and "best: trial" in said
     assert 0 < len(rows_of(folder)) < 400

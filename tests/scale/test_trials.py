@@ -174,7 +174,6 @@ def test_rows_that_a_trial_takes_back_and_writes_again_are_told_once(tmp_path):
     assert readings.new() == [0.875]
 
 
-@pytest.mark.slow
 def test_a_trial_that_was_stopped_goes_on_where_it_was(tmp_path):
     long = {"trainer": {"max_epochs": 12}, "checkpoint": CheckpointConfig(patience=None)}
     alone = fit(**vars_of(config(**long)), folder=tmp_path / "alone")
@@ -239,8 +238,7 @@ def multirun(*words: str, hidden: str = "8,16") -> subprocess.Popen[str]:
     return begin(["train", "-m", "data.sample.rows=300", f"model.hidden={hidden}", *words])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.soak(seconds=20))])
 def test_when_a_multirun_is_stopped_nothing_is_left_running(number, tmp_path):
     process = multirun(
         "trainer.max_epochs=100000",
@@ -258,7 +256,7 @@ def test_when_a_multirun_is_stopped_nothing_is_left_running(number, tmp_path):
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=25)
 def test_a_multirun_of_several_devices_each_ends_and_hangs_nowhere(tmp_path):
     process = multirun("trainer.devices=2", "trainer.max_epochs=1", f"hydra.sweep.dir={tmp_path}/many")
     said, _ = process.communicate(timeout=120)
@@ -270,7 +268,6 @@ def test_a_multirun_of_several_devices_each_ends_and_hangs_nowhere(tmp_path):
     assert counts == [2, 2]
 
 
-@pytest.mark.slow
 def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(tmp_path):
     words = ["trainer.max_epochs=1,100000", "checkpoint.patience=null", f"output={tmp_path}"]
     first = multirun(*words, hidden="8")
@@ -366,8 +363,10 @@ def test_threads_of_a_slot_are_its_cores(monkeypatch):
     assert set_to == [slots(1)[0].cores, len(slots(1)[0].cores)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "basic"])
+@pytest.mark.parametrize(
+    "launcher",
+    ["basic", *(pytest.param(name, marks=pytest.mark.soak(seconds=40)) for name in ("joblib", "submitit_local"))],
+)
 def test_other_launchers_still_run_their_trials(launcher, tmp_path):
     done = multirun("trainer.max_epochs=1", f"hydra/launcher={launcher}", f"hydra.sweep.dir={tmp_path}/many")
     said, _ = done.communicate(timeout=180)

@@ -135,7 +135,6 @@ def test_entities_beyond_the_longest_row_count_as_missed() -> None:
     assert scores.per_type()[0] == {"class": "place", "precision": 1.0, "recall": 0.25, "f1": 0.4, "support": 4}
 
 
-@pytest.mark.slow
 def test_scores_of_all_short_rows_equal_those_of_seqeval() -> None:
     """Every pair of rows of three words."""
     from seqeval.metrics.sequence_labeling import get_entities

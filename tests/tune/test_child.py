@@ -66,7 +66,6 @@ def _ask_for_ever(note: str) -> None:
     Child(partial(planted.hanging, note), threads=1).ask("about", time.time() + 600)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes as Linux shows them")
 def test_a_child_ends_with_the_process_that_started_it(tmp_path):
     warm_start()

@@ -238,6 +238,7 @@ def test_a_run_that_is_too_short_is_left_alone(tmp_path):
     assert len(machine.tried) == 2
 
 
+@pytest.mark.xdist_group("timing")
 def test_the_budget_is_kept_and_what_it_was_too_short_for_is_said(tmp_path):
     began = time.monotonic()
     machine = Machine(lambda setting: 1000.0 * setting.rows, takes_s=0.1)

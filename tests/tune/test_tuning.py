@@ -279,7 +279,6 @@ def test_the_verb_tells_mistakes(capfd):
     assert "tune.budget_s: 0 (above 0)" in capfd.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -292,7 +291,7 @@ def test_bit_strings_and_encoders_are_measured_too(words, capfd):
     assert "precision=" in capfd.readouterr().out.splitlines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=30)
 def test_two_ranks_share_one_answer(tmp_path):
     result = trained(
         tmp_path, TuneConfig(**(ALL_KEPT | {"gain": 0.0})), trainer={"devices": 2}, data=TextDataConfig(sample=SMALL)

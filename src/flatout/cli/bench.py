@@ -22,9 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="its name; --list shows all")
     parser.add_argument("--list", action="store_true", help="name all benches")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and rows, under two minutes")
-    parser.add_argument(
-        "--rounds", choices=["ci", "full"], default="ci", help="of faults: as many cases as the tests, or all"
-    )
     parser.add_argument("--data", metavar="FOLDER", type=Path, help="folder of published data sets, for quality")
     parser.add_argument("--pretrained", metavar="FOLDER", help="a pretrained encoder, for bert and quality")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows there")
@@ -49,7 +46,6 @@ def run(arguments: argparse.Namespace) -> None:
     for claim in importlib.import_module(f"benchmarks.{arguments.name}").claims(
         Options(
             quick=arguments.quick,
-            full=arguments.rounds == "full",
             data=arguments.data,
             pretrained=arguments.pretrained,
         )

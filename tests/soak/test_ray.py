@@ -20,6 +20,7 @@ import pytest
 
 from flatout import HeadlinesConfig, MonitorConfig, TextDataConfig, TransformerConfig, fit
 
+pytestmark = pytest.mark.soak(seconds=60)
 PAGE = Path(__file__).parents[2] / "docs" / "many_devices.md"
 SETTINGS: dict[str, Any] = {
     "data": TextDataConfig(sample=HeadlinesConfig(rows=503, eval_rows=101, classes=4), batch_size=16),
@@ -87,7 +88,6 @@ def ray_folder() -> Iterator[str]:
         yield folder
 
 
-@pytest.mark.slow
 def test_two_workers_of_ray_train_like_one_process_with_twice_the_batch(ray_folder, tmp_path):
     pytest.importorskip("ray")
     (tmp_path / "ray_train.py").write_text(script_of_the_page(), encoding="utf-8")

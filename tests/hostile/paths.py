@@ -15,8 +15,8 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.hostile_targets import Case
 from flatout.errors import UserError
+from tests.hostile.targets import Case
 
 BAD_NAMES = (
     "../x",

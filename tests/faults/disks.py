@@ -14,19 +14,22 @@ import random
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import pytest
 import torch
 
-from benchmarks.faults.runs import exit_code, side_by_side, start
 from flatout.checkpoints.exact import CHECKPOINTS, shelve
 from flatout.checkpoints.folder import ABOUT, MAKE_ROOM, MANIFEST, STATE, TENSORS, FolderCheckpointIO, require_whole
 from flatout.distributed.processes import end_with_parent, warm_start
 from flatout.errors import UserError
 from flatout.run.resume import find_checkpoint
+from tests.faults.runs import exit_code, side_by_side, start
 
 CALLS = (
     *("openat", "write", "pwrite64", "writev", "ftruncate", "fsync", "mkdir"),
@@ -195,7 +198,7 @@ def damaged_newest(place: Path, count: int) -> list[list[str]]:
         for step in (3, 6, 9):
             save(folder, step)
         numbers = random.Random(number)
-        name, damage = list(_DAMAGES.items())[number % len(_DAMAGES)]
+        name, damage = list(DAMAGES.items())[number % len(DAMAGES)]
         newest = folder / CHECKPOINTS / "step-9"
         damage(newest, numbers)
         start, lines = find_checkpoint(folder)
@@ -252,7 +255,7 @@ def _swap(path: Path, numbers: random.Random) -> None:
     shutil.copy(path.parent / "step-6" / TENSORS, path / TENSORS)
 
 
-_DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
+DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
     **{f"{name} cut short": _cut(name) for name in (TENSORS, STATE, MANIFEST)},
     **{f"{name} with a wrong bit": _flip(name) for name in (TENSORS, STATE, MANIFEST)},
     **{f"{name} gone": _remove(name) for name in (TENSORS, STATE, MANIFEST)},
@@ -281,8 +284,20 @@ def flipped_bits(place: Path, count: int) -> Iterator[list[str]]:
         (path / name).write_bytes(files[name])
 
 
-def on_another_disk() -> Path | None:
-    """A folder of another file system than the temporary one, where there is one to write to."""
+def in_memory() -> Path | None:
+    """A folder where a sync costs nothing; None for the usual temporary folder."""
     shared = Path("/dev/shm")
-    is_other = shared.is_dir() and os.access(shared, os.W_OK)
-    return shared if is_other and shared.stat().st_dev != Path("/tmp").stat().st_dev else None
+    return shared if shared.is_dir() and os.access(shared, os.W_OK) else None
+
+
+@contextmanager
+def folder_on(place: str, usual: Path) -> Iterator[Path]:
+    """A folder on the usual temporary disk, or on another one; skips the test where there is no other."""
+    if place == "this disk":
+        yield usual
+        return
+    other = in_memory()
+    if other is None or other.stat().st_dev == usual.stat().st_dev:
+        pytest.skip("there is no second disk")
+    with tempfile.TemporaryDirectory(dir=other) as folder:
+        yield Path(folder)

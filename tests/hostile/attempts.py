@@ -18,10 +18,10 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.hostile_paths import Planted, carelessly, path_cases
-from benchmarks.hostile_targets import Case, all_cases, quick_cases
 from flatout.distributed.processes import warm_start
 from flatout.errors import EXIT_CODE, UserError
+from tests.hostile.paths import Planted, carelessly, path_cases
+from tests.hostile.targets import Case, all_cases, quick_cases
 
 TINY = (
     "data.sample.rows=100",

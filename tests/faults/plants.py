@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import lightning as L
+
+from flatout.checkpoints import folder
 
 PLACES = (
     "on_train_start",
@@ -73,6 +77,24 @@ class KillAt(SignalAt):
 
     def __init__(self, place: str, step: int, rank: int = 0) -> None:
         super().__init__(place, step, signal.SIGKILL, rank)
+
+
+class KillInSave(L.Callback):
+    """Ends this process when half of a checkpoint's manifest is written, in the save of that number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_train_start(self, *_: Any) -> None:
+        write, saves = folder.write_synced, itertools.count(1)
+
+        def write_half(path: Path, data: bytes) -> None:
+            if next(saves) == self.number:
+                path.write_bytes(data[: len(data) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            write(path, data)
+
+        mock.patch.object(folder, "write_synced", write_half).start()
 
 
 class Planted(Exception):

@@ -11,9 +11,11 @@ from typing import Any
 import lightning as L
 import numpy as np
 
-from benchmarks.faults.killed import References
-from benchmarks.faults.plants import KillAt, NotANumberAt, RaiseAt, SignalAt
-from benchmarks.faults.runs import (
+from flatout.data.batches.plan import Layout, Plan, PlanSettings
+from flatout.errors import EXIT_CODE
+from tests.faults.killed import References
+from tests.faults.plants import KillAt, NotANumberAt, RaiseAt, SignalAt
+from tests.faults.runs import (
     Spec,
     attempt,
     differences,
@@ -23,8 +25,6 @@ from benchmarks.faults.runs import (
     said,
     side_by_side,
 )
-from flatout.data.batches.plan import Layout, Plan, PlanSettings
-from flatout.errors import EXIT_CODE
 
 _CLOSE = 1e-5
 _TWO = Spec(batch_size=6, trainer={"devices": 2})

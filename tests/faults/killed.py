@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.plants import STEPS, DrawsNumbers, KillAt, RaiseAt, SignalAt
-from benchmarks.faults.runs import (
+from flatout.distributed.signals import asking
+from tests.faults.plants import STEPS, DrawsNumbers, KillAt, RaiseAt, SignalAt
+from tests.faults.runs import (
     FAMILIES,
     Spec,
     attempt,
@@ -22,7 +23,6 @@ from benchmarks.faults.runs import (
     seconds_of,
     side_by_side,
 )
-from flatout.distributed.signals import asking
 
 _MOST_KILLS = 3
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import lightning as L
 
-from benchmarks.faults.runs import Spec, finished, other_weights, side_by_side
 from flatout.data.feeding import FeedKind
+from tests.faults.runs import Spec, finished, other_weights, side_by_side
 
 
 class Idle(L.Callback):

@@ -82,6 +82,14 @@ def write_faults_survived(*, each_refusal: bool = True, folder: Path | None = No
     return survived, tried
 
 
+def survives_in_the_middle(name: str, *, folder: Path | None = None) -> bool:
+    """Whether a kill, or a full disk, in the middle of a build was survived, as `write_faults_survived` has it."""
+    with _cache(folder) as stores:
+        stores.open_or_build("faults", _KEPT, build)
+        stores.open_or_build("faults", _BUILT, build)
+        return _is_survived(stores, _num_steps(stores) // 2, None if name == "kill" else errno.ENOSPC)
+
+
 def builders_taken_over(count: int, *, folder: Path | None = None) -> list[float]:
     """Seconds until another builder begins after one was stopped, or killed, in turn.
 
