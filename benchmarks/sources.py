@@ -19,7 +19,8 @@ from benchmarks.claim import Claim, Options, at_most, bounded, in_turn, measured
 from flatout.data.checks.checkup import check
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.text import TextDataConfig
-from flatout.data.text_source import TextSource
+from flatout.data.text_data import open_source
+from flatout.data.text_preparation import survey
 from flatout.engine.allocator import keep_freed_memory
 
 _COLUMNS = ["text", "label"]
@@ -77,11 +78,12 @@ def reading(path: Path, rows: int, folder: Path, options: Options) -> Claim:
 def checking(rows: int, options: Options) -> Claim:
     """The checks alone, on rows that lie in memory."""
     table = pa.Table.from_batches(HeadlinesTable(HeadlinesConfig(rows=rows), "train").blocks(_COLUMNS))
-    source = TextSource(TextDataConfig(train=table))
+    config = TextDataConfig(train=table)
+    source = open_source(config)
 
     def rate() -> float:
         started = time.perf_counter()
-        source.survey(lambda done: None)
+        survey(config, source, lambda done: None)
         return rows / (time.perf_counter() - started)
 
     note = "gaps, repeats, conflicts, leaks, classes, lengths, odd characters, splits"
@@ -123,4 +125,5 @@ def split_apart() -> None:
 
 def split_digest(config: TextDataConfig) -> str:
     """A checksum of the split of every row."""
-    return xxhash.xxh3_64_hexdigest(TextSource(config).survey(lambda done: None).fates["train"].tobytes())
+    surveyed = survey(config, open_source(config), lambda done: None)
+    return xxhash.xxh3_64_hexdigest(surveyed.fates["train"].tobytes())

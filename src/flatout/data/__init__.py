@@ -7,7 +7,7 @@ from typing import Any
 
 _PLACES = {
     "TextData": "flatout.data.text_data",
-    "TagData": "flatout.data.text_data",
+    "TagData": "flatout.data.tag_data",
     "TextDataConfig": "flatout.data.text",
     "TextInfo": "flatout.data.info",
     "TagInfo": "flatout.data.info",

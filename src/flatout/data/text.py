@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import import_module
 from typing import Any
 
+from flatout.data.checks.assignment import Splitting
 from flatout.data.checks.cleaning_settings import CleaningConfig
 from flatout.data.feeding import FeedingConfig, require_other_files
 from flatout.data.problem import Problem
@@ -110,6 +112,20 @@ class TextDataConfig(FeedingConfig):
         given = {name: getattr(self, name) for name in ("source", *SPLITS)}
         require_other_files(given, ("train", "source"))
 
+    @property
+    def is_sample(self) -> bool:
+        """Whether no rows are given, so that the built-in sample is used."""
+        return self.train is None and self.source is None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is given for each split."""
+        return {split: getattr(self, split) for split in SPLITS}
+
+    def sample_tables(self) -> dict[str, Table]:
+        """The splits of the built-in sample."""
+        return {split: self.sample_table(split) for split in SPLITS}
+
     def sample_table(self, split: str) -> Table:
         """One split of the built-in sample."""
         if self.builtin is Builtin.tagged_tweets:
@@ -130,5 +146,11 @@ class TextDataConfig(FeedingConfig):
 
     def prepare(self) -> Any:
         """Open the store of this data, building it first when there is none."""
-        kind = "tagging" if self.problem is Problem.tags else "text_preparation"
+        kind = "tag_data" if self.problem is Problem.tags else "text_data"
         return import_module(f"flatout.data.{kind}").prepare(self)  # they stand on this module
+
+
+def splitting_of(config: TextDataConfig, tables: Collection[str], group: str | None) -> Splitting:
+    """How splits are taken from the training rows, where tables are given for some splits."""
+    validation_share, test_share = config.taken_shares(tables)
+    return Splitting(config.split_by, group, validation_share, test_share, config.split_seed)

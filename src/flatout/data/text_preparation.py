@@ -7,7 +7,7 @@ is kept in the store's facts, so an opened store says the same as a built one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,51 +16,66 @@ import pyarrow.compute as pc
 
 from flatout.data.checks.findings import Remark, all_remarks
 from flatout.data.checks.lengths import Lengths, loss_remarks
-from flatout.data.checks.survey import Surveyed
-from flatout.data.info import TextInfo, text_labels
+from flatout.data.checks.survey import Survey, Surveyed
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, CacheReport, Recipe
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import SCHEMA, Column, Store, StoreWriter, smallest_token_type
+from flatout.data.tables.find_roles import find_roles
 from flatout.data.tables.splits import SplitBy
-from flatout.data.text import TextDataConfig
+from flatout.data.tables.table import Table, require_columns
+from flatout.data.text import TextDataConfig, splitting_of
 from flatout.data.text_source import TOPIC, TextBlock, TextSource
-from flatout.data.tokens.subwords import Encoder, Subwords, read_encoder, train_encoder
+from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, read_encoder, train_encoder
 from flatout.data.tokens.vocabulary import EncodedBlock
 from flatout.errors import UserError
 
 
-def prepare(config: TextDataConfig) -> TextInfo:
-    """Open the store of some texts, building it first when there is none."""
-    preparation = TextPreparation(config)
-    store, report, vocabulary = preparation.open()
-    return TextInfo(
-        store=store,
-        report=report,
-        source=preparation.source.name,
-        vocabulary=vocabulary,
-        roles=preparation.source.columns,
-        max_length=config.max_length,
-        labels=text_labels(config.problem, store.facts),
+def build_source(config: TextDataConfig, tables: Mapping[str, Table]) -> TextSource:
+    """The source of some texts: the columns found, and all that settings name checked."""
+    join = PAIR if config.pair else config.join
+    roles = find_roles(tables["train"], text=config.text, label=config.label, join=join)
+    splitting = splitting_of(config, tables, config.group)
+    for table in tables.values():
+        wanted = {f"data.text[{number}]" if number else "data.text": name for number, name in enumerate(roles.texts)}
+        require_columns(table, {**wanted, "data.label": roles.label})
+    if config.group is not None and splitting.is_made:
+        require_columns(tables["train"], {"data.group": config.group})
+    return TextSource(
+        tables=tables,
+        roles=roles,
+        splitting=splitting,
+        problem=config.problem,
         escapes=config.clean.escapes,
         label_delimiter=config.label_delimiter,
+        is_sample=config.is_sample,
+        names_columns=config.text is not None and config.label is not None,
     )
 
 
-class TextPreparation:
-    """From a TextDataConfig to a store, a stage a method."""
+def survey(config: TextDataConfig, source: TextSource, advance: Callable[[int], None]) -> Surveyed:
+    """Look at every row, and decide its fate."""
+    return Survey(
+        tables=source.tables,
+        roles=source.roles,
+        problem=config.problem,
+        splitting=source.splitting,
+        cleaning=config.clean,
+        label_delimiter=config.label_delimiter,
+        max_classes=config.max_classes,
+    ).run(advance)
 
-    def __init__(self, config: TextDataConfig) -> None:
-        self.config = config
-        self.source: TextSource = self._open_source()
+
+class TextPreparation:
+    """From a TextDataConfig and its source to a store, a stage a method."""
+
+    def __init__(self, config: TextDataConfig, source: TextSource) -> None:
+        self.config, self.source = config, source
         self.given = self._load_given()
         """The tokenizer that is not made here."""
 
     def _load_given(self) -> Subwords | None:
         return None if self.config.tokenizer is None else Subwords.load(self.config.tokenizer)
-
-    def _open_source(self) -> TextSource:
-        return TextSource(self.config)
 
     def open(self) -> tuple[Store, CacheReport, Encoder]:
         """The store, built where it is missing, how it was opened, and its vocabulary."""
@@ -86,7 +101,7 @@ class TextPreparation:
 
     def _build(self, writer: StoreWriter) -> None:
         with Progress() as progress:
-            surveyed = self.source.survey(progress.task("checking"))
+            surveyed = survey(self.config, self.source, progress.task("checking"))
             census = surveyed.census
             self._require_rows(surveyed)
             self._require_classes(surveyed)
@@ -131,13 +146,13 @@ class TextPreparation:
             if not surveyed.rows(split):
                 key = "source" if self.config.source is not None else split if split in tables else "train"
                 what = f"no rows are left for the {split} split of {self.source.name}"
-                raise UserError(f"data.{key}", what, mend="python -m flatout check tells what became of them.")
+                raise UserError(f"data.{key}", what, mend="python -m flatout check shows what became of them.")
 
-    def _train_vocabulary(self, surveyed: Surveyed, told: Callable[[int], None]) -> Encoder:
+    def _train_vocabulary(self, surveyed: Surveyed, advance: Callable[[int], None]) -> Encoder:
         """Second pass: the words of the training rows, and their numbers if these are the labels."""
 
         def training_texts() -> Iterator[pa.Array]:
-            for _, block in self.source.texts_and_labels(surveyed, told, splits=("train",)):
+            for _, block in self.source.texts_and_labels(surveyed.fates, advance, splits=("train",)):
                 if self.config.problem is Problem.regression:
                     surveyed.census.add_numbers(block.labels.to_numpy(zero_copy_only=False))
                 yield block.texts
@@ -150,7 +165,7 @@ class TextPreparation:
         return self.given
 
     def _encode(
-        self, writer: StoreWriter, surveyed: Surveyed, vocabulary: Encoder, told: Callable[[int], None]
+        self, writer: StoreWriter, surveyed: Surveyed, vocabulary: Encoder, advance: Callable[[int], None]
     ) -> dict[str, _Totals]:
         """Third pass: tokens and targets of every split."""
         columns = {
@@ -162,7 +177,7 @@ class TextPreparation:
         writers = {split: writer.split(split, columns) for split in self.config.split_names(tables)}
         writer.expected_rows = sum(surveyed.rows(split) for split in writers)
         totals = {split: _Totals() for split in writers}
-        for split, block in self.source.texts_and_labels(surveyed, told):
+        for split, block in self.source.texts_and_labels(surveyed.fates, advance):
             encoded, targets = self._encoded(split, block, surveyed, vocabulary)
             writers[split].append(tokens=(encoded.tokens, encoded.lengths), targets=targets, rows=block.rows)
             totals[split].add(encoded, is_clean=_is_clean(block))
@@ -248,7 +263,7 @@ class _Totals:
 
 
 def _is_clean(block: TextBlock) -> int | None:
-    """Rows whose label is the clean one; None where nobody knows."""
+    """Rows whose label is the clean one; None where that is unknown."""
     if TOPIC not in block.block.schema.names:
         return None
     same = pc.equal(block.block.column("label"), block.block.column(TOPIC))

@@ -1,10 +1,9 @@
-"""The tables of some texts: opened, their columns found, their rows surveyed and read again."""
+"""The tables of some texts whose columns are known: their rows read block by block, for the splits they belong to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -13,72 +12,51 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.assignment import Splitting
 from flatout.data.checks.cleaning import read_texts
+from flatout.data.checks.cleaning_settings import Escapes
 from flatout.data.checks.findings import Findings, Level, Remark
 from flatout.data.checks.labels import normalise_labels
-from flatout.data.checks.survey import Survey, Surveyed
 from flatout.data.feeding import require_other_content
-from flatout.data.tables.find_roles import find_roles
-from flatout.data.tables.sources import open_splits
+from flatout.data.problem import Problem
+from flatout.data.tables.roles import Roles
 from flatout.data.tables.splits import SPLITS
-from flatout.data.tables.table import Table, changed, require_columns, require_unchanged
-from flatout.data.tokens.subwords import PAIR
-
-if TYPE_CHECKING:
-    from flatout.data.text import TextDataConfig
+from flatout.data.tables.table import Table, changed, require_unchanged
 
 TOPIC = "topic"
 """The column of the built-in headlines that knows what a row is about."""
 
 
+@dataclass(kw_only=True)
 class TextSource:
-    """The tables of a TextDataConfig, and which of their columns hold what."""
+    """The tables of some texts, and which of their columns hold what."""
 
-    def __init__(self, config: TextDataConfig) -> None:
-        self.config = config
-        self.is_sample = config.train is None and config.source is None
-        """The built-in sample knows the clean topic of each row."""
-        self.tables: Mapping[str, Table] = self._open_tables()
-        join = PAIR if config.pair else config.join
-        self.roles = find_roles(self.tables["train"], text=config.text, label=config.label, join=join)
+    tables: Mapping[str, Table]
+    roles: Roles
+    splitting: Splitting
+    problem: Problem
+    escapes: Escapes = Escapes.keep
+    label_delimiter: str | None = None
+    is_sample: bool = False
+    """Whether it is a built-in sample, which knows the clean topic of each row."""
+    names_columns: bool = True
+    """Whether settings name the columns of texts and labels."""
+
+    def __post_init__(self) -> None:
         self.columns = self.roles
         """The columns as they are given."""
-        validation_share, test_share = config.taken_shares(self.tables)
-        self.splitting = Splitting(config.split_by, config.group, validation_share, test_share, config.split_seed)
-        for table in self.tables.values():
-            wanted = {
-                f"data.text[{number}]" if number else "data.text": name for number, name in enumerate(self.roles.texts)
-            }
-            require_columns(table, {**wanted, "data.label": self.roles.label})
-        if config.group is not None and self.splitting.is_made:
-            require_columns(self.tables["train"], {"data.group": config.group})
-        self.fingerprints = {split: table.fingerprint() for split, table in self.tables.items()}
-        require_other_content(self.fingerprints, {split: table.name for split, table in self.tables.items()})
+        self.fingerprints = fingerprints_of(self.tables)
 
     @property
     def name(self) -> str:
         return self.tables["train"].name
 
-    def survey(self, told: Callable[[int], None]) -> Surveyed:
-        """Look at every row, and decide its fate."""
-        config = self.config
-        return Survey(
-            tables=self.tables,
-            roles=self.roles,
-            problem=config.problem,
-            splitting=self.splitting,
-            cleaning=config.clean,
-            label_delimiter=config.label_delimiter,
-            max_classes=config.max_classes,
-        ).run(told)
-
     def texts_and_labels(
-        self, surveyed: Surveyed, told: Callable[[int], None], *, splits: tuple[str, ...] = SPLITS
+        self, fates: Mapping[str, NDArray[np.int8]], advance: Callable[[int], None], *, splits: tuple[str, ...] = SPLITS
     ) -> Iterator[tuple[str, TextBlock]]:
-        """The rows of some splits, read again."""
+        """The rows of some splits, read again; `fates` say for each table which row belongs to which."""
         for name, table in self.tables.items():
-            fates, first_row = surveyed.fates[name], 0
+            own, first_row = fates[name], 0
             for block in table.blocks(self._columns_read_again()):
-                fate = fates[first_row : first_row + block.num_rows]
+                fate = own[first_row : first_row + block.num_rows]
                 self._require_same(len(fate) == block.num_rows, table)
                 rows = np.arange(first_row, first_row + block.num_rows)
                 first_row += block.num_rows
@@ -86,8 +64,8 @@ class TextSource:
                     mask = fate == SPLITS.index(split)
                     if mask.any():
                         yield split, self._text_block(name, block.filter(pa.array(mask)), rows[mask])
-                told(block.num_rows)
-            self._require_same(first_row == len(fates), table)
+                advance(block.num_rows)
+            self._require_same(first_row == len(own), table)
 
     def require_unchanged(self) -> None:
         """What was read three times must have been the same each time."""
@@ -101,36 +79,36 @@ class TextSource:
         return [*self.roles.columns, *([TOPIC] if self.is_sample else [])]
 
     def _text_block(self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]) -> TextBlock:
-        config, source = self.config, self.tables[name].name
-        texts, _ = read_texts(block, self.roles, rows, Findings(source), escapes=config.clean.escapes)
+        source = self.tables[name].name
+        texts, _ = read_texts(block, self.roles, rows, Findings(source), escapes=self.escapes)
         labels = normalise_labels(
             block.column(self.roles.label),
             rows,
-            problem=config.problem,
-            delimiter=config.label_delimiter,
+            problem=self.problem,
+            delimiter=self.label_delimiter,
             source=source,
         )
         return TextBlock(pc.fill_null(texts, ""), labels, rows, block)
-
-    def _open_tables(self) -> dict[str, Table]:
-        config = self.config
-        if self.is_sample:
-            return {split: config.sample_table(split) for split in SPLITS}
-        given = {split: getattr(config, split) for split in SPLITS}
-        return open_splits(config.source, given, config.read)
 
     def remarks(self) -> list[Remark]:
         """How the tables are written, and which columns are used."""
         by_how: dict[str, list[str]] = {}
         for table in self.tables.values():
             by_how.setdefault(table.how(), []).append(table.name)
-        told = [Remark(Level.note, ", ".join(names), how) for how, names in by_how.items() if how]
-        if self.config.text is None or self.config.label is None:
+        remarks = [Remark(Level.note, ", ".join(names), how) for how, names in by_how.items() if how]
+        if not self.names_columns:
             others = [name for name in self.tables["train"].columns if name not in self.roles.columns]
             more = f" (left alone: {', '.join(others[:8])}{', …' if len(others) > 8 else ''})" if others else ""
             what = f"texts from {' and '.join(self.roles.texts)}, labels from {self.roles.label}{more}"
-            told.append(Remark(Level.note, "columns", what))
-        return [] if self.is_sample else told
+            remarks.append(Remark(Level.note, "columns", what))
+        return [] if self.is_sample else remarks
+
+
+def fingerprints_of(tables: Mapping[str, Table]) -> dict[str, str]:
+    """The fingerprint of each split's table; two splits may not have the same content."""
+    found = {split: table.fingerprint() for split, table in tables.items()}
+    require_other_content(found, {split: table.name for split, table in tables.items()})
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from flatout.bits.scores import NAMES
 from flatout.bits.task import GramDecoder
 from flatout.data.problem import Problem
 from flatout.data.store_data import StoreData
-from flatout.data.text_data import data_of
+from flatout.data.tag_data import TagData
+from flatout.data.text_data import TextData
 from flatout.run_log import RunLog
 from flatout.tasks.classification import Classifier
 from flatout.tasks.metrics import TaskMetrics, monitored_metric
@@ -22,7 +23,8 @@ def build_data(config: Any, *, seed: int, log: RunLog) -> StoreData[Any, Any]:
     """The DataModule of some data settings."""
     if isinstance(config, BitsDataConfig):
         return BitData.of(config, seed=seed, log=log)
-    return data_of(config, seed=seed, log=log)
+    kind: type[StoreData[Any, Any]] = TagData if config.problem is Problem.tags else TextData
+    return kind.of(config, seed=seed, log=log)
 
 
 def task_class(config: Any) -> type[Classifier] | type[Tagger] | type[GramDecoder]:

@@ -18,9 +18,9 @@ from flatout.data.tables.find_roles import has_tags
 from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS
 from flatout.data.tables.table import Table
-from flatout.data.tagging import TagSource
+from flatout.data.tag_source import TagSource
 from flatout.data.text import TextDataConfig
-from flatout.data.text_source import TextSource
+from flatout.data.text_preparation import build_source, survey
 from flatout.data.tokens.coverage import Coverage
 from flatout.data.tokens.subwords import Subwords, train_encoder
 from flatout.data.tokens.vocabulary import VocabularyKind
@@ -61,12 +61,12 @@ class Checkup:
 
 
 def check(config: TextDataConfig) -> Checkup:
-    """Look at all rows of some data; what would end a run is a remark here, where the rest can still be told."""
+    """Look at all rows of some data; a mistake that would end a run becomes a remark, and the check continues."""
     if config.problem is Problem.tags or _is_tagged(config):
         return _check_tags(config)
-    source = TextSource(config)
+    source = build_source(config, _tables(config))
     with Progress() as progress:
-        surveyed = source.survey(progress.task("checking"))
+        surveyed = survey(config, source, progress.task("checking"))
         found = Checkup(
             source=source.name,
             problem=config.problem,
@@ -78,7 +78,7 @@ def check(config: TextDataConfig) -> Checkup:
         found.remarks += surveyed.census.remarks("training rows")
         found.remarks += _errors(surveyed, found, config.split_names(source.tables))
         if found.rows.get("train"):
-            found.remarks += _tokenised(source, surveyed, found)
+            found.remarks += _tokenised(config, surveyed, found)
     return found
 
 
@@ -98,9 +98,9 @@ def _errors(surveyed: Surveyed, found: Checkup, wanted: list[str]) -> Iterator[R
         yield Remark(Level.error, "labels", what, mistake.mend.rstrip("."))
 
 
-def _tokenised(source: TextSource, surveyed: Surveyed, found: Checkup) -> list[Remark]:
+def _tokenised(config: TextDataConfig, surveyed: Surveyed, found: Checkup) -> list[Remark]:
     """Lengths, what would be cut, and how many words of the other splits training does not know."""
-    config, samples = source.config, surveyed.first_texts()
+    samples = surveyed.first_texts()
     rows_sampled = sum(len(texts) for blocks in samples.values() for texts in blocks)
     is_part = rows_sampled < sum(found.rows.values()) and "train" in samples
     if is_part and config.vocabulary.kind is VocabularyKind.word and config.tokenizer is None:
@@ -123,15 +123,15 @@ def _tokenised(source: TextSource, surveyed: Surveyed, found: Checkup) -> list[R
 
 
 def _is_tagged(config: TextDataConfig) -> bool:
-    """Whether the columns are words and tags, and nobody named others."""
+    """Whether the columns are words and tags, and the settings name no others."""
     is_asked = config.problem is Problem.single and config.text is None and config.label is None
-    if not is_asked or (config.source is None and config.train is None):
+    if not is_asked or config.is_sample:
         return False
     return has_tags(next(iter(_tables(config).values())))
 
 
 def _tables(config: TextDataConfig) -> dict[str, Table]:
-    return open_splits(config.source, {split: getattr(config, split) for split in SPLITS}, config.read)
+    return config.sample_tables() if config.is_sample else open_splits(config.source, config.given, config.read)
 
 
 def _names(tables: dict[str, Table]) -> dict[str, str]:
@@ -139,11 +139,12 @@ def _names(tables: dict[str, Table]) -> dict[str, str]:
 
 
 def _check_tags(config: TextDataConfig) -> Checkup:
-    source = TagSource(replace(config, problem=Problem.tags, builtin=None))
+    config = replace(config, problem=Problem.tags, builtin=None)
+    source = TagSource(config, _tables(config))
     with Progress() as progress:
-        surveyed = source.survey(progress.task("checking"))
-    told = source.tag_remarks(surveyed)
-    remarks = [*source.remarks(), *surveyed.account(), *told, *all_remarks(surveyed.findings.values())]
+        surveyed = survey(config, source, progress.task("checking"))
+    of_tags = source.tag_remarks(surveyed)
+    remarks = [*source.remarks(), *surveyed.account(), *of_tags, *all_remarks(surveyed.findings.values())]
     columns = {"text": source.columns.texts[0], "label": source.columns.label}
     entities = source.census.entities
     return Checkup(source.name, Problem.tags, columns, _rows(surveyed), entities, surveyed.words, remarks)

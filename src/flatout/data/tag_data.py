@@ -1,4 +1,6 @@
-"""Tagged words, made ready: as texts are, but each row is a list of words and each word has a tag.
+"""`TagData`: tagged words as a Lightning DataModule, and how their store is built.
+
+They are read as texts are, but each row is a list of words and each word has a tag.
 
 Tags of whatever scheme become BIO. A tag stands at the first token of its word; all other tokens are marked so that no
 loss and no metric counts them. Words beyond the longest row are lost to the model: which entities went with them is
@@ -7,100 +9,63 @@ kept, so that a score counts them as missed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from flatout.data.checks.assignment import Splitting
-from flatout.data.checks.findings import Level, Remark, counted
+from flatout.data.checks.findings import Remark
 from flatout.data.checks.survey import Surveyed
-from flatout.data.checks.tagged_table import COLUMNS, LISTS, TaggedTable
 from flatout.data.checks.tags import TagCensus, as_bio
-from flatout.data.feeding import require_other_content
 from flatout.data.info import TagInfo, tag_labels
+from flatout.data.problem import Problem
+from flatout.data.store_data import StoreData
 from flatout.data.tables.entities import NO_TAG, Entities, find_entities
-from flatout.data.tables.find_roles import find_roles
-from flatout.data.tables.roles import Roles
-from flatout.data.tables.table import Table, require_columns
+from flatout.data.tables.sources import open_splits
+from flatout.data.tag_source import TagSource
 from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import TextPreparation
-from flatout.data.text_source import TextBlock, TextSource
+from flatout.data.text_source import TextBlock
 from flatout.data.tokens.subwords import Encoder, Subwords
-from flatout.data.tokens.vocabulary import EncodedBlock
-from flatout.errors import UserError
+from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyConfig, VocabularyKind
+from flatout.errors import UserError, require
+from flatout.run_log import RunLog
 
 
-class TagSource(TextSource):
-    """The tables of a TextDataConfig whose rows are words and tags."""
+class TagData(StoreData[TextDataConfig, TagInfo]):
+    """Words with a tag each.
 
-    def __init__(self, config: TextDataConfig) -> None:
-        self.config = config
-        self.is_sample = config.train is None and config.source is None
-        tables = self._open_tables()
-        first = tables["train"]
-        self.columns = find_roles(first, text=config.text, label=config.label, tags=True)
-        """The columns of words and tags as they are given."""
-        for table in tables.values():
-            require_columns(table, {"data.text": self.columns.texts[0], "data.label": self.columns.label})
-        self.fingerprints = {split: table.fingerprint() for split, table in tables.items()}
-        require_other_content(self.fingerprints, {split: table.name for split, table in tables.items()})
-        self.census = TagCensus(first.name)
-        self.tagged = {split: TaggedTable(table, self.columns, split, self.census) for split, table in tables.items()}
-        self.tables: Mapping[str, Table] = self.tagged
-        self.roles = Roles(COLUMNS[:1], COLUMNS[1])
-        validation_share, test_share = config.taken_shares(tables)
-        self.splitting = Splitting(config.split_by, None, validation_share, test_share, config.split_seed)
+    Tags stand at the first piece of a word. So the vocabulary is one of word pieces, or `tokenizer` names one.
+    """
 
-    def tag_remarks(self, surveyed: Surveyed) -> list[Remark]:
-        """The scheme, the entities, and what was found in the tags."""
-        scheme = self.census.scheme()
-        for split, table in self.tagged.items():
-            findings = surveyed.findings[split]
-            table.tell(findings, scheme)
-            findings.rows_repaired += findings.found["repaired_tag"].count if "repaired_tag" in findings.found else 0
-        train = self.census.entities.get("train", {})
-        kinds = ", ".join(f"{name} {count:,}" for name, count in train.items())
-        what = f"{scheme.value}, {counted(len(self.census.types), 'type')}, {self.census.tokens:,} words"
-        return [
-            Remark(Level.note, "tags", what),
-            Remark(Level.note, "training entities", kinds or "none"),
-            *_unseen_types(self.census),
-        ]
+    settings = TextDataConfig
 
-    def remarks(self) -> list[Remark]:
-        how = self.tables["train"].how() or "lists of words and tags"
-        return [] if self.is_sample else [Remark(Level.note, self.name, how)]
+    def __init__(self, *, seed: int = 0, log: RunLog | None = None, **settings: Any) -> None:
+        """All other keywords are fields of TextDataConfig."""
+        settings.setdefault("problem", Problem.tags)
+        settings.setdefault("vocabulary", VocabularyConfig(kind=VocabularyKind.wordpiece))
+        super().__init__(seed=seed, log=log, **settings)
+        config = self.config
+        what = f"{config.problem.value} in TagData"
+        require(config.problem is Problem.tags, "data.problem", what, mend="Use TextData for classes and numbers.")
+        has_pieces = config.tokenizer is not None or config.vocabulary.kind is VocabularyKind.wordpiece
+        require(has_pieces, "data.vocabulary.kind", f"{config.vocabulary.kind.value} with tags", allowed="wordpiece")
 
-    def _columns_read_again(self) -> list[str]:
-        return list(LISTS)
-
-    def _text_block(self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]) -> TextBlock:
-        words, tags = (block.column(column) for column in LISTS)
-        return TextBlock(words, tags, rows, block)
-
-
-def _unseen_types(census: TagCensus) -> Iterator[Remark]:
-    train = census.entities.get("train", {})
-    for split, counts in census.entities.items():
-        if unseen := [name for name in counts if name not in train]:
-            yield Remark(Level.warning, split, f"entities that no training row has: {', '.join(unseen)}")
-    if not train:
-        yield Remark(Level.error, "tags", "the training rows mark nothing", "data.label=COLUMN")
+    def open_store(self) -> TagInfo:
+        return prepare(self.config)
 
 
 def prepare(config: TextDataConfig) -> TagInfo:
     """Open the store of some tagged words, building it first when there is none."""
-    preparation = TagPreparation(config)
-    store, report, vocabulary = preparation.open()
+    tables = config.sample_tables() if config.is_sample else open_splits(config.source, config.given, config.read)
+    source = TagSource(config, tables)
+    store, report, vocabulary = TagPreparation(config, source).open()
     return TagInfo(
         store=store,
         report=report,
-        source=preparation.source.name,
+        source=source.name,
         vocabulary=vocabulary,
-        roles=preparation.source.columns,
+        roles=source.columns,
         max_length=config.max_length,
         labels=tag_labels(store.facts),
     )
@@ -111,12 +76,9 @@ class TagPreparation(TextPreparation):
 
     source: TagSource
 
-    def __init__(self, config: TextDataConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: TextDataConfig, source: TagSource) -> None:
+        super().__init__(config, source)
         self.lost: dict[str, LostWords] = {}
-
-    def _open_source(self) -> TextSource:
-        return TagSource(self.config)
 
     def _load_given(self) -> Subwords | None:
         name = self.config.tokenizer
