@@ -31,7 +31,6 @@ from flatout.checkpoints.position import of_all_ranks
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import Layout
-from flatout.distributed.exchange import Exchange, exchange_of_ranks
 from flatout.engine.optimizer import NotFinite, OptimConfig, clip_gradients, gradient_is_finite, gradient_length
 from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
 from flatout.engine.weight_average import WeightAverage
@@ -83,7 +82,6 @@ class StepTask(L.LightningModule):
         """Whether each rank holds slices of the weights, so that none can go through a batch without the others."""
         self._steps_done = 0
         self._lean: list[LeanEmbedding] = []
-        self._exchange = Exchange()
         self.average: WeightAverage | None = None
         """A running mean of the weights, while there is training and it is asked for."""
         self._thaw: Callable[[float], bool] | None = getattr(model, "thaw", None)
@@ -182,17 +180,12 @@ class StepTask(L.LightningModule):
             torch.manual_seed(torch.initial_seed() + dist.get_rank())  # other rows, other dropout
             for embedding in self._lean:
                 dist.broadcast(embedding.weight.detach(), 0)  # as DDP does with all others
-            if isinstance(self.trainer.strategy, DDPStrategy) and self.trainer.num_nodes == 1:
-                self._exchange = exchange_of_ranks(self.device, sum(weight.nbytes for weight in self.parameters()))
-                self._serve_ddp()
         callbacks = callbacks_of(self.trainer)
         self._steps_directly = self._is_plain and not any(
             type(callback).on_before_optimizer_step is not Callback.on_before_optimizer_step for callback in callbacks
         )
 
     def on_fit_end(self) -> None:
-        self._exchange.close()
-        self._exchange = Exchange()
         self.average = None
         for embedding in self._lean:
             embedding.keeps_gradient = False
@@ -416,7 +409,7 @@ class StepTask(L.LightningModule):
             group["lr"] = lr * group["lr_share"]
         if self.exchanges:
             for embedding in self._lean:
-                embedding.exchange(self._exchange.add_up)
+                embedding.exchange()
         is_wanted = self._is_sound(optimizer, step)
         self._is_updating = True
         if not optimizer.state and is_wanted:
@@ -527,15 +520,8 @@ class StepTask(L.LightningModule):
         strategy: Any = self.trainer.strategy
         if isinstance(strategy, DDPStrategy):
             strategy.model = strategy._setup_model(self)
-            self._serve_ddp()
         elif self.shares_weights:
             strategy.let_thawed_train(self.model)
-
-    def _serve_ddp(self) -> None:
-        """Let ranks exchange gradients in the fastest way they have."""
-        wrapper = getattr(self.trainer.strategy, "model", None)
-        if isinstance(wrapper, DistributedDataParallel):
-            self._exchange.serve(wrapper)
 
     def _scaler(self) -> Any:
         return getattr(self.trainer.precision_plugin, "scaler", None)
