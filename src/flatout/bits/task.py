@@ -168,8 +168,8 @@ class GramsTask(StepTask):
         if self.recombined:
             self._step_began_at = self.recombined[0].next
 
-    def set_back(self, *, with_gradients: bool) -> None:
-        super().set_back(with_gradients=with_gradients)
+    def set_back(self) -> None:
+        super().set_back()
         if self.recombined:
             self.recombined[0].next = self._step_began_at
 

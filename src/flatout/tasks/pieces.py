@@ -5,25 +5,20 @@ batches are dropped, the random numbers set back, and the same rows go through i
 steps to come. Losses are divided by the rows of the whole step, so the pieces' gradients add up to the same.
 
 On several ranks each repeats by itself; the others wait where gradients are exchanged, and none sees a difference. The
-hard case is memory that runs out while gradients are being exchanged already: DDP sends them off in buckets, each as
-soon as it is full, and what was sent cannot be called back. But a weight's gradient is whole before its turn comes, so
-what was sent is right. Only the gradients of the other weights are computed anew, past DDP, and handed to it where it
-waits for them (`_finish_exchange`).
+hard case is memory that runs out in a step's last backward pass: DDP has sent some gradients off, and cannot take them
+back. That ends the run with its last checkpoint. The size that fits is noted, and `resume=auto` continues with it.
 
 A step that has memory pays one list append and a note of the random state.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from flatout.checkpoints.position import RandomState
 from flatout.data.batches.cut import cut_batch
@@ -66,13 +61,12 @@ class Passes:
         self._random: RandomState | None = None
         self._statistics: list[tuple[Tensor, Tensor]] = []
         self._is_exchanging = False
-        self._waiting: list[nn.Parameter] | None = None
 
     def restart(self) -> None:
         """Forget a step that was never ended."""
         self._batches.clear()
         self.losses.clear()
-        self._is_exchanging, self._waiting = False, None
+        self._is_exchanging = False
 
     def train(self, batch: FlatBatch) -> float:
         """Gradients and the loss of a step's next batch; the seconds of its forward passes."""
@@ -148,21 +142,17 @@ class Passes:
         self._require_alone(TRAINING, why)
         seconds, task, before = 0.0, self.task, self.pieces[TRAINING]
         while True:
-            if self._is_exchanging and task.exchanges and self._waiting is None:
-                self._waiting = self._weights_not_exchanged(why)
             self._halve(TRAINING, self._batches, why)
+            if self._is_exchanging and task.exchanges:
+                raise self._beyond_mending(before, why)
             self._set_back()
             try:
-                if self._waiting is not None:
-                    self._finish_exchange(self._waiting, why)
-                else:
-                    seconds += sum(map(self._through, self._batches))
+                seconds += sum(map(self._through, self._batches))
             except ERRORS as error:
                 if not is_out_of_memory(error):
                     raise
                 why = in_short(error)
             else:
-                self._waiting = None
                 self._tell(TRAINING, before, why)
                 return seconds
 
@@ -186,65 +176,18 @@ class Passes:
         self.pieces[name] *= 2
 
     def _set_back(self) -> None:
-        """To where the step began: random numbers, running means, and no gradients but those that were sent off."""
+        """To where the step began: random numbers, running means, and no gradients."""
         task = self.task
         self.losses.clear()
         assert self._random is not None
         self._random.restore(task.device)
         for mean, before in self._statistics:
             mean.copy_(before)
-        task.set_back(with_gradients=self._waiting is None)
+        task.set_back()
         self._is_exchanging = False
 
-    def _weights_not_exchanged(self, why: str) -> list[nn.Parameter]:
-        """Those whose gradients DDP still waits for; it names them in the words it has for a pass that was not ended.
-
-        Nothing else tells: to note each weight's turn would cost every step.
-        """
-        wrapper = getattr(self.task.trainer.strategy, "model", None)
-        if not (isinstance(self.task.trainer.strategy, DDPStrategy) and isinstance(wrapper, DistributedDataParallel)):
-            raise self._beyond_mending(why)
-        weights = wrapper._build_params_for_reducer()[0]
-        try:
-            wrapper.reducer._rebuild_buckets()
-        except RuntimeError as error:
-            found = _WAITING.search(str(error))
-            if found is None:
-                raise self._beyond_mending(why) from None
-            return [weights[int(number)] for number in found[1].split()]
-        return list(weights)  # none had its turn
-
-    def _finish_exchange(self, waiting: list[nn.Parameter], why: str) -> None:
-        """Hand DDP the gradients it still waits for, computed piece by piece where it does not look."""
-        task, count = self.task, self.pieces[TRAINING]
-        asked: list[Tensor] = [*waiting, *task.weights_kept_from_exchange()]
-        sums: list[Tensor | None] = [None] * len(waiting)
-        for batch in self._batches:
-            for part in cut_batch(batch, count, labels_are_of_tokens=task.labels_are_of_tokens):
-                loss = task.loss(task.model(part), part)
-                found = torch.autograd.grad(task.as_exchanged(loss), asked, allow_unused=True)
-                self.losses.append(loss.detach())
-                del loss
-                for place, gradient in enumerate(found[: len(waiting)]):
-                    if gradient is not None:
-                        before = sums[place]
-                        sums[place] = gradient if before is None else before + gradient
-        for weight in waiting:
-            weight.grad = None
-        handed = [
-            torch.zeros_like(weight) if total is None else total for weight, total in zip(waiting, sums, strict=True)
-        ]
-        try:
-            torch.autograd.backward(waiting, handed)
-        except ERRORS as error:
-            if not is_out_of_memory(error):
-                raise
-            raise self._beyond_mending(why) from None
-
-    def _beyond_mending(self, why: str) -> UserError:
+    def _beyond_mending(self, before: int, why: str) -> UserError:
         """Ranks have exchanged what cannot be taken back: this run ends, the next begins with smaller pieces."""
-        before = self.pieces[TRAINING]
-        self.pieces[TRAINING] *= 2
         self._tell(TRAINING, before, why, has_ended=True)
         what = f"memory ran out {self._at()} while ranks exchanged gradients ({why})"
         mend = "Smaller pieces are noted for the next run: the same command with resume=auto goes on with them."
@@ -255,9 +198,6 @@ class Passes:
 
     def _at(self) -> str:
         return f"at step {self.task.trainer.global_step + 1}"
-
-
-_WAITING = re.compile(r"Parameter indices which did not receive grad for rank \d+:((?: \d+)+)")
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:

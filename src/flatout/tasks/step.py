@@ -234,16 +234,11 @@ class StepTask(L.LightningModule):
         """Told before the first forward pass of an optimizer step."""
         return
 
-    def set_back(self, *, with_gradients: bool) -> None:
-        """To where `begin_step` was: the step's passes are repeated. Without gradients DDP has some of them already."""
+    def set_back(self) -> None:
+        """To where `begin_step` was: the step's passes are repeated."""
         for embedding in self._lean:
             embedding.clear()
-        if with_gradients:
-            self._stepper[0].optimizer.zero_grad()
-
-    def weights_kept_from_exchange(self) -> list[Tensor]:
-        """Trained weights whose gradients DDP does not see."""
-        return [embedding.weight for embedding in self._lean if embedding.weight.requires_grad]
+        self._stepper[0].optimizer.zero_grad()
 
     def test_step(self, batch: FlatBatch, batch_idx: int) -> None:
         self.validation_step(batch, batch_idx)
@@ -382,12 +377,6 @@ class StepTask(L.LightningModule):
         """Refuse to keep weights while a step that went wrong is waiting to be found; no wait where none can."""
         if self._broken is not None and self.optim.not_finite is NotFinite.stop and bool(self._broken):
             self.take_losses()
-
-    def as_exchanged(self, loss: Tensor) -> Tensor:
-        """A loss as `backward_of` takes it: ranks average their gradients, and a scaler wants its factor."""
-        loss = loss * self.trainer.world_size
-        scaler = self._scaler()
-        return loss if scaler is None else scaler.scale(loss)
 
     def backward_of(self, loss: Tensor, ends_step: bool) -> None:
         """Add the gradients of a part of a step; ranks exchange them all after the last."""
