@@ -52,6 +52,7 @@ from flatout.report.summary import hardware
 from flatout.run.kinds import kind_of
 from flatout.run.kinds.kind import Answers, Feeds, Kind, Prepared
 from flatout.run.micro_batches import mind_memory
+from flatout.run.model_memory import require_memory
 from flatout.run.resume import Start, about_run, find_checkpoint, folder_of_one, require_same_run, set_aside
 from flatout.run.run_folder import RunFolder, open_run_folder, plain, unwritten_run
 from flatout.run.trainer import (
@@ -108,6 +109,7 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         device = ranks.device(config.trainer.get("accelerator", "auto"), number)
         share_processor(config, ranks, device, place)
         kind = prepare_data(config, ranks, place)
+        require_memory_for_model(config, kind, ranks, device)
         build = probed(config, ranks, device)
         config = tuned(Question(config, kind.store, ranks, device, overrides, build), place)
         model = build_model(config, kind, place)
@@ -190,6 +192,14 @@ def prepare_data(config: RunConfig, ranks: Ranks, place: RunFolder) -> Kind:
 
 
 _SHORT = {"train": "train", "validation": "val", "test": "test"}
+
+
+def require_memory_for_model(config: RunConfig, kind: Kind, ranks: Ranks, device: torch.device) -> None:
+    """Refuse a model that this device cannot train, before it is built."""
+    copies = ranks.local_world if device.type == "cpu" else 1
+    shares = ranks.world if config.shares_weights else 1
+    with unwritten_run() as silent:
+        require_memory(config.model, lambda model: kind.build_model(model, silent), device, copies / shares)
 
 
 def build_model(config: RunConfig, kind: Kind, place: RunFolder) -> nn.Module:
