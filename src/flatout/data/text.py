@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flatout.data.checks.cleaning import CleaningConfig
-from flatout.data.checks.findings import Level, Remark, all_remarks
+from flatout.data.checks.findings import Level, Remark, all_remarks, lines_of
 from flatout.data.checks.lengths import Lengths
 from flatout.data.checks.survey import Surveyed
 from flatout.data.feeding import FeedingConfig, require_other_files
@@ -253,7 +253,7 @@ class TextPreparation:
             "splits": {split: total.facts() for split, total in totals.items()},
             "lengths": {split: total.lengths.as_dict() for split, total in totals.items()},
             "remarks": [remark.as_dict() for remark in remarks],
-            "lines": [*self._lines(totals), *(remark.line() for remark in remarks)],
+            "lines": [*self._lines(totals), *lines_of(remarks)],
             **self._more_facts(),
         }
 
