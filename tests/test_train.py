@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import sys
 from pathlib import Path
@@ -223,6 +224,42 @@ def test_a_family_that_cannot_be_flat_is_padded_and_the_run_says_so(tmp_path, mo
 def test_a_mistake_in_the_settings_leaves_no_run_folder(mistake, tmp_path, monkeypatch, capsys):
     run_train([f"output={tmp_path / 'runs'}", mistake], monkeypatch)
     assert not list(tmp_path.glob("runs/*/*"))
+
+
+@pytest.mark.parametrize("several", [[], ["-m"]], ids=["a run", "several"])
+@pytest.mark.parametrize(
+    ("output", "problem"),
+    [
+        ("/proc/nope", "cannot make /proc/nope"),
+        ("/dev/full", "/dev/full is no folder"),
+        ("file", "file is no folder"),
+        ("file/below", "file is no folder"),
+        ("loop", "loop is no folder"),
+        ("n" * 300, "nnnn"),
+    ],
+)
+def test_an_output_that_cannot_be_a_folder_is_one_sentence(several, output, problem, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("loop").symlink_to("loop")
+    assert run_train([*several, *TINY, f"output={output}"], monkeypatch) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("output: ") and problem in line
+    assert line.endswith("Set output=FOLDER to one that can be written.")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has other permissions")
+def test_an_output_folder_without_permission_is_one_sentence(tmp_path, monkeypatch, capsys):
+    (tmp_path / "closed").mkdir(mode=0o555)
+    tmp_path.chmod(0o755)
+    user = os.geteuid()
+    os.seteuid(user or 65534)
+    try:
+        assert run_train([*TINY, f"output={tmp_path / 'closed'}"], monkeypatch) == 2
+    finally:
+        os.seteuid(user)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("output: no permission to write in ") and line.endswith("one that can be written.")
 
 
 def test_a_package_of_ones_own_is_trusted_on_the_command_line_only(tmp_path, monkeypatch, capsys):

@@ -68,6 +68,13 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def refused_folder(error: OSError, folder: Path) -> UserError:
+    """The mistake behind a run folder that cannot be made."""
+    above = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), Path())
+    what = f"cannot make {folder}: {error.strerror or error}" if above.is_dir() else f"{above} is no folder"
+    return UserError("output", what, mend="Set output=FOLDER to one that can be written.")
+
+
 def put_in_place(beside: Path, target: Path) -> None:
     """Give a finished folder its name; one that has the name already steps aside first and is taken away last."""
     sync_folder(beside)
@@ -105,10 +112,15 @@ def is_plain_part(text: str) -> bool:
 def require_inside(path: str, folders: Sequence[Path], where: str, mend: str = "Begin it with ${output}/.") -> None:
     """Refuse a path that is not below one of the folders, through links too."""
     is_odd = not path.isprintable() or path.startswith("~")
-    if is_odd or not any(Path(path).resolve().is_relative_to(folder.resolve()) for folder in folders):
+    if is_odd or not any(_resolved(Path(path)).is_relative_to(_resolved(folder)) for folder in folders):
         raise UserError(where, f"{path!r} lies outside of the folder of all runs", allowed=str(folders[0]), mend=mend)
 
 
 def lies_inside(name: str, folder: Path) -> bool:
     """Whether a file named in a folder's own manifest lies in that folder, through links too."""
-    return is_plain_part(name) and (folder / name).resolve().is_relative_to(folder.resolve())
+    return is_plain_part(name) and _resolved(folder / name).is_relative_to(_resolved(folder))
+
+
+def _resolved(path: Path) -> Path:
+    """A path without links; one that leads to itself stays, where `Path.resolve` raises."""
+    return Path(os.path.realpath(path))

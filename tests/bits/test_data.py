@@ -247,4 +247,4 @@ def test_nothing_half_written_is_left_by_a_mistake(tmp_path):
     source = table_with(bloomfilter=["0f"] * 39 + ["0g"])
     with pytest.raises(UserError):
         BitsDataConfig(source=source, cache=str(tmp_path / "stores")).prepare()
-    assert list((tmp_path / "stores").iterdir()) == []
+    assert not [path for path in (tmp_path / "stores").iterdir() if not path.name.startswith(".lock-")]

@@ -33,6 +33,13 @@ def test_a_check_ends_with_the_command_that_trains(rows, capsys):
     assert said.rstrip().endswith(f"to train: python -m train data.source={rows} data.max_length=4")
 
 
+def test_the_folder_of_a_file_is_printed_once_beside_the_command(rows, capsys):
+    verb("check", rows, "data.max_length=4")
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(rows in line for line in lines) == 2 and "to train" in lines[-1]
+    assert sum("rows.csv: " in line for line in lines) > 1
+
+
 def test_the_command_at_the_end_is_one_that_works(rows, capsys, tmp_path):
     verb("check", rows)
     command = capsys.readouterr().out.rsplit("python -m train ", 1)[1].split()

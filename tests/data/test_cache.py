@@ -7,8 +7,10 @@ import io
 import json
 import multiprocessing
 import os
+import platform
 import re
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -18,13 +20,13 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flatout.data.store import cache as cache_module
 from flatout.data.store import store as store_module
 from flatout.data.store.cache import Cache, recipe_key
-from flatout.data.store.lease import boot_id
 from flatout.data.store.store import MANIFEST, MANIFEST_SUM, Column, Ragged, Store, StoreWriter, damaged_files
 from flatout.errors import UserError, out_of_space
 
@@ -41,6 +43,11 @@ def build(writer: StoreWriter) -> None:
 
 def refuse(given: object) -> None:
     raise AssertionError("must be neither built nor read again")
+
+
+def left_in(folder: Path) -> list[str]:
+    """What lies in a cache, without the files of locks, which stay."""
+    return [path.name for path in folder.iterdir() if not path.name.startswith(".lock-")]
 
 
 def test_what_was_built_is_opened_the_next_time(tmp_path):
@@ -81,7 +88,7 @@ def test_a_builder_that_fails_leaves_nothing_behind(tmp_path):
 
     with pytest.raises(RuntimeError, match="half way"):
         Cache(tmp_path).open_or_build("rows.csv", RECIPE, fail)
-    assert list(tmp_path.iterdir()) == []
+    assert left_in(tmp_path) == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
@@ -260,26 +267,7 @@ def test_what_dead_builders_left_is_taken_away_whatever_they_built(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "tokens.bin").touch()
     _, report = Cache(tmp_path).open_or_build("rows.csv", RECIPE, build)
-    assert [path.name for path in tmp_path.iterdir()] == [report.key]
-
-
-def lease_of(folder: Path, key: str, number: int, token: str, *, boot: str = "elsewhere", age_s: float = 0) -> Path:
-    path = folder / f".lease-{key}-{number}"
-    holder = {"boot": boot, "machine": "node7", "process": 12, "token": token}
-    path.write_text(f"{json.dumps(holder)}\n{0:012d}\n", encoding="utf-8")
-    os.utime(path, (time.time() - age_s, time.time() - age_s))
-    (folder / f".building-{key}-{token}").mkdir()
-    return path
-
-
-def test_what_may_live_on_another_machine_is_left_alone_for_an_hour(tmp_path):
-    living = lease_of(tmp_path, "a" * 20, 0, "aaaa", age_s=600)
-    dead = lease_of(tmp_path, "b" * 20, 0, "bbbb", age_s=7200)
-    died_here = lease_of(tmp_path, "c" * 20, 3, "cccc", boot=boot_id())
-    Cache(tmp_path).open_or_build("rows.csv", RECIPE, build)
-    left = {path.name for path in tmp_path.glob(".*")}
-    assert left == {living.name, f".building-{'a' * 20}-aaaa"}
-    assert not dead.exists() and not died_here.exists()
+    assert left_in(tmp_path) == [report.key]
 
 
 def slow_other_build(writer: StoreWriter) -> None:
@@ -301,7 +289,7 @@ def test_a_living_builder_of_another_store_is_left_alone(tmp_path):
         time.sleep(0.01)
     Cache(tmp_path).open_or_build("rows.csv", RECIPE, build)
     Cache(tmp_path).clear()
-    assert len(list(tmp_path.glob(".building-*"))) == len(list(tmp_path.glob(".lease-*"))) == 1
+    assert len(list(tmp_path.glob(".building-*"))) == 1
     (tmp_path / "go on").touch()
     child.join(30)
     assert child.exitcode == 0
@@ -330,29 +318,49 @@ def test_a_whole_store_is_not_taken_away_for_the_damaged_one_that_lay_there_befo
     store, _ = cache.open_or_build("rows.csv", RECIPE, build)
     cache._remove(store.folder, damaged)
     assert cache.opened(report.key) is not None
-    assert [path.name for path in tmp_path.iterdir()] == [report.key]
+    assert left_in(tmp_path) == [report.key]
 
 
-@pytest.mark.xdist_group("timing")
-def test_who_waits_says_so_once_and_who_takes_over_says_why(tmp_path, capfd):
-    lease = lease_of(tmp_path, recipe_key(RECIPE), 0, "aaaa")
-    beating = threading.Event()
-
-    def beat() -> None:
-        for number in range(5):
-            time.sleep(0.1)
-            lease.write_text(lease.read_text(encoding="utf-8")[:-13] + f"{number:012d}\n", encoding="utf-8")
-        beating.set()
-
-    threading.Thread(target=beat).start()
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="Windows stops no process")
+def test_a_builder_that_is_stopped_is_waited_for_and_named(tmp_path, capfd):
+    child = multiprocessing.get_context("fork").Process(target=open_in_child, args=(tmp_path,))
+    child.start()
+    while not list(tmp_path.glob("build-*.txt")):
+        time.sleep(0.01)
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGSTOP)
+    threading.Timer(2.0, os.kill, [child.pid, signal.SIGCONT]).start()
     started = time.monotonic()
-    Cache(tmp_path).open_or_build("rows.csv", RECIPE, build)
-    assert beating.is_set()
-    assert 4 < time.monotonic() - started < 0.5 + 5
-    assert capfd.readouterr().err.splitlines() == [
-        "cache: waiting for process 12 on node7, which is building this store",
-        "cache: process 12 on node7 has been silent for 4 s: building the store here instead",
-    ]
+    _, report = Cache(tmp_path).open_or_build("rows.csv", RECIPE, refuse)
+    assert report.hit and time.monotonic() - started >= 1.9
+    child.join(30)
+    words = f"cache: waiting for process {child.pid} on {platform.node()}, which is building this store"
+    assert capfd.readouterr().err.splitlines() == [words]
+
+
+def test_a_builder_that_is_killed_is_replaced_at_once(tmp_path):
+    child = multiprocessing.get_context("fork").Process(target=open_another_in_child, args=(tmp_path,))
+    child.start()
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.01)
+    child.kill()
+    child.join()
+    started = time.monotonic()
+    _, report = Cache(tmp_path).open_or_build("rows.csv", RECIPE | {"max_length": 7}, build)
+    assert not report.hit and time.monotonic() - started < 1
+    assert not list(tmp_path.glob(".building-*"))
+
+
+def test_without_locks_each_builds_for_itself_and_leaves_the_folders_of_others(tmp_path, monkeypatch):
+    def unsupported(*_: Any, **__: Any) -> None:
+        raise NotImplementedError("FileSystem does not appear to support flock")
+
+    monkeypatch.setattr(FileLock, "acquire", unsupported)
+    (tmp_path / f".building-{recipe_key(RECIPE)}-7@here-aaaa").mkdir()
+    _, report = Cache(tmp_path).open_or_build("rows.csv", RECIPE, build)
+    assert not report.hit
+    Cache(tmp_path).clear()
+    assert [path.name for path in tmp_path.iterdir()] == [f".building-{recipe_key(RECIPE)}-7@here-aaaa"]
 
 
 def busy_build(writer: StoreWriter) -> None:
@@ -400,7 +408,7 @@ def test_what_the_disk_refuses_is_told_with_what_is_needed_and_what_is_free(tmp_
     )
     with pytest.raises(UserError, match=message):
         Cache(tmp_path / "cache").open_or_build("rows.csv", RECIPE, too_large)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert left_in(tmp_path / "cache") == []
 
 
 def test_errors_of_a_source_are_not_told_as_the_caches(tmp_path):
@@ -410,7 +418,7 @@ def test_errors_of_a_source_are_not_told_as_the_caches(tmp_path):
 
     with pytest.raises(OSError, match="the source's disk"):
         Cache(tmp_path).open_or_build("rows.csv", RECIPE, unreadable)
-    assert list(tmp_path.iterdir()) == []
+    assert left_in(tmp_path) == []
 
 
 REFUSALS = {

@@ -17,8 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flatout.data.tables.formats.file import ReadingConfig
 from flatout.data.tables.formats.in_memory import table_of
-from flatout.data.tables.sources import open_table
+from flatout.data.tables.sources import open_splits, open_table
 from flatout.data.tables.table import require_columns
 from flatout.errors import UserError
 
@@ -298,6 +299,32 @@ def test_a_pipe_and_a_name_too_long_are_no_files(tmp_path):
         open_table(tmp_path / "pipe.csv", where="x")
     with pytest.raises(UserError, match=r"x: cannot read .*: File name too long"):
         open_table(tmp_path / ("a" * 300 + ".csv"), where="x")
+
+
+@pytest.mark.parametrize("name", ["loop.csv", "there.csv", "loop", "folder/rows.csv"])
+def test_a_link_that_leads_to_itself_is_named_as_one(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for link, target in (("loop.csv", "loop.csv"), ("there.csv", "back.csv"), ("back.csv", "there.csv")):
+        Path(link).symlink_to(target)
+    Path("loop").symlink_to("loop")
+    Path("folder").symlink_to("folder")
+    link = name.partition("/")[0]
+    with pytest.raises(UserError) as caught:
+        open_splits(name, {}, ReadingConfig())
+    assert str(caught.value) == f"data.source: {link} is a link that leads to itself. Name the file itself."
+
+
+@pytest.mark.parametrize("name", ["gone.csv", "gone"])
+def test_a_link_to_a_file_that_is_gone_says_where_it_points(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    Path(name).symlink_to("moved.csv")
+    with pytest.raises(UserError) as caught:
+        open_splits(name, {}, ReadingConfig())
+    target = tmp_path / "moved.csv"
+    assert (
+        str(caught.value)
+        == f"data.source: {name} is a link to {target}, which is not there. Name a file that is there."
+    )
 
 
 @pytest.fixture

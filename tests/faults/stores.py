@@ -25,7 +25,6 @@ from typing import Any, cast
 import numpy as np
 
 from flatout.data.store.cache import VERIFIED, Cache, recipe_key
-from flatout.data.store.lease import boot_id
 from flatout.data.store.store import Column, Store, StoreWriter
 from flatout.errors import EXIT_CODE, UserError
 
@@ -90,16 +89,33 @@ def survives_in_the_middle(name: str, *, folder: Path | None = None) -> bool:
         return _is_survived(stores, _num_steps(stores) // 2, None if name == "kill" else errno.ENOSPC)
 
 
-def builders_taken_over(count: int, *, folder: Path | None = None) -> list[float]:
-    """Seconds until another builder begins after one was stopped, or killed, in turn.
+def seconds_to_replace(*, folder: Path | None = None) -> float:
+    """Seconds until another builder begins after one was killed."""
+    with _cache(folder) as stores:
+        begun = stores.folder.with_name("begun")
 
-    A stopped one is woken again when the store is finished, and must leave it as it is.
-    """
-    found = []
-    for number in range(count):
-        with _cache(folder) as stores:
-            found.append(_taken_over(stores, signal.SIGKILL if number % 2 else signal.SIGSTOP))
-    return found
+        def endless(writer: StoreWriter) -> None:
+            begun.touch()
+            time.sleep(3600)
+
+        def opened() -> str:
+            stores.open_or_build("replaced", _BUILT, endless)
+            return ""
+
+        child = _Child(opened)
+        while not begun.exists():
+            time.sleep(0.01)
+        os.kill(child.process, signal.SIGKILL)
+        struck, began = time.monotonic(), []
+
+        def at_once(writer: StoreWriter) -> None:
+            began.append(time.monotonic())
+            build(writer)
+
+        store, _ = stores.open_or_build("replaced", _BUILT, at_once)
+        child.ended()
+        assert is_right(store)
+        return began[0] - struck
 
 
 def build(writer: StoreWriter) -> None:
@@ -260,7 +276,7 @@ def _is_survived(stores: Cache, step: int, fault: int | None) -> bool:
     kept = stores.opened(recipe_key(_KEPT))
     _damage(stores.folder / recipe_key(_BUILT))
     again, report = stores.open_or_build("faults", _BUILT, build)
-    left = [path.name for path in stores.folder.iterdir() if path.name.startswith(".")]
+    left = [path.name for path in stores.folder.iterdir() if path.name.startswith((".building-", ".removed-"))]
     is_survived = ends_well and is_whole and kept is not None and is_right(kept) and is_right(again)
     if not is_survived or report.hit or left:
         print(f"step {step}, fault {fault}: code {code}, {told!r}, whole {is_whole}, left {left}")
@@ -280,8 +296,6 @@ def _make_ready(stores: Cache) -> None:
     left = stores.folder / f".building-{key}-0123456789ab"
     left.mkdir()
     (left / "rows.bin").write_bytes(bytes(100))
-    holder = {"boot": boot_id(), "machine": "here", "process": 1, "token": "0123456789ab"}
-    (stores.folder / f".lease-{key}-0").write_text(json.dumps(holder) + "\n", encoding="utf-8")
 
 
 def _damage(folder: Path) -> None:
@@ -289,42 +303,6 @@ def _damage(folder: Path) -> None:
     path = folder / "train" / "targets.bin"
     if path.exists():
         path.write_bytes(b"\xff" + path.read_bytes()[1:])
-
-
-def _taken_over(stores: Cache, sign: signal.Signals) -> float:
-    go_on = stores.folder.with_name("go on")
-    began: list[float] = []
-
-    def slow(writer: StoreWriter) -> None:
-        stores.folder.with_name("begun").touch()
-        while not go_on.exists():
-            time.sleep(0.01)
-        build(writer)
-
-    def at_once(writer: StoreWriter) -> None:
-        began.append(time.monotonic())
-        build(writer)
-
-    def opened() -> str:
-        store, _ = stores.open_or_build("takeover", _BUILT, slow)
-        return "right" if is_right(store) else "wrong"
-
-    child = _Child(opened)
-    try:
-        while not stores.folder.with_name("begun").exists():
-            time.sleep(0.01)
-        os.kill(child.process, sign)
-        struck = time.monotonic()
-        store, _ = stores.open_or_build("takeover", _BUILT, at_once)
-        finished = store.folder.stat()
-        go_on.touch()
-    finally:
-        os.kill(child.process, signal.SIGCONT)
-        code, told = child.ended()
-    assert code == -signal.SIGKILL or (code, told) == (0, "right"), f"the builder that was woken: {code}, {told}"
-    assert os.path.samestat(finished, store.folder.stat()), "the finished store was replaced"
-    assert is_right(store)
-    return began[0] - struck
 
 
 class _Child:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
@@ -25,7 +23,6 @@ from flatout import (
     fit,
 )
 from flatout.run.run import Result
-from flatout.tasks import pieces
 from tests.scarce import Scarce
 
 SOAK = pytest.mark.soak(seconds=30)
@@ -68,62 +65,67 @@ def said(result: Result) -> str:
     return (result.folder / "log.txt").read_text(encoding="utf-8")
 
 
-# Where memory runs out, and from which step on: the first has other buckets than the later ones.
-FAULTS = {
-    "one bucket": ("bilstm", None, [("forward", 0), ("backward", 3), (MIDDLE["bilstm"], 0)]),
-    "a bucket for each weight": ("encoder", 0.002, [("backward", 0), (MIDDLE["encoder"], 0), (MIDDLE["encoder"], 3)]),
-}
+def forget_what_fits(folder: Path) -> None:
+    for note in (folder / "cache" / "micro-batches").iterdir():
+        note.unlink()
 
 
-@pytest.mark.parametrize("case", [next(iter(FAULTS)), *(pytest.param(name, marks=SOAK) for name in list(FAULTS)[1:])])
-def test_one_rank_without_memory_changes_nothing_for_any(tmp_path, case):
-    """In the forward pass, in a backward pass before anything is exchanged, and when some gradients are sent off."""
-    kind, bucket_mb, faults = FAULTS[case]
+def buckets_of(megabytes: float | None) -> dict[str, Any]:
+    """Gradients in buckets of this size; None: those of the run itself, one for all on a CPU."""
+    if megabytes is None:
+        return {}
+    return {"trainer": {"strategy": DDPStrategy(gradient_as_bucket_view=True, bucket_cap_mb=megabytes)}}
 
-    def strategy() -> dict[str, Any]:
-        several = {"gradient_as_bucket_view": True, "bucket_cap_mb": bucket_mb}
-        return {} if bucket_mb is None else {"trainer": {"strategy": DDPStrategy(**several)}}
 
-    plain = trained(tmp_path / "plain", kind, **strategy())
-    for number, (where, first) in enumerate(faults):
-        scarce = Scarce(12, range(first, 100), where, rank=1)  # of sixteen rows: a half fits
-        result = trained(tmp_path / f"{number}", kind, scarce, **strategy())
+# The first step has other buckets than the later ones.
+ONE_BUCKET, A_BUCKET_FOR_EACH_WEIGHT = ("bilstm", None), ("encoder", 0.002)
+
+
+@pytest.mark.parametrize("case", [ONE_BUCKET, A_BUCKET_FOR_EACH_WEIGHT], ids=["one bucket", "a bucket each weight"])
+def test_one_rank_without_memory_in_its_forward_pass_changes_nothing_for_any(tmp_path, case):
+    kind, bucket_mb = case
+    plain = trained(tmp_path / "plain", kind, **buckets_of(bucket_mb))
+    for first in (0, 3):
+        scarce = Scarce(12, range(first, 100), "forward", rank=1)  # of sixteen rows: a half fits
+        result = trained(tmp_path / f"{first}", kind, scarce, **buckets_of(bucket_mb))
         assert_same(result, plain)
         assert said(result).count("micro-batch: 8 rows (was 16) (out of memory at step") == 1
         assert "; on another rank)" in said(result)
-        for note in (tmp_path / "cache" / "micro-batches").iterdir():
-            note.unlink()
+        forget_what_fits(tmp_path)
 
 
 @SOAK
 def test_batches_that_were_added_up_are_kept_when_the_last_one_fails(tmp_path):
     plain = trained(tmp_path / "plain", "wide", accumulate=3)
-    for number, where in enumerate(("forward", MIDDLE["wide"])):
-        scarce = Scarce(12, range(1, 100), where, rank=0, is_last=True)
-        result = trained(tmp_path / f"{number}", "wide", scarce, accumulate=3)
-        assert_same(result, plain)
-        assert result.summary["training"]["out_of_memory"] == 1
-        for note in (tmp_path / "cache" / "micro-batches").iterdir():
-            note.unlink()
+    scarce = Scarce(12, range(1, 100), "forward", rank=0, is_last=True)
+    result = trained(tmp_path / "scarce", "wide", scarce, accumulate=3)
+    assert_same(result, plain)
+    assert result.summary["training"]["out_of_memory"] == 1
 
 
-class Unmendable(Scarce):
-    """Fails when DDP's words for what it waits for are others than are known."""
+def test_a_backward_pass_before_the_last_of_a_step_is_repeated(tmp_path):
+    """Ranks exchange nothing in it."""
+    plain = trained(tmp_path / "plain", "wide", accumulate=3)
+    scarce = Scarce(12, range(1, 100), MIDDLE["wide"], rank=0)
+    result = trained(tmp_path / "scarce", "wide", scarce, accumulate=3)
+    assert_same(result, plain)
+    assert result.summary["training"]["out_of_memory"] == 1
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().on_fit_start(trainer, pl_module)
-        pieces._WAITING = re.compile("other words")
 
-
-def test_what_cannot_be_mended_ends_every_rank_and_the_run_goes_on_in_pieces(tmp_path):
-    plain = trained(tmp_path / "plain", "encoder", checkpoint=CheckpointConfig(every_steps=1))
-    given: dict[str, Any] = {"checkpoint": CheckpointConfig(every_steps=1)}
-    scarce = Unmendable(12, range(4, 100), MIDDLE["encoder"], rank=1)
-    with pytest.raises(
-        UserError, match=r"memory ran out at step 5 while ranks exchanged gradients \(CUDA out of memory"
-    ):
-        trained(tmp_path / "cut", "encoder", scarce, **given)
-    result = trained(tmp_path / "cut", "encoder", scarce, resume=str(tmp_path / "cut"), **given)
+@pytest.mark.parametrize(
+    ("case", "where"),
+    [(ONE_BUCKET, MIDDLE["bilstm"]), (A_BUCKET_FOR_EACH_WEIGHT, MIDDLE["encoder"]), (ONE_BUCKET, "backward")],
+    ids=["one bucket", "a bucket each weight", "before any gradient"],
+)
+def test_a_rank_without_memory_in_its_last_backward_pass_ends_the_run_which_resumes_in_pieces(tmp_path, case, where):
+    kind, bucket_mb = case
+    given: dict[str, Any] = {"checkpoint": CheckpointConfig(every_steps=1), **buckets_of(bucket_mb)}
+    plain = trained(tmp_path / "plain", kind, **given)
+    scarce = Scarce(12, range(4, 100), where, rank=1)
+    words = r"memory ran out at step 5 while ranks exchanged gradients \(CUDA out of memory"
+    with pytest.raises(UserError, match=words):
+        trained(tmp_path / "cut", kind, scarce, **given)
+    result = trained(tmp_path / "cut", kind, scarce, resume=str(tmp_path / "cut"), **given)
     assert result.summary["training"]["resumed_from"] == 4
     assert "micro-batch: 8 rows of 16 (an earlier run like this one ran out of memory" in said(result)
     assert_same(result, plain)
@@ -132,6 +134,6 @@ def test_what_cannot_be_mended_ends_every_rank_and_the_run_goes_on_in_pieces(tmp
 @SOAK
 def test_ranks_without_memory_in_turn_and_again(tmp_path):
     plain = trained(tmp_path / "plain", "encoder")
-    result = trained(tmp_path / "scarce", "encoder", Scarce(3, range(2, 100), MIDDLE["encoder"]))
+    result = trained(tmp_path / "scarce", "encoder", Scarce(3, range(2, 100)))
     assert_same(result, plain)
     assert said(result).count("micro-batch:") >= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -47,6 +48,14 @@ def killed() -> Parts:
 def hanging(note: str) -> Parts:
     """Says who it is, and never comes to an end."""
     Path(note).write_text(str(os.getpid()), encoding="utf-8")
+    while True:
+        time.sleep(1)
+
+
+def hanging_with_semaphore(note: str) -> Parts:
+    """Writes the name of a semaphore, as a compiler's pool of processes makes them, and never comes to an end."""
+    kept = multiprocessing.get_context("spawn").Semaphore()
+    Path(note).write_text(kept._semlock.name, encoding="utf-8")  # type: ignore[attr-defined]
     while True:
         time.sleep(1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,20 @@ def test_one_that_hangs_is_ended_when_the_time_is_over(asked, tmp_path):
     found = asked(partial(planted.hanging, str(note)), seconds=1.0)
     assert found == NoAnswer("the time was over, and its process was ended")
     assert not note.exists() or not planted.alive(int(note.read_text()))
+
+
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="looks at semaphores as Linux shows them")
+def test_semaphores_of_a_child_that_is_ended_go_with_it(tmp_path):
+    note = tmp_path / "name"
+    child = Child(partial(planted.hanging_with_semaphore, str(note)), threads=1)
+    asking = threading.Thread(target=child.ask, args=("about", time.time() + 600), daemon=True)
+    asking.start()
+    assert planted.within(60, lambda: note.exists() and note.read_text())
+    semaphore = Path("/dev/shm", f"sem.{note.read_text().removeprefix('/')}")
+    assert semaphore.exists()
+    child._process.kill()
+    asking.join()
+    assert planted.within(10, lambda: not semaphore.exists())
 
 
 def test_several_questions_share_one_child_and_a_lost_one_is_replaced(tmp_path):

@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from flatout.cli.dotted_settings import with_overrides
 from flatout.data.checks.checkup import Checkup, check
-from flatout.data.checks.findings import Level, counted
+from flatout.data.checks.findings import Level, counted, lines_of
 from flatout.data.checks.lengths import Lengths
 from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
@@ -79,8 +79,9 @@ def _names_parts(settings: list[str]) -> bool:
 def show(found: Checkup, command: str) -> None:
     """Print what matters most last, where the eye is."""
     console = Console(soft_wrap=True, highlight=False)
-    for remark in sorted(found.remarks, key=lambda remark: list(_MARKS).index(remark.level), reverse=True):
-        console.print(f"{_MARKS[remark.level]} {escape(remark.line())}")
+    remarks = sorted(found.remarks, key=lambda remark: list(_MARKS).index(remark.level), reverse=True)
+    for remark, line in zip(remarks, lines_of(remarks), strict=True):
+        console.print(f"{_MARKS[remark.level]} {escape(line)}")
     for split, lengths in found.lengths.items():
         console.print(f"\n{split}: {lengths.line()}")
         for line in bars(lengths):

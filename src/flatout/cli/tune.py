@@ -41,7 +41,7 @@ def decide(config: object, overrides: Sequence[str]) -> None:
     from flatout.distributed.ranks import Ranks
     from flatout.perf.tune.tuning import Found, Question, device_key, measured_for, override_line, smallest
     from flatout.run.launch import devices_wanted
-    from flatout.run.run import prepare_data, probed, share_processor
+    from flatout.run.run import prepare_data, probed, require_memory_for_model, share_processor
     from flatout.run.run_folder import unwritten_run
 
     assert isinstance(config, RunConfig)
@@ -54,6 +54,8 @@ def decide(config: object, overrides: Sequence[str]) -> None:
         }
         share_processor(config, ranks, next(iter(devices.values())), place)
         data = prepare_data(config, alone, place)
+        for device in devices.values():
+            require_memory_for_model(config, data, ranks, device)
     print(data.info.report.line(), flush=True)
     found: list[Found] = []
     for device in devices.values():

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.data.checks.findings import Remark, all_remarks
+from flatout.data.checks.findings import Remark, all_remarks, lines_of
 from flatout.data.checks.lengths import Lengths, loss_remarks
 from flatout.data.checks.survey import Survey, Surveyed
 from flatout.data.problem import Problem
@@ -120,7 +120,7 @@ class TextPreparation:
             "splits": {split: total.facts() for split, total in totals.items()},
             "lengths": {split: total.lengths.as_dict() for split, total in totals.items()},
             "remarks": [remark.as_dict() for remark in remarks],
-            "lines": [*self._lines(totals), *(remark.line() for remark in remarks)],
+            "lines": [*self._lines(totals), *lines_of(remarks)],
             **self._more_facts(),
         }
 

@@ -61,6 +61,14 @@ def end_with_parent() -> None:
     threading.Thread(target=_watch, args=(parent.sentinel,), name="parent", daemon=True).start()
 
 
+def use_own_resource_tracker() -> None:
+    """Let semaphores of this process go with it, even when it is killed.
+
+    Otherwise Python's tracker of the process that started it keeps them until that ends, and then warns of a leak.
+    """
+    vars(vars(multiprocessing.resource_tracker)["_resource_tracker"])["_fd"] = None  # the next semaphore starts one
+
+
 def interrupt_once(number: int, frame: FrameType | None) -> None:
     """A handler of Ctrl-C: a terminal and a launcher both pass it on, and the second must not disturb the ending."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -10,7 +10,6 @@ share is held to 1/65,536.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,20 +49,20 @@ class LeanEmbedding(nn.Embedding):
         for ids in held.pop("_added", []):
             held["_table"].index_fill_(0, ids, 0.0)
 
-    def exchange(self, add_up: Callable[[Tensor], None]) -> None:
-        """Take the mean of all ranks' gradients, of those rows that any of them has added to."""
+    def exchange(self) -> None:
+        """Average the gradient over all ranks, in the rows that any rank has added to."""
         if not self.weight.requires_grad:
             return
         touched = torch.zeros(len(self.weight), dtype=torch.int32)
         for ids in self.__dict__.get("_added", []):
             touched.index_fill_(0, ids, 1)
-        add_up(touched)
+        dist.all_reduce(touched)
         ids = touched.nonzero().flatten()
         self._make_table()
         table = self.weight.grad
         assert table is not None
         rows = table.index_select(0, ids)
-        add_up(rows)
+        dist.all_reduce(rows)
         table.index_copy_(0, ids, rows.div_(dist.get_world_size()))
         self.__dict__["_added"] = [ids]
 

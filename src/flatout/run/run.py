@@ -55,6 +55,7 @@ from flatout.report.hyperparameters import compared_settings
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import hardware
 from flatout.run.micro_batches import mind_memory
+from flatout.run.model_memory import require_memory
 from flatout.run.problems import build_data, task_class
 from flatout.run.resume import Start, about_run, find_checkpoint, folder_of_one, require_same_run, set_aside
 from flatout.run.run_folder import RunFolder, open_run_folder, plain, unwritten_run
@@ -115,6 +116,7 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         device = ranks.device(config.trainer.get("accelerator", "auto"), number)
         share_processor(config, ranks, device, place)
         data = prepare_data(config, ranks, place)
+        require_memory_for_model(config, data, ranks, device)
         build = probed(config, ranks, device)
         config = tuned(Question(config, data.store, ranks, device, overrides, build), place)
         data.config = config.data
@@ -199,6 +201,17 @@ def prepare_data(config: RunConfig, ranks: Ranks, place: RunFolder) -> StoreData
 
 
 _SHORT = {"train": "train", "validation": "val", "test": "test"}
+
+
+def require_memory_for_model(config: RunConfig, data: StoreData[Any, Any], ranks: Ranks, device: torch.device) -> None:
+    """Refuse a model that this device cannot train, before it is built."""
+    copies = ranks.local_world if device.type == "cpu" else 1
+    shares = ranks.world if config.shares_weights else 1
+
+    def build(model: Any) -> nn.Module:
+        return task_class(config.data)(model, config.task).build(data.info)
+
+    require_memory(config.model, build, device, copies / shares)
 
 
 def compile_model(config: RunConfig, model: nn.Module, device: torch.device, place: RunFolder) -> None:

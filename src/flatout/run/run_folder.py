@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import time
 import traceback
@@ -16,7 +17,7 @@ import yaml
 
 from flatout.config import RunConfig
 from flatout.errors import RunBroke, UserError, out_of_space
-from flatout.files import REFUSALS
+from flatout.files import REFUSALS, refused_folder
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import Summary, write_atomically
@@ -83,7 +84,7 @@ def open_run_folder(
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError("output", f"cannot make {path}: {error.strerror}", mend="Set output=FOLDER.") from None
+        raise refused_folder(error, path) from None
     summary = Summary(None, experiment=config.experiment, command=command, seed=config.seed)
     files = {
         "config.yaml": yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True),
@@ -146,4 +147,4 @@ def new_folder(config: RunConfig) -> Path:
     parent = Path(config.output) / config.experiment
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     names = [stamp, *(f"{stamp}_{number}" for number in range(2, 100))]
-    return next(parent / name for name in names if not (parent / name).exists())
+    return next(parent / name for name in names if not os.path.lexists(parent / name))

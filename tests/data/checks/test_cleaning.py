@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flatout.data.checks.cleaning import clean_block
 from flatout.data.checks.cleaning_settings import CleaningConfig
-from flatout.data.checks.findings import Findings
+from flatout.data.checks.findings import Findings, Level, Remark, lines_of
 from flatout.data.checks.labels import LabelCensus, normalise_labels
 from flatout.data.problem import Problem
 from flatout.data.tables.roles import Roles
@@ -260,3 +260,41 @@ def test_no_row_is_lost_in_silence(labels, data):
 def test_every_rule_takes_its_own_words_and_no_others(name):
     with pytest.raises(UserError, match=f"data.clean.{name}: 'perhaps'"):
         CleaningConfig(**{name: "perhaps"})
+
+
+def about(source: str, what: str = "2 rows kept") -> Remark:
+    return Remark(Level.note, source, what)
+
+
+def test_a_file_is_named_with_its_folder_once_and_then_by_its_own_name():
+    rows, others = "/far/away/in my data/rows.csv", "/elsewhere/others.csv"
+    remarks = [about(f"{rows}, {others}", "csv"), about("columns"), about(rows), about(others), about(rows, "3 rows")]
+    assert lines_of(remarks) == [
+        f"{rows}, {others}: csv",
+        "columns: 2 rows kept",
+        "rows.csv: 2 rows kept",
+        "others.csv: 2 rows kept",
+        "rows.csv: 3 rows",
+    ]
+    assert lines_of([]) == []
+
+
+def test_rows_of_several_files_name_their_folder_once():
+    remarks = [
+        about("/far/a.csv and 2 more", "2 rows kept (rows /far/a.csv:1, /far/b.csv:7)"),
+        about("/far/a.csv and 2 more"),
+    ]
+    assert lines_of(remarks) == [
+        "/far/a.csv and 2 more: 2 rows kept (rows a.csv:1, b.csv:7)",
+        "a.csv and 2 more: 2 rows kept",
+    ]
+
+
+def test_files_of_one_name_in_two_folders_keep_their_folders():
+    remarks = [about("/one/rows.csv"), about("/two/rows.csv"), about("/one/rows.csv")]
+    assert lines_of(remarks) == [remark.line() for remark in remarks]
+
+
+def test_a_folder_is_not_looked_for_inside_of_words():
+    remarks = [about("a/rows.csv", "csv"), about("a/rows.csv", "labels n/a/b")]
+    assert lines_of(remarks) == ["a/rows.csv: csv", "rows.csv: labels n/a/b"]

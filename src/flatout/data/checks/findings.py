@@ -5,9 +5,12 @@ Rows are never lost in silence: read = kept as written + kept after a repair + d
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -161,6 +164,27 @@ class Remark:
         """Plain values, for JSON."""
         plain = {"level": self.level.value, "source": self.source, "what": self.what, "mend": self.mend}
         return {**plain, "count": self.count, "rows": self.rows}
+
+
+def lines_of(remarks: Iterable[Remark]) -> list[str]:
+    """A line for each remark; a file is named with its folder once, then by its own name."""
+    remarks = list(remarks)
+    text = "\n".join(remark.line() for remark in remarks)
+    for folder in _folders_named(remarks):
+        sign = re.compile(rf"(?<![^\s,:(]){re.escape(folder)}")
+        first = sign.search(text)
+        if first:
+            text = text[: first.end()] + sign.sub("", text[first.end() :])
+    return text.split("\n") if remarks else []
+
+
+def _folders_named(remarks: Iterable[Remark]) -> list[str]:
+    """Folders of the files that remarks are about, each with its slash; none whose files another folder has too."""
+    names = {re.sub(r" and \d+ more$", "", name) for remark in remarks for name in remark.source.split(", ")}
+    paths = [path for path in map(Path, sorted(names)) if path.name != str(path)]
+    counts = Counter(path.name for path in paths)
+    twice = {path.parent for path in paths if counts[path.name] > 1}
+    return list(dict.fromkeys(str(path.parent / "_")[:-1] for path in paths if path.parent not in twice))
 
 
 def all_remarks(findings: Iterable[Findings]) -> list[Remark]:

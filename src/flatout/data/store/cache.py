@@ -1,9 +1,9 @@
 """The cache: finished stores, each in a folder named after a hash of everything it was made from.
 
 Nothing is stale by definition: another source, tokenizer or setting is another key, and a source is known by its bytes,
-never by its time. One process builds a store, holding a lease (see `lease`), in a temporary folder that is renamed when
-it is whole; others wait for it and then open it. A builder that dies or is stopped is taken over, and one that wakes up
-later finds the finished store and throws its own away. What the dead have left is removed by whoever builds next.
+never by its time. One process builds a store, holding a lock (see `lock`), in a temporary folder that is renamed when
+it is whole; others wait for it and then open it. The lock of a builder that dies is free at once, and the next builder
+removes what it has left. A builder that is stopped is waited for.
 
 A store's bytes are checked against its checksums before they are mapped: all of them the first time it is opened after
 a build or a restart of the machine, and again whenever the size, the times or the number of a file is not what it was
@@ -22,20 +22,23 @@ from __future__ import annotations
 import errno
 import json
 import os
+import platform
 import re
 import secrets
 import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 import xxhash
 
-from flatout.data.store.lease import Lease, boot_id, living_tokens, take_turn
+from flatout.data.store.lock import BUILDING, key_of_building, lock, lock_at_once, name_building, remove_locks
 from flatout.data.store.report import CacheReport
 from flatout.data.store.store import (
     MANIFEST,
@@ -56,7 +59,7 @@ Recipe = dict[str, Any]
 
 VERIFIED = "verified"
 """The file in a store's folder that says when its bytes were checked, and what its files looked like then."""
-_BUILDING, _REMOVED = ".building-", ".removed-"
+_REMOVED = ".removed-"
 _KEY = re.compile("[0-9a-f]{20}")
 _TRIES, _MOST_BOOTS = 3, 32
 _TICK_S = 0.02
@@ -102,10 +105,7 @@ class Cache:
         while (store := self.opened(key)) is None:
             with self._refusals_told(), written():
                 self.folder.mkdir(parents=True, exist_ok=True)
-                lease = take_turn(self.folder, key)
-            if lease is None:
-                continue
-            with self._refusals_told(), lease:
+            with self._refusals_told(), self._locked(key) as is_locked:
                 there = _identity(self.folder / key)
                 if self.opened(key) is not None:
                     continue  # another process was quicker
@@ -115,7 +115,8 @@ class Cache:
                 reasons.append(self._reason_for_miss(key, name, recipe))
                 if there is not None:
                     self._remove_damaged(key, there)
-                self._build(lease, key, build, {"key": key, "name": name, "recipe": recipe})
+                self._remove_leftovers(key if is_locked else None)
+                self._build(key, build, {"key": key, "name": name, "recipe": recipe})
         return store, CacheReport(key, not reasons, time.perf_counter() - started, "".join(reasons[:1]))
 
     def opened(self, key: str) -> Store | None:
@@ -153,6 +154,8 @@ class Cache:
                 self._remove(self.folder / gone)
         if key is None:
             self._remove_leftovers()
+            with suppress(OSError):
+                remove_locks(self.folder)
         return 1 if key else len(keys)
 
     def _closed_to_us(self, place: Path) -> UserError:
@@ -161,10 +164,16 @@ class Cache:
     def _folders(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("*") if _KEY.fullmatch(path.name) and path.is_dir())
 
-    def _build(self, lease: Lease, key: str, build: Callable[[StoreWriter], None], about: dict[str, Any]) -> None:
+    @contextmanager
+    def _locked(self, key: str) -> Iterator[bool]:
+        with ExitStack() as stack:
+            with written():
+                is_locked = stack.enter_context(lock(self.folder, key))
+            yield is_locked
+
+    def _build(self, key: str, build: Callable[[StoreWriter], None], about: dict[str, Any]) -> None:
         """Fill a folder of our own, and give it the store's name unless another has it meanwhile."""
-        self._remove_leftovers(lease)
-        temporary = self.folder / f"{_BUILDING}{key}-{lease.token}"
+        temporary = self.folder / name_building(key)
         writer = StoreWriter(temporary)
         try:
             with written():
@@ -178,7 +187,7 @@ class Cache:
         except WriteFailed as failed:
             failed.needed = writer.expected_bytes()
             if failed.error.errno == errno.ENOENT and not temporary.exists():
-                return  # somebody took it for a dead one's, as after hours of being stopped: begin again
+                return  # another process removed it, on a file system without locks: build again
             raise
         finally:
             writer.abandon()
@@ -203,14 +212,15 @@ class Cache:
             mend = "Make room (python -m flatout cache clear), or set data.cache=FOLDER." if is_full else _ELSEWHERE
             raise out_of_space(failed.error, self.folder, failed.needed, "data.cache", mend) from None
 
-    def _remove_leftovers(self, own: Lease | None = None) -> None:
-        """Take away what builders left that have died, of any key. Folders are listed before leases: one that is
-        there has had a lease from before, so what lives is never taken for dead."""
+    def _remove_leftovers(self, own: str | None = None) -> None:
+        """Remove what dead builders left, of any key. `own`: the key whose lock this process holds."""
         with suppress(OSError):
-            left = list(self.folder.glob(f"{_BUILDING}*"))
-            living = living_tokens(self.folder, own)
-            dead = [path for path in left if path.name.rpartition("-")[2] not in living]
-            for path in [*dead, *self.folder.glob(f"{_REMOVED}*")]:
+            for path in self.folder.glob(f"{BUILDING}*"):
+                key = key_of_building(path)
+                with nullcontext(True) if key == own else lock_at_once(self.folder, key) as is_free:
+                    if is_free:
+                        shutil.rmtree(path, ignore_errors=True)
+            for path in self.folder.glob(f"{_REMOVED}*"):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _remove_damaged(self, key: str, there: Identity) -> None:
@@ -230,6 +240,15 @@ class Cache:
                 _renamed(doomed, folder)
             # `cache clear` reports what stays; a builder continues.
             shutil.rmtree(doomed, ignore_errors=there is not None)
+
+
+@lru_cache
+def boot_id() -> str:
+    """Names this machine since it was started."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return f"{platform.node()}-{psutil.boot_time():.0f}"
 
 
 def _is_known_whole(folder: Path, manifest: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from flatout.distributed.processes import end_with_parent, warm_start
+from flatout.distributed.processes import end_with_parent, use_own_resource_tracker, warm_start
 from flatout.engine.allocator import keep_freed_memory
 from flatout.errors import UserError
 from flatout.perf.tune.learning_rate import range_test
@@ -137,6 +137,7 @@ def _serve(build: Build, threads: int, environment: dict[str, str], pipe: Connec
     os.environ.clear()
     os.environ |= environment
     _be_silent()
+    use_own_resource_tracker()
     torch.set_num_threads(threads)
     try:
         parts = build()

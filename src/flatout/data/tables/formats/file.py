@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import os
 import shutil
 import tempfile
 import zlib
@@ -241,6 +242,7 @@ def require_file(file: Path, where: str) -> None:
         if file.is_dir():
             raise UserError(where, f"{file} is a folder", allowed="one file", mend="Name a file in it.")
         if not file.exists():
+            _require_sound_links(file, where)
             raise UserError(where, f"no such file: {file}", mend=did_you_mean(file.name, _neighbours(file.parent)))
         if not file.is_file():
             raise UserError(where, f"{file} is a pipe or a device", allowed="a file, which can be read twice")
@@ -250,6 +252,17 @@ def require_file(file: Path, where: str) -> None:
         raise UserError(where, f"cannot read {file}: {error.strerror}") from None
     if is_empty:
         raise UserError(where, f"{file} is empty")
+
+
+def _require_sound_links(file: Path, where: str) -> None:
+    """Refuse a link on the way to a file that leads nowhere."""
+    link = next((each for each in (file, *file.parents) if each.is_symlink() and not each.exists()), None)
+    if link is None:
+        return
+    end = os.path.realpath(link)
+    if Path(end).is_symlink():  # the way ends at a link only where it goes in a circle
+        raise UserError(where, f"{link} is a link that leads to itself", mend="Name the file itself.")
+    raise UserError(where, f"{link} is a link to {end}, which is not there", mend="Name a file that is there.")
 
 
 def _neighbours(folder: Path) -> list[str]:
