@@ -313,7 +313,7 @@ plain(
 )
 
 
-@case("json that is one long line", "the array ends here, but the file goes on")
+@case("json that is one long line", "the array ends here, but the file continues")
 def _(folder: Path) -> dict[str, Any]:
     (folder / "rows.json").write_text(json.dumps([{"text": "a", "label": "b"}]) + "x", encoding="utf-8")
     return {"train": str(folder / "rows.json")}

@@ -38,7 +38,7 @@ class BitsDataConfig(FeedingConfig):
     sample: PeopleConfig = field(default_factory=PeopleConfig)
     """The built-in people, used when there is no source."""
     vocabulary: int = 4_096
-    """Numbers of a two-step hash that are told apart, the commonest first."""
+    """Numbers of a two-step hash that have an input each, the commonest first."""
     batch_size: int = 256
     """Records one device computes at once."""
 

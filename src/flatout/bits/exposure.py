@@ -75,8 +75,8 @@ def most_and_least(names: tuple[str, ...], counts: GramCounts) -> tuple[list[dic
 class LearningCurve:
     """Dice on the test records after training on fewer and fewer known pairs of text and encoding.
 
-    Ridge regression is solved anew for every size. The network keeps its composer, which needs texts but no
-    encodings, and has its detectors solved anew.
+    Ridge regression is solved again for every size. The network keeps its composer, which needs texts but no
+    encodings, and has its detectors solved again.
     """
 
     def __init__(self, model: Any, *, num_inputs: int, is_set: bool, num_labels: int, num_targets: int) -> None:
@@ -141,21 +141,21 @@ def conclusion(dice: float, trivial: float, rates: Rates, with_names: Rates | No
         first = "Much of the plain text can be read off these encodings."
     else:
         first = "Nearly all of the plain text can be read off these encodings."
-    said = [
+    lines = [
         f"{first} Of an unseen record's 2-grams, a Dice of {dice:.3f} was reached; guessing the commonest ones for"
         f" everybody reaches {trivial:.3f}.",
         f"{rates.at_1:.1%} of {rates.num_records:,} unseen records were rebuilt letter by letter at the first try,"
         f" {rates.at_10:.1%} within ten; {rates.wrong:.1%} of the first tries were another text.",
     ]
     if with_names is not None:
-        said.append(
+        lines.append(
             f"With a list of names, {with_names.at_1:.1%} were right at the first try and {with_names.at_10:.1%} within"
             " ten."
         )
-    return [*said, _CAUTION]
+    return [*lines, _CAUTION]
 
 
 _CAUTION = (
-    "This measures one attack: somebody who knows the plain text of as many encoded records as were trained on. A low"
+    "This measures one attack: by one who knows the plain text of as many encoded records as were trained on. A low"
     " figure is no proof of safety against others."
 )

@@ -43,7 +43,7 @@ def page(exposure: Mapping[str, Any]) -> str:
         section("In plain words", "".join(f"<p>{html.escape(line)}</p>" for line in exposure["conclusion"])),
         _figures(exposure),
         f'<div class="charts">{_learning_chart(exposure)}{_frequency_chart(exposure)}</div>',
-        '<p class="muted">Left: ridge regression and the detectors are solved anew from so many pairs of text and'
+        '<p class="muted">Left: ridge regression and the detectors are solved again from so many pairs of text and'
         " encoding; the rest of the model, which needs texts alone, is kept.</p>",
         section("Against what is simple", _methods(exposure)),
         section("Known by name", _rates(exposure)),

@@ -60,7 +60,7 @@ class BitInfo(DataInfo):
 
     @property
     def num_inputs(self) -> int:
-        """Bits of a record, or numbers that are told apart."""
+        """Bits of a record, or numbers that have an input each."""
         return int(self.facts["num_inputs"])
 
     @property
@@ -70,7 +70,7 @@ class BitInfo(DataInfo):
 
     @property
     def numbers(self) -> NDArray[np.int64] | None:
-        """The numbers of a two-step hash that are told apart; None for bits."""
+        """The numbers of a two-step hash that have an input each; None for bits."""
         return np.array(self.facts["numbers"], dtype=np.int64) if self.is_set else None
 
     @property

@@ -48,14 +48,14 @@ class GramPredictor:
     problem: ClassVar[str] = "grams"
 
     model: nn.Module
-    """A BitMLP, or a network of a person's own that answers `[B, C]` logits."""
+    """A BitMLP, or a user's own network that answers `[B, C]` logits."""
     labels: GramLabels
     num_inputs: int
-    """Bits of an encoding, or numbers that are told apart."""
+    """Bits of an encoding, or numbers that have an input each."""
     threshold: float
     """Least probability of a gram that is answered."""
     numbers: NDArray[np.int64] | None
-    """The numbers of a two-step hash that are told apart; None for bits."""
+    """The numbers of a two-step hash that have an input each; None for bits."""
     bits_column: str
     text_columns: list[str]
     form: Form

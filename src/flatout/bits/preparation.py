@@ -2,7 +2,7 @@
 
 Two passes over the source, by the block: the first numbers the grams (and the numbers of a two-step hash) that the
 training rows hold, the second writes. 1,024 bits are 128 bytes on disk, in memory and on the bus. Each record keeps
-three things: its encoding, its grams, and its plain text, which tells after training how much of it was found out.
+three things: its encoding, its grams, and its plain text, which shows after training how much of it was rebuilt.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class BitsPreparation:
         return survey
 
     def _holds_sets(self) -> bool:
-        """Whether encodings are sets of numbers, read off the first records where nobody said so."""
+        """Whether encodings are sets of numbers, read off the first records where no setting says so."""
         if self.bits is None:
             return self.config.encoding.kind is EncodingKind.twostep
         self._reader()(self.source.first())
@@ -180,7 +180,7 @@ class BitsPreparation:
         return read
 
     def _lines(self, survey: _Survey, totals: dict[str, _Totals]) -> list[str]:
-        """What a person should know of the records."""
+        """What is printed of the records."""
         rows = totals["train"].rows
         made = [split for split in totals if split not in self.tables]
         how = f" ({' and '.join(made)} taken from the source by a hash of the text)" if made else ""
@@ -189,7 +189,7 @@ class BitsPreparation:
         lines = [f"records: {counts}{how}", f"plain text: {', '.join(self.columns)}"]
         if survey.numbers is not None:
             about = f"sets of {totals['train'].tokens / rows:.0f} known numbers a record"
-            met = f"{survey.num_inputs:,} of {survey.numbers_met:,} numbers told apart"
+            met = f"{survey.num_inputs:,} of {survey.numbers_met:,} numbers kept"
             lines.append(f"encoding: {self._encoding_line()}, {about}, {met}")
         else:
             mean = survey.bits_set / max(1, rows)

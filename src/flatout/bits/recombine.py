@@ -1,6 +1,6 @@
 """New people out of known ones: each field of a record taken from another training record.
 
-Nobody knows how such a person would be encoded, but their text is known, and so are all of its grams: enough to teach
+The encoding of such a record is unknown. But its text is known, and so are all of its grams. That is enough to teach
 how grams of the raw text make grams of the plain text.
 """
 

@@ -173,7 +173,7 @@ class Reconstructor:
         return self._by_shape(found)
 
     def _by_shape(self, found: Candidates) -> Candidates:
-        """Texts of a shape that nobody saw fall back."""
+        """Move texts of an unknown shape back."""
         if not self.order.shapes or not found.texts:
             return found
         scores = [
@@ -240,7 +240,7 @@ class _Beam:
         return bool((self.score_RW > _NEVER / 2).any())
 
     def step(self, length: int) -> None:
-        """Every walk goes on over every edge that follows; the best stay, those that end are remembered."""
+        """Extend every walk by every edge that follows; the best stay, those that end are remembered."""
         is_new = (self.used_RW[:, :, None] & self.bit_E) == 0
         worth = np.where(is_new, self.gain_RE[:, None, :], _REPEAT)
         rows = np.arange(len(self.gain_RE))[:, None]

@@ -1,7 +1,7 @@
-"""Records of people as tables hold them: which columns are what, who belongs in which split, nobody without a name.
+"""Records of people as tables hold them: the role of each column, and the split of each record.
 
-The plain text is every column before the encoding and the one that names each record, unless somebody says otherwise;
-the encoding is found by its usual names. What is wrong is told with file and row before anything is encoded.
+The plain text is every column before the encoding and the one that names each record, unless settings name others;
+the encoding is found by its usual names. A mistake is reported with file and row before anything is encoded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flatout.data.tables.table import Table, require_columns
 from flatout.errors import UserError, require
 
 KNOWN_BITS = ("bloomfilter", "tabminhash", "minhash", "twostephash", "bits")
-"""Names that a column of encodings goes by; found where nobody says."""
+"""Names that a column of encodings goes by; found where no setting names it."""
 _ROWS_NAMED = 5
 
 
@@ -58,7 +58,7 @@ class RecordSource:
         for table in self.tables.values():
             require_columns(table, {**wanted, **({"data.bits": self.bits} if self.bits else {})})
 
-    def records(self, told: Callable[[int], None], *, with_bits: bool = True) -> Iterator[tuple[str, Record]]:
+    def records(self, advance: Callable[[int], None], *, with_bits: bool = True) -> Iterator[tuple[str, Record]]:
         """Every record with the split it belongs to."""
         bits_column = self.bits if with_bits else None
         wanted = [*self.columns, *([bits_column] if bits_column else [])]
@@ -80,7 +80,7 @@ class RecordSource:
                         kept = [column.filter(keep) for column in fields]
                         kept_bits = None if bits is None else bits.filter(keep)
                         yield split, Record(kept, kept_bits, rows[mask], table.name)
-                told(block.num_rows)
+                advance(block.num_rows)
 
     def first(self) -> Record:
         """Some records whose encodings show how all are written."""

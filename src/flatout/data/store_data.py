@@ -2,7 +2,7 @@
 
 It works in any `L.Trainer`. The Trainer's accumulation and world size go into the plan of the training rows, so each
 batch holds the number of real rows of its whole optimizer step (`batch.step_rows`). Feeds divide the rows among ranks
-by themselves: Lightning's distributed sampler finds nothing to replace. The position in the plan is the state.
+on their own: Lightning's distributed sampler finds nothing to replace. The position in the plan is the state.
 """
 
 from __future__ import annotations

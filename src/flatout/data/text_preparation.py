@@ -53,7 +53,7 @@ def build_source(config: TextDataConfig, tables: Mapping[str, Table]) -> TextSou
     )
 
 
-def survey(config: TextDataConfig, source: TextSource, told: Callable[[int], None]) -> Surveyed:
+def survey(config: TextDataConfig, source: TextSource, advance: Callable[[int], None]) -> Surveyed:
     """Look at every row, and decide its fate."""
     return Survey(
         tables=source.tables,
@@ -63,7 +63,7 @@ def survey(config: TextDataConfig, source: TextSource, told: Callable[[int], Non
         cleaning=config.clean,
         label_delimiter=config.label_delimiter,
         max_classes=config.max_classes,
-    ).run(told)
+    ).run(advance)
 
 
 class TextPreparation:
@@ -146,13 +146,13 @@ class TextPreparation:
             if not surveyed.rows(split):
                 key = "source" if self.config.source is not None else split if split in tables else "train"
                 what = f"no rows are left for the {split} split of {self.source.name}"
-                raise UserError(f"data.{key}", what, mend="python -m flatout check tells what became of them.")
+                raise UserError(f"data.{key}", what, mend="python -m flatout check shows what became of them.")
 
-    def _train_vocabulary(self, surveyed: Surveyed, told: Callable[[int], None]) -> Encoder:
+    def _train_vocabulary(self, surveyed: Surveyed, advance: Callable[[int], None]) -> Encoder:
         """Second pass: the words of the training rows, and their numbers if these are the labels."""
 
         def training_texts() -> Iterator[pa.Array]:
-            for _, block in self.source.texts_and_labels(surveyed.fates, told, splits=("train",)):
+            for _, block in self.source.texts_and_labels(surveyed.fates, advance, splits=("train",)):
                 if self.config.problem is Problem.regression:
                     surveyed.census.add_numbers(block.labels.to_numpy(zero_copy_only=False))
                 yield block.texts
@@ -165,7 +165,7 @@ class TextPreparation:
         return self.given
 
     def _encode(
-        self, writer: StoreWriter, surveyed: Surveyed, vocabulary: Encoder, told: Callable[[int], None]
+        self, writer: StoreWriter, surveyed: Surveyed, vocabulary: Encoder, advance: Callable[[int], None]
     ) -> dict[str, _Totals]:
         """Third pass: tokens and targets of every split."""
         columns = {
@@ -177,7 +177,7 @@ class TextPreparation:
         writers = {split: writer.split(split, columns) for split in self.config.split_names(tables)}
         writer.expected_rows = sum(surveyed.rows(split) for split in writers)
         totals = {split: _Totals() for split in writers}
-        for split, block in self.source.texts_and_labels(surveyed.fates, told):
+        for split, block in self.source.texts_and_labels(surveyed.fates, advance):
             encoded, targets = self._encoded(split, block, surveyed, vocabulary)
             writers[split].append(tokens=(encoded.tokens, encoded.lengths), targets=targets, rows=block.rows)
             totals[split].add(encoded, is_clean=_is_clean(block))
@@ -263,7 +263,7 @@ class _Totals:
 
 
 def _is_clean(block: TextBlock) -> int | None:
-    """Rows whose label is the clean one; None where nobody knows."""
+    """Rows whose label is the clean one; None where that is unknown."""
     if TOPIC not in block.block.schema.names:
         return None
     same = pc.equal(block.block.column("label"), block.block.column(TOPIC))

@@ -50,7 +50,7 @@ class TextSource:
         return self.tables["train"].name
 
     def texts_and_labels(
-        self, fates: Mapping[str, NDArray[np.int8]], told: Callable[[int], None], *, splits: tuple[str, ...] = SPLITS
+        self, fates: Mapping[str, NDArray[np.int8]], advance: Callable[[int], None], *, splits: tuple[str, ...] = SPLITS
     ) -> Iterator[tuple[str, TextBlock]]:
         """The rows of some splits, read again; `fates` say for each table which row belongs to which."""
         for name, table in self.tables.items():
@@ -64,7 +64,7 @@ class TextSource:
                     mask = fate == SPLITS.index(split)
                     if mask.any():
                         yield split, self._text_block(name, block.filter(pa.array(mask)), rows[mask])
-                told(block.num_rows)
+                advance(block.num_rows)
             self._require_same(first_row == len(own), table)
 
     def require_unchanged(self) -> None:
@@ -95,13 +95,13 @@ class TextSource:
         by_how: dict[str, list[str]] = {}
         for table in self.tables.values():
             by_how.setdefault(table.how(), []).append(table.name)
-        told = [Remark(Level.note, ", ".join(names), how) for how, names in by_how.items() if how]
+        remarks = [Remark(Level.note, ", ".join(names), how) for how, names in by_how.items() if how]
         if not self.names_columns:
             others = [name for name in self.tables["train"].columns if name not in self.roles.columns]
             more = f" (left alone: {', '.join(others[:8])}{', …' if len(others) > 8 else ''})" if others else ""
             what = f"texts from {' and '.join(self.roles.texts)}, labels from {self.roles.label}{more}"
-            told.append(Remark(Level.note, "columns", what))
-        return [] if self.is_sample else told
+            remarks.append(Remark(Level.note, "columns", what))
+        return [] if self.is_sample else remarks
 
 
 def fingerprints_of(tables: Mapping[str, Table]) -> dict[str, str]:

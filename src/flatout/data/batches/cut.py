@@ -66,7 +66,7 @@ def _piece(batch: FlatBatch, start: int, stop: int, first: int, last: int, label
 
 
 def _labels(ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Several labels a row: only the device knows where a piece's begin, so those of other pieces are made nobody's."""
+    """Ragged labels of a piece: only the device knows where they begin, so those of other pieces get no class."""
     places = torch.arange(len(ids), device=ids.device)
     is_other = (places < offsets[0]) | (places >= offsets[-1])
     offsets = offsets.clone()

@@ -1,8 +1,8 @@
 """The feed: a plan's batches, over a store, on the device, counted as they are taken.
 
-Three kinds. *Resident*: the columns lie on the device and a batch is an index into them; the fastest wherever they
-fit. *Threaded*: one thread gathers a run of batches ahead, into page-locked memory where there is a device to copy to.
-*Workers*: processes of a `DataLoader` make each batch, for transforms that must run anew each epoch.
+Three kinds. *Resident*: the columns lie on the device and a batch is an index into them; the fastest where they fit.
+*Threaded*: one thread gathers a run of batches ahead, into page-locked memory where there is a device to copy to.
+*Workers*: processes of a `DataLoader` make each batch, for transforms that must run in each epoch.
 
 A feed is a Lightning loader: its state is the epoch and the batches taken, so a restored one yields exactly the rest.
 """
@@ -29,7 +29,7 @@ from flatout.data.batches.plan import Plan, PlanSettings, Rows, count_batches
 from flatout.data.store.store import StoreSplit
 
 Transform = Callable[[FlatBatch], FlatBatch]
-"""A change of a batch that must be made anew each epoch, such as dropping words."""
+"""A change of a batch that differs in each epoch, such as dropping words."""
 
 _ROWS_A_RUN = 8192
 _BATCHES_A_RUN = 64
@@ -50,7 +50,7 @@ def choose_feed(kind: FeedKind, num_bytes: int, device: torch.device, transform:
     if kind is not FeedKind.auto:
         return FeedChoice(kind, "asked for", f"data.feed={kind}")
     if transform is not None:
-        return FeedChoice(FeedKind.workers, "a transform runs anew each epoch", "a transform is set")
+        return FeedChoice(FeedKind.workers, "a transform runs in each epoch", "a transform is set")
     free = free_memory(device)
     evidence = f"store {num_bytes / 1e6:.1f} MB, free on {device.type} {free / 1e9:.1f} GB"
     if num_bytes <= _RESIDENT_SHARE * free:
@@ -100,7 +100,7 @@ class Feed:
         return self._num_batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Start another epoch; the present one goes on where it was."""
+        """Start another epoch; the present one keeps its position."""
         if epoch != self.epoch:
             self.epoch, self.consumed = epoch, 0
 

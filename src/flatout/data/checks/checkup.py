@@ -61,7 +61,7 @@ class Checkup:
 
 
 def check(config: TextDataConfig) -> Checkup:
-    """Look at all rows of some data; what would end a run is a remark here, where the rest can still be told."""
+    """Look at all rows of some data; a mistake that would end a run becomes a remark, and the check continues."""
     if config.problem is Problem.tags or _is_tagged(config):
         return _check_tags(config)
     source = build_source(config, _tables(config))
@@ -123,7 +123,7 @@ def _tokenised(config: TextDataConfig, surveyed: Surveyed, found: Checkup) -> li
 
 
 def _is_tagged(config: TextDataConfig) -> bool:
-    """Whether the columns are words and tags, and nobody named others."""
+    """Whether the columns are words and tags, and the settings name no others."""
     is_asked = config.problem is Problem.single and config.text is None and config.label is None
     if not is_asked or config.is_sample:
         return False
@@ -143,8 +143,8 @@ def _check_tags(config: TextDataConfig) -> Checkup:
     source = TagSource(config, _tables(config))
     with Progress() as progress:
         surveyed = survey(config, source, progress.task("checking"))
-    told = source.tag_remarks(surveyed)
-    remarks = [*source.remarks(), *surveyed.account(), *told, *all_remarks(surveyed.findings.values())]
+    of_tags = source.tag_remarks(surveyed)
+    remarks = [*source.remarks(), *surveyed.account(), *of_tags, *all_remarks(surveyed.findings.values())]
     columns = {"text": source.columns.texts[0], "label": source.columns.label}
     entities = source.census.entities
     return Checkup(source.name, Problem.tags, columns, _rows(surveyed), entities, surveyed.words, remarks)

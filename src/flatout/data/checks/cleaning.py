@@ -1,4 +1,4 @@
-"""What is done with rows that cannot be trained on as they are; each is counted and told once.
+"""Rules for rows that cannot be trained on as written; each row is counted and reported once.
 
 Rows are never lost in silence. A row without a label is dropped everywhere. A row without a text teaches nothing and is
 dropped from the training table, but stays in tables given for validation and test, as one unknown word, so that scores
@@ -88,7 +88,7 @@ def _refuse_missing(
     for is_refused, mask, name, what in asked:
         if is_refused and mask.any():
             place = findings.locate(int(rows[mask][0]) + 1)
-            mend = f"Fill it in, or leave data.clean.{name} as it was."
+            mend = f"Fill it in, or keep the default of data.clean.{name}."
             raise UserError(f"data.clean.{name}", f"{findings.source} row {place}: {what}", mend=mend)
 
 

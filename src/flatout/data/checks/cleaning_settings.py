@@ -1,4 +1,4 @@
-"""Settings of cleaning: the rule for each kind of row that is not as it should be."""
+"""Settings of cleaning: the rule for each kind of row that cannot be trained on as written."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Alike(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class CleaningConfig:
-    """What is done with rows that are not as they should be; `refuse` ends the run before it starts."""
+    """Rules for rows that cannot be trained on as written; `refuse` ends the run before it starts."""
 
     empty: Empty = Empty.by_split
     """Rows without a text; by_split: dropped in training, kept in validation and test."""

@@ -73,7 +73,7 @@ KINDS = {
     "repaired_tag": Kind(_WARNING, "with tags that their scheme does not allow repaired", ""),
     "blank_token": Kind(_NOTE, "with empty words kept", ""),
 }
-"""Everything that can be said of rows."""
+"""Each kind of finding about rows."""
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ class Findings:
             finding.rows = sorted([*finding.rows, *(few + 1).tolist()])[:_ROWS_NAMED]
 
     def remarks(self) -> list[Remark]:
-        """Each finding as something to be told."""
+        """Each finding as a remark."""
         return [self._remark(kind_of(name), finding) for name, finding in self.found.items()]
 
     def lines(self) -> list[str]:
@@ -144,7 +144,7 @@ def kind_of(name: str) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """One thing to be told of some data."""
+    """One line of a report about data."""
 
     level: Level
     source: str

@@ -1,7 +1,7 @@
 """Labels in one form and one order: texts, lists of texts, or numbers.
 
 A label is the text that is written: `007` is not `7`, `NA` is a label. Labels that differ in nothing but case, blanks
-around them or a zero after the point are told, and made one only when asked. A class that only validation or test has
+around them or a zero after the point are reported, and merged only when asked. A class that only validation or test has
 stays a class: its rows are misses.
 """
 
@@ -109,7 +109,7 @@ class LabelCensus:
         self._classes: list[str] | None = None
 
     def code(self, labels: pa.Array) -> NDArray[np.int32]:
-        """A number for each row's label, or set of labels: the same wherever it occurs. Zeros for numbers."""
+        """A number for each row's label, or set of labels: equal labels get equal numbers. Zeros for regressions."""
         if self.problem is Problem.regression:
             return np.zeros(len(labels), np.int32)
         if self.problem is Problem.multi:
@@ -230,7 +230,7 @@ class LabelCensus:
         return found, pc.list_value_length(labels).to_numpy(zero_copy_only=False)
 
     def remarks(self, source: str) -> list[Remark]:
-        """What a person should know of the classes."""
+        """Remarks about the classes."""
         if self.problem is Problem.regression:
             return []
         train = self.counts.get("train", {})

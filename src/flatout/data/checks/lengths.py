@@ -54,8 +54,8 @@ class Lengths:
     def line(self) -> str:
         """Where the lengths lie."""
         mean = self.tokens / max(1, self.rows)
-        told = ", ".join(f"{share:.0%} up to {self.at(share):,}" for share in (0.5, 0.9, 0.99))
-        return f"tokens a row: mean {mean:,.1f}, {told}, longest {self.longest():,}"
+        shares = ", ".join(f"{share:.0%} up to {self.at(share):,}" for share in (0.5, 0.9, 0.99))
+        return f"tokens a row: mean {mean:,.1f}, {shares}, longest {self.longest():,}"
 
     def truncation(self, longest: int) -> str:
         """What cutting at a length loses, and what would not; empty where nothing is cut."""
@@ -86,10 +86,10 @@ class Lengths:
 def unknown_remarks(words: dict[str, tuple[int, int]], where: str = "") -> list[Remark]:
     """Shares of words that are not in the vocabulary, from their number and that of all words."""
     shares = {split: unknown / max(1, total) for split, (unknown, total) in words.items()}
-    told = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
+    what = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
     if any(share > _MANY_UNKNOWN for share in shares.values()):
-        return [Remark(Level.warning, f"unknown words{where}", told, "data.vocabulary.kind=bpe")]
-    return [Remark(Level.note, f"unknown words{where}", told)]
+        return [Remark(Level.warning, f"unknown words{where}", what, "data.vocabulary.kind=bpe")]
+    return [Remark(Level.note, f"unknown words{where}", what)]
 
 
 def loss_remarks(splits: dict[str, tuple[int, Lengths]], max_length: int) -> list[Remark]:

@@ -1,6 +1,6 @@
-"""The first pass over a table: every row looked at once, and its fate decided.
+"""The first pass over a table: every row read once, and its fate decided.
 
-What a block's bytes tell is worked out in threads while the next block is read. A row's fate is the split it belongs
+What a block's bytes show is worked out in threads while the next block is read. A row's fate is the split it belongs
 to, or that it is dropped: one byte a row. All else that grows with the rows lies on disk (`twins`), so memory stays
 flat.
 """
@@ -109,7 +109,7 @@ class Survey:
     _is_changed: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     _rows_by_code: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def run(self, told: Callable[[int], None]) -> Surveyed:
+    def run(self, advance: Callable[[int], None]) -> Surveyed:
         """Read every row, assign the splits, compare the texts."""
         is_merging = self.cleaning.labels is Alike.merge
         found = Surveyed(
@@ -121,7 +121,7 @@ class Survey:
         )
         with RecordFiles() as files:
             for name in self.tables:
-                self._read(name, files, found, told)
+                self._read(name, files, found, advance)
             self._decide(files, found)
         for name, findings in found.findings.items():
             is_kept = found.fates[name] >= 0
@@ -129,7 +129,7 @@ class Survey:
             findings.rows_repaired = int((is_kept & self._is_changed[name]).sum())
         return found
 
-    def _read(self, name: str, files: RecordFiles, found: Surveyed, told: Callable[[int], None]) -> None:
+    def _read(self, name: str, files: RecordFiles, found: Surveyed, advance: Callable[[int], None]) -> None:
         """All rows of a table."""
         fates, changed = [np.empty(0, np.int8)], [np.empty(0, np.bool_)]
         for looked in self._looked_at(name, found):
@@ -140,7 +140,7 @@ class Survey:
             is_changed[looked.places] = looked.clean.is_changed
             fates.append(fate)
             changed.append(is_changed)
-            told(looked.block.num_rows)
+            advance(looked.block.num_rows)
         found.fates[name], self._is_changed[name] = np.concatenate(fates), np.concatenate(changed)
 
     def _take(self, name: str, looked: _Looked, files: RecordFiles, found: Surveyed) -> NDArray[np.bool_]:
@@ -200,7 +200,7 @@ class Survey:
             if oddity in _ODD and self.cleaning.odd is Rows.refuse:
                 place = table.locate(int(clean.rows[places[0]]) + 1)
                 what = f"{table.name} row {place}: {KINDS[oddity].sentence.removesuffix(' kept as they are')}"
-                raise UserError("data.clean.odd", what, mend="Mend the text, or set data.clean.odd=keep or drop.")
+                raise UserError("data.clean.odd", what, mend="Correct the text, or set data.clean.odd=keep or drop.")
             if oddity in _ODD and self.cleaning.odd is Rows.drop:
                 kept[places] = False
             else:

@@ -1,7 +1,7 @@
 """Tagged words as a table of texts: the words joined, and their tags joined as the label.
 
 So the checks of texts hold for sentences too: repeats, leaks, and equal sentences with other tags. Words and tags that
-do not go together are told with their row.
+do not fit together are reported with their row.
 """
 
 from __future__ import annotations

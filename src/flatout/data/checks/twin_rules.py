@@ -1,4 +1,4 @@
-"""What is said of texts that occur more than once, and which rows are dropped for it."""
+"""Remarks about texts that occur more than once, and which rows are dropped for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TwinJudge:
     """Whether labels are classes, of which a text should have one."""
 
     def dropped(self, records: Records, splits: NDArray[np.int8], twins: Twins) -> Mask:
-        """Tell what stands twice; which rows are dropped for it. Only rows of earlier splits ever are."""
+        """Report what stands twice; which rows are dropped for it. Only rows of earlier splits ever are."""
         is_train, dropped = splits == 0, np.zeros(len(records), np.bool_)
         if self.has_classes:
             dropped |= self._ruled(records, twins.conflict, "conflict", is_train)
@@ -81,4 +81,4 @@ class TwinJudge:
         table = self.tables[SPLITS[first["table"]]]
         sentence = KINDS[name].sentence.format(other=other).removesuffix("kept").rstrip(" ,")
         what = f"{table.name} row {table.locate(int(first['row']) + 1)}: one of the rows {sentence}"
-        raise UserError(setting, what, mend=f"Mend such rows, or set {setting}=keep or drop.")
+        raise UserError(setting, what, mend=f"Correct such rows, or set {setting}=keep or drop.")

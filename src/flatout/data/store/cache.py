@@ -7,9 +7,9 @@ later finds the finished store and throws its own away. What the dead have left 
 
 A store's bytes are checked against its checksums before they are mapped: all of them the first time it is opened after
 a build or a restart of the machine, and again whenever the size, the times or the number of a file is not what it was
-then (a change shows there even if somebody sets the time back). That costs a `stat` for each file. One that fails is
+then (a change shows there even if the time is set back). That costs a `stat` for each file. One that fails is
 taken away with a warning and built again. What no check sees: a disk that gives back other bytes than it took, of a
-file that nobody wrote to, later than the first opening.
+file that was not written to, later than the first opening.
 
 A finished store is on the disk before it gets its name: its files, its folders, and after the rename the cache folder
 are fsynced. A power cut would be survived without, as a torn store is found at the next opening and built again. But a
@@ -52,7 +52,7 @@ from flatout.errors import UserError, out_of_space
 from flatout.files import sync_folder, sync_tree
 
 Recipe = dict[str, Any]
-"""Everything a store's content depends on, as plain JSON values under names a person understands."""
+"""Everything a store's content depends on, as plain JSON values under readable names."""
 
 VERIFIED = "verified"
 """The file in a store's folder that says when its bytes were checked, and what its files looked like then."""
@@ -195,7 +195,7 @@ class Cache:
 
     @contextmanager
     def _refusals_told(self) -> Iterator[None]:
-        """What the disk refuses is the person's to mend: said with what is needed and what is free."""
+        """Turn a refusal of the disk into an error with what is needed and what is free."""
         try:
             yield
         except WriteFailed as failed:
@@ -221,14 +221,14 @@ class Cache:
             self._remove(folder, there)
 
     def _remove(self, folder: Path, there: Identity | None = None) -> None:
-        """Rename first, so that nobody can open what is being removed; and only the one that was looked at."""
+        """Rename first, so that no process can open what is being removed; and only the one that was looked at."""
         doomed = self.folder / f"{_REMOVED}{folder.name}-{secrets.token_hex(4)}"
         with suppress(FileNotFoundError):
             folder.rename(doomed)
             if there is not None and _identity(doomed) != there:
                 # We were stopped since we looked, and the store that another has built lies here now.
                 _renamed(doomed, folder)
-            # A person who clears is told what stays; a builder goes on.
+            # `cache clear` reports what stays; a builder continues.
             shutil.rmtree(doomed, ignore_errors=there is not None)
 
 
@@ -293,7 +293,7 @@ def _identity(folder: Path) -> Identity | None:
 
 
 def _renamed(folder: Path, target: Path) -> bool:
-    """Give a folder its name; False where another has it already, which stays as it is."""
+    """Give a folder its name; False where another has it already, which stays unchanged."""
     try:
         folder.rename(target)
     except OSError as error:

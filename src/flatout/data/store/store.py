@@ -149,7 +149,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(content)
         _require_sound(manifest)
     except PermissionError:
-        raise  # not damaged: somebody else's
+        raise  # not damaged: another user's
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedStore(f"{MANIFEST}: {error}") from None
     return manifest
@@ -300,13 +300,13 @@ class SplitWriter:
 
 
 class StoreWriter:
-    """Writes a store into a folder that nobody else sees yet; `close` writes the manifest, last of all."""
+    """Writes a store into a folder that no other process opens yet; `close` writes the manifest, last of all."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.facts: dict[str, Any] = {}
         self.expected_rows: int | None = None
-        """Rows of all splits together, where they are known before: a full disk is then told with what is needed."""
+        """Rows of all splits, where they are known before: the error of a full disk then says what is needed."""
         self._splits: list[SplitWriter] = []
         self._texts: dict[str, dict[str, Any]] = {}
 
@@ -318,7 +318,7 @@ class StoreWriter:
         self._texts[name] = self._write(name, text.encode())
 
     def expected_bytes(self) -> int | None:
-        """What the whole store will take, judged by the rows that came so far; None while nobody can know."""
+        """What the whole store will take, judged by the rows that came so far; None while that is unknown."""
         rows = sum(split.asked_rows for split in self._splits)
         if not rows or self.expected_rows is None:
             return None

@@ -1,7 +1,7 @@
-"""Which columns of a table hold the text and the label, where nobody said so.
+"""Which columns of a table hold the text and the label, where no setting names them.
 
 A name that says it all (`text`, `label`) wins. Any other name is taken where it is the only one of its kind; where
-there are several, or none, the person is asked, with the list.
+there are several, or none, an error lists the columns.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def find_roles(
         " and ".join(f"data.{key}" for key in unclear),
         f"which column of {table.name} holds the {what}{choice}?",
         allowed=f"columns: {', '.join(table.columns[:20])}{', …' if len(table.columns) > 20 else ''}",
-        mend=f"Say {' '.join(f'data.{key}=COLUMN' for key in unclear)}.{_headless(table)}",
+        mend=f"Set {' '.join(f'data.{key}=COLUMN' for key in unclear)}.{_headless(table)}",
     )
 
 

@@ -25,7 +25,7 @@ class Format(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class ReadingConfig:
-    """How files are written; what is null is found out and said."""
+    """How files are written; what is null is detected and reported."""
 
     format: Format | None = None
     """Kind of file; null: by the name's ending."""

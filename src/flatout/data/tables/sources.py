@@ -1,4 +1,4 @@
-"""From what a person names to tables: a file, several, a folder, a data set of the Hub, or rows in memory.
+"""From what settings name to tables: a file, several, a folder, a data set of the Hub, or rows in memory.
 
 `data.source` names everything at once and `data.train`, `data.validation`, `data.test` a split each. A folder is looked
 into: files or folders named after splits are the splits; folders of texts are the classes; other files of one format
@@ -114,7 +114,7 @@ def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = 
     require_file(file, where)
     form = reading.format or format_of(file)
     if form is None:
-        mend = "Say what it is: data.read.format=csv." if where.startswith("data.") else ""
+        mend = "Name the format: data.read.format=csv." if where.startswith("data.") else ""
         what = f"{file} is no format we read"
         raise UserError(where, what, allowed=f"{', '.join(ENDINGS)}; any of them also .gz", mend=mend)
     return _TABLES[form](file, where, reading)
@@ -223,5 +223,5 @@ def _is_folder(path: Path) -> bool:
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Names in the order a person counts: part-2 before part-10."""
+    """Names in counting order: part-2 before part-10."""
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", name)]

@@ -2,7 +2,7 @@
 
 A csv's values stay texts: `NA` is no missing value, `007` and `00101` keep their zeros, one missing label does not
 turn the others into floats. JSON, parquet and Arrow keep their own types; a text that looks like a date stays a text.
-What cannot be read is told with file and row, never by a reader's own error. Memory is flat: a few blocks of some
+What cannot be read is reported with file and row, never by a reader's own error. Memory is flat: a few blocks of some
 megabytes.
 """
 

@@ -16,8 +16,8 @@ from flatout.data.tokens.vocabulary import NUM_SPECIAL, VocabularyConfig
 class Coverage:
     """Which words the rows of other splits have that training does not know, without a tokenizer.
 
-    Words are told by their hashes, so that hundreds of thousands of rows take a tenth of a second. The same words as a
-    vocabulary of whole words has, but for characters that are written in several ways (NFKC).
+    Words are compared by their hashes, so hundreds of thousands of rows take a tenth of a second. They are the words
+    of a vocabulary of whole words, but for characters that are written in several ways (NFKC).
     """
 
     def __init__(self, texts: Iterable[pa.Array], config: VocabularyConfig) -> None:

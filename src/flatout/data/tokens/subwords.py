@@ -273,7 +273,7 @@ def _word_pieces(blocks: Iterable[pa.Array], config: VocabularyConfig) -> list[s
     """The special entries, then every letter at and after the beginning of a word, then the commonest pieces.
 
     The library's own trainer of word pieces numbers letters in the order of a hash table, another in each process; its
-    byte-pair trainer does not. So words are marked at their beginning, and pieces told apart by the mark.
+    byte-pair trainer does not. So words are marked at their beginning, and the mark separates the two kinds of pieces.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = _normalizer(config)

@@ -1,7 +1,7 @@
 """Arrays on disk: `.npy` of numpy and HDF5, read a block of rows at a time; columns keep their types.
 
 A structured array, or an HDF5 file's data sets of equal length, are named columns. A plain table of numbers is one
-column, `bits`, of as many values a row as it is wide. Nothing is unpickled.
+column, `bits`, of one value a row for each of its columns. Nothing is unpickled.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class CsvTable(FileTable):
         return ", ".join([delimiter, *self._notes])
 
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
-        """Begins anew with larger blocks where a row is longer than two of them."""
+        """Starts again with larger blocks where a row is longer than two of them."""
         block_bytes, done = _CSV_BLOCK_BYTES, 0
         while True:
             read = 0
@@ -125,7 +125,7 @@ class CsvTable(FileTable):
         return find_dialect(head, promised=self._promised, quote=self.reading.quote, is_whole=is_whole)
 
     def _note(self, head: bytes) -> None:
-        """What a person may want to know of how the file is written."""
+        """How the file is written, in words."""
         notes = [self.reading.encoding or ("UTF-8 with a byte order mark" if head.startswith(BOM_UTF8) else "UTF-8")]
         notes += ["CRLF at line ends"] if b"\r\n" in head else []
         notes += ["quotes are part of values"] if not self.reading.quote else []

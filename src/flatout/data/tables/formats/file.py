@@ -24,7 +24,7 @@ _PIECE = 1 << 24
 HEAD_BYTES = 1 << 20
 LONGEST_ROW = 1 << 24
 ONE_WAY = "Write all values of a column in one way."
-"""How a column of mixed types is mended."""
+"""The hint for a column of mixed types."""
 _RATIO_CAP, _RATIO_FROM, _SIZE_CAP = 200, 1 << 28, 1 << 38
 """Honest text unpacks to ten times its size, now and then to fifty; bombs to a thousand."""
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

@@ -78,8 +78,8 @@ class JsonTable(FileTable):
             # The shortest beginning that does not fit ends with the value that is wrong.
             wrong = bisect.bisect_left(range(len(values)), True, key=lambda i: not _fits(values[: i + 1], expected))
             before = expected or pa.array(values[:wrong]).type
-            told = "" if pa.types.is_null(before) else f", rows before have {before}"
-            raise self._fail(f"row {first_row + wrong}: {name} is {_short(values[wrong])}{told}", ONE_WAY)
+            others = "" if pa.types.is_null(before) else f", rows before have {before}"
+            raise self._fail(f"row {first_row + wrong}: {name} is {_short(values[wrong])}{others}", ONE_WAY)
         array = pa.array(values, type=expected)
         if pa.types.is_null(array.type):
             return array.cast(pa.string())
@@ -130,7 +130,7 @@ class JsonTable(FileTable):
                     raise self._fail(f"row {row}: a {type(found).__name__} where an object is needed", _JSON_FORMS)
                 yield found
             if window[place + 1 :].strip() or any(text.strip() for text in texts):
-                raise self._fail(f"row {row}: the array ends here, but the file goes on", _JSON_FORMS)
+                raise self._fail(f"row {row}: the array ends here, but the file continues", _JSON_FORMS)
 
     def _texts(self, file: BinaryIO) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8-sig")()

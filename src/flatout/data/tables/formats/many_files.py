@@ -22,8 +22,8 @@ class ManyFiles(Table):
         """Rows before each file, as far as it has been read."""
 
     def how(self) -> str:
-        told = Counter(filter(None, (table.how() for table in self.tables)))
-        more = "; ".join(f"{how} ({count})" if len(told) > 1 else how for how, count in told.items())
+        counts = Counter(filter(None, (table.how() for table in self.tables)))
+        more = "; ".join(f"{how} ({count})" if len(counts) > 1 else how for how, count in counts.items())
         return f"{len(self.tables)} files" + (f": {more}" if more else "")
 
     def fingerprint(self) -> str:
