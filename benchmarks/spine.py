@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from benchmarks.claim import Claim, Options, at_least, bounded, in_turn, measured_apart, peak_memory_gb
-from flatout.callbacks.flush import Flush, NoProfiler, silence_unused_hooks
+from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import Layout, Plan, PlanSettings
@@ -29,6 +29,7 @@ from flatout.data.store.store import Column, Store, StoreSplit, StoreWriter
 from flatout.data.text import TextDataConfig
 from flatout.engine.allocator import keep_freed_memory
 from flatout.engine.optimizer import OptimConfig
+from flatout.engine.unused_hooks import NoProfiler, silence_unused_hooks
 from flatout.tasks.classification import ClassificationConfig, ClassificationTask, Labels
 from flatout.tasks.step import StepTask
 
@@ -172,7 +173,7 @@ def bare_step(task: StepTask, feed: Feed) -> float:
 
 def our_step(task: StepTask, feed: Feed, folder: Path) -> float:
     """Microseconds a step of the same task in a run of ours."""
-    return _lightning_step(task, feed, folder, [Flush(feed, [], every=50)], profiler=NoProfiler())
+    return _lightning_step(task, feed, folder, [RunCurves([])], profiler=NoProfiler())
 
 
 def _plain_step(feed: Feed, folder: Path) -> float:

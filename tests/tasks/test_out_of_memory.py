@@ -12,7 +12,7 @@ from tests.tasks.test_step import make_task, quiet_trainer
 from flatout import BitMLPConfig, BitsDataConfig, EncodingConfig, GramsConfig, OptimConfig, PeopleConfig
 from flatout.bits.grams import LABELS
 from flatout.bits.task import GramLabels, GramsTask, Recombined
-from flatout.callbacks.flush import Flush
+from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedKind
@@ -50,7 +50,7 @@ def trained(task: StepTask, feed: Feed, folder, scarce: Scarce | None = None) ->
     keep = Keep()
     if scarce is not None:
         scarce.plant(task)
-    quiet_trainer(folder, 1, Flush(feed, [keep], every=1)).fit(task, train_dataloaders=feed)
+    quiet_trainer(folder, 1, RunCurves([keep], 1)).fit(task, train_dataloaders=feed)
     return keep.told, torch.cat([weight.detach().flatten() for weight in task.model.parameters()])
 
 

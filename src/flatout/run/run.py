@@ -22,9 +22,8 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from flatout.callbacks.flush import Flush
-from flatout.callbacks.host import limits
 from flatout.callbacks.profile_steps import TABLE, TRACE
+from flatout.callbacks.run_curves import RunCurves
 from flatout.checkpoints.exact import CHECKPOINTS
 from flatout.checkpoints.folder import read_weights, require_whole
 from flatout.config import RunConfig
@@ -36,6 +35,7 @@ from flatout.distributed.ranks import Ranks, cores_here, end_group, others_watch
 from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.engine.allocator import keep_freed_memory
 from flatout.engine.compile import compile_in_place
+from flatout.engine.limits import limits
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.peaks import measured_peak
 from flatout.engine.precision import PrecisionChoice, choose_precision, fast_fp32_products
@@ -118,7 +118,7 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         place.choose("precision", precision.precision.value, precision.why, precision.evidence)
         training, start = set_up(config, kind, task, feeds, precision, ranks, place, signals)
         ranks.join(device)
-        with fast_fp32_products(precision.precision, device) as found:
+        with training.loggers, fast_fp32_products(precision.precision, device) as found:
             if found is not None:
                 place.choose("fp32 products", found.value, found.why, found.evidence)
             train(training, task, feeds, place, signals, start)
@@ -131,11 +131,12 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
             if ranks.is_first:
                 save_model(config, predictor, place)
             find_peak(training, feeds, ranks)
-            judge(config, kind, task, feeds, training.flush, place)
+            training.loggers.log_final(metrics, training.curves.steps)
+            judge(config, kind, task, feeds, training.curves, place)
         end_group()
         if ranks.is_first:
             seconds = training.checkpoints.seconds_before + time.perf_counter() - started
-            summarise(place, kind, task, feeds, training.flush, seconds)
+            summarise(place, kind, task, feeds, training.curves, seconds)
             kind.after_training(task, feeds, place)
             show(config, task, place, per_class)
         return Result(place.path, metrics, per_class, predictor, place.summary.values, chosen_metric(config, task))
@@ -312,8 +313,8 @@ def set_up(
     compile_model(config, task.model, feeds.train.device, place)
     parts: dict[str, Any] = {"about": about, "signals": signals, "start": start}
     training = build_trainer(config, task, feeds.train, precision, ranks, place, **parts)
-    trainer, flush = training.trainer, training.flush
-    flush.tell_early = lambda: tell_early(flush, str(trainer.precision), batches, place)
+    trainer, curves = training.trainer, training.curves
+    curves.judge_early = lambda: tell_early(curves, feeds.train, str(trainer.precision), batches, place)
     device, world = feeds.train.device, feeds.train.plan.world
     place.summary.update("hardware", hardware(device, world, str(trainer.precision)) | limits().facts())
     return training, start
@@ -377,13 +378,13 @@ def train(
     training: Training, task: StepTask, feeds: Feeds, place: RunFolder, signals: Signals, start: Start | None
 ) -> None:
     """Train to the end, or to where nothing gets better."""
-    trainer, flush = training.trainer, training.flush
+    trainer, curves = training.trainer, training.curves
     place.log.say(
         f"training: {sum(p.numel() for p in task.model.parameters()):,} parameters, {task.total_steps:,} steps of"
         f" {feeds.train.plan.rows_per_batch * feeds.train.plan.parts} rows"
     )
-    listeners = list(flush.listeners)
-    with _without_loader_advice(), others_watched(), signals.waiting(), flush.watch:
+    listeners = list(curves.listeners)
+    with _without_loader_advice(), others_watched(), signals.waiting():
         try:
             trainer.fit(
                 task,
@@ -399,11 +400,10 @@ def train(
                 tell_of_signal(number, training, place)
             raise
         finally:
-            flush.clock.leave()
             for listener in listeners:
                 with suppress(OSError):
                     listener.close()
-    flush.steps, flush.epochs = trainer.global_step, trainer.current_epoch
+    curves.steps, curves.epochs = trainer.global_step, trainer.current_epoch
     require(trainer.global_step > 0, "trainer", "not one step was planned", mend="Give it rows, epochs and time.")
     if task.skipped:
         rows = task.tell_rows(task.skipped[0])
@@ -470,9 +470,9 @@ def find_peak(training: Training, feeds: Feeds, ranks: Ranks) -> None:
     The run's threads and its way of making fp32 products are still set. So a CPU has no curve of its MFU: measured
     before the first step it would delay every run, for a curve with the shape of that of rows a second.
     """
-    flush = training.flush
-    if ranks.is_first and flush.peak is None and flush.total.flops:
-        flush.peak = measured_peak(feeds.train.device, str(training.trainer.precision))
+    throughput = training.curves.throughput
+    if ranks.is_first and throughput.peak is None and throughput.total.flops:
+        throughput.peak = measured_peak(feeds.train.device, str(training.trainer.precision))
 
 
 def save_model(config: RunConfig, predictor: Answers, place: RunFolder) -> None:
@@ -483,38 +483,38 @@ def save_model(config: RunConfig, predictor: Answers, place: RunFolder) -> None:
         predictor.save(place.path / "model", config.model)
 
 
-def summarise(place: RunFolder, kind: Kind, task: StepTask, feeds: Feeds, flush: Flush, seconds: float) -> None:
+def summarise(place: RunFolder, kind: Kind, task: StepTask, feeds: Feeds, curves: RunCurves, seconds: float) -> None:
     """Fill the summary with what was trained, on what, and how fast."""
     summary = place.summary
-    rates = flush.total.values()
+    throughput, timer = curves.throughput, curves.timer
+    rates = throughput.total.values()
     parameters = list(task.model.parameters())
     count = sum(parameter.numel() for parameter in parameters)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     summary.update("model", {"name": type(task.model).__name__, "parameters": count, "trainable": trained})
-    if flush.peak is not None:
-        summary.update("hardware", {"peak_tflops": flush.peak.tflops, "peak_source": flush.peak.source})
+    if (peak := throughput.peak) is not None:
+        summary.update("hardware", {"peak_tflops": peak.tflops, "peak_source": peak.source})
     summary.update(
         "training",
         {
-            "epochs": flush.epochs,
-            "steps": flush.steps,
+            "epochs": curves.epochs,
+            "steps": curves.steps,
             "rows_per_step": feeds.train.plan.rows_per_batch * feeds.train.plan.parts,
             "seconds": round(seconds, 2),
-            "seconds_to_first_step": flush.seconds_to_first_step,
+            "seconds_to_first_step": timer.seconds_to_first_step,
             "skipped_steps": len(task.skipped),
             "out_of_memory": task.passes.times_out,
         },
     )
     for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if kind.counts_tokens else ())):
-        summary.set(f"speed.{name}", rates[f"speed/{name}"])
-    for name, value in rates.items():
-        if name.startswith("time/"):
-            summary.set(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value or None)
-    times = flush.step_times
+        summary.set(f"speed.{name}", rates.get(f"speed/{name}", 0.0))
+    for name, value in timer.total.values().items():
+        summary.set(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value or None)
+    times = timer.step_times
     summary.update("speed.step_percentiles_ms", {f"p{share}": _ms(times.percentile(share / 100)) for share in _SHARES})
     summary.set("speed.first_steps_ms", [_ms(seconds) for seconds in times.first])
-    summary.set("speed.mfu", flush.mfu(flush.total))
-    for group, found in flush.watch.summary().items():
+    summary.set("speed.mfu", throughput.mfu(throughput.total))
+    for group, found in curves.monitor.summary().items():
         summary.update(f"speed.{group}", found)
 
 
@@ -545,5 +545,6 @@ def _without_loader_advice() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist=True.*")
         warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
         warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")
+        warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
         warnings.filterwarnings("ignore", message=".*Be aware that when using `ckpt_path`.*")
         yield

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatout.callbacks.host import free_bytes
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedKind
+from flatout.engine.limits import free_bytes
 from flatout.engine.optimizer import clip_gradients
 from flatout.engine.precision import Precision, arithmetic, by_lightning_name
 from flatout.errors import UserError

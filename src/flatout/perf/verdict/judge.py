@@ -9,9 +9,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from flatout.callbacks.flush import Flush
+from flatout.callbacks.run_curves import RunCurves
 from flatout.callbacks.step_timer import PARTS
 from flatout.config import RunConfig
+from flatout.data.batches.feed import Feed
 from flatout.engine.precision import Precision, choose_precision
 from flatout.errors import UserError
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence, evidence_of
@@ -26,10 +27,10 @@ from flatout.tasks.pieces import TRAINING
 from flatout.tasks.step import StepTask
 
 
-def tell_early(flush: Flush, precision: str, batches_an_epoch: int, place: RunFolder) -> None:
+def tell_early(curves: RunCurves, feed: Feed, precision: str, batches_an_epoch: int, place: RunFolder) -> None:
     """After some dozens of steps, where something plainly holds the run back: it can still be ended and mended."""
-    epochs = flush.counted().batches / max(1, batches_an_epoch)
-    evidence = evidence_of(flush, flush.feed.plan, precision, epochs)
+    epochs = curves.throughput.counted().batches / max(1, batches_an_epoch)
+    evidence = evidence_of(curves, feed, precision, epochs)
     if evidence is None:
         return
     found = [each for each in findings(evidence) if is_plain(each)]
@@ -37,14 +38,14 @@ def tell_early(flush: Flush, precision: str, batches_an_epoch: int, place: RunFo
         place.log.say(f"after {evidence.steps} steps: {found[0].sentence()}")
 
 
-def judge(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, flush: Flush, place: RunFolder) -> None:
+def judge(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, curves: RunCurves, place: RunFolder) -> None:
     """At the end: try what could have been faster, and write the evidence and the verdict into the summary."""
     is_measured = "precision" in (place.summary.values["tune"] or {}).get("values", {})
-    evidence = _evidence_of(config, task, feeds, flush, precision_is_measured=is_measured)
+    evidence = _evidence_of(config, task, feeds, curves, precision_is_measured=is_measured)
     tries = config.monitor.verdict and evidence is not None and not config.shares_weights
     seconds = SHARE * evidence.total_ms * evidence.batches / 1000 if tries and evidence is not None else 0.0
     if feeds.train.plan.world > 1:
-        ranks = _of_all_ranks(task, feeds, flush, seconds)
+        ranks = _of_all_ranks(task, feeds, curves, seconds)
         if evidence is not None:
             evidence.ranks = ranks
             evidence.not_tried = "on several ranks nothing else is tried"
@@ -66,11 +67,11 @@ def judge(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, flush: Fl
 
 
 def _evidence_of(
-    config: RunConfig, task: StepTask, feeds: Feeds, flush: Flush, *, precision_is_measured: bool
+    config: RunConfig, task: StepTask, feeds: Feeds, curves: RunCurves, *, precision_is_measured: bool
 ) -> Evidence | None:
     """What was measured, with what the settings say of it."""
-    epochs = flush.total.batches / max(1, batches_in_epoch(config.trainer, feeds.train))
-    evidence = evidence_of(flush, feeds.train.plan, str(task.trainer.precision), epochs)
+    epochs = curves.throughput.total.batches / max(1, batches_in_epoch(config.trainer, feeds.train))
+    evidence = evidence_of(curves, feeds.train, str(task.trainer.precision), epochs)
     if evidence is None:
         return None
     evidence.effective_batch = config.data.effective_batch
@@ -80,9 +81,9 @@ def _evidence_of(
     return evidence
 
 
-def _of_all_ranks(task: StepTask, feeds: Feeds, flush: Flush, seconds: float) -> list[dict[str, float]]:
+def _of_all_ranks(task: StepTask, feeds: Feeds, curves: RunCurves, seconds: float) -> list[dict[str, float]]:
     """Each rank's parts of a batch, and what it takes alone."""
-    counted = flush.counted()
+    counted = curves.timer.counted()
     own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
     if seconds and task.passes.pieces[TRAINING] == 1:
         with suppress(Exception):  # a person's model may raise anything, and the other ranks wait for this one
