@@ -49,6 +49,7 @@ SCHEMA = {
     },
     "model": {"name", "parameters", "trainable"},
     "choices": None,
+    "loggers": None,
     "training": {
         "epochs",
         "steps",

@@ -533,8 +533,9 @@ def show(config: RunConfig, task: StepTask, place: RunFolder, per_class: list[di
     artifacts |= {"trace": TRACE, "operators": TABLE}
     place.summary.update("artifacts", {name: path for name, path in artifacts.items() if (place.path / path).exists()})
     print_closing(values, place.path, per_class)
-    settings = compared_settings(plain(config)) | {"optim.lr": task.optim.highest}
-    write_dashboard(place.path, values, settings, task.counted)
+    if "tensorboard" in config.logger:
+        settings = compared_settings(plain(config)) | {"optim.lr": task.optim.highest}
+        write_dashboard(place.path, values, settings, task.counted)
 
 
 @contextmanager
