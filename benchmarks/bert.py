@@ -30,9 +30,10 @@ from flatout.config import MonitorConfig, RunConfig
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import Plan, PlanSettings
 from flatout.data.feeding import FeedKind
+from flatout.data.info import TextInfo
 from flatout.data.samples.tweets import TweetsConfig
 from flatout.data.store.store import Store
-from flatout.data.text import Builtin, PreparedText, TextDataConfig
+from flatout.data.text import Builtin, TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.peaks import known_peak, measured_peak
@@ -188,7 +189,7 @@ class BertBench:
         )
         self.config = RunConfig(data=data, model=self.model)
         with quiet():
-            self.prepared: PreparedText = self.config.data.prepare()
+            self.prepared: TextInfo = self.config.data.prepare()
         self.rows_by_length = self.prepared.store.splits["train"].lengths("tokens")
 
     def same_losses(self) -> Claim:

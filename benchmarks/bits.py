@@ -35,16 +35,17 @@ from flatout.bits.data import BitsDataConfig
 from flatout.bits.encoded_table import encoded
 from flatout.bits.encodings import EncodingConfig, EncodingKind
 from flatout.bits.grams import LABELS, label_index, plain_texts, raw_texts
+from flatout.bits.info import GramLabels
 from flatout.bits.people import FIELDS, PeopleConfig, PeopleTable
+from flatout.bits.predictor import GramPredictor
 from flatout.bits.reconstruct import rates
-from flatout.bits.task import GramLabels, GramsConfig, GramsTask
+from flatout.bits.task import GramDecoder, GramsConfig
 from flatout.checkpoints.exact import CheckpointConfig
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import PlanSettings
 from flatout.engine.allocator import keep_freed_memory
 from flatout.engine.optimizer import OptimConfig
-from flatout.inference import GramPredictor
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.run.fit import fit
 from flatout.run.run import Result
@@ -201,9 +202,9 @@ def framework(folder: Path, options: Options) -> Iterator[Claim]:
     feed = Feed(data.store.splits["train"], PlanSettings(rows_per_batch=8))
     labels = GramLabels(LABELS[:8], [], [1] * 8, 8)
 
-    def task() -> GramsTask:
-        optim = OptimConfig(clip=0.5)
-        return GramsTask(TinyReader(), labels, GramsConfig(), optim, total_steps=len(feed), clip=0.5)
+    def task() -> GramDecoder:
+        optim = OptimConfig()
+        return GramDecoder(TinyReader(), GramsConfig(), optim, labels=labels, total_steps=len(feed))
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -28,12 +28,14 @@ from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.store.store import Column, Store, StoreSplit, StoreWriter
 from flatout.data.text import TextDataConfig
 from flatout.engine.allocator import keep_freed_memory
+from flatout.engine.fast_loop import FastLoop
+from flatout.engine.lightning_internals import NoProfiler, silence_unused_hooks
 from flatout.engine.optimizer import OptimConfig
-from flatout.engine.unused_hooks import NoProfiler, silence_unused_hooks
-from flatout.tasks.classification import ClassificationConfig, ClassificationTask, Labels
-from flatout.tasks.step import StepTask
+from flatout.tasks.classification import ClassificationConfig, Classifier, Labels
+from flatout.tasks.task import Task
 
 _ROWS, _BATCH, _OUR_EPOCHS = 60_000, 512, 40
+_CLIP = 0.5
 
 
 def claims(options: Options) -> Iterator[Claim]:
@@ -149,13 +151,13 @@ def framework(folder: Path, options: Options) -> Iterator[Claim]:
     yield bounded("framework cost a step above a bare loop", ours - bare, "µs", most=150.0, note=note)
 
 
-def _tiny_task(feed: Feed) -> ClassificationTask:
+def _tiny_task(feed: Feed) -> Classifier:
     labels = Labels(Problem.single, ["a", "b", "c", "d"], [1, 1, 1, 1], 4)
-    optim = OptimConfig(clip=0.5)
-    return ClassificationTask(TinyModel(), labels, ClassificationConfig(), optim, total_steps=len(feed), clip=0.5)
+    optim = OptimConfig(clip=_CLIP)
+    return Classifier(TinyModel(), ClassificationConfig(), optim, labels=labels, total_steps=len(feed))
 
 
-def bare_step(task: StepTask, feed: Feed) -> float:
+def bare_step(task: Task, feed: Feed) -> float:
     """Microseconds a step of a loop that does what a step must: loss, clipping, learning rate, optimizer."""
     model, optim = task.model, task.optim
     optimizer = optim.build(model)
@@ -165,15 +167,17 @@ def bare_step(task: StepTask, feed: Feed) -> float:
         task.loss(model(batch), batch).backward()
         for group in optimizer.param_groups:
             group["lr"] = optim.lr_at(number, len(feed))
-        nn.utils.clip_grad_norm_(parameters, task.clip)
+        nn.utils.clip_grad_norm_(parameters, _CLIP)
         optimizer.step()
         optimizer.zero_grad()
     return 1e6 * (time.perf_counter() - started) / len(feed)
 
 
-def our_step(task: StepTask, feed: Feed, folder: Path) -> float:
+def our_step(task: Task, feed: Feed, folder: Path) -> float:
     """Microseconds a step of the same task in a run of ours."""
-    return _lightning_step(task, feed, folder, [RunCurves([])], profiler=NoProfiler())
+    return _lightning_step(
+        task, feed, folder, [FastLoop(), RunCurves([])], profiler=NoProfiler(), gradient_clip_val=_CLIP
+    )
 
 
 def _plain_step(feed: Feed, folder: Path) -> float:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.bits.data import PreparedBits
 from flatout.bits.grams import LABELS
+from flatout.bits.info import BitInfo
 from flatout.bits.people import FIELDS
 from flatout.bits.scores import GramMetrics
 
@@ -58,7 +58,7 @@ class RowTensors(Dataset[tuple[Tensor, Tensor]]):
 class UsualLoop:
     """The published network in the loop it was published with, a step's loss read by `.item()`."""
 
-    def __init__(self, data: PreparedBits, seed: int = 0) -> None:
+    def __init__(self, data: BitInfo, seed: int = 0) -> None:
         torch.manual_seed(seed)
         self.network = nn.Sequential(
             nn.Linear(data.num_inputs, HIDDEN), nn.SELU(), nn.Dropout(DROPOUT), nn.Linear(HIDDEN, len(LABELS))
@@ -94,7 +94,7 @@ class UsualLoop:
         return values["dice"]
 
 
-def _dense(data: PreparedBits, name: str) -> tuple[NDArray[np.float32], Tensor]:
+def _dense(data: BitInfo, name: str) -> tuple[NDArray[np.float32], Tensor]:
     split = data.store.splits[name]
     bits = np.unpackbits(split.fixed("tokens"), axis=1).astype(np.float32)
     labels = torch.zeros(split.num_rows, len(LABELS))

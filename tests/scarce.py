@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from flatout.tasks.step import StepTask
+from flatout.tasks.task import Task
 
 WORDS = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.2 GiB is free."
@@ -37,10 +37,10 @@ class Scarce(L.Callback):
         self._is_too_large = False
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, StepTask)
+        assert isinstance(pl_module, Task)
         self.plant(pl_module)
 
-    def plant(self, task: StepTask) -> None:
+    def plant(self, task: Task) -> None:
         """Without a trainer's help."""
         if self.rank is not None and int(os.environ.get("RANK", "0")) != self.rank:
             return

@@ -33,7 +33,7 @@ from flatout.checkpoints.folder import sealed as sealed_manifest
 from flatout.data.store.store import file_checksum
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError
-from flatout.inference import load_predictor
+from flatout.inference.load import load_predictor
 from tests.verbs import verb
 
 SOURCES = sorted(Path(flatout.__file__).parents[1].glob("**/*.py"))

@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 
 from flatout import BiLSTMConfig, CheckpointConfig, HeadlinesConfig, MonitorConfig, OptimConfig, TextDataConfig, fit
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.engine.fast_loop import fast_loop_of
 from flatout.errors import UserError
 from flatout.run.micro_batches import FOLDER, Limit, MicroBatches
 from flatout.run.run import Result
-from flatout.tasks.step import StepTask
+from flatout.tasks.task import Task
 from tests.scarce import Scarce
 
 HEADLINES = HeadlinesConfig(rows=203, eval_rows=51, classes=4)
@@ -85,7 +86,7 @@ class ScarceValidation(L.Callback):
         self.rows, self.failed = rows, 0
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, StepTask)
+        assert isinstance(pl_module, Task)
         pl_module.model.register_forward_hook(self._look)
 
     def _look(self, module: torch.nn.Module, inputs: tuple[FlatBatch], outputs: torch.Tensor) -> None:
@@ -153,8 +154,7 @@ class Unmendable(Scarce):
     """Fails where gradients are sent off in a way that is not known, so that nothing can be called back."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, StepTask)
-        pl_module.exchanges = True
+        fast_loop_of(trainer).exchanges = True
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.run.fit import fit
 from flatout.tasks import step
-from flatout.tasks.step import StepTask
+from flatout.tasks.task import Task
 
 
 def costs(place: Path, options: Options) -> Iterator[Claim]:
@@ -62,9 +62,9 @@ def _times(data: Any, model: Any, folder: Path) -> tuple[float, float]:
     }
     with (
         quiet(),
-        watch.beginning(StepTask, "training_step"),
+        watch.beginning(Task, "training_step"),
         watch.on(Checkpoints, "on_train_batch_end"),
-        watch.on(StepTask, "_is_sound"),
+        watch.on(Task, "_is_sound"),
         watch.off(step, "clip_gradients"),
     ):
         fit(data, model, epochs=1, folder=folder, **settings)

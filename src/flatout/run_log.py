@@ -1,4 +1,4 @@
-"""What a run says, on the terminal and in its `log.txt`."""
+"""Where the parts of a run report messages and automatic decisions: a protocol, a printer, and the run's `log.txt`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,35 @@ import time
 import warnings
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 
-class RunLog:
+class RunLog(Protocol):
+    """What a part needs to report; it gets one when it is built."""
+
+    def say(self, text: str) -> None:
+        """Report one line."""
+
+    def decision(self, name: str, value: object, why: str, evidence: str) -> None:
+        """Report one automatic choice, its reason, and what the reason rests on."""
+
+
+class PrintLog:
+    """Prints one line for each message: the log of a part in a plain Trainer."""
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def decision(self, name: str, value: object, why: str, evidence: str) -> None:
+        self.say(decision_line(name, value, why, evidence))
+
+
+def decision_line(name: str, value: object, why: str, evidence: str) -> str:
+    """One automatic choice as a line of text."""
+    return f"{name}: {value} ({why}; {evidence})"
+
+
+class LogFile:
     """Prints lines and keeps them, warnings too, with the time of day; without a file it is silent."""
 
     def __init__(self, path: Path | None) -> None:
@@ -18,7 +43,7 @@ class RunLog:
         self._caught = warnings.catch_warnings()
         self._has_failed = False
 
-    def __enter__(self) -> RunLog:
+    def __enter__(self) -> LogFile:
         self._caught.__enter__()
         if self._file is None:
             warnings.simplefilter("ignore")  # the first rank warns of the same

@@ -12,10 +12,9 @@ import pytest
 
 from flatout import BitsDataConfig, EncodingConfig, PeopleConfig, UserError
 from flatout.bits.columns import Form, write_bits, write_sets
-from flatout.bits.data import joined_rows, targets_of
-from flatout.bits.grams import LABELS, GramIndex, label_index, plain_texts, raw_texts
+from flatout.bits.grams import FIELD_END, LABELS, GramIndex, label_index, plain_texts, raw_texts
 from flatout.bits.people import FIELDS, PeopleTable
-from flatout.bits.records import FIELD_END
+from flatout.bits.targets import joined_rows, targets_of
 
 SMALL = EncodingConfig(size=64, hashes=3)
 

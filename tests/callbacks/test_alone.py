@@ -33,6 +33,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step`"),
 ]
 SLOW_S = 0.04
+SLOWEST_S, SEVEN = 0.2, {"limit_train_batches": 7}
+"""Slow enough to stand out on a machine that others load."""
 
 
 def split_of(timer: StepTimer) -> dict[str, float]:
@@ -43,35 +45,34 @@ def split_of(timer: StepTimer) -> dict[str, float]:
 @pytest.mark.parametrize("part", ["forward", "backward", "optimizer"])
 def test_the_step_timer_finds_the_slow_phase_of_a_plain_module(tmp_path, part):
     timer = StepTimer(4)
-    train(tmp_path, [timer], Small(**{part: SLOW_S}))
+    train(tmp_path, [timer], Small(**{part: SLOWEST_S}), **SEVEN)
     split = split_of(timer)
-    assert max(split, key=split.get) == f"time/{part}_ms" and split[f"time/{part}_ms"] > 1000 * SLOW_S
-    steps = [step for step, _ in curve(tmp_path, f"time/{part}_ms")]
-    assert steps[:2] == [4, 8] and steps[-1] == ROWS // BATCH
+    assert max(split, key=split.get) == f"time/{part}_ms" and split[f"time/{part}_ms"] > 1000 * SLOWEST_S
+    assert [step for step, _ in curve(tmp_path, f"time/{part}_ms")] == [4, 7]
 
 
 def test_the_step_timer_finds_a_slow_loader(tmp_path):
     timer = StepTimer()
-    train(tmp_path, [timer], slow_s=SLOW_S / BATCH)
+    train(tmp_path, [timer], slow_s=SLOWEST_S / BATCH, limit_val_batches=0, **SEVEN)
     split = split_of(timer)
-    assert max(split, key=split.get) == "time/wait_ms" and split["time/wait_ms"] > 1000 * SLOW_S
+    assert max(split, key=split.get) == "time/wait_ms" and split["time/wait_ms"] > 1000 * SLOWEST_S
     assert "time/transfer_ms" not in table(tmp_path)[0]  # not known apart
 
 
 class Sleeps(L.Callback):
     def on_train_batch_end(self, *_: Any) -> None:
-        time.sleep(SLOW_S)
+        time.sleep(SLOWEST_S)
 
     def on_before_optimizer_step(self, *_: Any) -> None:
-        time.sleep(SLOW_S)
+        time.sleep(SLOWEST_S)
 
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_the_step_timer_counts_a_slow_callback_once_wherever_it_stands(tmp_path, is_first):
     timer, slow = StepTimer(), Sleeps()
-    train(tmp_path, [slow, timer] if is_first else [timer, slow])
+    train(tmp_path, [slow, timer] if is_first else [timer, slow], **SEVEN)
     split = split_of(timer)
-    assert split["time/callbacks_ms"] > 1000 * SLOW_S
+    assert split["time/callbacks_ms"] > 2000 * SLOWEST_S
     assert sum(value for name, value in split.items() if name != "time/callbacks_ms") < split["time/callbacks_ms"]
     assert set(timer.clock.callbacks) == {"Sleeps"} and "on_train_batch_end" not in vars(slow)
 
@@ -84,12 +85,13 @@ def test_the_step_timer_counts_checkpoints_of_lightning_and_validations(tmp_path
     timer = StepTimer(4)
     saving = ModelCheckpoint(tmp_path / "checkpoints", every_n_train_steps=5)
     module = SlowToSave(validation=SLOW_S)
+    began = time.perf_counter()
     trainer = train(tmp_path, [timer, saving], module, enable_checkpointing=True, val_check_interval=5)
+    wall_s = time.perf_counter() - began
     assert timer.clock.counts["checkpoint"] == 2 == timer.clock.counts["validation"]
     assert timer.clock.spent["checkpoint"] > 2 * SLOW_S
     assert timer.clock.spent["validation"] > 2 * ROWS / BATCH * SLOW_S
-    assert split_of(timer)["time/wait_ms"] < 1000 * SLOW_S
-    assert timer.total.seconds < timer.clock.spent["validation"]  # validations are no time of training
+    assert timer.total.seconds < wall_s - timer.clock.spent["validation"]  # validations are no time of training
     assert "save_checkpoint" not in vars(trainer)
 
 

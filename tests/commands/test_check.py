@@ -11,7 +11,7 @@ import pytest
 from tests.verbs import verb
 
 from flatout.cli.dotted_settings import with_overrides
-from flatout.data.checks.cleaning import CleaningConfig, Rows
+from flatout.data.checks.cleaning_settings import CleaningConfig, Rows
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flatout.data.checks.cleaning import CleaningConfig
+from flatout.data.checks.cleaning_settings import CleaningConfig
 from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
 from flatout.data.text_source import TextSource

@@ -13,9 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flatout.bits.data import BitsDataConfig, BitsPreparation
+from flatout.bits.data import BitsDataConfig
+from flatout.bits.preparation import BitsPreparation
+from flatout.data.info import TextInfo
 from flatout.data.tables.sources import open_source
-from flatout.data.text import PreparedText, TextDataConfig
+from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.errors import UserError
 
@@ -59,7 +61,7 @@ def files_of(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
-def words_of(data: PreparedText) -> set[str]:
+def words_of(data: TextInfo) -> set[str]:
     """Every word that training rows of the store hold."""
     tokens = np.unique(data.store.splits["train"].ragged("tokens").values)
     return {data.vocabulary.tokenizer.id_to_token(int(token)) for token in tokens}
@@ -67,7 +69,7 @@ def words_of(data: PreparedText) -> set[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_edit_in_place_of_the_same_size_and_time_is_trained_on(tmp_path, kind):
-    def prepare() -> PreparedText:
+    def prepare() -> TextInfo:
         return TextDataConfig(source=str(path), vocabulary=VocabularyConfig(min_frequency=1)).prepare()
 
     path = KINDS[kind](tmp_path / "rows", "old")

@@ -19,10 +19,11 @@ from flatout.callbacks.throughput import Throughput, Volume
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.problem import Problem
+from flatout.engine.fast_loop import FastLoop
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.peaks import Peak
 from flatout.models.textcnn import TextCNNConfig
-from flatout.tasks.classification import ClassificationConfig, ClassificationTask, Labels
+from flatout.tasks.classification import ClassificationConfig, Classifier, Labels
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 LENGTHS = [3, 5, 2, 7, 4, 4, 1, 6, 2, 3, 5]
@@ -43,7 +44,7 @@ class Keep:
 def trained(make_split, folder: Path, model: nn.Module, *, peak: Peak | None, **settings) -> tuple[Throughput, Keep]:
     labels = Labels(Problem.single, ["a", "b", "c"], [5, 3, 3], 11, mean=0.0, spread=1.0)
     optim = OptimConfig(lr=0.01)
-    task = ClassificationTask(model, labels, ClassificationConfig(), optim, total_steps=6, clip=0.0)
+    task = Classifier(model, ClassificationConfig(), optim, labels=labels, total_steps=6)
     feed = Feed(make_split(LENGTHS), PlanSettings(rows_per_batch=4, layout=Layout.padded))
     keep = Keep()
     throughput = Throughput(peak=peak)
@@ -56,7 +57,7 @@ def trained(make_split, folder: Path, model: nn.Module, *, peak: Peak | None, **
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        callbacks=[curves],
+        callbacks=[FastLoop(), curves],
     )
     trainer.fit(task, train_dataloaders=feed)
     return throughput, keep

@@ -35,7 +35,7 @@ from flatout.sweep.space import Choice, Interval, Part, grid
 from flatout.sweep.study import JOURNAL, Pruner, Sampler, Study
 from flatout.sweep.sweep_folder import FILE, read_asked
 from flatout.sweep.trials import Ending, Status, Trial
-from flatout.tasks.tagging import TaggingConfig, TaggingTask, TagLabels
+from flatout.tasks.tagging import Tagger, TaggingConfig, TagLabels
 from tests.scale.started import begin, wait_for
 from tests.verbs import verb
 
@@ -187,7 +187,7 @@ def test_the_metric_of_a_run_is_known_before_there_is_data():
 
 def test_what_a_tagger_is_judged_by_is_known_before_there_is_one():
     labels = TagLabels(["O", "B-a", "I-a"], 1.0, {})
-    task = TaggingTask(nn.Linear(1, 3), labels, TaggingConfig(), OptimConfig(), total_steps=1)
+    task = Tagger(nn.Linear(1, 3), TaggingConfig(), OptimConfig(), labels=labels, total_steps=1)
     assert metric_names(TextDataConfig(problem=Problem.tags)) == [*task.metric_names, "loss"]
 
 

@@ -12,13 +12,13 @@ from flatout.data.problem import Problem
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError
 from flatout.tasks.class_weights import ClassWeights
-from flatout.tasks.classification import ClassificationConfig, ClassificationTask, Labels, class_weights
+from flatout.tasks.classification import ClassificationConfig, Classifier, Labels, class_weights
 
 LABELS = Labels(Problem.single, ["a", "b", "c"], [6, 3, 1], 10)
 
 
-def task_of(labels: Labels, **settings) -> ClassificationTask:
-    return ClassificationTask(nn.Linear(1, 1), labels, ClassificationConfig(**settings), OptimConfig(), total_steps=1)
+def task_of(labels: Labels, **settings) -> Classifier:
+    return Classifier(nn.Linear(1, 1), ClassificationConfig(**settings), OptimConfig(), labels=labels, total_steps=1)
 
 
 def batch_of(targets: torch.Tensor, num_real: int | None = None) -> FlatBatch:

@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional as F
 
 from flatout import BitMLPConfig, BitsDataConfig, EncodingConfig, GramsConfig, OptimConfig, PeopleConfig
-from flatout.bits.grams import LABELS
+from flatout.bits.grams import FIELD_END, LABELS
+from flatout.bits.info import GramLabels
 from flatout.bits.recombine import recombined_texts
-from flatout.bits.records import FIELD_END
-from flatout.bits.task import GramLabels, GramLoss, GramsTask, Recombined, gram_loss, gram_weights
+from flatout.bits.task import GramDecoder, GramLoss, Recombined, gram_loss, gram_weights
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import multi_hot
 from flatout.data.batches.plan import PlanSettings
@@ -23,13 +23,13 @@ def data():
     return BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2)).prepare()
 
 
-def make_task(data, **settings) -> GramsTask:
+def make_task(data, **settings) -> GramDecoder:
     torch.manual_seed(0)
     labels = GramLabels(LABELS, data.hashed, data.facts["class_counts"], data.summary()["rows"]["train"])
     model = BitMLPConfig(widths=[8], start="random").build(
         num_inputs=64, is_set=False, hashed_of_label=labels.hashed_of_label(), num_hashed=len(labels.hashed)
     )
-    return GramsTask(model, labels, GramsConfig(**settings), OptimConfig(), total_steps=10)
+    return GramDecoder(model, GramsConfig(**settings), OptimConfig(), labels=labels, total_steps=10)
 
 
 def feed(data, **settings) -> Feed:

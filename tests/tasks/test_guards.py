@@ -16,7 +16,8 @@ from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.problem import Problem
-from flatout.engine.optimizer import NotFinite
+from flatout.engine.fast_loop import FastLoop
+from flatout.engine.step_losses import NotFinite
 from flatout.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
@@ -30,7 +31,8 @@ def spoilt(split, folder, *, value=1.0, late=False, policy=NotFinite.stop, clip=
     """A task that was trained with the outputs of one step multiplied, its weights after each step, and the error."""
     feed = Feed(split, PlanSettings(rows_per_batch=8, layout=Layout.padded), kind=FeedKind.resident)
     task = make_task("bilstm", Problem.single, total_steps=8)
-    task.optim.not_finite, task.clip, task.finds_at_once = policy, clip, not late
+    loop = FastLoop(not_finite=policy)
+    loop.finds_at_once = not late
     seen: list[torch.Tensor] = []
 
     def spoil(module, inputs, outputs):
@@ -40,11 +42,11 @@ def spoilt(split, folder, *, value=1.0, late=False, policy=NotFinite.stop, clip=
     task.model.register_forward_hook(spoil)
     error = None
     try:
-        quiet_trainer(folder, 2, RunCurves([], 3)).fit(task, train_dataloaders=feed)
+        quiet_trainer(folder, 2, RunCurves([], 3), loop=loop, clip=clip).fit(task, train_dataloaders=feed)
     except UserError as found:
         error = found
     seen.append(torch.cat([weight.detach().flatten() for weight in task.model.parameters()]))
-    return task, seen, error
+    return loop, seen, error
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
@@ -85,7 +87,7 @@ def scaled(split, folder, *, spoilt_steps=(), clip=0.5, epochs=2, factor=16.0):
     its output weights before each step, what each flush told, and the error."""
     feed = Feed(split, PlanSettings(rows_per_batch=8, layout=Layout.padded), kind=FeedKind.resident)
     task = make_task("textcnn", Problem.single, total_steps=4 * epochs)
-    task.clip = clip
+    loop = FastLoop()
     told: list[dict[str, float]] = []
     seen: list[torch.Tensor] = []
 
@@ -103,13 +105,13 @@ def scaled(split, folder, *, spoilt_steps=(), clip=0.5, epochs=2, factor=16.0):
 
     task.model.output.weight.register_hook(spoil)
     plugins = [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=factor))] if factor else None
-    trainer = quiet_trainer(folder, epochs, RunCurves([Keep()], 3), plugins=plugins)
+    trainer = quiet_trainer(folder, epochs, RunCurves([Keep()], 3), plugins=plugins, loop=loop, clip=clip)
     error = None
     try:
         trainer.fit(task, train_dataloaders=feed)
     except UserError as found:
         error = found
-    return task, seen, told, error
+    return loop, seen, told, error
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
@@ -131,18 +133,19 @@ def test_clipping_in_fp16_is_of_the_gradient_without_the_factor_of_the_scaler(ma
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 def test_a_gradient_that_stays_infinite_under_the_scaler_stops_the_run(make_split, tmp_path, clip):
-    task, seen, _, error = scaled(make_split(LENGTHS), tmp_path, spoilt_steps=range(2, 99), clip=clip, epochs=9)
-    assert task.skipped[:3] == [2, 3, 4]
-    assert f"not finite at step {task.skipped[-1] + 1}" in str(error)
+    loop, seen, _, error = scaled(make_split(LENGTHS), tmp_path, spoilt_steps=range(2, 99), clip=clip, epochs=9)
+    assert loop.skipped[:3] == [2, 3, 4]
+    assert f"not finite at step {loop.skipped[-1] + 1}" in str(error)
     assert len(seen) == 23  # the twenty-second step is the twentieth in a row; the flush after it tells
-    assert torch.equal(task.model.output.weight, seen[2])
+    assert torch.equal(loop.module.model.output.weight, seen[2])
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
 def test_skipping_ends_where_step_after_step_would_be_skipped(make_split, tmp_path, late):
     feed = Feed(make_split(LENGTHS), PlanSettings(rows_per_batch=8, layout=Layout.padded), kind=FeedKind.resident)
     task = make_task("textcnn", Problem.single, total_steps=36)
-    task.optim.not_finite, task.finds_at_once = NotFinite.skip, not late
+    loop = FastLoop(not_finite=NotFinite.skip)
+    loop.finds_at_once = not late
     task.model.output.weight.register_hook(lambda gradient: gradient * float("inf"))
     with pytest.raises(UserError, match="not finite at step 20"):
-        quiet_trainer(tmp_path, 9, RunCurves([], 3)).fit(task, train_dataloaders=feed)
+        quiet_trainer(tmp_path, 9, RunCurves([], 3), loop=loop).fit(task, train_dataloaders=feed)

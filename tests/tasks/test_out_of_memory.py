@@ -11,17 +11,19 @@ from tests.tasks.test_step import make_task, quiet_trainer
 
 from flatout import BitMLPConfig, BitsDataConfig, EncodingConfig, GramsConfig, OptimConfig, PeopleConfig
 from flatout.bits.grams import LABELS
-from flatout.bits.task import GramLabels, GramsTask, Recombined
+from flatout.bits.info import GramLabels
+from flatout.bits.task import GramDecoder, Recombined
 from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.problem import Problem
+from flatout.engine.fast_loop import FastLoop, fast_loop_of
 from flatout.errors import UserError
 from flatout.models.encoder.transformer import Outputs, TransformerConfig
-from flatout.tasks.classification import ClassificationTask, ClassWeights
-from flatout.tasks.step import StepTask
-from flatout.tasks.tagging import TaggingConfig, TaggingTask, TagLabels
+from flatout.tasks.classification import Classifier, ClassWeights
+from flatout.tasks.tagging import Tagger, TagLabels
+from flatout.tasks.task import Task
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 
@@ -45,12 +47,15 @@ class Keep:
     def close(self) -> None: ...
 
 
-def trained(task: StepTask, feed: Feed, folder, scarce: Scarce | None = None) -> tuple[list[Any], torch.Tensor]:
+def trained(
+    task: Task, feed: Feed, folder, scarce: Scarce | None = None, loop: FastLoop | None = None
+) -> tuple[list[Any], torch.Tensor]:
     """What an epoch tells, and the weights at the end."""
     keep = Keep()
     if scarce is not None:
         scarce.plant(task)
-    quiet_trainer(folder, 1, RunCurves([keep], 1)).fit(task, train_dataloaders=feed)
+    loop = loop or FastLoop()
+    quiet_trainer(folder, 1, RunCurves([keep], 1), feed=feed, loop=loop).fit(task, train_dataloaders=feed)
     return keep.told, torch.cat([weight.detach().flatten() for weight in task.model.parameters()])
 
 
@@ -60,7 +65,7 @@ def encoder(outputs: Outputs) -> torch.nn.Module:
     return config.build(outputs, vocabulary_size=50, padding_id=0, separator_id=None)
 
 
-def classifier(kind: str, problem: Problem, **settings: Any) -> ClassificationTask:
+def classifier(kind: str, problem: Problem, **settings: Any) -> Classifier:
     task = make_task("bilstm" if kind == "encoder" else kind, problem, total_steps=12, **settings)
     task.optim.eps = EPS
     if kind == "encoder":
@@ -95,20 +100,20 @@ def test_losses_and_weights_are_those_of_a_run_with_memory(make_split, tmp_path,
         scarce = Scarce(3, steps=(1, 2), where=where) if where != "nowhere" else None
         found.append(trained(task, feed_of(split, rows, accumulate, layout), tmp_path, scarce))
         if scarce is not None:
-            assert set(scarce.fired) == {1} and task.passes.pieces["training"] >= 2
+            assert set(scarce.fired) == {1} and fast_loop_of(task.trainer).passes.pieces["training"] >= 2
     told, weights = found[0]
     for others, other_weights in found[1:]:
         assert [pytest.approx(each, abs=1e-5) for each in others] == told
         torch.testing.assert_close(other_weights, weights, atol=1e-6, rtol=0)
 
 
-def bits_task(data: Any) -> GramsTask:
+def bits_task(data: Any) -> GramDecoder:
     torch.manual_seed(0)
     labels = GramLabels(LABELS, data.hashed, data.facts["class_counts"], data.summary()["rows"]["train"])
     model = BitMLPConfig(widths=[8], start="random").build(
         num_inputs=64, is_set=False, hashed_of_label=labels.hashed_of_label(), num_hashed=len(labels.hashed)
     )
-    task = GramsTask(model, labels, GramsConfig(recombine=0.7), OptimConfig(eps=EPS), total_steps=20)
+    task = GramDecoder(model, GramsConfig(recombine=0.7), OptimConfig(eps=EPS), labels=labels, total_steps=20)
     counts = torch.arange(1, 42) % 5 + 1  # few texts, so that they are taken round and round
     ids = torch.arange(int(counts.sum())) * 7 % labels.num_targets
     task.recombined.append(Recombined(ids, torch.cat([torch.zeros(1).long(), counts.cumsum(0)]), labels.num_targets))
@@ -140,8 +145,8 @@ def test_tags_go_with_their_words(make_split, tmp_path):
     found = []
     for where in ("nowhere", "forward", "backward"):
         labels = TagLabels(names, 4.0, {})
-        task = TaggingTask(
-            encoder(Outputs(names, "tags")), labels, TaggingConfig(), OptimConfig(lr=0.01, eps=EPS), total_steps=12
+        task = Tagger(
+            encoder(Outputs(names, "tags")), optim=OptimConfig(lr=0.01, eps=EPS), labels=labels, total_steps=12
         )
         scarce = Scarce(3, steps=(1,), where=where) if where != "nowhere" else None
         found.append(trained(task, feed_of(split, 8, 1, Layout.flat), tmp_path, scarce))
@@ -154,9 +159,10 @@ def test_tags_go_with_their_words(make_split, tmp_path):
 def test_a_batch_that_fitted_once_is_cut_no_further(make_split, tmp_path):
     task, scarce = classifier("bilstm", Problem.single), Scarce(6)
     heard: list[tuple[Any, ...]] = []
-    task.passes.tell = lambda *told: heard.append(told)
-    trained(task, feed_of(make_split([4] * 24), 12, 1), tmp_path, scarce)
-    assert scarce.fired == [0] and task.passes.pieces["training"] == 2 and task.passes.times_out == 1
+    loop = FastLoop()
+    loop.passes.report = lambda *told: heard.append(told)
+    trained(task, feed_of(make_split([4] * 24), 12, 1), tmp_path, scarce, loop)
+    assert scarce.fired == [0] and loop.passes.pieces["training"] == 2 and loop.passes.times_out == 1
     assert heard == [("training", 2, 1, 0, "CUDA out of memory. Tried to allocate 2.00 GiB", False)]
 
 
@@ -179,7 +185,7 @@ def test_other_errors_pass_as_they_are(make_split, tmp_path):
     task.model.register_forward_hook(fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         trained(task, feed_of(make_split(LENGTHS), 8, 1), tmp_path)
-    assert task.passes.times_out == 0
+    assert fast_loop_of(task.trainer).passes.times_out == 0
 
 
 def test_nothing_of_the_failed_pass_is_held_when_it_is_repeated(make_split, tmp_path):
@@ -202,9 +208,10 @@ def test_random_numbers_begin_where_the_step_began(make_split, tmp_path):
     for pieces, scarce in ((2, None), (1, Scarce(6, where="backward"))):
         task = classifier("bilstm", Problem.single)
         task.model.dropout = torch.nn.Dropout(0.5)
-        task.passes.pieces["training"] = pieces
+        loop = FastLoop()
+        loop.passes.pieces["training"] = pieces
         torch.manual_seed(1)
-        weights.append(trained(task, feed_of(split, 12, 1), tmp_path, scarce)[1])
+        weights.append(trained(task, feed_of(split, 12, 1), tmp_path, scarce, loop)[1])
     assert torch.equal(*weights) and bool(weights[0].isfinite().all())
 
 
@@ -221,12 +228,12 @@ def test_batch_normalisation_notes_each_row_once(tmp_path):
             num_hashed=len(task.labels.hashed),
         )
         task.model = model
-        task._compose = model.compose
         torch.manual_seed(0)
         for weight in model.parameters():
             torch.nn.init.normal_(weight, std=0.1)
-        task.passes.pieces["training"] = pieces
-        trained(task, feed_of(data.store.splits["train"], 16, 1, Layout.flat), tmp_path, scarce)
+        loop = FastLoop()
+        loop.passes.pieces["training"] = pieces
+        trained(task, feed_of(data.store.splits["train"], 16, 1, Layout.flat), tmp_path, scarce, loop)
         found.append(torch.cat([value.flatten().float() for value in model.state_dict().values()]))
     assert torch.equal(*found)
 

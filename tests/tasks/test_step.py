@@ -15,10 +15,12 @@ from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.problem import Problem
+from flatout.engine.fast_loop import FastLoop
 from flatout.engine.optimizer import OptimConfig, Schedule
+from flatout.engine.step_losses import NotFinite, StepLosses
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.textcnn import TextCNNConfig
-from flatout.tasks.classification import ClassificationConfig, ClassificationTask, ClassWeights, Labels
+from flatout.tasks.classification import ClassificationConfig, Classifier, ClassWeights, Labels
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 
@@ -28,18 +30,28 @@ SMALL = {
 }
 
 
-def make_task(kind: str, problem: Problem, total_steps: int, **settings) -> ClassificationTask:
+def make_task(kind: str, problem: Problem, total_steps: int, **settings) -> Classifier:
     torch.manual_seed(0)
     classes = ["value"] if problem is Problem.regression else ["a", "b", "c"]
     labels = Labels(problem, classes, [5, 3, 2][: len(classes)], 10, mean=1.0, spread=2.0)
     model = SMALL[kind].build(num_outputs=len(classes), vocabulary_size=50)
     optim = OptimConfig(lr=0.05, schedule=Schedule.constant, warmup=0.0, weight_decay=0.1)
     config = ClassificationConfig(**settings)
-    return ClassificationTask(model, labels, config, optim, total_steps=total_steps, clip=0.5)
+    return Classifier(model, config, optim, labels=labels, total_steps=total_steps)
 
 
-def quiet_trainer(folder: Path, epochs: int, callback: L.Callback, **settings: Any) -> L.Trainer:
+def quiet_trainer(
+    folder: Path,
+    epochs: int,
+    *callbacks: L.Callback,
+    feed: Feed | None = None,
+    loop: FastLoop | None = None,
+    clip: float = 0.5,
+    **settings: Any,
+) -> L.Trainer:
     return L.Trainer(
+        accumulate_grad_batches=1 if feed is None else feed.plan.accumulate,
+        gradient_clip_val=clip or None,
         max_epochs=epochs,
         accelerator="cpu",
         logger=False,
@@ -47,12 +59,14 @@ def quiet_trainer(folder: Path, epochs: int, callback: L.Callback, **settings: A
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        callbacks=[callback],
+        callbacks=[loop or FastLoop(), *callbacks],
         **settings,
     )
 
 
-def train(task: ClassificationTask, feed: Feed, folder: Path, epochs: int = 2) -> tuple[list[float], list[float]]:
+def train(
+    task: Classifier, feed: Feed, folder: Path, epochs: int = 2, loop: FastLoop | None = None
+) -> tuple[list[float], list[float]]:
     """Losses of every step, and the weights at the end."""
     losses: list[float] = []
 
@@ -64,7 +78,7 @@ def train(task: ClassificationTask, feed: Feed, folder: Path, epochs: int = 2) -
 
         def close(self) -> None: ...
 
-    trainer = quiet_trainer(folder, epochs, RunCurves([Keep()], 1))
+    trainer = quiet_trainer(folder, epochs, RunCurves([Keep()], 1), feed=feed, loop=loop)
     trainer.fit(task, train_dataloaders=feed)
     return losses, torch.cat([p.detach().flatten() for p in task.model.parameters()]).tolist()
 
@@ -111,7 +125,8 @@ def test_no_training_step_waits_for_the_device(make_split, tmp_path, kind, probl
     feed = Feed(split, plan, kind=FeedKind.resident)
     weigh = ClassWeights.none if problem is Problem.regression else ClassWeights.auto
     task = make_task(kind, problem, total_steps=4, class_weights=weigh)
-    task.finds_at_once = False  # as on a GPU
+    loop = FastLoop()
+    loop.finds_at_once = False  # as on a GPU
     counter = CountSyncs()
     plain_step = task.training_step
 
@@ -119,11 +134,12 @@ def test_no_training_step_waits_for_the_device(make_split, tmp_path, kind, probl
         # The host's own lengths are read on the host: only what is asked of device tensors counts.
         lengths, batch.lengths = batch.lengths, HostOnly(batch.lengths)
         with counter:
-            plain_step(batch, batch_idx)
+            loss = plain_step(batch, batch_idx)
         batch.lengths = lengths
+        return loss
 
     task.training_step = counted_step
-    train(task, feed, tmp_path, epochs=1)
+    train(task, feed, tmp_path, epochs=1, loop=loop)
     assert task.trainer.global_step == 4
     assert counter.found == []
 
@@ -146,12 +162,12 @@ def test_the_counter_does_find_a_wait(make_split, tmp_path):
     assert counter.found == ["aten::_local_scalar_dense"]
 
 
-def test_losses_come_over_once_a_flush(make_split):
-    task = make_task("bilstm", Problem.single, total_steps=3)
-    task._losses += [torch.tensor(1.0), torch.tensor(2.0)]
-    task._norms += [torch.tensor(3.0), torch.tensor(4.0)]
-    assert task.take_losses() == ([1.0, 2.0], [3.0, 4.0])
-    assert task.take_losses() == ([], [])
+def test_losses_come_over_once_a_flush():
+    losses = StepLosses(NotFinite.stop, lambda step: "")
+    losses.values += [torch.tensor(1.0), torch.tensor(2.0)]
+    losses.norms += [torch.tensor(3.0), torch.tensor(4.0)]
+    assert losses.take(2, is_scaled=False) == ([1.0, 2.0], [3.0, 4.0])
+    assert losses.take(2, is_scaled=False) == ([], [])
 
 
 def test_steps_are_counted_the_same_with_and_without_optimizer_hooks(make_split, tmp_path):

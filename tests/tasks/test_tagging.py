@@ -24,7 +24,7 @@ from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.engine.optimizer import OptimConfig
 from flatout.run.kinds.tags import TagKind
-from flatout.tasks.tagging import EntityScores, TaggingConfig, TaggingTask, TagLabels
+from flatout.tasks.tagging import EntityScores, Tagger, TaggingConfig, TagLabels
 
 TYPES = ["person", "place"]
 NAMES = ["O", "B-person", "I-person", "B-place", "I-place"]
@@ -155,8 +155,8 @@ TAGS = torch.tensor([0, 1, 0, NO_TAG, 3])
 """Of two rows of two and three tokens; the fourth token begins no word."""
 
 
-def task_of(**settings: Any) -> TaggingTask:
-    return TaggingTask(nn.Linear(1, 1), LABELS, TaggingConfig(**settings), OptimConfig(), total_steps=1)
+def task_of(**settings: Any) -> Tagger:
+    return Tagger(nn.Linear(1, 1), TaggingConfig(**settings), OptimConfig(), labels=LABELS, total_steps=1)
 
 
 def loss_of(**settings: Any) -> torch.Tensor:
@@ -198,7 +198,7 @@ def test_tags_are_counted_in_the_training_words(tmp_path):
         cache=str(tmp_path),
     )
     kind = TagKind(config, config.prepare())
-    settings = {"total_steps": 1, "clip": 0.0, "seed": 0}
+    settings = {"total_steps": 1, "seed": 0}
     task = kind.build_task(nn.Linear(1, 1), TaggingConfig(class_weights="auto"), OptimConfig(), **settings)
     blocks = TaggedTweetsTable(sample, "train").blocks(["tags"])
     counts = Counter(tag for block in blocks for row in block.column("tags").to_pylist() for tag in row)

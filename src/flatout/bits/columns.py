@@ -227,3 +227,14 @@ def write_sets(values: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.Arra
     """Sets of numbers as lists."""
     offsets = np.append(0, np.cumsum(lengths, dtype=np.int64)).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+def known_numbers(encoding: Sets, numbers: NDArray[np.int64] | None) -> Sets:
+    """Numbers as places in the sorted list of known ones; unknown ones are left out."""
+    values, lengths = encoding
+    if numbers is None:
+        raise UserError("data.source", "no training record has a number in its set")
+    places = np.minimum(np.searchsorted(numbers, values), len(numbers) - 1)
+    is_known = numbers[places] == values
+    row = np.repeat(np.arange(len(lengths)), lengths)[is_known]
+    return places[is_known].astype(np.int32), np.bincount(row, minlength=len(lengths)).astype(np.int32)

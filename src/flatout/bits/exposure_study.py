@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from flatout.bits.data import PreparedBits
 from flatout.bits.exposure import LearningCurve, by_frequency, conclusion, count_grams, most_and_least
+from flatout.bits.grams import FIELD_END
+from flatout.bits.info import BitInfo, GramLabels
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.reconstruct import Rates, rates
-from flatout.bits.records import FIELD_END
 from flatout.bits.scores import NAMES
-from flatout.bits.task import GramLabels, GramsTask
+from flatout.bits.task import GramDecoder
 from flatout.data.batches.feed import Feed
 from flatout.models.bit_mlp import BitMLP
 from flatout.run.kinds.kind import Feeds
@@ -34,7 +34,7 @@ class ExposureStudy:
     """What the encodings of unseen records give away to a trained model."""
 
     def __init__(
-        self, data: PreparedBits, labels: GramLabels, task: GramsTask, predictor: GramPredictor, feeds: Feeds
+        self, data: BitInfo, labels: GramLabels, task: GramDecoder, predictor: GramPredictor, feeds: Feeds
     ) -> None:
         self.data, self.labels, self.task, self.predictor, self.feeds = data, labels, task, predictor, feeds
         self.judged, self.split = ("validation", "val") if feeds.test is None else ("test", "test")

@@ -23,6 +23,8 @@ Ids = NDArray[np.int32]
 Rows = tuple[Ids, Ids]
 """Ids row after row, and how many each row has."""
 
+FIELD_END = "\x1f"
+"""Stands between the fields of a stored text."""
 _ASCII = 128
 _NOT_IN_LABELS = r'["./]'
 

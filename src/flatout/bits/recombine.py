@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.bits.grams import raw_texts
-from flatout.bits.records import FIELD_END
+from flatout.bits.grams import FIELD_END, raw_texts
 
 
 def recombined_texts(texts: pa.Array, count: int, seed: int) -> pa.Array:

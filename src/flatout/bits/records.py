@@ -8,27 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.bits.grams import raw_texts
+from flatout.bits.data import BitsDataConfig
+from flatout.bits.grams import FIELD_END, raw_texts
 from flatout.bits.people import PeopleTable
 from flatout.data.tables.sources import open_source
 from flatout.data.tables.splits import SPLITS, assign_splits
 from flatout.data.tables.table import Table, require_columns
 from flatout.errors import UserError, require
 
-if TYPE_CHECKING:
-    from flatout.bits.data import BitsDataConfig
-
 KNOWN_BITS = ("bloomfilter", "tabminhash", "minhash", "twostephash", "bits")
 """Names that a column of encodings goes by; found where nobody says."""
-FIELD_END = "\x1f"
-"""Stands between the fields of a stored text."""
 _ROWS_NAMED = 5
 
 

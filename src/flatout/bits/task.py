@@ -7,7 +7,6 @@ No encoding of such a person is known, but none is needed to train the part that
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -16,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flatout.bits.info import GramLabels
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import as_choice, require
 from flatout.tasks.classification import real_rows
-from flatout.tasks.step import StepTask
+from flatout.tasks.task import Task
 
 _MOST_WEIGHT = 20.0
 _FOCUS = 2.0
@@ -56,34 +56,6 @@ class GramsConfig:
             require(getattr(self, name) >= 0, f"task.{name}", f"{getattr(self, name)}", allowed="0 or more")
 
 
-@dataclass(frozen=True, slots=True)
-class GramLabels:
-    """What the model's outputs mean."""
-
-    names: tuple[str, ...]
-    """The grams that are answered, in the order of the outputs."""
-    hashed: list[str]
-    """The grams that were hashed, as far as training texts tell; outputs after the answers."""
-    counts: list[int]
-    """Training records that hold each answer."""
-    num_rows: int
-    """Training records."""
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self.names)
-
-    @property
-    def num_targets(self) -> int:
-        """Answers and hashed grams together, as targets number them."""
-        return len(self.names) + len(self.hashed)
-
-    def hashed_of_label(self) -> list[int]:
-        """Each answer's number among the hashed grams, or -1."""
-        places = {name: number for number, name in enumerate(self.hashed)}
-        return [places.get(name, -1) for name in self.names]
-
-
 class Recombined:
     """Grams of texts that were put together from parts of the training texts, taken round and round."""
 
@@ -110,7 +82,7 @@ class Recombined:
         return multi_hot(self.ids[first:last], self.offsets[start : stop + 1] - first, self.num_targets)
 
 
-class GramsTask(StepTask):
+class GramDecoder(Task):
     """Trains a model on encodings and their grams."""
 
     smaller_rows = "Take a smaller model, such as model.widths=[128], or set precision=bf16."
@@ -118,32 +90,50 @@ class GramsTask(StepTask):
 
     def __init__(
         self,
-        model: nn.Module,
-        labels: GramLabels,
-        config: GramsConfig,
-        optim: OptimConfig,
+        model: Any,
+        config: GramsConfig | None = None,
+        optim: OptimConfig | None = None,
         *,
-        total_steps: int,
-        clip: float = 0.0,
+        labels: GramLabels | None = None,
+        total_steps: int | None = None,
     ) -> None:
-        super().__init__(model, optim, total_steps=total_steps, clip=clip)
-        self.labels, self.config = labels, config
+        """`labels`: what the outputs mean; without them the trainer's datamodule describes its grams."""
+        super().__init__(model, optim, total_steps=total_steps)
+        self.config = config or GramsConfig()
         self.metrics = GramMetrics()
         self.recombined: list[Recombined] = []  # in a list, so that it is no submodule and no state
         self._step_began_at = 0
-        weights = gram_weights(labels) if config.loss is GramLoss.weighted else None
-        self.register_buffer("weights_C", weights, persistent=False)
+        self._is_within_step = False
         self.is_finished = False
         """Whether training is over, so that whatever votes in the end is asked."""
-        self._compose: Callable[[Tensor], Tensor] | None = getattr(model, "compose", None)
+        self.register_buffer("weights_C", None, persistent=False)
+        if labels is not None:
+            self.take_labels(labels)
 
-    @property
-    def metric_names(self) -> list[str]:
-        return list(NAMES)
+    def take_labels(self, labels: GramLabels) -> None:
+        """Learn what the outputs mean; makes the loss ready."""
+        self.labels = labels
+        self.weights_C = gram_weights(labels) if self.config.loss is GramLoss.weighted else None
+
+    def take_info(self, info: Any) -> None:
+        self.take_labels(info.labels)
+
+    def build_model(self, config: Any, info: Any) -> nn.Module:
+        network: nn.Module = config.build(
+            num_inputs=info.num_inputs,
+            is_set=info.is_set,
+            hashed_of_label=self.labels.hashed_of_label(),
+            num_hashed=len(self.labels.hashed),
+        )
+        return network
 
     @property
     def usual_metric(self) -> str:
         return "dice"
+
+    @property
+    def metric_names(self) -> list[str]:
+        return list(NAMES)
 
     @property
     def threshold(self) -> float:
@@ -159,17 +149,24 @@ class GramsTask(StepTask):
             detected, hashed = outputs[:, num_labels:].float(), targets[:, num_labels:]
             losses = F.binary_cross_entropy_with_logits(detected, hashed, reduction="sum") / num_labels
             total = total + self.config.detector_weight * losses
-        if self.recombined and self._compose is not None and (count := self._recombined_of(batch)):
+        compose = getattr(self.model, "compose", None) if self.recombined else None
+        if compose is not None and (count := self._recombined_of(batch)):
             known = self.recombined[0].take(count)
-            total = total + self._answers_loss(self._compose(known[:, num_labels:]), known[:, :num_labels])
+            total = total + self._answers_loss(compose(known[:, num_labels:]), known[:, :num_labels])
         return total / batch.step_rows
 
     def begin_step(self) -> None:
+        """The first forward pass of an optimizer step follows."""
         if self.recombined:
             self._step_began_at = self.recombined[0].next
+            self._is_within_step = True
 
-    def set_back(self, *, with_gradients: bool) -> None:
-        super().set_back(with_gradients=with_gradients)
+    def after_optimizer_step(self) -> None:
+        self._is_within_step = False
+        super().after_optimizer_step()
+
+    def reset_step(self) -> None:
+        """Back to the texts that the step began with: its passes are repeated."""
         if self.recombined:
             self.recombined[0].next = self._step_began_at
 
@@ -184,14 +181,12 @@ class GramsTask(StepTask):
         wanted = min(wanted, len(self.recombined[0].bounds) - 1)
         return wanted * (before + batch.num_real) // whole - wanted * before // whole
 
-    def unread(self) -> dict[str, Any]:
+    def position_state(self) -> dict[str, Any]:
         if not self.recombined:
-            return super().unread()
-        place = self._step_began_at if self._is_under_way else self.recombined[0].next
-        return {**super().unread(), "recombined": place}
+            return {}
+        return {"recombined": self._step_began_at if self._is_within_step else self.recombined[0].next}
 
-    def take_unread(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
-        super().take_unread(of_ranks, rank)
+    def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
         if self.recombined:
             self.recombined[0].next = of_ranks[min(rank, len(of_ranks) - 1)]["recombined"]
 
@@ -211,7 +206,7 @@ class GramsTask(StepTask):
     def answers(self, batch: FlatBatch) -> Tensor:
         """`[B, C]` logits of the answers; when training is over, as a finished model gives them."""
         if self.is_finished:
-            return self.passes.judge(batch, lambda part: finished_answers(self.model, self.labels, part))
+            return self.answer_in_pieces(batch, lambda part: finished_answers(self.model, self.labels, part))
         return self.outputs(batch)[:, : self.labels.num_outputs].float()
 
     def _targets(self, batch: FlatBatch) -> Tensor:

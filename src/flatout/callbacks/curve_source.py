@@ -109,6 +109,8 @@ class FastSteps(Protocol):
 
     phase_s: dict[str, float]
     edge: Any
+    rate: float
+    """Learning rate of the last step: a scheduler has set that of the next one already."""
 
     def take_losses(self) -> tuple[list[float], list[float]]: ...
 
@@ -116,7 +118,8 @@ class FastSteps(Protocol):
 def fast_steps_of(trainer: L.Trainer) -> FastSteps | None:
     """The part of this training that times its own phases: a callback or the module; None in a plain Trainer."""
     parts: list[Any] = [*callbacks_of(trainer), trainer.lightning_module]
-    return next((part for part in parts if hasattr(part, "take_losses") and hasattr(part, "phase_s")), None)
+    fast = (part for part in parts if hasattr(part, "take_losses") and hasattr(part, "phase_s"))
+    return next((part for part in fast if getattr(part, "is_serving", True)), None)
 
 
 def callbacks_of(trainer: L.Trainer) -> list[Callback]:

@@ -99,8 +99,11 @@ class StepTimer(CurveSource):
         """All of the training so far, without the first few steps where there were more."""
         return self.times.counted(lambda every, first: every.batches > first.batches)
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit":  # a fast loop collects the hooks when training begins
+            self.clock.watch(_others(trainer) if self.callbacks is None else self.callbacks)
+
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.clock.watch(_others(trainer) if self.callbacks is None else self.callbacks)
         self._time_saving(trainer)
         loader = trainer.train_dataloader
         self._loader = loader if hasattr(loader, "wait_s") else None

@@ -19,18 +19,21 @@ from typing import Any
 
 import lightning as L
 import torch
-import torch.distributed as dist
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
 
 from flatout.callbacks.step_timer import Clock
 from flatout.checkpoints.folder import ABOUT, MAKE_ROOM, OWN_FOLDER, as_plain, require_whole
-from flatout.checkpoints.position import Position, RandomState, go_on_from, loops_at, of_all_ranks
+from flatout.checkpoints.position import Position, loops_at
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.distributed.collectives import are_several, of_all_ranks
 from flatout.distributed.signals import Signals, SignalWatch
+from flatout.engine.fast_loop import FastLoop, fast_loop_of
+from flatout.engine.lightning_internals import call_before_validation, callbacks_of, resume_after_batch
+from flatout.engine.random_state import RandomState
 from flatout.errors import UserError, out_of_space, require
 from flatout.tasks.metrics import BEST_MODE
-from flatout.tasks.step import StepTask, callbacks_of
+from flatout.tasks.task import Task
 
 CHECKPOINTS = "checkpoints"
 """Their folder in a run's folder."""
@@ -103,8 +106,7 @@ class Checkpoints(Checkpoint):
         return self.folder / "best"
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, StepTask)
-        pl_module.before_validation = lambda: self._note(trainer)
+        call_before_validation(trainer, lambda: self._note(trainer))
         as_plain({each.state_key: each.state_dict() for each in callbacks_of(trainer)}, "/callbacks", {})
         if self._asks_anew:  # patience begins anew
             for stopping in (each for each in callbacks_of(trainer) if isinstance(each, EarlyStopping)):
@@ -126,11 +128,11 @@ class Checkpoints(Checkpoint):
         self.at = Position(trainer.current_epoch, taken, trainer.global_step, self.at.validated)
         device = self.feed.device
         self._random = RandomState(device, with_others=self.others_draw)
-        assert isinstance(pl_module, StepTask)
-        self.watch.shared = list(pl_module.passes.pieces.values())
+        loop = self._loop(trainer)
+        self.watch.shared = list(loop.passes.pieces.values())
         asked, is_due = self.watch.look(device, time.monotonic() >= self._next_save)
-        if pl_module.exchanges:
-            pl_module.passes.hear(self.watch.shared)
+        if loop.exchanges:
+            loop.passes.agree(self.watch.shared)
         every = self.settings.every_steps
         if asked or is_due or (every and self.at.step % every == 0):
             self._save(trainer)
@@ -142,8 +144,7 @@ class Checkpoints(Checkpoint):
             return
         asked = self.watch.look(pl_module.device)[0]
         if asked:
-            assert isinstance(pl_module, StepTask)
-            pl_module.put_back_weights()
+            _put_back_weights(pl_module)
             if self._saved != self.at:
                 self._save(trainer)
             self._stop(asked)
@@ -168,11 +169,10 @@ class Checkpoints(Checkpoint):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Save the last boundary where the weights are still those it left; ranks that are gone cannot be asked."""
-        assert isinstance(pl_module, StepTask)
         is_ours = self.stopped_by or isinstance(exception, UserError | KeyboardInterrupt)
-        if is_ours or trainer.state.fn != "fit" or _are_several() or pl_module.is_torn():
+        if is_ours or trainer.state.fn != "fit" or are_several() or self._loop(trainer).is_torn():
             return
-        pl_module.put_back_weights()
+        _put_back_weights(pl_module)
         if trainer.global_step != self.at.step:  # the step was taken, and a callback before this one has failed
             taken = self.at.step_in_epoch + 1 if self.at.epoch == trainer.current_epoch else 1
             self.at = Position(trainer.current_epoch, taken, trainer.global_step, self.at.validated)
@@ -202,20 +202,19 @@ class Checkpoints(Checkpoint):
             (self.folder / "best").unlink(missing_ok=True)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        assert isinstance(pl_module, StepTask) and self._random is not None
+        assert self._random is not None
         del checkpoint["loops"]  # the position says it, for any number of ranks and micro-batches
         left = [each.time_remaining() for each in callbacks_of(trainer) if isinstance(each, Timer)]
         out_of_time = any(seconds is not None and seconds <= 0 for seconds in left)
         checkpoint["position"] = self.at.as_dict()
         checkpoint["should_stop"] = bool(trainer.should_stop) and not out_of_time
-        now = self._before_validation or {"unread": pl_module.unread()}
+        now = self._before_validation or {"unread": self._unread(trainer)}
         checkpoint["callbacks"] = now.get("callbacks", checkpoint["callbacks"])
         checkpoint["ranks"] = of_all_ranks({"random": self._random.as_dict(), **now["unread"]})
         seconds = self.seconds_before + time.monotonic() - self._began
         checkpoint[ABOUT] = {**self.about, "position": self.at.as_dict(), "seconds": round(seconds, 2)}
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        assert isinstance(pl_module, StepTask)
         self.at = self._saved = Position(**checkpoint["position"])
         checkpoint["loops"] = loops_at(self.at, self.feed.plan.accumulate, self.batches_in_epoch)
         about = checkpoint[ABOUT]
@@ -224,7 +223,12 @@ class Checkpoints(Checkpoint):
         trainer.should_stop = checkpoint["should_stop"] and not self._asks_anew
         plan, states = self.feed.plan, checkpoint["ranks"]
         is_same_world = len(states) == plan.world
-        pl_module.take_unread(states, plan.rank)
+        self._loop(trainer).losses.load(states, plan.rank, is_same_world=is_same_world)
+        self._loop(trainer).passes.load(states, plan.rank, is_same_world=is_same_world)
+        if isinstance(pl_module, Task):
+            pl_module.load_position_state(states, plan.rank)
+        if not checkpoint.get("lr_schedulers"):  # checkpoints of 0.1 have none: the schedule is a function of the step
+            checkpoint["lr_schedulers"] = [{"step": self.at.step}]
         device = trainer.strategy.root_device
 
         def restore() -> None:
@@ -234,14 +238,13 @@ class Checkpoints(Checkpoint):
                 torch.manual_seed(plan.seed + (self.at.step << 20) + plan.rank)
             self._random = RandomState(device)
 
-        go_on_from(trainer, self.at, restore)
+        resume_after_batch(trainer, restore, is_validation_due=self.at.validated != self.at.step)
 
     def _note(self, trainer: L.Trainer) -> None:
         """Before a validation, and before anybody's hooks in it."""
-        assert isinstance(trainer.lightning_module, StepTask)
         states = {each.state_key: copy.deepcopy(each.state_dict()) for each in callbacks_of(trainer)}
         kept = {key: state for key, state in states.items() if state}
-        self._before_validation = {"callbacks": kept, "unread": trainer.lightning_module.unread()}
+        self._before_validation = {"callbacks": kept, "unread": self._unread(trainer)}
 
     def _is_better(self, value: float) -> bool:
         if self.best_value is None or self.best_value != self.best_value:
@@ -250,15 +253,25 @@ class Checkpoints(Checkpoint):
         return gain > self.settings.min_delta
 
     def _save(self, trainer: L.Trainer) -> None:
-        pl_module = trainer.lightning_module
-        assert isinstance(pl_module, StepTask)
-        pl_module.require_sound()
+        self._loop(trainer).require_sound()
         with self.clock.spending("checkpoint"):
             trainer.save_checkpoint(self.folder / f"step-{self.at.step}")
             self._saved = self.at
             self._next_save = self._later()
             if trainer.is_global_zero:
                 shelve(self.folder, last=self.at.step, best=self.best_step)
+
+    @staticmethod
+    def _loop(trainer: L.Trainer) -> FastLoop:
+        loop = fast_loop_of(trainer)
+        assert loop is not None
+        return loop
+
+    def _unread(self, trainer: L.Trainer) -> dict[str, Any]:
+        """What this rank has not read yet of the steps taken, and what its next step depends on."""
+        loop, module = self._loop(trainer), trainer.lightning_module
+        own = module.position_state() if isinstance(module, Task) else {}
+        return {**loop.losses.state(), "pieces": dict(loop.passes.pieces), **own}
 
     def _later(self) -> float:
         minutes = self.settings.every_minutes
@@ -312,5 +325,6 @@ def best_mode(metric: str) -> str:
     return "min" if metric == "loss" else BEST_MODE[metric]
 
 
-def _are_several() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+def _put_back_weights(module: L.LightningModule) -> None:
+    if isinstance(module, Task):
+        module.put_back_weights()

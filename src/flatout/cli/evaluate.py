@@ -19,6 +19,7 @@ from rich.console import Console
 from torch import Tensor
 
 from flatout.bits.grams import label_index, plain_texts, raw_texts
+from flatout.bits.predictor import GramPredictor
 from flatout.bits.scores import GramMetrics
 from flatout.cli.rows import (
     FILES,
@@ -42,7 +43,8 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table, require_columns
 from flatout.errors import UserError, require
-from flatout.inference import GramPredictor, Predictor, TagPredictor
+from flatout.inference.tags import TagPredictor
+from flatout.inference.text import Predictor
 from flatout.report.closing import class_table
 from flatout.report.summary import json_safe
 from flatout.tasks.calibration import Sureness

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.problem import Problem
 from flatout.errors import UserError, require
-from flatout.inference import load_predictor
 from flatout.inference.folder import ModelFolder
+from flatout.inference.load import load_predictor
 from flatout.models import MODELS
 from flatout.models.encoder.lora import merge_lora
 from flatout.models.encoder.transformer import TransformerConfig

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from torch import Tensor
 
+from flatout.bits.predictor import GramPredictor
 from flatout.bits.reconstruct import Reconstructor
 from flatout.cli.rows import (
     FILES,
@@ -41,7 +42,8 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table, require_columns
 from flatout.errors import UserError
-from flatout.inference import GramPredictor, Predictor, TagPredictor
+from flatout.inference.tags import TagPredictor
+from flatout.inference.text import Predictor
 
 
 @dataclass(frozen=True, slots=True)

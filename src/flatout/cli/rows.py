@@ -24,7 +24,7 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, require_columns
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, as_choice
-from flatout.inference import answering_devices, load_predictor
+from flatout.inference.load import answering_devices, load_predictor
 
 FILES = "csv, tsv, json, jsonl, parquet, arrow, npy or hdf5"
 _ROWS_PER_BLOCK = 16_384

@@ -5,22 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from flatout.data.batches.effective import divided
+from flatout.data.batches.feed_kind import FeedKind
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.splits import SPLITS
 from flatout.errors import UserError, as_choice, require
-
-
-class FeedKind(StrEnum):
-    """Where batches are gathered."""
-
-    auto = "auto"
-    resident = "resident"
-    threaded = "threaded"
-    workers = "workers"
 
 
 @dataclass(kw_only=True, slots=True)

@@ -20,10 +20,13 @@ from flatout.data.checks.survey import Surveyed
 from flatout.data.checks.tagged_table import COLUMNS, LISTS, TaggedTable
 from flatout.data.checks.tags import TagCensus, as_bio
 from flatout.data.feeding import require_other_content
+from flatout.data.info import TagInfo, tag_labels
 from flatout.data.tables.entities import NO_TAG, Entities, find_entities
-from flatout.data.tables.roles import Roles, find_roles
+from flatout.data.tables.find_roles import find_roles
+from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, require_columns
-from flatout.data.text import TextDataConfig, TextPreparation
+from flatout.data.text import TextDataConfig
+from flatout.data.text_preparation import TextPreparation
 from flatout.data.text_source import TextBlock, TextSource
 from flatout.data.tokens.subwords import Encoder, Subwords
 from flatout.data.tokens.vocabulary import EncodedBlock
@@ -86,6 +89,21 @@ def _unseen_types(census: TagCensus) -> Iterator[Remark]:
             yield Remark(Level.warning, split, f"entities that no training row has: {', '.join(unseen)}")
     if not train:
         yield Remark(Level.error, "tags", "the training rows mark nothing", "data.label=COLUMN")
+
+
+def prepare(config: TextDataConfig) -> TagInfo:
+    """Open the store of some tagged words, building it first when there is none."""
+    preparation = TagPreparation(config)
+    store, report, vocabulary = preparation.open()
+    return TagInfo(
+        store=store,
+        report=report,
+        source=preparation.source.name,
+        vocabulary=vocabulary,
+        roles=preparation.source.columns,
+        max_length=config.max_length,
+        labels=tag_labels(store.facts),
+    )
 
 
 class TagPreparation(TextPreparation):

@@ -17,7 +17,7 @@ from flatout.data.checks.findings import Findings, Level, Remark
 from flatout.data.checks.labels import normalise_labels
 from flatout.data.checks.survey import Survey, Surveyed
 from flatout.data.feeding import require_other_content
-from flatout.data.tables.roles import find_roles
+from flatout.data.tables.find_roles import find_roles
 from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS
 from flatout.data.tables.table import Table, changed, require_columns, require_unchanged

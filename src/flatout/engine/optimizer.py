@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import AdamW
 
-from flatout.distributed.slices import is_share, whole
+from flatout.engine.step_losses import NotFinite
 from flatout.errors import UserError, as_choice, require
 
 _USUAL_RATE = 2e-3
@@ -31,13 +30,6 @@ class ScaleRate(StrEnum):
     none = "none"
     sqrt = "sqrt"
     linear = "linear"
-
-
-class NotFinite(StrEnum):
-    """What happens at a step whose gradient is not a number, or infinite."""
-
-    stop = "stop"
-    skip = "skip"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -144,21 +136,3 @@ class OptimConfig:
             return self.highest
         falling = 1 - done if self.schedule is Schedule.linear else 0.5 * (1 + math.cos(math.pi * done))
         return self.highest * (self.final_lr_share + (1 - self.final_lr_share) * falling)
-
-
-def clip_gradients(parameters: list[nn.Parameter], longest: float) -> torch.Tensor:
-    """Shorten the gradient to `longest` where it is longer; its length before, still on the device."""
-    return whole(nn.utils.clip_grad_norm_(parameters, longest, foreach=True))
-
-
-def gradient_is_finite(parameters: list[nn.Parameter]) -> bool:
-    """Whether the gradient has no number that is none; on a CPU. A sum has one where any of its parts has."""
-    if parameters and is_share(parameters[0]):  # what one rank finds in its slices all must know
-        return math.isfinite(gradient_length(parameters))
-    return all(math.isfinite(weight.grad.sum()) for weight in parameters if weight.grad is not None)
-
-
-def gradient_length(parameters: list[nn.Parameter]) -> torch.Tensor:
-    """The length of the whole gradient, still on the device."""
-    gradients = [weight.grad for weight in parameters if weight.grad is not None]
-    return whole(nn.utils.get_total_norm(gradients, foreach=True))

@@ -21,7 +21,8 @@ from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.checks.characters import decode_escapes
-from flatout.data.checks.cleaning import Escapes
+from flatout.data.checks.cleaning_settings import Escapes
+from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.data.store.store import Ragged, StoreSplit
 from flatout.data.tables.roles import Roles
@@ -31,7 +32,6 @@ from flatout.errors import UserError
 from flatout.inference.folder import ModelFolder
 from flatout.models import MODELS
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
-from flatout.tasks.classification import Labels
 
 TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"
 
@@ -188,11 +188,6 @@ def load_encoder(folder: ModelFolder, outputs: Outputs, *, separator: bool) -> t
     model = config.rebuild(outputs, folder.read_json(ENCODER), vocabulary.frame.separator if separator else None)
     model.load_state_dict(folder.weights())
     return model, vocabulary
-
-
-def pair_separator(encoder: Encoder, roles: Roles) -> int | None:
-    """The id that parts the texts of pairs; None where rows are no pairs."""
-    return encoder.frame.separator if isinstance(encoder, Subwords) and roles.join == PAIR else None
 
 
 def _without_files(config: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from flatout.distributed.processes import end_with_parent, interrupt_once, redir
 from flatout.distributed.ranks import Ranks, cores_here
 from flatout.distributed.signals import asking
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require, write_for_launcher
-from flatout.inference import load_predictor
+from flatout.inference.load import load_predictor
 from flatout.report.summary import mark_broken, read_summary
 from flatout.run.resume import find_run, unfinished_before
 from flatout.run.run import Result, run

@@ -22,13 +22,14 @@ from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.store.cache import Cache, recipe_key
 from flatout.distributed.ranks import Ranks
+from flatout.engine.fast_loop import FastLoop
+from flatout.engine.passes import EVALUATION, TRAINING, running_statistics
 from flatout.engine.precision import by_lightning_name
 from flatout.files import sync_folder, write_synced
 from flatout.perf.tune.answers import micro_batch_key, remember_micro_batch
 from flatout.run.kinds.kind import Feeds
 from flatout.run.run_folder import RunFolder
-from flatout.tasks.pieces import EVALUATION, TRAINING
-from flatout.tasks.step import StepTask
+from flatout.tasks.task import Task
 
 FOLDER = "micro-batches"
 _NAMES = {TRAINING: "micro-batch", EVALUATION: "evaluation batch"}
@@ -100,7 +101,13 @@ def _agreed_limits(notes: MicroBatches, ranks: Ranks, place: RunFolder) -> dict[
 
 
 def mind_memory(
-    task: StepTask, feeds: Feeds, about: Mapping[str, Any], ranks: Ranks, cache: str | None, place: RunFolder
+    task: Task,
+    loop: FastLoop,
+    feeds: Feeds,
+    about: Mapping[str, Any],
+    ranks: Ranks,
+    cache: str | None,
+    place: RunFolder,
 ) -> None:
     """Begin with what fitted the last time, and let the task say and note what does not fit now."""
     plans = {TRAINING: feeds.train.plan, EVALUATION: feeds.validation.plan}
@@ -111,9 +118,9 @@ def mind_memory(
         limit = limits.get(f"{name} {unit}")
         if limit is None or limit.most >= whole:
             continue
-        pieces = task.passes.pieces[name] = -(-whole // limit.most)
+        pieces = loop.passes.pieces[name] = -(-whole // limit.most)
         if limit.has_ended:
-            task.passes.least[name] = pieces
+            loop.passes.least[name] = pieces
         evidence = f"noted in {notes.path}; delete it to try whole batches again"
         value = f"{-(-whole // pieces)} {unit} of {whole}"
         place.choose(_NAMES[name], value, "an earlier run like this one ran out of memory", evidence, anew=True)
@@ -132,17 +139,17 @@ def mind_memory(
         else:
             place.log.say(f"the next run like this one begins so; delete {notes.path} to try whole batches again")
 
-    task.passes.tell = tell
+    loop.passes.report = tell
 
 
-def _say_how_it_goes_on(name: str, told: str, step: int, why: str, task: StepTask, place: RunFolder) -> None:
+def _say_how_it_goes_on(name: str, told: str, step: int, why: str, task: Task, place: RunFolder) -> None:
     at = f"at step {step + 1}, whose rows stay the same" if name == TRAINING else f"after step {step}"
     place.choose(_NAMES[name], told, f"out of memory {at}", why, anew=True)
-    if name == TRAINING and task.running_statistics:
+    if name == TRAINING and running_statistics(task):
         place.log.say("batch normalisation sees the smaller pieces by themselves: results differ a little from now on")
 
 
-def _tell_tuning(task: StepTask, feeds: Feeds, arithmetic: str, most: int, cache: str | None) -> None:
+def _tell_tuning(task: Task, feeds: Feeds, arithmetic: str, most: int, cache: str | None) -> None:
     """`tune=auto` tries no more rows than have fitted."""
     precision = by_lightning_name(arithmetic)
     longest, device = int(feeds.train.split.lengths(TOKENS).max()), feeds.train.device

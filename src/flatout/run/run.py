@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from flatout.callbacks.profile_steps import TABLE, TRACE
-from flatout.callbacks.run_curves import RunCurves
 from flatout.checkpoints.exact import CHECKPOINTS
 from flatout.checkpoints.folder import read_weights, require_whole
 from flatout.config import RunConfig
@@ -35,6 +34,7 @@ from flatout.distributed.ranks import Ranks, cores_here, end_group, others_watch
 from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.engine.allocator import keep_freed_memory
 from flatout.engine.compile import compile_in_place
+from flatout.engine.fast_loop import FastLoop
 from flatout.engine.limits import limits
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.peaks import measured_peak
@@ -60,10 +60,11 @@ from flatout.run.trainer import (
     batches_in_epoch,
     build_trainer,
     chosen_metric,
+    clip_of,
     planned_steps,
     whole_steps,
 )
-from flatout.tasks.step import StepTask
+from flatout.tasks.task import Task
 
 
 @dataclass(slots=True)
@@ -116,7 +117,8 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         task = build_task(config, kind, model, feeds, place)
         precision = choose_precision(config.precision, device)
         place.choose("precision", precision.precision.value, precision.why, precision.evidence)
-        training, start = set_up(config, kind, task, feeds, precision, ranks, place, signals)
+        loop = build_loop(config, feeds)
+        training, start = set_up(config, kind, task, loop, feeds, precision, ranks, place, signals)
         ranks.join(device)
         with training.loggers, fast_fp32_products(precision.precision, device) as found:
             if found is not None:
@@ -132,11 +134,11 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
                 save_model(config, predictor, place)
             find_peak(training, feeds, ranks)
             training.loggers.log_final(metrics, training.curves.steps)
-            judge(config, kind, task, feeds, training.curves, place)
+            judge(config, kind, task, feeds, training, place)
         end_group()
         if ranks.is_first:
             seconds = training.checkpoints.seconds_before + time.perf_counter() - started
-            summarise(place, kind, task, feeds, training.curves, seconds)
+            summarise(place, kind, task, feeds, training, seconds)
             kind.after_training(task, feeds, place)
             show(config, task, place, per_class)
         return Result(place.path, metrics, per_class, predictor, place.summary.values, chosen_metric(config, task))
@@ -220,7 +222,7 @@ def parts_of(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
         config = replace(config, trainer=whole_steps(config.trainer, feeds.train, place))
         task = build_task(config, kind, model, feeds, place)
         kind.before_probe(task, feeds)
-        return Parts(task, feeds.train.split, feeds.train.plan, device, config.data.workers)
+        return Parts(task, feeds.train.split, feeds.train.plan, device, config.data.workers, clip_of(config))
 
 
 def build_feeds(
@@ -258,22 +260,25 @@ def build_feeds(
     )
 
 
-def build_task(config: RunConfig, kind: Kind, model: nn.Module, feeds: Feeds, place: RunFolder) -> StepTask:
+def build_task(config: RunConfig, kind: Kind, model: nn.Module, feeds: Feeds, place: RunFolder) -> Task:
     """The loss, with the optimizer that was asked for or that suits the model."""
     total_steps = planned_steps(config.trainer, feeds.train)
-    clip = config.optim.clip
-    if clip is None:
-        clip = getattr(config.model, "recommended_clip", 0.0)
     optim = config.optim
     recommended = getattr(config.model, "recommended_lr", None)
     if optim.lr is None and recommended is not None:
         optim = replace(optim, lr=recommended)
         place.choose("optim.lr", f"{recommended:g}", "usual for such a model", "set optim.lr for another", anew=True)
     optim = scale_rate(config, optim, feeds.train.plan, place)
-    task = kind.build_task(model, config.task, optim, total_steps=total_steps, clip=clip, seed=config.seed)
+    return kind.build_task(model, config.task, optim, total_steps=total_steps, seed=config.seed)
+
+
+def build_loop(config: RunConfig, feeds: Feeds) -> FastLoop:
+    """The fast loop, which names the rows of a step that fails."""
     steps_an_epoch = batches_in_epoch(config.trainer, feeds.train) // feeds.train.plan.accumulate
-    task.tell_rows = lambda step: rows_told(feeds.train, *divmod(step, steps_an_epoch))
-    return task
+    return FastLoop(
+        not_finite=config.optim.not_finite,
+        describe_rows=lambda step: rows_told(feeds.train, *divmod(step, steps_an_epoch)),
+    )
 
 
 def scale_rate(config: RunConfig, optim: OptimConfig, plan: PlanSettings, place: RunFolder) -> OptimConfig:
@@ -296,7 +301,8 @@ def scale_rate(config: RunConfig, optim: OptimConfig, plan: PlanSettings, place:
 def set_up(
     config: RunConfig,
     kind: Kind,
-    task: StepTask,
+    task: Task,
+    loop: FastLoop,
     feeds: Feeds,
     precision: PrecisionChoice,
     ranks: Ranks,
@@ -308,11 +314,11 @@ def set_up(
     about = about_run(config, kind.data.report.key, task.model, feeds.train, batches, precision.lightning_name)
     start = where_to_start(config, about, ranks, place)
     if not config.shares_weights:  # ranks that wait for each other in every layer cannot cut batches by themselves
-        mind_memory(task, feeds, about, ranks, config.data.cache, place)
+        mind_memory(task, loop, feeds, about, ranks, config.data.cache, place)
     kind.before_training(task, feeds, place)
     compile_model(config, task.model, feeds.train.device, place)
     parts: dict[str, Any] = {"about": about, "signals": signals, "start": start}
-    training = build_trainer(config, task, feeds.train, precision, ranks, place, **parts)
+    training = build_trainer(config, task, loop, feeds.train, precision, ranks, place, **parts)
     trainer, curves = training.trainer, training.curves
     curves.judge_early = lambda: tell_early(curves, feeds.train, str(trainer.precision), batches, place)
     device, world = feeds.train.device, feeds.train.plan.world
@@ -375,7 +381,7 @@ def _require_more_to_train(config: RunConfig, start: Start) -> None:
 
 
 def train(
-    training: Training, task: StepTask, feeds: Feeds, place: RunFolder, signals: Signals, start: Start | None
+    training: Training, task: Task, feeds: Feeds, place: RunFolder, signals: Signals, start: Start | None
 ) -> None:
     """Train to the end, or to where nothing gets better."""
     trainer, curves = training.trainer, training.curves
@@ -405,9 +411,9 @@ def train(
                     listener.close()
     curves.steps, curves.epochs = trainer.global_step, trainer.current_epoch
     require(trainer.global_step > 0, "trainer", "not one step was planned", mend="Give it rows, epochs and time.")
-    if task.skipped:
-        rows = task.tell_rows(task.skipped[0])
-        place.log.say(f"{len(task.skipped)} steps were skipped, their gradient was not finite: the first{rows}")
+    if skipped := training.loop.skipped:
+        rows = training.loop.losses.describe_rows(skipped[0])
+        place.log.say(f"{len(skipped)} steps were skipped, their gradient was not finite: the first{rows}")
 
 
 def tell_of_signal(number: int, training: Training, place: RunFolder) -> None:
@@ -418,7 +424,7 @@ def tell_of_signal(number: int, training: Training, place: RunFolder) -> None:
         place.log.say(told)
 
 
-def load_best(training: Training, task: StepTask) -> None:
+def load_best(training: Training, task: Task) -> None:
     """The weights that were best on the validation rows."""
     with others_watched():
         training.trainer.strategy.barrier()  # the first rank may still be linking it
@@ -440,7 +446,7 @@ def _best_weights(training: Training) -> dict[str, Tensor] | None:
     return None
 
 
-def take_whole_weights(training: Training, task: StepTask) -> None:
+def take_whole_weights(training: Training, task: Task) -> None:
     """Where ranks hold slices of the weights: all of them on each rank's host, to answer and to be saved with."""
     strategy = cast(Any, training.trainer.strategy)
     if task.shares_weights:
@@ -449,7 +455,7 @@ def take_whole_weights(training: Training, task: StepTask) -> None:
         task.shares_weights = False
 
 
-def evaluate(config: RunConfig, trainer: L.Trainer, task: StepTask, feeds: Feeds, place: RunFolder) -> dict[str, float]:
+def evaluate(config: RunConfig, trainer: L.Trainer, task: Task, feeds: Feeds, place: RunFolder) -> dict[str, float]:
     """Metrics on the validation rows, and on the test rows where there are any."""
     metrics: dict[str, float] = {}
     with _without_loader_advice(), others_watched():
@@ -483,9 +489,9 @@ def save_model(config: RunConfig, predictor: Answers, place: RunFolder) -> None:
         predictor.save(place.path / "model", config.model)
 
 
-def summarise(place: RunFolder, kind: Kind, task: StepTask, feeds: Feeds, curves: RunCurves, seconds: float) -> None:
+def summarise(place: RunFolder, kind: Kind, task: Task, feeds: Feeds, training: Training, seconds: float) -> None:
     """Fill the summary with what was trained, on what, and how fast."""
-    summary = place.summary
+    summary, curves = place.summary, training.curves
     throughput, timer = curves.throughput, curves.timer
     rates = throughput.total.values()
     parameters = list(task.model.parameters())
@@ -502,8 +508,8 @@ def summarise(place: RunFolder, kind: Kind, task: StepTask, feeds: Feeds, curves
             "rows_per_step": feeds.train.plan.rows_per_batch * feeds.train.plan.parts,
             "seconds": round(seconds, 2),
             "seconds_to_first_step": timer.seconds_to_first_step,
-            "skipped_steps": len(task.skipped),
-            "out_of_memory": task.passes.times_out,
+            "skipped_steps": len(training.loop.skipped),
+            "out_of_memory": training.loop.passes.times_out,
         },
     )
     for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if kind.counts_tokens else ())):
@@ -525,7 +531,7 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 3)
 
 
-def show(config: RunConfig, task: StepTask, place: RunFolder, per_class: list[dict[str, Any]]) -> None:
+def show(config: RunConfig, task: Task, place: RunFolder, per_class: list[dict[str, Any]]) -> None:
     """Write the page, print the closing table, and complete what TensorBoard shows."""
     values = {**place.summary.values, "status": "finished"}
     write_page(place.path, values, read_curves(place.path), per_class)

@@ -20,7 +20,7 @@ from flatout.files import REFUSALS
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import Summary, write_atomically
-from flatout.run_log import RunLog
+from flatout.run_log import LogFile
 
 OVERRIDES = "overrides.txt"
 """What was typed, a word a line."""
@@ -32,7 +32,7 @@ class RunFolder:
 
     path: Path
     summary: Summary
-    log: RunLog
+    log: LogFile
     is_first: bool = True
     """Whether this rank prints and writes; the others only read here."""
     files: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -82,7 +82,7 @@ def open_run_folder(
         OVERRIDES: "".join(f"{override}\n" for override in overrides),
     }
     try:
-        with RunLog(path / "log.txt") as log:
+        with LogFile(path / "log.txt") as log:
             place = RunFolder(path, summary, log, files=files)
             if not is_again:
                 place.begin()
@@ -102,7 +102,7 @@ def open_run_folder(
 @contextmanager
 def unwritten_run(path: Path = Path()) -> Iterator[RunFolder]:
     """A run that prints and writes nothing: of a rank that is not the first, or of parts that are only measured."""
-    with RunLog(None) as silent:
+    with LogFile(None) as silent:
         yield RunFolder(path, Summary(None, experiment="", command="", seed=0), silent, is_first=False)
 
 

@@ -28,15 +28,16 @@ from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, free_memory
 from flatout.distributed.ranks import Ranks
 from flatout.distributed.signals import Signals
+from flatout.engine.fast_loop import FastLoop
+from flatout.engine.lightning_internals import NoProfiler, disable_signal_handling, silence_unused_hooks
 from flatout.engine.precision import Precision, PrecisionChoice
-from flatout.engine.unused_hooks import NoProfiler, silence_unused_hooks
 from flatout.errors import UserError, require
 from flatout.report.dashboard import layout
 from flatout.report.hyperparameters import compared_settings
 from flatout.run.resume import Start
 from flatout.run.run_folder import RunFolder, plain
 from flatout.tasks.metrics import require_metric
-from flatout.tasks.step import StepTask
+from flatout.tasks.task import Task
 
 EPOCHS = 8
 
@@ -49,6 +50,7 @@ class Training:
     curves: RunCurves
     loggers: RunLoggers
     checkpoints: Checkpoints
+    loop: FastLoop
 
 
 def whole_steps(trainer: dict[str, Any], feed: Feed, place: RunFolder) -> dict[str, Any]:
@@ -98,7 +100,8 @@ def _whole(batches: int, accumulate: int) -> int:
 
 def build_trainer(
     config: RunConfig,
-    task: StepTask,
+    task: Task,
+    loop: FastLoop,
     feed: Feed,
     precision: PrecisionChoice,
     ranks: Ranks,
@@ -137,10 +140,17 @@ def build_trainer(
     # One process a device is running already, however many were asked for.
     settings = {**defaults, **config.trainer, **ranks.lightning_settings(feed.device), **strategy}
     settings["logger"] = loggers.for_trainer(is_first=place.is_first)
-    trainer = quiet_trainer(settings, [curves, *looking, *stopping, *config.callbacks.values(), checkpoints])
+    settings |= {"accumulate_grad_batches": feed.plan.accumulate, "gradient_clip_val": clip_of(config) or None}
+    trainer = quiet_trainer(settings, [loop, curves, *looking, *stopping, *config.callbacks.values(), checkpoints])
     silence_unused_hooks(trainer)
-    _leave_signals_to_us(trainer)
-    return Training(trainer, curves, loggers, checkpoints)
+    disable_signal_handling(trainer)
+    return Training(trainer, curves, loggers, checkpoints, loop)
+
+
+def clip_of(config: RunConfig) -> float:
+    """The longest gradient: the setting's, or what the model recommends; 0: no clipping."""
+    recommended = getattr(config.model, "recommended_clip", 0.0)
+    return float(recommended if config.optim.clip is None else config.optim.clip)
 
 
 def lightning_defaults(precision: PrecisionChoice, ranks: Ranks, place: RunFolder) -> dict[str, Any]:
@@ -171,7 +181,7 @@ def quiet_trainer(settings: dict[str, Any], callbacks: list[L.Callback]) -> L.Tr
 
 def listeners_of(
     config: RunConfig,
-    task: StepTask,
+    task: Task,
     metric: str,
     place: RunFolder,
     loggers: RunLoggers,
@@ -183,12 +193,12 @@ def listeners_of(
     return [
         MetricsFile(place.path / "metrics.csv", ["loss", *task.metric_names], is_new=not after),
         loggers,
-        ProgressLine(metric=metric, total_steps=task.total_steps, say=place.log.say, live=config.monitor.progress),
+        ProgressLine(metric=metric, total_steps=task.total_steps or 0, say=place.log.say, live=config.monitor.progress),
     ]
 
 
 def loggers_of(
-    config: RunConfig, task: StepTask, monitor: HardwareMonitor, place: RunFolder, after: int | None
+    config: RunConfig, task: Task, monitor: HardwareMonitor, place: RunFolder, after: int | None
 ) -> RunLoggers:
     """The loggers of the settings, on the first rank."""
     if not place.is_first:
@@ -216,7 +226,7 @@ def monitor_of(device: torch.device, place: RunFolder) -> HardwareMonitor:
 
 
 def strategy_of(
-    config: RunConfig, task: StepTask, device: torch.device, precision: PrecisionChoice, ranks: Ranks, place: RunFolder
+    config: RunConfig, task: Task, device: torch.device, precision: PrecisionChoice, ranks: Ranks, place: RunFolder
 ) -> dict[str, Any]:
     """How ranks train together, as arguments of Lightning's Trainer: whole copies of the model, or slices of it."""
     asked = config.trainer.get("strategy")
@@ -247,7 +257,7 @@ _ONE_BUCKET_MB = 1 << 14
 """On a CPU what exchanges gradients takes its cores from what computes them: all are exchanged when all are there."""
 
 
-def ddp(task: StepTask, device: torch.device) -> DDPStrategy:
+def ddp(task: Task, device: torch.device) -> DDPStrategy:
     """Lightning's DDP without a copy of the gradients, and without buffers in each step that never change."""
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
@@ -257,12 +267,12 @@ def ddp(task: StepTask, device: torch.device) -> DDPStrategy:
     return DDPStrategy(**settings)
 
 
-def _has_means(task: StepTask) -> bool:
+def _has_means(task: Task) -> bool:
     """Whether there are running means, of batch normalisation; of several ranks' the first one's count."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.modules())
 
 
-def chosen_metric(config: RunConfig, task: StepTask) -> str:
+def chosen_metric(config: RunConfig, task: Task) -> str:
     """The validation metric that decides what is best."""
     available = [*task.metric_names, "loss"]
     if config.checkpoint.metric is None:
@@ -279,9 +289,3 @@ def _early_stopping(config: RunConfig, metric: str) -> EarlyStopping:
         min_delta=config.checkpoint.min_delta,
         check_on_train_epoch_end=False,
     )
-
-
-def _leave_signals_to_us(trainer: L.Trainer) -> None:
-    """Lightning's handlers end a run without a checkpoint, and its ranks wait for each other before every batch."""
-    vars(vars(trainer)["_signal_connector"])["register_signal_handlers"] = lambda: None
-    vars(trainer.fit_loop.epoch_loop)["_broadcast_sigterm_tensor"] = lambda: None

@@ -11,12 +11,15 @@ from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import require
+from flatout.models.encoder.transformer import Outputs
 from flatout.tasks.class_weights import ClassWeights, balanced, checked, named
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics, monitored_metric
-from flatout.tasks.step import StepTask
+from flatout.tasks.networks import build_text_network
+from flatout.tasks.task import Task
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,52 +39,46 @@ class ClassificationConfig:
         require(0 <= smoothing < 1, "task.label_smoothing", f"{smoothing}", allowed="0 to below 1")
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """What the model's outputs mean: the kind of label, the classes, and what the training rows hold of them."""
-
-    problem: Problem
-    classes: list[str]
-    """In the order of the outputs; one name for a number."""
-    counts: list[int]
-    """Training rows of each class; their number for a number."""
-    num_rows: int
-    """Training rows."""
-    mean: float = 0.0
-    """Mean of the training targets of a regression."""
-    spread: float = 1.0
-    """Their standard deviation."""
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self.classes)
-
-
-class ClassificationTask(StepTask):
+class Classifier(Task):
     """Trains a classifier or a regression on flat batches."""
 
     weights_C: Tensor | None
 
     def __init__(
         self,
-        model: nn.Module,
-        labels: Labels,
-        config: ClassificationConfig,
-        optim: OptimConfig,
+        model: Any,
+        config: ClassificationConfig | None = None,
+        optim: OptimConfig | None = None,
         *,
-        total_steps: int,
-        clip: float = 0.0,
+        labels: Labels | None = None,
+        total_steps: int | None = None,
     ) -> None:
-        super().__init__(model, optim, total_steps=total_steps, clip=clip)
-        self.labels, self.config = labels, config
-        _require_classes(labels, config)
-        self.metrics = TaskMetrics.build(labels.problem, labels.classes)
+        """`labels`: what the outputs mean; without them the trainer's datamodule describes its labels."""
+        super().__init__(model, optim, total_steps=total_steps)
+        self.config = config or ClassificationConfig()
         self.temperature = 1.0
         """What outputs are divided by before they are judged, where a row has several labels."""
-        weights = named(config.weights, labels.classes)
-        if config.class_weights is ClassWeights.auto:
+        self.thresholds: list[float] = []
+        """From which probability on each label is answered, where a row has several labels."""
+        self.register_buffer("weights_C", None, persistent=False)
+        if labels is not None:
+            self.take_labels(labels)
+
+    def take_labels(self, labels: Labels) -> None:
+        """Learn what the outputs mean; makes loss and metrics ready."""
+        _require_classes(labels, self.config)
+        self.labels = labels
+        self.metrics = TaskMetrics.build(labels.problem, labels.classes)
+        weights = named(self.config.weights, labels.classes)
+        if self.config.class_weights is ClassWeights.auto:
             weights = class_weights(labels)
-        self.register_buffer("weights_C", weights, persistent=False)
+        self.weights_C = weights
+
+    def take_info(self, info: Any) -> None:
+        self.take_labels(info.labels)
+
+    def build_model(self, config: Any, info: Any) -> nn.Module:
+        return build_text_network(config, info, Outputs(self.labels.classes, self.labels.problem.value))
 
     @property
     def metric_names(self) -> list[str]:

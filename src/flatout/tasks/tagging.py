@@ -16,12 +16,17 @@ from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.info import TagLabels
 from flatout.data.tables.entities import NO_TAG, Entities, find_entities
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import require
+from flatout.models.encoder.transformer import Outputs
 from flatout.tasks.class_weights import ClassWeights, balanced, checked, named
-from flatout.tasks.step import StepTask
+from flatout.tasks.networks import build_text_network
+from flatout.tasks.task import Task
 
+METRICS = ("f1", "precision", "recall", "macro_f1", "word_accuracy")
+"""What a tagger is judged by, known before there is one."""
 _SPLITS = {"val": "validation", "test": "test"}
 
 
@@ -42,25 +47,7 @@ class TaggingConfig:
         require(0 <= smoothing < 1, "task.label_smoothing", f"{smoothing}", allowed="0 to below 1")
 
 
-@dataclass(frozen=True, slots=True)
-class TagLabels:
-    """What the model's outputs mean, and what of each split it never sees."""
-
-    names: list[str]
-    """O, then B and I of each type."""
-    words_per_row: float
-    """Words of a training row on average, by which the loss is divided."""
-    lost: dict[str, dict[str, Any]]
-    """For each split the words and entities that were cut off, as the store's facts tell."""
-    counts: list[int] = field(default_factory=list)
-    """Training words of each tag, of those that the model sees; empty where nobody asked."""
-
-    @property
-    def types(self) -> list[str]:
-        return [name[2:] for name in self.names[1::2]]
-
-
-class TaggingTask(StepTask):
+class Tagger(Task):
     """Trains a tagger on flat batches."""
 
     labels_are_of_tokens = True
@@ -68,30 +55,44 @@ class TaggingTask(StepTask):
 
     def __init__(
         self,
-        model: nn.Module,
-        labels: TagLabels,
-        config: TaggingConfig,
-        optim: OptimConfig,
+        model: Any,
+        config: TaggingConfig | None = None,
+        optim: OptimConfig | None = None,
         *,
-        total_steps: int,
-        clip: float = 0.0,
+        labels: TagLabels | None = None,
+        total_steps: int | None = None,
     ) -> None:
-        super().__init__(model, optim, total_steps=total_steps, clip=clip)
-        self.labels, self.config = labels, config
-        self.scores = EntityScores(labels.types)
+        """`labels`: what the outputs mean; without them the trainer's datamodule describes its tags."""
+        super().__init__(model, optim, total_steps=total_steps)
+        self.config = config or TaggingConfig()
+        self.temperature = 1.0
         self._lost: dict[str, Any] = {}
-        weights = named(config.weights, labels.names)
-        if config.class_weights is ClassWeights.auto:
-            weights = balanced(labels.counts)
-        self.register_buffer("weights_C", weights, persistent=False)
+        self.register_buffer("weights_C", None, persistent=False)
+        if labels is not None:
+            self.take_labels(labels)
 
-    @property
-    def metric_names(self) -> list[str]:
-        return ["f1", "precision", "recall", "macro_f1", "word_accuracy"]
+    def take_labels(self, labels: TagLabels) -> None:
+        """Learn what the outputs mean; makes loss and metrics ready."""
+        self.labels = labels
+        self.scores = EntityScores(labels.types)
+        weights = named(self.config.weights, labels.names)
+        if self.config.class_weights is ClassWeights.auto:
+            weights = balanced(labels.counts)
+        self.weights_C = weights
+
+    def take_info(self, info: Any) -> None:
+        self.take_labels(info.labels)
+
+    def build_model(self, config: Any, info: Any) -> nn.Module:
+        return build_text_network(config, info, Outputs(self.labels.names, "tags"))
 
     @property
     def usual_metric(self) -> str:
         return "f1"
+
+    @property
+    def metric_names(self) -> list[str]:
+        return list(METRICS)
 
     def per_class(self) -> list[dict[str, Any]]:
         return self.scores.per_type()

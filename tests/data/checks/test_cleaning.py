@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.checks.cleaning import CleaningConfig, clean_block
+from flatout.data.checks.cleaning import clean_block
+from flatout.data.checks.cleaning_settings import CleaningConfig
 from flatout.data.checks.findings import Findings
 from flatout.data.checks.labels import LabelCensus, normalise_labels
 from flatout.data.problem import Problem

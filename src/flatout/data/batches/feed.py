@@ -22,10 +22,10 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from flatout.data.batches.feed_kind import FeedKind
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import TOKENS, Gatherer, Run, cut_run, move_run
 from flatout.data.batches.plan import Plan, PlanSettings, Rows, count_batches
-from flatout.data.feeding import FeedKind
 from flatout.data.store.store import StoreSplit
 
 Transform = Callable[[FlatBatch], FlatBatch]
@@ -78,12 +78,15 @@ class Feed:
         transform: Transform | None = None,
         workers: int = 2,
         batches_a_run: int = _BATCHES_A_RUN,
+        keeps_position: bool = True,
     ) -> None:
         assert kind is not FeedKind.auto, "choose_feed decides first"
         self.split, self.plan, self.kind = split, plan, kind
         self.device, self.transform, self.workers = torch.device(device), transform, workers
         self.batches_a_run = batches_a_run
         """Most that are gathered at once."""
+        self.keeps_position = keeps_position
+        """False: each pass starts with the first batch, even after a pass that stopped early, as validation may."""
         self.epoch = self.consumed = 0
         self.wait_s = self.transfer_s = 0.0
         """What was waited for batches, and what of it for their way to the device."""
@@ -120,7 +123,7 @@ class Feed:
         self.epoch, self.consumed = state["epoch"], state["consumed"]
 
     def __iter__(self) -> Iterator[FlatBatch]:
-        if self.consumed >= len(self):
+        if self.consumed >= len(self) or not self.keeps_position:
             self.consumed = 0
         plan = Plan(self._lengths, self.plan, self.epoch)
         batches = self._batches(plan, self.consumed)
@@ -192,6 +195,15 @@ class Feed:
         yield from [(start, start + 1)] if start < plan.num_batches else []
         for first in range(start + 1, plan.num_batches, step):
             yield first, min(first + step, plan.num_batches)
+
+
+@dataclass(frozen=True, slots=True)
+class Feeds:
+    """The batches of each split; no test feed where there are no test rows."""
+
+    train: Feed
+    validation: Feed
+    test: Feed | None
 
 
 def _end_with(parent: int, number: int) -> None:

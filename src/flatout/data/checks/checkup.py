@@ -10,19 +10,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flatout.data.checks.findings import Level, Remark, all_remarks
-from flatout.data.checks.lengths import Lengths
+from flatout.data.checks.lengths import Lengths, loss_remarks, unknown_remarks
 from flatout.data.checks.survey import Surveyed
 from flatout.data.problem import Problem
 from flatout.data.store.progress import Progress
-from flatout.data.tables.roles import has_tags
+from flatout.data.tables.find_roles import has_tags
 from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS
 from flatout.data.tables.table import Table
 from flatout.data.tagging import TagSource
-from flatout.data.text import TextDataConfig, loss_remarks, unknown_remarks
+from flatout.data.text import TextDataConfig
 from flatout.data.text_source import TextSource
+from flatout.data.tokens.coverage import Coverage
 from flatout.data.tokens.subwords import Subwords, train_encoder
-from flatout.data.tokens.vocabulary import Coverage, VocabularyKind
+from flatout.data.tokens.vocabulary import VocabularyKind
 from flatout.errors import UserError
 
 

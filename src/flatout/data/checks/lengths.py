@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.checks.findings import counted
+from flatout.data.checks.findings import Level, Remark, counted
 
 _LONGEST_TOLD = 1 << 16
 _FINE_SHARE = 0.01
+_MANY_UNKNOWN = 0.1
 
 
 @dataclass(slots=True)
@@ -80,3 +81,23 @@ class Lengths:
         quantiles = {f"p{share * 100:g}": self.at(share) for share in (0.5, 0.9, 0.95, 0.99, 0.999)}
         filled = [bar for bar in bars if bar["rows"]]
         return {"rows": self.rows, "tokens": self.tokens, "longest": self.longest(), **quantiles, "histogram": filled}
+
+
+def unknown_remarks(words: dict[str, tuple[int, int]], where: str = "") -> list[Remark]:
+    """Shares of words that are not in the vocabulary, from their number and that of all words."""
+    shares = {split: unknown / max(1, total) for split, (unknown, total) in words.items()}
+    told = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
+    if any(share > _MANY_UNKNOWN for share in shares.values()):
+        return [Remark(Level.warning, f"unknown words{where}", told, "data.vocabulary.kind=bpe")]
+    return [Remark(Level.note, f"unknown words{where}", told)]
+
+
+def loss_remarks(splits: dict[str, tuple[int, Lengths]], max_length: int) -> list[Remark]:
+    """What encoding loses: words that are not in the vocabulary, and rows that are cut."""
+    remarks = unknown_remarks({split: (unknown, lengths.tokens) for split, (unknown, lengths) in splits.items()})
+    for split, (_, lengths) in splits.items():
+        if cut := lengths.truncation(max_length):
+            is_much = lengths.is_cut_much(max_length)
+            mend = f"data.max_length={lengths.fine_length()}" if is_much else ""
+            remarks.append(Remark(Level.warning if is_much else Level.note, split, cut, mend))
+    return remarks

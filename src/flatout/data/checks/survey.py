@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.assignment import Assigner, Splitting, assigner
 from flatout.data.checks.characters import Characters, read_characters
-from flatout.data.checks.cleaning import Alike, CleanBlock, CleaningConfig, Rows, clean_block
+from flatout.data.checks.cleaning import CleanBlock, clean_block
+from flatout.data.checks.cleaning_settings import Alike, CleaningConfig, Rows
 from flatout.data.checks.findings import KINDS, Findings, Level, Remark
 from flatout.data.checks.labels import LabelCensus, normalise_labels
 from flatout.data.checks.lengths import Lengths

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.checks.cleaning import CleaningConfig, Rows
+from flatout.data.checks.cleaning_settings import CleaningConfig, Rows
 from flatout.data.checks.findings import KINDS, Findings
 from flatout.data.checks.twins import Mask, Records, Twins
 from flatout.data.tables.splits import SPLITS

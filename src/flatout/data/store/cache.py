@@ -36,6 +36,7 @@ from typing import Any
 import xxhash
 
 from flatout.data.store.lease import Lease, boot_id, living_tokens, take_turn
+from flatout.data.store.report import CacheReport
 from flatout.data.store.store import (
     MANIFEST,
     MANIFEST_SUM,
@@ -60,22 +61,6 @@ _KEY = re.compile("[0-9a-f]{20}")
 _TRIES, _MOST_BOOTS = 3, 32
 _TICK_S = 0.02
 """File systems keep the time of a change in steps of up to ten milliseconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheReport:
-    """How a store was come by."""
-
-    key: str
-    hit: bool
-    seconds: float
-    reason: str
-    """Why it was not there, in words; empty for a hit."""
-
-    def line(self) -> str:
-        if self.hit:
-            return f"cache: {self.key} opened in {self.seconds * 1000:.0f} ms"
-        return f"cache: {self.key} built in {self.seconds:.1f} s ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from flatout.data.tables.roles import Roles
 from flatout.data.tokens.vocabulary import EncodedBlock, Vocabulary, VocabularyConfig, VocabularyKind
 from flatout.errors import UserError, require
 
@@ -331,3 +332,8 @@ def _texts(block: pa.Array) -> list[str]:
     return (
         pc.list_flatten(block) if pa.types.is_large_list(block.type) or pa.types.is_list(block.type) else block
     ).to_pylist()
+
+
+def pair_separator(encoder: Encoder, roles: Roles) -> int | None:
+    """The id that parts the texts of pairs; None where rows are no pairs."""
+    return encoder.frame.separator if isinstance(encoder, Subwords) and roles.join == PAIR else None

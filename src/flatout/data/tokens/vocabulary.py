@@ -21,13 +21,13 @@ import xxhash
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from flatout.data.checks.characters import word_hashes
 from flatout.errors import UserError, as_choice, require
 
 # Characters of Unicode's private range, so that no word of a text can be taken for one of them.
 PADDING, UNKNOWN, SEPARATOR = "\ue000", "\ue001", "\ue002"
 PADDING_ID, UNKNOWN_ID, SEPARATOR_ID = 0, 1, 2
 _SPECIAL = [PADDING, UNKNOWN, SEPARATOR]
+NUM_SPECIAL = len(_SPECIAL)
 _ROWS_A_DOCUMENT = 500
 
 
@@ -138,28 +138,6 @@ class Vocabulary:
         ids = np.concatenate([piece for run in runs for piece in (run, _CUT)])
         cuts = np.flatnonzero(ids == SEPARATOR_ID)
         return ids[ids != SEPARATOR_ID], np.diff(cuts, prepend=-1) - 1
-
-
-class Coverage:
-    """Which words the rows of other splits have that training does not know, without a tokenizer.
-
-    Words are told by their hashes, so that hundreds of thousands of rows take a tenth of a second. The same words as a
-    vocabulary of whole words has, but for characters that are written in several ways (NFKC).
-    """
-
-    def __init__(self, texts: Iterable[pa.Array], config: VocabularyConfig) -> None:
-        self._config = config
-        words, counts = np.unique(np.concatenate([self._words(each) for each in texts]), return_counts=True)
-        order = np.argsort(-counts, kind="stable")[: config.size - len(_SPECIAL)]
-        self._known = np.sort(words[order[counts[order] >= config.min_frequency]])
-
-    def unknown(self, texts: Iterable[pa.Array]) -> tuple[int, int]:
-        """Words that are not known, and all of them."""
-        words = np.concatenate([self._words(each) for each in texts])
-        return int((~np.isin(words, self._known)).sum()), len(words)
-
-    def _words(self, texts: pa.Array) -> NDArray[np.uint64]:
-        return word_hashes(pc.utf8_lower(texts) if self._config.lowercase else texts)
 
 
 _CUT = np.array([SEPARATOR_ID], dtype=np.int32)

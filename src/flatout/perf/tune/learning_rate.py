@@ -16,6 +16,7 @@ from typing import Any
 import lightning as L
 
 from flatout.data.feeding import FeedKind
+from flatout.engine.fast_loop import fast_loop_of
 from flatout.engine.optimizer import NotFinite, ScaleRate, Schedule
 from flatout.engine.precision import Precision, fast_fp32_products
 from flatout.errors import UserError
@@ -52,8 +53,7 @@ def range_test(parts: Parts, *, feed: str, precision: str, rows: int, accumulate
         scale_lr=ScaleRate.none,
         not_finite=NotFinite.skip,
     )
-    rising.task = task
-    trainer = probing_trainer(parts.device, Precision(precision), [rising])
+    trainer = probing_trainer(parts, Precision(precision), accumulate, [rising], not_finite=NotFinite.skip)
     try:
         with fast_fp32_products(Precision(precision), parts.device), without_advice():
             trainer.fit(task, train_dataloaders=feed_of(parts, FeedKind(feed), plan))
@@ -71,17 +71,21 @@ class _Rising(L.Callback):
         self.until = until
         self.rates: list[float] = []
         self.losses: list[float] = []
-        self.task: Any = None
+        self.loop: Any = None
         self._rate = LEAST
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self.loop = fast_loop_of(trainer)
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._rate = LEAST * (MOST / LEAST) ** (len(self.rates) / (STEPS - 1))
-        self.task.optim = replace(self.task.optim, lr=self._rate)
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = self._rate * group["lr_share"]
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not batch.ends_step:
             return
-        loss = float(self.task._losses[-1])
+        loss = float(self.loop.losses.last)
         self.rates.append(self._rate)
         self.losses.append(loss)
         seen = smoothed(self.losses)

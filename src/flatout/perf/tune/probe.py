@@ -29,9 +29,10 @@ from flatout.data.batches.plan import BatchRows, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.store.store import StoreSplit
 from flatout.engine.compile import compile_in_place
+from flatout.engine.fast_loop import FastLoop
 from flatout.engine.precision import LIGHTNING_NAMES, Precision, arithmetic, fast_fp32_products
 from flatout.perf.tune.answers import micro_batch_key
-from flatout.tasks.step import StepTask
+from flatout.tasks.task import Task
 
 _WARM_STEPS = 2
 _LEAST_STEPS = 3
@@ -48,11 +49,12 @@ _BYTES_A_WEIGHT = 12
 class Parts:
     """What a run would train, built once in the throw-away process."""
 
-    task: StepTask
+    task: Task
     split: StoreSplit
     plan: PlanSettings
     device: torch.device
     workers: int
+    clip: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +146,7 @@ def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measure
         compile_in_place(parts.task.model, parts.device)
     _thaw(parts.task.model)
     _forget_peak(parts.device)
-    trainer = probing_trainer(parts.device, setting.precision, [clock])
+    trainer = probing_trainer(parts, setting.precision, setting.accumulate, [clock])
     worst = longest_batch(parts, setting.rows if plan.tokens_per_batch is None else _rows_of_a_cap(parts, plan))
     with fast_fp32_products(setting.precision, parts.device), without_advice():
         trainer.fit(parts.task, train_dataloaders=_LongestFirst(worst, feed))
@@ -244,9 +246,12 @@ class _Clock(L.Callback):
         )
 
 
-def probing_trainer(device: torch.device, precision: Precision, callbacks: list[L.Callback]) -> L.Trainer:
+def probing_trainer(
+    parts: Parts, precision: Precision, accumulate: int, callbacks: list[L.Callback], **loop: Any
+) -> L.Trainer:
     """Lightning's Trainer as a run has it, with nothing around the steps."""
     settings: dict[str, Any] = {"precision": LIGHTNING_NAMES[precision]}  # as a string: their type lists each name
+    device = parts.device
     return L.Trainer(
         **settings,
         accelerator=device.type,
@@ -259,7 +264,9 @@ def probing_trainer(device: torch.device, precision: Precision, callbacks: list[
         num_sanity_val_steps=0,
         limit_val_batches=0,
         use_distributed_sampler=False,
-        callbacks=callbacks,
+        accumulate_grad_batches=accumulate,
+        gradient_clip_val=parts.clip or None,
+        callbacks=[FastLoop(**loop), *callbacks],
         plugins=[LightningEnvironment()],  # whoever has started ranks, this process is none of them
     )
 

@@ -23,8 +23,8 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedKind
+from flatout.engine.gradients import clip_gradients
 from flatout.engine.limits import free_bytes
-from flatout.engine.optimizer import clip_gradients
 from flatout.engine.precision import Precision, arithmetic, by_lightning_name
 from flatout.errors import UserError
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Transformer, TransformerConfig
@@ -33,8 +33,7 @@ from flatout.perf.verdict.evidence import Evidence, Tried
 from flatout.perf.verdict.rules import LEAST_GAIN
 from flatout.run.kinds.kind import Feeds, Kind
 from flatout.run.run_folder import unwritten_run
-from flatout.tasks.pieces import TRAINING
-from flatout.tasks.step import StepTask
+from flatout.tasks.task import Task
 
 SHARE = 0.1
 """Of the time of training, what trying may take."""
@@ -69,7 +68,7 @@ class Way:
     drops: bool = True
 
 
-def try_out(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, evidence: Evidence) -> None:
+def try_out(config: RunConfig, kind: Kind, task: Task, feeds: Feeds, evidence: Evidence) -> None:
     """Fill what was tried into the evidence, or why nothing was."""
     trained_s = evidence.total_ms * evidence.batches / 1000
     waits = evidence.share("wait") >= _WAITS
@@ -82,7 +81,7 @@ def try_out(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, evidenc
     if task.device.type == "cuda" and task.trainer.precision == "16-mixed":
         evidence.not_tried = "nothing was tried: fp16 needs its scaler"
         return
-    if task.passes.pieces[TRAINING] > 1:
+    if evidence.pieces > 1:
         evidence.not_tried = "nothing was tried: whole batches do not fit into memory"
         return
     if config.compile:
@@ -109,7 +108,7 @@ def try_out(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, evidenc
 
 
 @contextmanager
-def _nothing_stays(task: StepTask) -> Iterator[None]:
+def _nothing_stays(task: Task) -> Iterator[None]:
     """Weights, running statistics, gradients and random numbers are afterwards what they were."""
     kept = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
     threads, was_training = torch.get_num_threads(), task.model.training
@@ -134,7 +133,7 @@ def _nothing_stays(task: StepTask) -> Iterator[None]:
                 each.next = place
 
 
-def _other_ways(config: RunConfig, kind: Kind, task: StepTask, was: Way, evidence: Evidence) -> Iterator[Way]:
+def _other_ways(config: RunConfig, kind: Kind, task: Task, was: Way, evidence: Evidence) -> Iterator[Way]:
     """Whatever could be faster, what is likeliest first."""
     if evidence.feed_alone is not None:
         yield from _other_feeds(was, evidence)
@@ -206,7 +205,7 @@ def _larger_batches(was: Way, evidence: Evidence, also: str) -> Iterator[Way]:
             yield replace(was, cause="batch", override=f"data.batch_size={size}{also}", feed=feed)
 
 
-def alone_ms(task: StepTask, feeds: Feeds, seconds: float) -> float:
+def alone_ms(task: Task, feeds: Feeds, seconds: float) -> float:
     """Milliseconds that this rank computes for a batch where it waits for no other."""
     precision = by_lightning_name(str(task.trainer.precision))
     is_resident = feeds.train.kind is FeedKind.resident
@@ -223,7 +222,7 @@ def alone_ms(task: StepTask, feeds: Feeds, seconds: float) -> float:
     return 1000 * sum(taken) / side.count
 
 
-def _flat(config: RunConfig, kind: Kind, task: StepTask, evidence: Evidence) -> Transformer | None:
+def _flat(config: RunConfig, kind: Kind, task: Task, evidence: Evidence) -> Transformer | None:
     """The same encoder without padding, where padding was asked for and is much."""
     model, settings = task.model, config.model
     is_padded = isinstance(model, Transformer) and not model.is_flat and model.family in FLAT_FAMILIES
@@ -261,7 +260,7 @@ def _rows_per_s_of_feed(feed: Feed, seconds: float) -> float | None:
 class _Side:
     """Steps in one way."""
 
-    def __init__(self, way: Way, task: StepTask, optimizer: torch.optim.Optimizer, *, is_fed: bool = False) -> None:
+    def __init__(self, way: Way, task: Task, optimizer: torch.optim.Optimizer, *, is_fed: bool = False) -> None:
         """`is_fed`: batches come as the feed gives them; else a few go round, as often-seen shapes cost least."""
         self.way, self.task, self.optimizer = way, task, optimizer
         self.trained = [weight for group in self.optimizer.param_groups for weight in group["params"]]
@@ -305,8 +304,8 @@ class _Side:
             self.rows += batch.num_real
             if batch.ends_step:
                 break
-        if self.task.clip:
-            clip_gradients(self.trained, self.task.clip)
+        if clip := self.task.trainer.gradient_clip_val:
+            clip_gradients(self.trained, float(clip))
         self.optimizer.step()
         for embedding in self.lean:
             embedding.clear()
@@ -314,7 +313,7 @@ class _Side:
         return rows
 
 
-def _standing_optimizer(model: nn.Module, task: StepTask) -> torch.optim.Optimizer:
+def _standing_optimizer(model: nn.Module, task: Task) -> torch.optim.Optimizer:
     """One that computes its steps and takes none."""
     optimizer = task.optim.build(model)
     for group in optimizer.param_groups:
@@ -430,7 +429,7 @@ def _most_fed(feed: Feed, was: Feed, alone: float | None) -> float:
     return alone * hands[0] / hands[1]
 
 
-def _timed(ways: list[Way], task: StepTask, until: float, evidence: Evidence) -> list[Tried]:
+def _timed(ways: list[Way], task: Task, until: float, evidence: Evidence) -> list[Tried]:
     """What each way was worth beside the first, as far as there is time for it."""
     optimizers = {id(way.model): _standing_optimizer(way.model, task) for way in ways}
     was, feed_alone = ways[0], evidence.feed_alone

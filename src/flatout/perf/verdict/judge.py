@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -13,6 +13,7 @@ from flatout.callbacks.run_curves import RunCurves
 from flatout.callbacks.step_timer import PARTS
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed
+from flatout.engine.passes import TRAINING
 from flatout.engine.precision import Precision, choose_precision
 from flatout.errors import UserError
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence, evidence_of
@@ -23,8 +24,10 @@ from flatout.report.summary import read_summary
 from flatout.run.kinds.kind import Feeds, Kind
 from flatout.run.run_folder import RunFolder
 from flatout.run.trainer import batches_in_epoch
-from flatout.tasks.pieces import TRAINING
-from flatout.tasks.step import StepTask
+from flatout.tasks.task import Task
+
+if TYPE_CHECKING:
+    from flatout.run.trainer import Training
 
 
 def tell_early(curves: RunCurves, feed: Feed, precision: str, batches_an_epoch: int, place: RunFolder) -> None:
@@ -38,14 +41,14 @@ def tell_early(curves: RunCurves, feed: Feed, precision: str, batches_an_epoch: 
         place.log.say(f"after {evidence.steps} steps: {found[0].sentence()}")
 
 
-def judge(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, curves: RunCurves, place: RunFolder) -> None:
+def judge(config: RunConfig, kind: Kind, task: Task, feeds: Feeds, training: Training, place: RunFolder) -> None:
     """At the end: try what could have been faster, and write the evidence and the verdict into the summary."""
     is_measured = "precision" in (place.summary.values["tune"] or {}).get("values", {})
-    evidence = _evidence_of(config, task, feeds, curves, precision_is_measured=is_measured)
+    evidence = _evidence_of(config, task, feeds, training, precision_is_measured=is_measured)
     tries = config.monitor.verdict and evidence is not None and not config.shares_weights
     seconds = SHARE * evidence.total_ms * evidence.batches / 1000 if tries and evidence is not None else 0.0
     if feeds.train.plan.world > 1:
-        ranks = _of_all_ranks(task, feeds, curves, seconds)
+        ranks = _of_all_ranks(task, feeds, training, seconds)
         if evidence is not None:
             evidence.ranks = ranks
             evidence.not_tried = "on several ranks nothing else is tried"
@@ -67,25 +70,26 @@ def judge(config: RunConfig, kind: Kind, task: StepTask, feeds: Feeds, curves: R
 
 
 def _evidence_of(
-    config: RunConfig, task: StepTask, feeds: Feeds, curves: RunCurves, *, precision_is_measured: bool
+    config: RunConfig, task: Task, feeds: Feeds, training: Training, *, precision_is_measured: bool
 ) -> Evidence | None:
     """What was measured, with what the settings say of it."""
+    curves = training.curves
     epochs = curves.throughput.total.batches / max(1, batches_in_epoch(config.trainer, feeds.train))
     evidence = evidence_of(curves, feeds.train, str(task.trainer.precision), epochs)
     if evidence is None:
         return None
     evidence.effective_batch = config.data.effective_batch
-    evidence.pieces = task.passes.pieces[TRAINING]
+    evidence.pieces = training.loop.passes.pieces[TRAINING]
     if config.precision is Precision.fp32 and not precision_is_measured:
         evidence.native = choose_precision(Precision.auto, task.device).precision.value
     return evidence
 
 
-def _of_all_ranks(task: StepTask, feeds: Feeds, curves: RunCurves, seconds: float) -> list[dict[str, float]]:
+def _of_all_ranks(task: Task, feeds: Feeds, training: Training, seconds: float) -> list[dict[str, float]]:
     """Each rank's parts of a batch, and what it takes alone."""
-    counted = curves.timer.counted()
+    counted = training.curves.timer.counted()
     own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
-    if seconds and task.passes.pieces[TRAINING] == 1:
+    if seconds and training.loop.passes.pieces[TRAINING] == 1:
         with suppress(Exception):  # a person's model may raise anything, and the other ranks wait for this one
             own["alone"] = alone_ms(task, feeds, min(seconds, 5.0))
     found: list[Any] = [None] * dist.get_world_size()

@@ -10,23 +10,24 @@ import torch
 from torch import nn
 
 from flatout.bits.columns import Form
-from flatout.bits.data import BitsDataConfig, PreparedBits, targets_of
+from flatout.bits.data import BitsDataConfig
 from flatout.bits.exposure_page import write_exposure
 from flatout.bits.exposure_study import COMMONEST, EVERYBODY, ExposureStudy
-from flatout.bits.grams import LABELS, GramIndex
+from flatout.bits.grams import FIELD_END, LABELS, GramIndex
+from flatout.bits.info import BitInfo, GramLabels
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.recombine import recombined_texts
 from flatout.bits.reconstruct import LetterOrder
-from flatout.bits.records import FIELD_END
 from flatout.bits.ridge import PENALTIES, Ridge, RidgeSums
 from flatout.bits.scores import GramMetrics
-from flatout.bits.task import GramLabels, GramsTask, Recombined
+from flatout.bits.targets import targets_of
+from flatout.bits.task import GramDecoder, Recombined
 from flatout.data.batches.feed import Feed
 from flatout.engine.optimizer import OptimConfig
 from flatout.models.bit_mlp import BitMLP
 from flatout.run.kinds.kind import Feeds, Kind
 from flatout.run.run_folder import RunFolder
-from flatout.tasks.step import StepTask
+from flatout.tasks.task import Task
 
 _STEEPNESS = 15.0
 """Logits of a detector for each unit of ridge's score, which is 0 for an absent gram and 1 for a present one."""
@@ -37,10 +38,10 @@ _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 class BitsKind(Kind):
     """Encodings to 2-grams."""
 
-    data: PreparedBits
+    data: BitInfo
     counts_tokens = False
 
-    def __init__(self, config: BitsDataConfig, data: PreparedBits) -> None:
+    def __init__(self, config: BitsDataConfig, data: BitInfo) -> None:
         self.config, self.data = config, data
         facts = data.facts
         rows = facts["splits"]["train"]["rows"]
@@ -56,15 +57,13 @@ class BitsKind(Kind):
             num_hashed=len(self.labels.hashed),
         )
 
-    def build_task(
-        self, model: nn.Module, task: Any, optim: OptimConfig, *, total_steps: int, clip: float, seed: int
-    ) -> StepTask:
+    def build_task(self, model: nn.Module, task: Any, optim: OptimConfig, *, total_steps: int, seed: int) -> Task:
         self.seed = seed
-        return GramsTask(model, self.labels, task, optim, total_steps=total_steps, clip=clip)
+        return GramDecoder(model, task, optim, labels=self.labels, total_steps=total_steps)
 
-    def before_training(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
+    def before_training(self, task: Task, feeds: Feeds, place: RunFolder) -> None:
         """Ridge regression: the baseline, and where the model's detectors start."""
-        assert isinstance(task, GramsTask)
+        assert isinstance(task, GramDecoder)
         data, num_labels, num_targets = self.data, self.labels.num_outputs, self.labels.num_targets
         device = feeds.train.device
         sums = RidgeSums(num_inputs=data.num_inputs, is_set=data.is_set, num_grams=num_targets, device=device)
@@ -91,15 +90,15 @@ class BitsKind(Kind):
                 value = f"{task.config.recombine:g} a record"
                 place.choose("recombined texts", value, "they teach the composer without an encoding", evidence)
 
-    def before_probe(self, task: StepTask, feeds: Feeds) -> None:
+    def before_probe(self, task: Task, feeds: Feeds) -> None:
         """Detectors are as fast wherever they start; texts put together anew take part in each step."""
-        assert isinstance(task, GramsTask)
+        assert isinstance(task, GramDecoder)
         if task.config.recombine and isinstance(task.model, BitMLP) and task.model.detectors is not None:
             task.recombined.append(self._recombined(feeds.train.device, self.seed))
 
-    def after_best(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
+    def after_best(self, task: Task, feeds: Feeds, place: RunFolder) -> None:
         """How large a vote ridge regression gets, by the validation records."""
-        assert isinstance(task, GramsTask)
+        assert isinstance(task, GramDecoder)
         model = task.model
         task.is_finished = True
         if not isinstance(model, BitMLP) or model.ridge is None:
@@ -111,7 +110,7 @@ class BitsKind(Kind):
         place.choose("ridge's vote", best, "best Dice on the validation records", evidence)
 
     @torch.inference_mode()
-    def _dice_with(self, share: float, task: GramsTask, validation: Feed) -> float:
+    def _dice_with(self, share: float, task: GramDecoder, validation: Feed) -> float:
         assert isinstance(task.model, BitMLP)
         task.eval()
         task.model.ridge_share.fill_(share)
@@ -139,9 +138,9 @@ class BitsKind(Kind):
             found[f"{split}/{EVERYBODY}"] = by_all.compute()["dice"]
         return found
 
-    def after_training(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
+    def after_training(self, task: Task, feeds: Feeds, place: RunFolder) -> None:
         """The exposure report: what encodings give away of records that took no part in training."""
-        assert isinstance(task, GramsTask)
+        assert isinstance(task, GramDecoder)
         if not task.config.exposure:
             return
         if not isinstance(task.model, BitMLP) or task.model.detectors is None:
@@ -162,8 +161,8 @@ class BitsKind(Kind):
         offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
         return Recombined(torch.from_numpy(ids).to(device), offsets.to(device), self.labels.num_targets)
 
-    def predictor(self, task: StepTask) -> GramPredictor:
-        assert isinstance(task, GramsTask)
+    def predictor(self, task: Task) -> GramPredictor:
+        assert isinstance(task, GramDecoder)
         facts = self.data.facts
         return GramPredictor(
             model=task.model.eval(),

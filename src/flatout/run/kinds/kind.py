@@ -15,11 +15,11 @@ from typing import Any, Protocol
 from torch import nn
 
 from flatout.data.batches.feed import Feed
-from flatout.data.store.cache import CacheReport
+from flatout.data.store.report import CacheReport
 from flatout.data.store.store import Store
 from flatout.engine.optimizer import OptimConfig
 from flatout.run.run_folder import RunFolder
-from flatout.tasks.step import StepTask
+from flatout.tasks.task import Task
 
 
 class Prepared(Protocol):
@@ -75,27 +75,25 @@ class Kind(ABC):
         """The model of the settings."""
 
     @abstractmethod
-    def build_task(
-        self, model: nn.Module, task: Any, optim: OptimConfig, *, total_steps: int, clip: float, seed: int
-    ) -> StepTask:
+    def build_task(self, model: nn.Module, task: Any, optim: OptimConfig, *, total_steps: int, seed: int) -> Task:
         """The loss and the metrics."""
 
     @abstractmethod
-    def predictor(self, task: StepTask) -> Answers:
+    def predictor(self, task: Task) -> Answers:
         """What answers for new rows."""
 
-    def before_training(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
+    def before_training(self, task: Task, feeds: Feeds, place: RunFolder) -> None:
         """What is known in closed form; nothing for most."""
         return
 
-    def before_probe(self, task: StepTask, feeds: Feeds) -> None:
+    def before_probe(self, task: Task, feeds: Feeds) -> None:
         """What makes a step cost what it will cost, where only its speed is looked at; nothing for most."""
         return
 
-    def after_best(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
+    def after_best(self, task: Task, feeds: Feeds, place: RunFolder) -> None:
         """What is tuned on the validation rows when the best weights are known; nothing for most."""
         return
 
-    def after_training(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
+    def after_training(self, task: Task, feeds: Feeds, place: RunFolder) -> None:
         """What a run finds out beyond its metrics; nothing for most."""
         return

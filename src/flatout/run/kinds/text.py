@@ -12,20 +12,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor, nn
 
+from flatout.data.info import TextInfo
 from flatout.data.problem import Problem
 from flatout.data.store.store import Store
-from flatout.data.text import PreparedText, TextDataConfig
-from flatout.data.tokens.subwords import Subwords
+from flatout.data.text import TextDataConfig
+from flatout.data.tokens.subwords import Subwords, pair_separator
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError, require
-from flatout.inference import Predictor
-from flatout.inference.text import pair_separator
+from flatout.inference.text import Predictor
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 from flatout.run.kinds.kind import Answers, Feeds, Kind
 from flatout.run.run_folder import RunFolder
 from flatout.tasks.calibration import as_two_classes, best_thresholds, calibrated
-from flatout.tasks.classification import ClassificationTask, Labels
-from flatout.tasks.step import StepTask
+from flatout.tasks.classification import Classifier, Labels
+from flatout.tasks.task import Task
 
 SPLIT_ROWS = "splits.parquet"
 
@@ -33,9 +33,9 @@ SPLIT_ROWS = "splits.parquet"
 class TextKind(Kind):
     """Texts to classes or numbers."""
 
-    data: PreparedText
+    data: TextInfo
 
-    def __init__(self, config: TextDataConfig, data: PreparedText) -> None:
+    def __init__(self, config: TextDataConfig, data: TextInfo) -> None:
         self.config, self.data = config, data
         self.temperature = 1.0
         self.thresholds: list[float] = []
@@ -60,11 +60,11 @@ class TextKind(Kind):
         """What the outputs of a model mean."""
         return Outputs(self.labels.classes, self.labels.problem.value)
 
-    def before_training(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
+    def before_training(self, task: Task, feeds: Feeds, place: RunFolder) -> None:
         if place.is_first:
             save_split_rows(self.data.store, place.path / SPLIT_ROWS)
         tell_of_attention(task.model, feeds, place)
-        if ceilings := self.data.known_ceilings():
+        if ceilings := self.data.ceilings:
             metrics = {
                 f"{'val' if split == 'validation' else split}/accuracy": value for split, value in ceilings.items()
             }
@@ -103,14 +103,12 @@ class TextKind(Kind):
             place.choose("batches", "padded", model.why_padded, "rows of like length go together")
         return model
 
-    def build_task(
-        self, model: nn.Module, task: Any, optim: OptimConfig, *, total_steps: int, clip: float, seed: int
-    ) -> StepTask:
-        return ClassificationTask(model, self.labels, task, optim, total_steps=total_steps, clip=clip)
+    def build_task(self, model: nn.Module, task: Any, optim: OptimConfig, *, total_steps: int, seed: int) -> Task:
+        return Classifier(model, task, optim, labels=self.labels, total_steps=total_steps)
 
-    def after_best(self, task: StepTask, feeds: Feeds, place: RunFolder) -> None:
+    def after_best(self, task: Task, feeds: Feeds, place: RunFolder) -> None:
         """Temperature and thresholds, found on the validation rows and told."""
-        assert isinstance(task, ClassificationTask)
+        assert isinstance(task, Classifier)
         if self.labels.problem is Problem.single:
             self._calibrate(task.answers(feeds.validation), place)
         elif self.labels.problem is Problem.multi:
@@ -127,7 +125,7 @@ class TextKind(Kind):
         place.choose("temperature", f"{found.temperature:.2f}", found.why, found.evidence)
         place.summary.set("calibration", asdict(found))
 
-    def predictor(self, task: StepTask) -> Answers:
+    def predictor(self, task: Task) -> Answers:
         return Predictor(
             model=task.model.eval(),
             vocabulary=self.data.vocabulary,

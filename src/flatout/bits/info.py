@@ -1,0 +1,111 @@
+"""What is known of records whose store is open: their grams, their encodings, their texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from flatout.bits.columns import Form
+from flatout.bits.grams import LABELS
+from flatout.data.info import DataInfo
+from flatout.data.store.store import StoreSplit
+
+
+@dataclass(frozen=True, slots=True)
+class GramLabels:
+    """What the model's outputs mean."""
+
+    names: tuple[str, ...]
+    """The grams that are answered, in the order of the outputs."""
+    hashed: list[str]
+    """The grams that were hashed, as far as training texts tell; outputs after the answers."""
+    counts: list[int]
+    """Training records that hold each answer."""
+    num_rows: int
+    """Training records."""
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.names)
+
+    @property
+    def num_targets(self) -> int:
+        """Answers and hashed grams together, as targets number them."""
+        return len(self.names) + len(self.hashed)
+
+    def hashed_of_label(self) -> list[int]:
+        """Each answer's number among the hashed grams, or -1."""
+        places = {name: number for number, name in enumerate(self.hashed)}
+        return [places.get(name, -1) for name in self.names]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BitInfo(DataInfo):
+    """Records with encodings."""
+
+    @property
+    def labels(self) -> GramLabels:
+        """The grams that a model answers, and those that were hashed."""
+        facts = self.facts
+        return GramLabels(LABELS, self.hashed, facts["class_counts"], facts["splits"]["train"]["rows"])
+
+    @property
+    def is_set(self) -> bool:
+        """Whether an encoding is a set of numbers rather than bits."""
+        return bool(self.facts["is_set"])
+
+    @property
+    def num_inputs(self) -> int:
+        """Bits of a record, or numbers that are told apart."""
+        return int(self.facts["num_inputs"])
+
+    @property
+    def hashed(self) -> list[str]:
+        """Every gram of the raw training texts: what the encoder read, as far as training rows show."""
+        return list(self.facts["hashed"])
+
+    @property
+    def numbers(self) -> NDArray[np.int64] | None:
+        """The numbers of a two-step hash that are told apart; None for bits."""
+        return np.array(self.facts["numbers"], dtype=np.int64) if self.is_set else None
+
+    @property
+    def bits_column(self) -> str:
+        """Column of the encodings."""
+        return str(self.facts["bits_column"])
+
+    @property
+    def text_columns(self) -> list[str]:
+        """Columns of plain text, in the order in which they were encoded."""
+        return list(self.facts["columns"])
+
+    @property
+    def form(self) -> Form:
+        """How the encodings are written in the source."""
+        return Form(self.facts["form"])
+
+    def texts(self, split: str) -> pa.Array:
+        """Raw texts of a split, fields parted by FIELD_END."""
+        return stored_texts(self.store.splits[split])
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds of the data."""
+        splits = self.facts["splits"]
+        lengths = splits["train"]["tokens"] / max(1, splits["train"]["rows"])
+        return {
+            "rows": {name: counts["rows"] for name, counts in splits.items()},
+            "classes": len(LABELS),
+            "tokens": splits["train"]["tokens"],
+            "mean_length": lengths,
+            "truncated_rows": 0,
+        }
+
+
+def stored_texts(split: StoreSplit) -> pa.Array:
+    column = split.ragged("texts")
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(column.offsets)), pa.py_buffer(column.values)]
+    return pa.Array.from_buffers(pa.large_string(), split.num_rows, buffers)

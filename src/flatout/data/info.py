@@ -1,0 +1,174 @@
+"""What is known of data whose store is open: labels, vocabulary, columns, counts.
+
+A task builds its network from it, a predictor answers with it, and a report prints it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flatout.data.checks.cleaning_settings import Escapes
+from flatout.data.problem import Problem
+from flatout.data.store.report import CacheReport
+from flatout.data.store.store import Store
+from flatout.data.tables.entities import NO_TAG
+from flatout.data.tables.roles import Roles
+from flatout.data.tokens.subwords import Encoder
+
+_TOKENS_A_PIECE = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What the model's outputs mean: the kind of label, the classes, and what the training rows hold of them."""
+
+    problem: Problem
+    classes: list[str]
+    """In the order of the outputs; one name for a number."""
+    counts: list[int]
+    """Training rows of each class; their number for a number."""
+    num_rows: int
+    """Training rows."""
+    mean: float = 0.0
+    """Mean of the training targets of a regression."""
+    spread: float = 1.0
+    """Their standard deviation."""
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.classes)
+
+
+@dataclass(frozen=True, slots=True)
+class TagLabels:
+    """What a tagger's outputs mean, and what of each split it never sees."""
+
+    names: list[str]
+    """O, then B and I of each type."""
+    words_per_row: float
+    """Words of a training row on average, by which the loss is divided."""
+    lost: dict[str, dict[str, Any]]
+    """The words and entities of each split that lie beyond the longest row."""
+    counts: list[int] = field(default_factory=list)
+    """Training words of each tag, of those that the model sees; empty until they are counted."""
+
+    @property
+    def types(self) -> list[str]:
+        return [name[2:] for name in self.names[1::2]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataInfo:
+    """What every kind of data knows of its store."""
+
+    store: Store
+    report: CacheReport
+    source: str
+    """Name of the table of the training rows."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the store keeps of its data, as plain JSON values."""
+        return self.store.facts
+
+    @property
+    def key(self) -> str:
+        """The store's key: equal keys mean equal data."""
+        return self.report.key
+
+    @property
+    def lines(self) -> list[str]:
+        """What is printed of the data."""
+        return [self.report.line(), *self.facts["lines"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInfo(DataInfo):
+    """What texts and tagged words have in common."""
+
+    vocabulary: Encoder
+    roles: Roles
+    """The columns of the source that hold texts and labels."""
+    max_length: int
+    """Longest row in tokens."""
+
+    @property
+    def classes(self) -> list[str]:
+        return list(self.facts["classes"])
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds of the data."""
+        splits = self.facts["splits"]
+        return {
+            "rows": {split: counts["rows"] for split, counts in splits.items()},
+            "classes": len(self.classes),
+            "tokens": splits["train"]["tokens"],
+            "mean_length": splits["train"]["mean_length"],
+            "truncated_rows": sum(counts["truncated_rows"] for counts in splits.values()),
+            "columns": self.facts["columns"],
+            "lengths": self.facts["lengths"],
+            "checks": self.facts["remarks"],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextInfo(TokenInfo):
+    """Texts with classes or numbers."""
+
+    labels: Labels
+    escapes: Escapes
+    """How escapes in texts are read (`data.clean.escapes`)."""
+    label_delimiter: str | None
+    """What separates the labels of a row."""
+
+    @property
+    def problem(self) -> Problem:
+        return self.labels.problem
+
+    @property
+    def ceilings(self) -> dict[str, float]:
+        """The best accuracy possible on each split of a built-in sample; empty for other data."""
+        splits = self.facts["splits"]
+        return {split: counts["ceiling"] for split, counts in splits.items() if "ceiling" in counts}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagInfo(TokenInfo):
+    """Words with tags."""
+
+    labels: TagLabels
+
+    @property
+    def problem(self) -> Problem:
+        return Problem.tags
+
+    def count_tags(self) -> list[int]:
+        """Training words of each tag, counted piece by piece."""
+        targets = self.store.splits["train"].ragged("targets").values
+        counts = np.zeros(len(self.labels.names), np.int64)
+        for start in range(0, len(targets), _TOKENS_A_PIECE):
+            piece = targets[start : start + _TOKENS_A_PIECE]
+            counts += np.bincount(piece[piece != NO_TAG], minlength=len(counts))
+        return [int(count) for count in counts]
+
+
+def text_labels(problem: Problem, facts: dict[str, Any]) -> Labels:
+    """The labels of texts, from the facts of their store."""
+    return Labels(
+        problem=problem,
+        classes=list(facts["classes"]),
+        counts=facts["class_counts"],
+        num_rows=facts["splits"]["train"]["rows"],
+        mean=facts["target_mean"],
+        spread=facts["target_spread"],
+    )
+
+
+def tag_labels(facts: dict[str, Any]) -> TagLabels:
+    """The labels of tagged words, from the facts of their store."""
+    lost, rows = facts["tags"], facts["splits"]["train"]["rows"]
+    kept = lost["train"]["words"] - lost["train"]["words_lost"]
+    return TagLabels(list(facts["classes"]), max(1.0, kept / max(1, rows)), lost)

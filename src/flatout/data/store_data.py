@@ -1,0 +1,240 @@
+"""The DataModule under all others: a store, built once and memory-mapped, and a feed for each of its splits.
+
+It works in any `L.Trainer`. The Trainer's accumulation and world size go into the plan of the training rows, so each
+batch holds the number of real rows of its whole optimizer step (`batch.step_rows`). Feeds divide the rows among ranks
+by themselves: Lightning's distributed sampler finds nothing to replace. The position in the plan is the state.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import fields
+from typing import Any, Generic, Self, TypeVar
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+
+from flatout.data.batches.feed import Feed, FeedChoice, Feeds, choose_feed
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.plan import Layout, PlanSettings
+from flatout.data.feeding import FeedingConfig
+from flatout.data.info import DataInfo
+from flatout.data.plans import Placement, evaluation_kind, evaluation_plan, training_plan
+from flatout.data.store.store import Store
+from flatout.errors import UserError, did_you_mean, require
+from flatout.run_log import PrintLog, RunLog
+
+Config = TypeVar("Config", bound=FeedingConfig)
+Info = TypeVar("Info", bound=DataInfo)
+_START = {"epoch": 0, "consumed": 0}
+
+
+class StoreData(L.LightningDataModule, Generic[Config, Info]):
+    """Data from a store; a subclass names its settings and opens its store."""
+
+    settings: type[Config]
+    """The dataclass of the constructor's keywords."""
+
+    def __init__(self, *, seed: int = 0, log: RunLog | None = None, **settings: Any) -> None:
+        """`seed` starts the order of the rows; all other keywords are fields of the settings class."""
+        super().__init__()
+        names = [field.name for field in fields(self.settings)]
+        for name in settings:
+            where, known = f"{type(self).__name__}.{name}", did_you_mean(name, names)
+            require(name in names, where, "no such setting", mend=known)
+        self.config: Config = self.settings(**settings)
+        self.seed, self.run_log = seed, PrintLog() if log is None else log
+        self._info: Info | None = None
+        self._is_announced = self._has_fitted = False
+        self._placement: Placement | None = None
+        self._choices: dict[torch.device, FeedChoice] = {}
+        self._feeds: dict[str, Feed] = {}
+        self._position: dict[str, int] = dict(_START)
+
+    @classmethod
+    def of(cls, config: Config, *, seed: int = 0, log: RunLog | None = None) -> Self:
+        """The same from a settings object, as Hydra builds it."""
+        return cls(seed=seed, log=log, **{field.name: getattr(config, field.name) for field in fields(config)})
+
+    @abstractmethod
+    def open_store(self) -> Info:
+        """Open the store, building it first when there is none."""
+
+    # The store
+
+    def prepare_data(self) -> None:
+        """Build the store where it is missing; Lightning calls it on one rank of each machine."""
+        if self._info is None:
+            self._info = self.open_store()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the store and report what it holds; a second fit starts from the first batch."""
+        self.prepare_data()
+        self._require_same_data()
+        self._announce()
+        if stage == "fit" and self._has_fitted:
+            self._has_fitted = False
+            self.load_state_dict(_START)
+
+    def teardown(self, stage: str | None = None) -> None:
+        self._has_fitted |= stage == "fit"
+
+    @property
+    def info(self) -> Info:
+        """Labels, vocabulary, columns and counts."""
+        if self._info is None:
+            raise UserError(f"{type(self).__name__}.info", "the store is not open yet", mend="Call setup() first.")
+        return self._info
+
+    @property
+    def store(self) -> Store:
+        return self.info.store
+
+    def _require_same_data(self) -> None:
+        """Refuse ranks that see other rows than the first one."""
+        if self.trainer is None or self.trainer.world_size == 1:
+            return
+        key, rank = self.trainer.strategy.broadcast(self.info.key), self.trainer.global_rank
+        mend = "Every machine needs the same files, or one folder that all can read."
+        require(key == self.info.key, "data", f"rank {rank} sees other data than the first rank", mend=mend)
+
+    def _announce(self) -> None:
+        if not self._is_announced and self._is_first:
+            for line in self.info.lines:
+                self.run_log.say(line)
+        self._is_announced = True
+
+    # The feeds
+
+    def place(self, placement: Placement) -> None:
+        """Set rank, device and layout instead of reading them from the Trainer.
+
+        `data.accumulate` and `data.effective_batch` then decide the batches of a step, whatever the Trainer has.
+        """
+        self._placement = placement
+
+    @property
+    def feeds(self) -> Feeds:
+        """The feed of each split, made once and kept while nothing changes."""
+        test = self._evaluation_feed("test") if "test" in self.store.splits else None
+        return Feeds(self._training_feed(), self._evaluation_feed("validation"), test)
+
+    def train_dataloader(self) -> Feed:
+        return self._training_feed()
+
+    def val_dataloader(self) -> Feed:
+        return self._evaluation_feed("validation")
+
+    def test_dataloader(self) -> Feed | list[Feed]:
+        """The test rows; nothing where there are none."""
+        return self._evaluation_feed("test") if "test" in self.store.splits else []
+
+    def predict_dataloader(self) -> Feed:
+        """The test rows, or the validation rows where there are none; `batch.rows` numbers them."""
+        return self._evaluation_feed("test" if "test" in self.store.splits else "validation")
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Move a batch that is not on the device yet."""
+        if not isinstance(batch, FlatBatch):
+            return super().transfer_batch_to_device(batch, device, dataloader_idx)
+        return batch if batch.tokens.device == device else batch.to(device)
+
+    def _training_feed(self) -> Feed:
+        placement, trainer = self._current_placement(), self.trainer
+        shuffle = not getattr(trainer, "overfit_batches", 0)  # the same batches in each epoch
+        plan = training_plan(self.config, placement, self._accumulation(placement), self.seed, shuffle=shuffle)
+        return self._feed("train", plan, placement.device)
+
+    def _evaluation_feed(self, split: str) -> Feed:
+        placement = self._current_placement()
+        return self._feed(split, evaluation_plan(self.config, placement), placement.device)
+
+    def _feed(self, name: str, plan: PlanSettings, device: torch.device) -> Feed:
+        """The feed of a split: the one there is where nothing has changed, so that its position is kept."""
+        is_train, kind = name == "train", self._choose_kind(device).kind
+        kind = kind if is_train else evaluation_kind(kind)
+        kept = self._feeds.get(name)
+        if kept is not None and (kept.plan, kept.kind, kept.device) == (plan, kind, device):
+            return kept
+        split, workers = self.store.splits[name], self.config.workers
+        feed = Feed(split, plan, kind=kind, device=device, workers=workers, keeps_position=is_train)
+        if is_train:
+            feed.load_state_dict(self._position)
+            self._report_step(plan)
+        self._feeds[name] = feed
+        return feed
+
+    def _choose_kind(self, device: torch.device) -> FeedChoice:
+        """The kind of all feeds on a device, chosen and reported once."""
+        if device not in self._choices:
+            num_bytes = sum(split.num_bytes for split in self.store.splits.values())
+            choice = self._choices[device] = choose_feed(self.config.feed, num_bytes, device, None)
+            self._report("feed", choice.kind.value, choice.why, choice.evidence)
+        return self._choices[device]
+
+    def _current_placement(self) -> Placement:
+        trainer = self.trainer
+        if self._placement is not None:
+            return self._placement
+        if trainer is None:
+            return Placement()
+        network = getattr(trainer.lightning_module, "model", None)
+        layout = Layout(getattr(network, "layout", Layout.flat))
+        return Placement(trainer.global_rank, trainer.world_size, trainer.strategy.root_device, layout)
+
+    def _accumulation(self, placement: Placement) -> int:
+        """Batches of a step: the Trainer's, which must agree with the settings."""
+        wanted, trainer = self.config.batches(placement.world)[1], self.trainer
+        if trainer is None or self._placement is not None:
+            return wanted
+        _require_constant_accumulation(trainer)
+        given = trainer.accumulate_grad_batches
+        _require_agreement(self.config, wanted, given)
+        return given
+
+    # The position
+
+    def state_dict(self) -> dict[str, int]:
+        """The position in the plan: the epoch, and the batches of it that were taken."""
+        return self._feeds["train"].state_dict() if "train" in self._feeds else dict(self._position)
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Continue from a position, now or when the feed is made."""
+        self._position, self._has_fitted = dict(state_dict), False
+        if "train" in self._feeds:
+            self._feeds["train"].load_state_dict(state_dict)
+
+    # Reports
+
+    @property
+    def _is_first(self) -> bool:
+        return self.trainer is None or self.trainer.is_global_zero
+
+    def _report(self, name: str, value: object, why: str, evidence: str) -> None:
+        if self._is_first:
+            self.run_log.decision(name, value, why, evidence)
+
+    def _report_step(self, plan: PlanSettings) -> None:
+        if plan.world > 1:
+            product = f"{plan.rows_per_batch} rows x {plan.accumulate} batches x {plan.world} ranks"
+            value = f"{plan.rows_per_batch * plan.parts} rows"
+            self._report("rows a step", value, "each rank trains its share", product)
+
+
+def _require_constant_accumulation(trainer: L.Trainer) -> None:
+    changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    what = "changes from epoch to epoch, but the rows of each step are planned before training"
+    mend = "Set Trainer(accumulate_grad_batches=…) instead of the GradientAccumulationScheduler."
+    require(not changes, "accumulate_grad_batches", what, mend=mend)
+
+
+def _require_agreement(config: FeedingConfig, wanted: int, given: int) -> None:
+    """The settings may not ask for other accumulation than the Trainer's."""
+    mend = f"Set Trainer(accumulate_grad_batches={wanted})"
+    if config.effective_batch is not None:
+        what = f"{config.effective_batch} rows are {wanted} batches a step, but the Trainer takes {given}"
+        require(given == wanted, "data.effective_batch", what, mend=f"{mend}.")
+    elif wanted > 1:
+        what = f"{wanted}, but the Trainer takes {given} {'batch' if given == 1 else 'batches'} a step"
+        require(False, "data.accumulate", what, mend=f"{mend}, and leave data.accumulate out.")

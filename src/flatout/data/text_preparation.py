@@ -1,0 +1,255 @@
+"""A table of texts, made ready: read, checked, split, labelled and encoded once, into a store.
+
+Three passes over the source, each by the block: the first looks at every row and decides its fate, the second trains
+the vocabulary, the third encodes. Memory stays flat however many rows there are. Everything that was found on the way
+is kept in the store's facts, so an opened store says the same as a built one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flatout.data.checks.findings import Remark, all_remarks
+from flatout.data.checks.lengths import Lengths, loss_remarks
+from flatout.data.checks.survey import Surveyed
+from flatout.data.info import TextInfo, text_labels
+from flatout.data.problem import Problem
+from flatout.data.store.cache import Cache, CacheReport, Recipe
+from flatout.data.store.progress import Progress
+from flatout.data.store.store import SCHEMA, Column, Store, StoreWriter, smallest_token_type
+from flatout.data.tables.splits import SplitBy
+from flatout.data.text import TextDataConfig
+from flatout.data.text_source import TOPIC, TextBlock, TextSource
+from flatout.data.tokens.subwords import Encoder, Subwords, read_encoder, train_encoder
+from flatout.data.tokens.vocabulary import EncodedBlock
+from flatout.errors import UserError
+
+
+def prepare(config: TextDataConfig) -> TextInfo:
+    """Open the store of some texts, building it first when there is none."""
+    preparation = TextPreparation(config)
+    store, report, vocabulary = preparation.open()
+    return TextInfo(
+        store=store,
+        report=report,
+        source=preparation.source.name,
+        vocabulary=vocabulary,
+        roles=preparation.source.columns,
+        max_length=config.max_length,
+        labels=text_labels(config.problem, store.facts),
+        escapes=config.clean.escapes,
+        label_delimiter=config.label_delimiter,
+    )
+
+
+class TextPreparation:
+    """From a TextDataConfig to a store, a stage a method."""
+
+    def __init__(self, config: TextDataConfig) -> None:
+        self.config = config
+        self.source: TextSource = self._open_source()
+        self.given = self._load_given()
+        """The tokenizer that is not made here."""
+
+    def _load_given(self) -> Subwords | None:
+        return None if self.config.tokenizer is None else Subwords.load(self.config.tokenizer)
+
+    def _open_source(self) -> TextSource:
+        return TextSource(self.config)
+
+    def open(self) -> tuple[Store, CacheReport, Encoder]:
+        """The store, built where it is missing, how it was opened, and its vocabulary."""
+        cache = Cache(self.config.cache)
+        store, report = cache.open_or_build(self.source.name, self._recipe(), self._build)
+        return store, report, read_encoder(store.read_text("tokenizer.json"))
+
+    def _recipe(self) -> Recipe:
+        config, splitting, roles = self.config, self.source.splitting, self.source.columns
+        return {
+            "source": self.source.fingerprints,
+            "read": asdict(config.read),
+            "column": asdict(roles),
+            "problem": config.problem.value,
+            "label_delimiter": config.label_delimiter,
+            "max_classes": config.max_classes,
+            "split": asdict(splitting),
+            "clean": asdict(config.clean),
+            "vocabulary": asdict(config.vocabulary) if self.given is None else self.given.fingerprint(),
+            "max_length": config.max_length,
+            "schema": SCHEMA,
+        }
+
+    def _build(self, writer: StoreWriter) -> None:
+        with Progress() as progress:
+            surveyed = self.source.survey(progress.task("checking"))
+            census = surveyed.census
+            self._require_rows(surveyed)
+            self._require_classes(surveyed)
+            vocabulary = self._train_vocabulary(surveyed, progress.task("reading"))
+            totals = self._encode(writer, surveyed, vocabulary, progress.task("encoding"))
+        self.source.require_unchanged()
+        writer.write_text("tokenizer.json", vocabulary.to_json())
+        mean, spread = census.scale()
+        remarks = self._remarks(surveyed, totals)
+        writer.facts |= {
+            "classes": self._classes(surveyed),
+            "class_counts": self._class_counts(surveyed),
+            "target_mean": mean,
+            "target_spread": spread,
+            "columns": {"text": list(self.source.columns.texts), "label": self.source.columns.label},
+            "splits": {split: total.facts() for split, total in totals.items()},
+            "lengths": {split: total.lengths.as_dict() for split, total in totals.items()},
+            "remarks": [remark.as_dict() for remark in remarks],
+            "lines": [*self._lines(totals), *(remark.line() for remark in remarks)],
+            **self._more_facts(),
+        }
+
+    def _require_classes(self, surveyed: Surveyed) -> None:
+        surveyed.census.require_classes(where="data.label")
+
+    def _class_remarks(self, surveyed: Surveyed) -> list[Remark]:
+        return surveyed.census.remarks("training rows")
+
+    def _classes(self, surveyed: Surveyed) -> list[str]:
+        return surveyed.census.classes()
+
+    def _class_counts(self, surveyed: Surveyed) -> list[int]:
+        return surveyed.census.train_counts()
+
+    def _more_facts(self) -> dict[str, Any]:
+        """What else is to be known of the data; for kinds of labels that need it."""
+        return {}
+
+    def _require_rows(self, surveyed: Surveyed) -> None:
+        tables = self.source.tables
+        for split in self.config.split_names(tables):
+            if not surveyed.rows(split):
+                key = "source" if self.config.source is not None else split if split in tables else "train"
+                what = f"no rows are left for the {split} split of {self.source.name}"
+                raise UserError(f"data.{key}", what, mend="python -m flatout check tells what became of them.")
+
+    def _train_vocabulary(self, surveyed: Surveyed, told: Callable[[int], None]) -> Encoder:
+        """Second pass: the words of the training rows, and their numbers if these are the labels."""
+
+        def training_texts() -> Iterator[pa.Array]:
+            for _, block in self.source.texts_and_labels(surveyed, told, splits=("train",)):
+                if self.config.problem is Problem.regression:
+                    surveyed.census.add_numbers(block.labels.to_numpy(zero_copy_only=False))
+                yield block.texts
+
+        if self.given is None:
+            return train_encoder(training_texts(), self.config.vocabulary)
+        if self.config.problem is Problem.regression:
+            for _ in training_texts():
+                pass  # the numbers are counted on the way
+        return self.given
+
+    def _encode(
+        self, writer: StoreWriter, surveyed: Surveyed, vocabulary: Encoder, told: Callable[[int], None]
+    ) -> dict[str, _Totals]:
+        """Third pass: tokens and targets of every split."""
+        columns = {
+            "tokens": Column(smallest_token_type(vocabulary.size), ragged=True),
+            "targets": _TARGET_COLUMNS[self.config.problem],
+            "rows": Column("int64"),
+        }
+        tables = self.source.tables
+        writers = {split: writer.split(split, columns) for split in self.config.split_names(tables)}
+        writer.expected_rows = sum(surveyed.rows(split) for split in writers)
+        totals = {split: _Totals() for split in writers}
+        for split, block in self.source.texts_and_labels(surveyed, told):
+            encoded, targets = self._encoded(split, block, surveyed, vocabulary)
+            writers[split].append(tokens=(encoded.tokens, encoded.lengths), targets=targets, rows=block.rows)
+            totals[split].add(encoded, is_clean=_is_clean(block))
+        return totals
+
+    def _encoded(
+        self, split: str, block: TextBlock, surveyed: Surveyed, vocabulary: Encoder
+    ) -> tuple[EncodedBlock, Any]:
+        """Ids and targets of some rows."""
+        return (
+            vocabulary.encode(block.texts, max_length=self.config.max_length),
+            surveyed.census.targets(block.labels),
+        )
+
+    def _lines(self, totals: dict[str, _Totals]) -> list[str]:
+        counts = ", ".join(f"{split} {total.rows:,}" for split, total in totals.items())
+        made = [split for split in totals if split not in self.source.tables]
+        how = f" ({' and '.join(made)} taken from the training rows {_TAKEN[self.config.split_by]})" if made else ""
+        return [f"rows: {counts}{how}"]
+
+    def _remarks(self, surveyed: Surveyed, totals: dict[str, _Totals]) -> list[Remark]:
+        return [
+            *self.source.remarks(),
+            *([] if self.source.is_sample else surveyed.account()),
+            *self._class_remarks(surveyed),
+            *all_remarks(surveyed.findings.values()),
+            *loss_remarks(
+                {split: (total.unknown, total.lengths) for split, total in totals.items()}, self.config.max_length
+            ),
+        ]
+
+
+_TAKEN = {
+    SplitBy.content: "by a hash of the text",
+    SplitBy.stratified: "with the same share of each class",
+    SplitBy.group: "by whole groups",
+}
+
+
+_TARGET_COLUMNS = {
+    Problem.single: Column("int32"),
+    Problem.multi: Column("int32", ragged=True),
+    Problem.regression: Column("float32"),
+    Problem.tags: Column("int32", ragged=True),
+}
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What the encoded rows of one split add up to."""
+
+    rows: int = 0
+    tokens: int = 0
+    unknown: int = 0
+    truncated_rows: int = 0
+    truncated_tokens: int = 0
+    lengths: Lengths = field(default_factory=Lengths)
+    """Lengths before anything is cut."""
+    clean: int | None = None
+    """Rows whose label is the sample's clean topic."""
+
+    def add(self, block: EncodedBlock, is_clean: int | None) -> None:
+        self.rows += len(block.lengths)
+        self.tokens += len(block.tokens)
+        self.unknown += block.unknown
+        self.truncated_rows += block.truncated_rows
+        self.truncated_tokens += block.truncated_tokens
+        self.lengths.add(block.whole_lengths)
+        if is_clean is not None:
+            self.clean = (self.clean or 0) + is_clean
+
+    def facts(self) -> dict[str, Any]:
+        known = {} if self.clean is None else {"ceiling": self.clean / max(1, self.rows)}
+        return {
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "mean_length": self.tokens / max(1, self.rows),
+            "unknown_share": self.unknown / max(1, self.tokens),
+            "truncated_rows": self.truncated_rows,
+            "truncated_tokens": self.truncated_tokens,
+            **known,
+        }
+
+
+def _is_clean(block: TextBlock) -> int | None:
+    """Rows whose label is the clean one; None where nobody knows."""
+    if TOPIC not in block.block.schema.names:
+        return None
+    same = pc.equal(block.block.column("label"), block.block.column(TOPIC))
+    return int(pc.sum(same).as_py() or 0)

@@ -1,0 +1,336 @@
+"""The fast loop: an optimizer step without closures, profiling contexts and device syncs, in Lightning's own Trainer.
+
+`Trainer(callbacks=[FastLoop()])` is all there is to it. It serves any LightningModule with automatic optimisation and
+one optimizer, on one device, DDP or FSDP; gradients, clipping and counters equal those of the ordinary loop. On top of
+it come a guard against losses that are not finite, and a second try in smaller pieces after out-of-memory. A module
+that overrides `optimizer_step`, or a strategy unknown here, gets Lightning's own loop; a line says so.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import lightning as L
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from flatout.engine import lightning_internals as internals
+from flatout.engine.gradients import clip_gradients, gradient_is_finite, gradient_length
+from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
+from flatout.engine.passes import Passes
+from flatout.engine.step_losses import NotFinite, StepLosses
+from flatout.errors import UserError
+from flatout.models.lean import LeanEmbedding
+
+PHASES = ("forward", "backward", "optimizer")
+_STEP_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
+
+
+def edge_on_host(edge: int) -> float:
+    """The host's clock at the edge of a phase: 0 is the start of a batch, 1 to 3 are the ends of its phases."""
+    return time.perf_counter()
+
+
+def fast_loop_of(trainer: L.Trainer) -> FastLoop | None:
+    """The fast loop among a trainer's callbacks."""
+    return next((each for each in internals.callbacks_of(trainer) if isinstance(each, FastLoop)), None)
+
+
+class FastLoop(Callback):
+    """Takes optimizer steps in place of Lightning's automatic optimisation."""
+
+    def __init__(
+        self, *, not_finite: NotFinite = NotFinite.stop, describe_rows: Callable[[int], str] = lambda step: ""
+    ) -> None:
+        """`describe_rows` names the rows of an optimizer step, counted from 0, for the message of a failed step."""
+        self.phase_s = dict.fromkeys(PHASES, 0.0)
+        """Host seconds in each phase: exact on a CPU, the time to enqueue the work elsewhere."""
+        self.edge: Callable[[int], float] = edge_on_host
+        self.losses = StepLosses(not_finite, describe_rows)
+        self.passes = Passes(self)
+        self.finds_at_once = True
+        """Whether a CPU finds a step that is not finite at once; elsewhere the device itself leaves the step out."""
+        self.rate = 0.0
+        """Learning rate of the last step."""
+        self.is_serving = self.is_plain = self.is_scaled = self.exchanges = False
+        self._is_updating = self._is_under_way = False
+        self._hooks: dict[str, list[Callable[..., Any]]] = {name: [] for name in _STEP_HOOKS}
+        self._lean: list[LeanEmbedding] = []
+        self._trained: list[nn.Parameter] = []
+
+    @property
+    def skipped(self) -> list[int]:
+        """Steps, counted from 0, that were left out because their gradient was not finite."""
+        return self.losses.skipped
+
+    def take_losses(self) -> tuple[list[float], list[float]]:
+        """Losses and gradient norms of the steps since the last call, in one transfer from the device."""
+        return self.losses.take(self.trainer.global_step, is_scaled=self.is_scaled)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.trainer, self.module = trainer, pl_module
+        vars(pl_module)["answer_in_pieces"] = self.passes.judge
+        if stage != "fit":
+            return
+        reason = _reason_against(trainer, pl_module)
+        if reason:
+            print(f"fast loop: off, {reason}; Lightning's own loop trains")
+            return
+        self._plugged = internals.plug_optimization(trainer, self._run_batch)
+        self.is_serving = self._plugged is not None
+        vars(pl_module)["is_in_fast_loop"] = self.is_serving
+        self._keep_embedding_gradients()
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self.is_serving:
+            return
+        strategy = trainer.strategy
+        self._trained = [weight for group in trainer.optimizers[0].param_groups for weight in group["params"]]
+        self.is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+        is_backward_ours = type(pl_module).backward is L.LightningModule.backward
+        self.is_plain = isinstance(strategy, SingleDeviceStrategy) and not self.is_scaled and is_backward_ours
+        self.exchanges = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        self.shares_weights = bool(getattr(pl_module, "shares_weights", False))
+        self._call = internals.run_training_step if not hasattr(pl_module, "is_silent_step") else None
+        self._clips_itself = (
+            type(pl_module).configure_gradient_clipping is L.LightningModule.configure_gradient_clipping
+        )
+        self._after_step = getattr(pl_module, "after_optimizer_step", None)
+        self._gather_hooks()
+        self.losses.to(pl_module.device)
+        self.passes.restart()
+        if self.exchanges:
+            torch.manual_seed(torch.initial_seed() + dist.get_rank())  # other rows, other dropout
+            for embedding in self._lean:
+                dist.broadcast(embedding.weight.detach(), 0)  # as DDP does with all others
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        for embedding in self._lean:
+            embedding.keeps_gradient = False
+        self._lean.clear()
+        vars(pl_module)["is_in_fast_loop"] = self.is_serving = False
+
+    def forward(self, batch: Any) -> Tensor | None:
+        """The loss of a batch or of a piece of one, over the batches of its optimizer step."""
+        arguments = (batch, *self._arguments[1:])
+        if self._call is None:
+            output = self.trainer.strategy.training_step(*arguments)
+        else:
+            output = self._call(self.trainer, arguments)
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        accumulate = self.trainer.accumulate_grad_batches
+        return loss if loss is None or accumulate == 1 else loss / accumulate
+
+    def backward(self, loss: Tensor, *, ends_step: bool) -> None:
+        """Add the gradients of a part of a step; ranks exchange them all after the last."""
+        if self.is_plain:
+            for hook in self._hooks["on_before_backward"]:
+                hook(loss)
+            loss.backward()
+            for hook in self._hooks["on_after_backward"]:
+                hook()
+            return
+        self.trainer.strategy.backward(loss, self._optimizer)
+
+    def exchange_context(self, *, ends_step: bool) -> Any:
+        """Around the forward and backward pass of a part: gradients are exchanged in the last part of a step."""
+        is_last = ends_step or not self.exchanges
+        return nullcontext() if is_last else internals.without_gradient_exchange(self.trainer.strategy)
+
+    def reset_gradients(self) -> None:
+        """Drop the gradients of a step that is repeated."""
+        for embedding in self._lean:
+            embedding.clear()
+        self._optimizer.zero_grad()
+
+    def is_torn(self) -> bool:
+        """Whether weights or running statistics are no longer those that the last step has left."""
+        has_statistics = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in self.module.modules())
+        return self._is_updating or (self._is_under_way and has_statistics)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether some batches of a step are done and others are not."""
+        return self._is_under_way
+
+    def require_sound(self) -> None:
+        """Refuse to keep weights while a step that is not finite waits to be found."""
+        if self.losses.may_be_broken:
+            self.take_losses()
+
+    def _run_batch(self, optimizer: torch.optim.Optimizer, batch_idx: int, kwargs: Any) -> dict[str, Any]:
+        edge = self.edge
+        started = edge(0)
+        self._is_under_way = True
+        self._optimizer, self._arguments = optimizer, tuple(kwargs.values())
+        batch = self._arguments[0]
+        ends_step = getattr(batch, "ends_step", None)
+        if ends_step is None:
+            ends_step = internals.ends_optimizer_step(self.trainer)
+        forward_s = self.passes.train(batch, ends_step=ends_step)
+        backwarded = edge(2)
+        loss = self.passes.last_loss
+        if ends_step:
+            self.losses.add(self.passes.end_step())
+            self._step(optimizer)
+            self._is_under_way = False
+        phase_s = self.phase_s
+        phase_s["forward"] += forward_s
+        phase_s["backward"] += backwarded - started - forward_s
+        phase_s["optimizer"] += edge(3) - backwarded
+        return {} if loss is None else {"loss": loss}
+
+    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+        step = self.trainer.global_step
+        assert self._plugged is not None
+        progress = self._plugged.optim_progress.optimizer.step
+        progress.increment_ready()
+        self.rate = optimizer.param_groups[0]["lr"]
+        if self.exchanges:
+            for embedding in self._lean:
+                embedding.exchange(dist.all_reduce)
+        is_wanted = self._is_sound(optimizer, step)
+        self._is_updating = True
+        if is_wanted and not optimizer.state:
+            self._update_first(optimizer)
+        elif is_wanted:
+            self._update(optimizer)
+        for embedding in self._lean:
+            embedding.clear()
+        for hook in self._hooks["on_before_zero_grad"]:
+            hook(optimizer)
+        optimizer.zero_grad()
+        progress.increment_completed()
+        if self._after_step is not None:
+            self._after_step()
+        self._is_updating = False
+
+    def _update(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.is_scaled:  # the scaler unscales, clips and may leave the step out: Lightning's own way
+            self.trainer.strategy.optimizer_step(optimizer, closure=lambda: self.losses.last)
+            return
+        optimizer.step()
+
+    def _update_first(self, optimizer: torch.optim.Optimizer) -> None:
+        """The step in which the optimizer makes its state; smaller batches would not help where memory lacks for it.
+
+        What activations have left is given back and the step tried once more, if no weight was changed yet.
+        """
+        before = [weight._version for weight in self._trained]
+        why = ""
+        try:
+            self._update(optimizer)
+        except ERRORS as error:
+            is_untouched = before == [weight._version for weight in self._trained]
+            if not is_out_of_memory(error):
+                raise
+            why = in_short(error)
+        if not why:
+            return
+        if not is_untouched or self.is_scaled:
+            raise _no_memory_for_state(why)
+        optimizer.state.clear()
+        give_back_memory()
+        try:
+            self._update(optimizer)
+        except ERRORS as error:
+            if not is_out_of_memory(error):
+                raise
+            raise _no_memory_for_state(in_short(error)) from None
+
+    def _is_sound(self, optimizer: torch.optim.Optimizer, step: int) -> bool:
+        """Clip the gradient; whether the step may be taken, which elsewhere than on a CPU the device decides itself."""
+        if self.is_scaled:  # its scaler leaves such steps out itself, and is not done with the gradient yet
+            return True
+        for hook in self._hooks["on_before_optimizer_step"]:
+            hook(optimizer)
+        norm = self._clip(optimizer)
+        losses = self.losses
+        if self.finds_at_once and self.module.device.type == "cpu":
+            is_finite = math.isfinite(norm) if norm is not None else gradient_is_finite(self._trained)
+            return losses.accept(step, is_finite=is_finite)
+        if norm is None:
+            norm = gradient_length(self._trained)
+            losses.norms.append(norm)
+        # A fused optimizer leaves a step out where this number is 1, and once it is, so are all that follow: nothing
+        # is waited for, and the next `take_losses` finds which step it was.
+        vars(optimizer)["found_inf"] = losses.flag_broken(norm)
+        return True
+
+    def _clip(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
+        """Clip as the Trainer says; the gradient's norm before, or None where nothing asked for it."""
+        trainer = self.trainer
+        value, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm or "norm"
+        if not self._clips_itself or (value and str(algorithm) != "norm"):
+            self.module.configure_gradient_clipping(optimizer, value, algorithm)
+            return None
+        if not value:
+            return None
+        norm = clip_gradients(self._trained, float(value))
+        self.losses.norms.append(norm)
+        return norm
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """With fp16 the gradient is measured here, after Lightning has taken the scaler's factor out of it."""
+        if self.is_serving and self.is_scaled:
+            self.losses.norms.append(gradient_length(self._trained))
+
+    def _gather_hooks(self) -> None:
+        """The step hooks that callbacks and the module override; Lightning calls them itself off the plain road."""
+        for name in _STEP_HOOKS:
+            self._hooks[name] = [
+                _bound(getattr(each, name), self.trainer, self.module)
+                for each in internals.callbacks_of(self.trainer)
+                if each is not self and getattr(type(each), name) is not getattr(Callback, name)
+            ]
+            if getattr(type(self.module), name) is not getattr(L.LightningModule, name):
+                self._hooks[name].append(getattr(self.module, name))
+
+    def _keep_embedding_gradients(self) -> None:
+        """On a CPU large embeddings keep one gradient table, which autograd never sees, so DDP must not wait for it."""
+        strategy = self.trainer.strategy
+        is_known = isinstance(strategy, SingleDeviceStrategy | DDPStrategy)
+        is_scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        is_lean = is_known and not is_scaled and strategy.root_device.type == "cpu"
+        self._lean[:] = [each for each in self.module.modules() if is_lean and isinstance(each, LeanEmbedding)]
+        for embedding in self._lean:
+            embedding.keeps_gradient = True
+        tables = {id(embedding.weight) for embedding in self._lean}
+        names = [name for name, weight in self.module.named_parameters() if id(weight) in tables]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.module, names)
+
+
+def _bound(hook: Callable[..., Any], *first: Any) -> Callable[..., Any]:
+    return lambda *rest: hook(*first, *rest)
+
+
+def _reason_against(trainer: L.Trainer, module: L.LightningModule) -> str:
+    """Why Lightning's own loop has to train a module; empty where the fast loop can."""
+    if not module.automatic_optimization:
+        return f"{type(module).__name__} uses manual optimisation"
+    if type(module).optimizer_step is not L.LightningModule.optimizer_step and not hasattr(
+        module, "after_optimizer_step"
+    ):
+        return f"{type(module).__name__} overrides optimizer_step"
+    if type(module).optimizer_zero_grad is not L.LightningModule.optimizer_zero_grad:
+        return f"{type(module).__name__} overrides optimizer_zero_grad"
+    is_known = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy) or hasattr(
+        trainer.strategy, "share_out"
+    )
+    return "" if is_known else f"the strategy {type(trainer.strategy).__name__} steps in its own way"
+
+
+def _no_memory_for_state(why: str) -> UserError:
+    what = f"memory ran out in the first step of the optimizer, whose state is twice the weights ({why})"
+    mend = "Freeze layers, train with model.lora.rank=8, or take a smaller model; smaller batches change little."
+    return UserError("training", what, mend=mend)

@@ -1,0 +1,28 @@
+"""The norm of the whole gradient, and clipping by it; slices of several ranks count as one gradient."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from flatout.distributed.slices import is_share, whole
+
+
+def clip_gradients(parameters: list[nn.Parameter], longest: float) -> torch.Tensor:
+    """Shorten the gradient to `longest` where it is longer; its length before, still on the device."""
+    return whole(nn.utils.clip_grad_norm_(parameters, longest, foreach=True))
+
+
+def gradient_is_finite(parameters: list[nn.Parameter]) -> bool:
+    """Whether the gradient has no number that is none; on a CPU. A sum has one where any of its parts has."""
+    if parameters and is_share(parameters[0]):  # what one rank finds in its slices all must know
+        return math.isfinite(gradient_length(parameters))
+    return all(math.isfinite(weight.grad.sum()) for weight in parameters if weight.grad is not None)
+
+
+def gradient_length(parameters: list[nn.Parameter]) -> torch.Tensor:
+    """The length of the whole gradient, still on the device."""
+    gradients = [weight.grad for weight in parameters if weight.grad is not None]
+    return whole(nn.utils.get_total_norm(gradients, foreach=True))

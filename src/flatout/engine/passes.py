@@ -1,0 +1,236 @@
+"""Forward and backward passes of a step's batches; after out-of-memory they are repeated in smaller pieces.
+
+The plan, the feed and the checkpoints know nothing of it: a batch is cut *inside* the step. The gradients of a step's
+batches are dropped, the random numbers set back, and the same rows pass in twice as many pieces, then and in all later
+steps. Losses are divided by the rows of the whole step, so the gradients of the pieces add up to the same.
+
+On several ranks each repeats alone while the others wait. Gradients that DDP has begun to exchange cannot be called
+back: then the run ends with its last checkpoint, notes the size that fits, and `resume=auto` continues with it.
+
+A step that has enough memory pays one list append and a note of the random state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from flatout.data.batches.cut import cut_batch
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
+from flatout.engine.random_state import RandomState
+from flatout.errors import UserError
+
+if TYPE_CHECKING:
+    from flatout.engine.fast_loop import FastLoop
+
+TRAINING, EVALUATION = "training", "evaluation"
+
+
+class Report(Protocol):
+    """Called when batches are cut into more pieces than before: what for, at which step, and the error's words."""
+
+    def __call__(self, name: str, pieces: int, before: int, step: int, why: str, has_ended: bool) -> None: ...
+
+
+def _report_nothing(name: str, pieces: int, before: int, step: int, why: str, has_ended: bool) -> None:
+    return
+
+
+class Passes:
+    """Passes of a module, in as many pieces as memory asks for."""
+
+    def __init__(self, loop: FastLoop) -> None:
+        self.loop = loop
+        self.pieces = {TRAINING: 1, EVALUATION: 1}
+        """Into how many pieces each batch is cut."""
+        self.times_out = 0
+        """How often memory did not suffice."""
+        self.report: Report = _report_nothing
+        """Called when more pieces were enough, or when the run ends although they might be."""
+        self.least = {TRAINING: 1, EVALUATION: 1}
+        """Pieces without which a resumed run would end again."""
+        self.losses: list[Tensor] = []
+        """Of the step that is under way, so far."""
+        self._batches: list[Any] = []
+        self._random: RandomState | None = None
+        self._statistics: list[tuple[Tensor, Tensor]] = []
+        self._is_exchanging = False
+
+    def restart(self) -> None:
+        """Forget a step that was never ended."""
+        self._batches.clear()
+        self.losses.clear()
+        self._is_exchanging = False
+        self._buffers = running_statistics(self.loop.module)
+
+    @property
+    def last_loss(self) -> Tensor | None:
+        return self.losses[-1] if self.losses else None
+
+    def train(self, batch: Any, *, ends_step: bool) -> float:
+        """Gradients and the loss of a step's next batch; the seconds of its forward passes."""
+        if not self._batches:
+            self._begin_step()
+        self._batches.append(batch)
+        try:
+            seconds = self._pass(batch, ends_step)
+        except ERRORS as error:
+            if not is_out_of_memory(error):
+                raise
+            why = in_short(error)
+        else:
+            return seconds
+        # Out here the error is gone, and with it its frames, which hold the activations.
+        return self._repeat(why, ends_step)
+
+    def end_step(self) -> Tensor | None:
+        """The loss of the step whose batches have passed."""
+        losses = self.losses
+        loss = None if not losses else losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+        losses.clear()
+        self._batches.clear()
+        return loss
+
+    def judge(self, batch: FlatBatch, answer: Callable[[FlatBatch], Tensor]) -> Tensor:
+        """The answers to a batch of validation or test."""
+        why, before = "", self.pieces[EVALUATION]
+        while True:
+            count = self.pieces[EVALUATION]
+            try:
+                found = answer(batch) if count == 1 else torch.cat([answer(part) for part in self._parts(batch, count)])
+            except ERRORS as error:
+                if not is_out_of_memory(error):
+                    raise
+                why = in_short(error)
+            else:
+                if why:
+                    self._report(EVALUATION, before, why)
+                return found
+            self._require_alone(EVALUATION, why)
+            self._halve(EVALUATION, [batch], why)
+
+    def agree(self, counts: list[int]) -> None:
+        """Take over how many pieces some rank needs: the most of all."""
+        for name, count in zip(self.pieces, counts, strict=True):
+            if count > (before := self.pieces[name]):
+                self.pieces[name] = count
+                self._report(name, before, "on another rank")
+
+    def load(self, of_ranks: list[dict[str, Any]], rank: int, *, is_same_world: bool) -> None:
+        """Start with the pieces that a checkpoint notes: this rank's, or the most of all in another world."""
+        known = [of_ranks[rank]] if is_same_world else of_ranks
+        for name in self.pieces:
+            self.pieces[name] = max(self.least[name], *(each.get("pieces", {}).get(name, 1) for each in known))
+
+    def _parts(self, batch: FlatBatch, count: int) -> list[FlatBatch]:
+        of_tokens = getattr(self.loop.module, "labels_are_of_tokens", False)
+        return cut_batch(batch, count, labels_are_of_tokens=of_tokens)
+
+    def _begin_step(self) -> None:
+        self._random = RandomState(self.loop.module.device, with_others=False)
+        self._statistics = [(mean, mean.clone()) for mean in self._buffers]
+        if (begin := getattr(self.loop.module, "begin_step", None)) is not None:
+            begin()
+
+    def _pass(self, batch: Any, ends_step: bool) -> float:
+        """Forwards and backwards, piece by piece; ranks exchange gradients in the last pass of a step."""
+        loop, seconds, count = self.loop, 0.0, self.pieces[TRAINING]
+        parts = [batch] if count == 1 else self._parts(batch, count)
+        for number, part in enumerate(parts, 1):
+            is_last = ends_step and number == len(parts)
+            began = time.perf_counter()
+            with loop.exchange_context(ends_step=is_last):
+                loss = loop.forward(part)
+                seconds += loop.edge(1) - began
+                if loss is None:
+                    continue
+                self._is_exchanging = is_last
+                loop.backward(loss, ends_step=is_last)
+                self._is_exchanging = False
+            self.losses.append(loss.detach())
+        return seconds
+
+    def _repeat(self, why: str, ends_step: bool) -> float:
+        """All batches of the step so far once more, in more pieces, until memory suffices."""
+        self._require_alone(TRAINING, why)
+        seconds, before = 0.0, self.pieces[TRAINING]
+        while True:
+            if self._is_exchanging and self.loop.exchanges:
+                raise self._no_way_back(why)
+            self._halve(TRAINING, self._batches, why)
+            self._reset()
+            last = len(self._batches) - 1
+            try:
+                for number, batch in enumerate(self._batches):
+                    seconds += self._pass(batch, ends_step and number == last)
+            except ERRORS as error:
+                if not is_out_of_memory(error):
+                    raise
+                why = in_short(error)
+            else:
+                self._report(TRAINING, before, why)
+                return seconds
+
+    def _require_alone(self, name: str, why: str) -> None:
+        """Refuse where no rank can repeat a pass alone, and batches that flatout cannot cut."""
+        size = "data.batch_size" if name == TRAINING else "data.eval_batch_size"
+        if not all(isinstance(batch, FlatBatch) for batch in self._batches):
+            mend = f"Lower {size} or the batch size of your DataModule. The last checkpoint is kept."
+            raise UserError(f"{name} ran out of memory {self._at()}", why, mend=mend)
+        if getattr(self.loop.module, "shares_weights", False):
+            what = f"no rank can take smaller pieces by itself where weights are shared out ({why})"
+            mend = f"Set a smaller {size}. {self._smaller_rows()} The last checkpoint is kept."
+            raise UserError(f"{name} ran out of memory {self._at()}", what, mend=mend)
+
+    def _halve(self, name: str, batches: list[FlatBatch], why: str) -> None:
+        """Twice as many pieces, where there are rows for them."""
+        self.times_out += 1
+        if self.pieces[name] >= max(batch.num_real for batch in batches):
+            longest = max(batch.longest() for batch in batches)
+            where = f"{name} ran out of memory {self._at()}"
+            what = f"a single row at once, of at most {longest} tokens, is too much ({why})"
+            raise UserError(where, what, mend=f"{self._smaller_rows()} The last checkpoint is kept.")
+        give_back_memory()
+        self.pieces[name] *= 2
+
+    def _reset(self) -> None:
+        """Back to where the step began: random numbers, running means, no gradients."""
+        module = self.loop.module
+        self.losses.clear()
+        assert self._random is not None
+        self._random.restore(module.device)
+        for mean, before in self._statistics:
+            mean.copy_(before)
+        self.loop.reset_gradients()
+        if (reset := getattr(module, "reset_step", None)) is not None:
+            reset()
+        self._is_exchanging = False
+
+    def _no_way_back(self, why: str) -> UserError:
+        """Ranks have exchanged what cannot be called back: this run ends, the next begins with smaller pieces."""
+        before = self.pieces[TRAINING]
+        self.pieces[TRAINING] *= 2
+        self._report(TRAINING, before, why, has_ended=True)
+        what = f"memory ran out {self._at()} while ranks exchanged gradients ({why})"
+        mend = "The next run starts with smaller pieces: type the same command with resume=auto."
+        return UserError("training", what, mend=mend)
+
+    def _report(self, name: str, before: int, why: str, has_ended: bool = False) -> None:
+        self.report(name, self.pieces[name], before, self.loop.trainer.global_step, why, has_ended)
+
+    def _at(self) -> str:
+        return f"at step {self.loop.trainer.global_step + 1}"
+
+    def _smaller_rows(self) -> str:
+        return getattr(self.loop.module, "smaller_rows", "Make its rows smaller.")
+
+
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """What batch normalisation notes in every forward pass."""
+    layers = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    return [buffer for layer in layers for buffer in layer.buffers()]

@@ -1,0 +1,40 @@
+"""The network of a model's Config for some texts: sizes from the data, limits checked before training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from flatout.data.tokens.subwords import pair_separator
+from flatout.errors import UserError, require
+from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+
+
+def build_text_network(config: Any, info: Any, outputs: Outputs) -> nn.Module:
+    """The network that reads the data's vocabulary and answers `outputs`."""
+    if isinstance(config, TransformerConfig):
+        return _build_encoder(config, info, outputs)
+    words = info.vocabulary.words() if getattr(config, "vectors", None) else None
+    network: nn.Module = config.build(
+        num_outputs=len(outputs.names), vocabulary_size=info.vocabulary.size, vocabulary=words
+    )
+    return network
+
+
+def _build_encoder(config: TransformerConfig, info: Any, outputs: Outputs) -> Transformer:
+    encoder = info.vocabulary
+    model = config.build(
+        outputs,
+        vocabulary_size=encoder.size,
+        padding_id=encoder.frame.padding,
+        separator_id=pair_separator(encoder, info.roles),
+    )
+    longest = model.longest_row()
+    allowed = f"at most {longest} for {model.family}"
+    require(info.max_length <= longest, "data.max_length", f"{info.max_length}", allowed=allowed)
+    table = model.net.get_input_embeddings().weight
+    if encoder.size > len(table):
+        what = f"{encoder.size:,} entries, but the encoder knows {len(table):,}"
+        raise UserError("data.tokenizer", what, mend="Leave it out: the model's own tokenizer is used.")
+    return model

@@ -1,0 +1,308 @@
+"""A task: a network, a loss, metrics and an optimizer, as an ordinary LightningModule.
+
+It works in a plain `L.Trainer` with Lightning's own accumulation, clipping, precision, loggers and strategies. Flat
+batches know the rows of their whole optimizer step, over ranks and micro-batches. So the loss of a batch is its share
+of the step's mean loss, exact also where batches have unequal rows; `training_step` multiplies it by what Lightning
+will divide it by. Subclasses say what the loss and the metrics are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.plan import Layout
+from flatout.distributed.collectives import of_all_ranks, sum_over_ranks
+from flatout.engine import lightning_internals as internals
+from flatout.engine.optimizer import OptimConfig
+from flatout.engine.schedule import StepSchedule
+from flatout.engine.weight_average import WeightAverage
+from flatout.errors import UserError
+from flatout.tasks.metrics import Counted
+
+AVERAGE = "average"
+"""Where a checkpoint keeps the running mean of the weights."""
+
+
+def answer_whole(batch: FlatBatch, answer: Callable[[FlatBatch], Tensor]) -> Tensor:
+    """The answers to a batch, in one piece."""
+    return answer(batch)
+
+
+class Task(L.LightningModule):
+    """A network, a loss and an optimizer; subclasses define the loss and the metrics."""
+
+    labels_are_of_tokens = False
+    """Whether targets belong to tokens rather than to rows."""
+    smaller_rows = "Shorten rows with data.max_length, or set precision=bf16."
+    """What helps where a single row needs too much memory."""
+    is_silent_step = True
+    """Whether `training_step` logs nothing while the fast loop runs it."""
+    shares_weights = False
+    """Whether each rank holds slices of the weights, so that none can compute a batch without the others."""
+    is_in_fast_loop = False
+    answer_in_pieces = staticmethod(answer_whole)
+    """Calls a function of a batch; the fast loop puts a version here that survives out-of-memory."""
+    _loss_sum: Tensor
+
+    def __init__(self, model: Any, optim: OptimConfig | None = None, *, total_steps: int | None = None) -> None:
+        """`model`: a network, or the Config of one, which is built from the datamodule's `info`."""
+        super().__init__()
+        is_built = isinstance(model, nn.Module)
+        self.model: nn.Module = model if is_built else nn.Identity()
+        self.model_config = None if is_built else model
+        self.is_built = is_built
+        self.optim, self.total_steps = optim or OptimConfig(), total_steps
+        self.results: dict[str, float] = {}
+        """Metrics of the last validation or test, by plain name."""
+        self.counted: Counted | None = None
+        """What `count_answers` has found."""
+        self.average: WeightAverage | None = None
+        """A running mean of the weights, during training, if `optim.ema` asks for one."""
+        self._kept_average: dict[str, Tensor] = {}
+        self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
+        self._rows_judged = 0
+
+    # What subclasses define.
+
+    @abstractmethod
+    def build_model(self, config: Any, info: Any) -> nn.Module:
+        """The network of a Config, for the data that `info` describes."""
+
+    @abstractmethod
+    def take_info(self, info: Any) -> None:
+        """Learn from the data's description what the outputs mean; makes loss and metrics ready."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
+        """Sum of the losses of the real rows, divided by `batch.step_rows`."""
+
+    @abstractmethod
+    def judge(self, batch: FlatBatch) -> Tensor:
+        """Add a batch of validation or test to the metrics; the sum of its losses."""
+
+    @abstractmethod
+    def start_judging(self, split: str) -> None:
+        """Reset the metrics; a split (val, test) begins."""
+
+    @abstractmethod
+    def judged(self) -> dict[str, float]:
+        """The metrics of a split that has ended."""
+
+    @property
+    @abstractmethod
+    def metric_names(self) -> list[str]:
+        """Names of the metrics of a validation, without the loss."""
+
+    @property
+    @abstractmethod
+    def usual_metric(self) -> str:
+        """The metric that decides which checkpoint is best, unless the settings name one."""
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """Scores of each class over the last evaluation; empty where there are none."""
+        return []
+
+    def count_answers(self) -> None:
+        """Keep what the answers of the split just judged were, for pictures of them; nothing for most."""
+        return
+
+    # What Lightning calls.
+
+    def configure_model(self) -> None:
+        if not self.is_built:
+            self.build(_info_of(self))
+        share_out = getattr(self.trainer.strategy, "share_out", None)
+        if share_out is not None and not self.shares_weights:
+            share_out(self.model)
+            self.shares_weights = True
+
+    def build(self, info: Any) -> nn.Module:
+        """Build the network for some data, once; a network that was given stays."""
+        self.take_info(info)
+        if not self.is_built:
+            self.model = self.build_model(self.model_config, info)
+            self.is_built = True
+        return self.model
+
+    def configure_optimizers(self) -> Any:
+        # A fused step cannot be un-scaled and clipped, which fp16 needs.
+        optimizer = self.optim.build(self.model, fused=self.trainer.precision != "16-mixed")
+        total = int(self.total_steps or self.trainer.estimated_stepping_batches)
+        self.total_steps = total
+        schedule = StepSchedule(optimizer, lambda step: self.optim.lr_at(step, total))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_fit_start(self) -> None:
+        if self.optim.ema:
+            self.average = WeightAverage(self.model, self.optim.ema)
+            self.average.load_state_dict(self._kept_average)
+
+    def on_fit_end(self) -> None:
+        self.average = None
+
+    def training_step(self, batch: FlatBatch, batch_idx: int) -> Tensor:
+        loss = self.loss(self.model(batch), batch)
+        trainer = self.trainer
+        # Lightning divides by the batches of a step and averages over ranks; a share of the step's mean must not be.
+        parts = trainer.accumulate_grad_batches * trainer.world_size
+        loss = loss if parts == 1 else loss * parts
+        if not self.is_in_fast_loop:
+            self.log("train/loss", loss.detach(), batch_size=batch.num_real)
+        return loss
+
+    # Lightning inspects this signature every step; one that lies ready is found at once.
+    training_step.__dict__["__signature__"] = inspect.signature(training_step)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self.after_optimizer_step()
+
+    def after_optimizer_step(self) -> None:
+        """Update the mean of the weights, and let layers train whose time has come."""
+        done = self.trainer.global_step
+        if self.average is not None:
+            self.average.add(done - 1)
+        thaw = getattr(self.model, "thaw", None)
+        if thaw is not None and thaw(self._epochs_done(done)):
+            strategy: Any = self.trainer.strategy
+            if isinstance(strategy, DDPStrategy):
+                internals.rebuild_ddp(strategy, self)
+            elif self.shares_weights:
+                strategy.let_thawed_train(self.model)
+
+    def validation_step(self, batch: FlatBatch, batch_idx: int) -> None:
+        if batch.num_real:  # a rank for which no row is left keeps in step with the others
+            self._loss_sum += self.judge(batch)
+            self._rows_judged += batch.num_real
+        elif self.shares_weights:
+            self.outputs(batch)
+
+    def test_step(self, batch: FlatBatch, batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def on_validation_epoch_start(self) -> None:
+        if self.average is not None:
+            self.average.exchange()
+        self.start_judging("val")
+
+    def on_test_epoch_start(self) -> None:
+        self.start_judging("test")
+
+    def on_validation_epoch_end(self) -> None:
+        self._close_split("val")
+        self.put_back_weights()
+
+    def on_test_epoch_end(self) -> None:
+        self._close_split("test")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.average is not None:
+            checkpoint[AVERAGE] = self.average.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Before the optimizer and the mean of the weights are there."""
+        self._kept_average = checkpoint.get(AVERAGE, {})
+        thaw = getattr(self.model, "thaw", None)
+        if thaw is not None and checkpoint["global_step"] and self.total_steps:
+            thaw(self._epochs_done(checkpoint["global_step"]))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not internals.set_hook_name(self, name, value):
+            super().__setattr__(name, value)
+
+    def _on_before_batch_transfer(self, batch: FlatBatch, dataloader_idx: int = 0) -> FlatBatch:
+        # Lightning looks for three hooks here, each inside two context managers: 45 µs a step for nothing, since
+        # feeds place their batches. A batch made by hand is moved.
+        return batch
+
+    def _apply_batch_transfer_handler(
+        self, batch: FlatBatch, device: torch.device | None = None, dataloader_idx: int = 0
+    ) -> FlatBatch:
+        wanted = device or self.device
+        return batch if batch.tokens.device.type == wanted.type else batch.to(wanted)
+
+    # What a run asks for beyond Lightning.
+
+    def outputs(self, batch: FlatBatch) -> Tensor:
+        """The network's answers to a batch that is not trained on."""
+        return self.answer_in_pieces(batch, self.model)
+
+    def put_back_weights(self) -> None:
+        """The trained weights, where a validation has put their mean in their place."""
+        if self.average is not None and self.average.is_in_model:
+            self.average.exchange()
+
+    def take_recommended_rate(self) -> float | None:
+        """Take the learning rate that the model's Config recommends, if none is set; None where one is."""
+        recommended = getattr(self.model_config, "recommended_lr", None)
+        if self.optim.lr is not None or recommended is None:
+            return None
+        self.optim = replace(self.optim, lr=recommended)
+        return float(recommended)
+
+    def position_state(self) -> dict[str, Any]:
+        """What the next step depends on beyond weights, optimizer and batch; kept in exact checkpoints."""
+        return {}
+
+    def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
+        """Take over `position_state` of this rank, or of the last there was."""
+        return
+
+    def computed_tokens(self, batch: FlatBatch) -> int:
+        """Tokens computed for a batch, padding included; a foreign network need not count them itself."""
+        count = getattr(self.model, "computed_tokens", None)
+        if count is not None:
+            return int(count(batch))
+        is_padded = getattr(self.model, "layout", Layout.flat) == Layout.padded
+        return batch.longest() * batch.num_rows if is_padded else batch.num_tokens
+
+    @torch.inference_mode()
+    def gathered(self, feed: Feed, of_batch: Callable[[FlatBatch], tuple[Tensor, ...]], *, most: int) -> list[Tensor]:
+        """What all ranks make of a feed's first batches, on the host, until there are so many rows of it."""
+        self.model.eval()
+        found: list[tuple[Tensor, ...]] = []
+        count = 0
+        for batch in feed.afresh():
+            with self.trainer.precision_plugin.forward_context():
+                found.append(tuple(part.cpu() for part in of_batch(batch)))
+            count += int(self.over_ranks(np.array([len(found[-1][0])]))[0])
+            if count >= most:
+                break
+        own = [torch.cat(parts) for parts in zip(*found, strict=True)]
+        return [torch.cat(parts) for parts in zip(*of_all_ranks(own), strict=True)]
+
+    def over_ranks(self, counts: Any) -> Any:
+        """Sums of some counts over all ranks."""
+        return sum_over_ranks(counts, self.device)
+
+    def _close_split(self, split: str) -> None:
+        loss, rows = self.over_ranks(np.array([float(self._loss_sum), self._rows_judged]))
+        self.results = {"loss": float(loss) / max(1, rows), **self.judged()}
+        self.log_dict({f"{split}/{name}": value for name, value in self.results.items()}, batch_size=1)
+        self._loss_sum.zero_()
+        self._rows_judged = 0
+
+    def _epochs_done(self, steps: int) -> float:
+        return steps / (self.total_steps or 1) * (self.trainer.max_epochs or 1)
+
+
+def _info_of(task: Task) -> Any:
+    """The description of the trainer's data."""
+    info = getattr(getattr(task.trainer, "datamodule", None), "info", None)
+    if info is None:
+        name = type(task).__name__
+        hint = f"Give the Trainer a datamodule, or pass {name}(network, labels=…) a network that is built."
+        raise UserError(name, "no datamodule says how many classes and words there are", mend=hint)
+    return info
