@@ -20,11 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claim import Claim, Options, bounded
-from benchmarks.spine import random_split
-from flatout.callbacks.flush import Flush
-from flatout.data.batches.feed import Feed
-from flatout.data.batches.plan import PlanSettings
-from flatout.data.feeding import FeedKind
+from flatout.callbacks.step_timer import StepTimer
 from flatout.distributed.processes import OUTPUT, end_with_parent, redirect_output, wait_until_warm, warm_start
 from flatout.perf.verdict.evidence import Evidence
 
@@ -202,17 +198,15 @@ def _share(claim: str, count: int, total: int, least: float) -> Claim:
 
 def _cost(quickest_ms: float, steps: int = 20_000) -> Iterator[Claim]:
     """What the clock does in a step: four looks at the edges of its phases, its end, and every so often their sums."""
-    with tempfile.TemporaryDirectory() as place:
-        feed = Feed(random_split(Path(place) / "rows", 64), PlanSettings(rows_per_batch=8), kind=FeedKind.resident)
-    flush = Flush(feed, [], every=50)
+    timer = StepTimer(callbacks={})
     spent = 0.0
     began = time.perf_counter()
     for step in range(steps):
         edges = [time.perf_counter() for _ in range(4)]
         spent += edges[3] - edges[0]
-        flush.end_step(step)
-        if step % flush.every == 0:
-            flush.take_times()
+        timer.end_step(step)
+        if step % timer.every_n_steps == 0:
+            timer.close()
     cost_us = 1e6 * (time.perf_counter() - began) / steps
     yield bounded("the clock, of each step", cost_us, "µs", most=20)
     note = f"half of its steps take {quickest_ms:.1f} ms at most"

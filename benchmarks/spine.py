@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from benchmarks.claim import Claim, Options, at_least, bounded, in_turn, measured_apart, peak_memory_gb
-from flatout.callbacks.flush import Flush
+from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import Layout, Plan, PlanSettings
@@ -176,7 +176,7 @@ def bare_step(task: Task, feed: Feed) -> float:
 def our_step(task: Task, feed: Feed, folder: Path) -> float:
     """Microseconds a step of the same task in a run of ours."""
     return _lightning_step(
-        task, feed, folder, [FastLoop(), Flush(feed, [], every=50)], profiler=NoProfiler(), gradient_clip_val=_CLIP
+        task, feed, folder, [FastLoop(), RunCurves([])], profiler=NoProfiler(), gradient_clip_val=_CLIP
     )
 
 

@@ -39,11 +39,12 @@ def register_schemas() -> None:
     """Make every settings class a Hydra schema, so that a wrong key or type fails while composing."""
     from hydra.core.config_store import ConfigStore
 
+    from flatout.callbacks.loggers import LOGGERS
     from flatout.config import COMPONENTS, RunConfig
 
     store = ConfigStore.instance()
     store.store(group="schema", name="run", node=RunConfig)
-    for group, classes in COMPONENTS.items():
+    for group, classes in {**COMPONENTS, "logger": LOGGERS}.items():
         for name, settings in classes.items():
             store.store(group=f"schema/{group}", name=name, node=settings)
 

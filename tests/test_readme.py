@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks import BENCHES
 
-from flatout.callbacks.flush import COLUMNS
+from flatout.callbacks.columns import COLUMNS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

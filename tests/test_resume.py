@@ -239,7 +239,7 @@ def test_metrics_that_cannot_be_written_stop_no_training(tmp_path, monkeypatch):
     def refuse(self, step, epoch, values):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("flatout.callbacks.flush.MetricsFile.on_flush", refuse)
+    monkeypatch.setattr("flatout.callbacks.run_curves.MetricsFile.on_flush", refuse)
     with pytest.warns(RuntimeWarning, match="MetricsFile ends here"):
         assert read_summary(train(SMALL, tmp_path / "runs").folder)["status"] == "finished"
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from flatout.bits.data import BitsDataConfig
 from flatout.bits.task import GramsConfig
+from flatout.callbacks.loggers import chosen_loggers
 from flatout.callbacks.profile_steps import ProfileConfig
 from flatout.checkpoints.exact import CheckpointConfig
 from flatout.data.problem import Problem
@@ -77,6 +78,8 @@ class RunConfig:
     """What is said while training."""
     trainer: dict[str, Any] = field(default_factory=dict)
     """Passed on to Lightning's Trainer."""
+    logger: Any = None
+    """Loggers of curves: tensorboard, csv, wandb, mlflow, none, or several; null: tensorboard."""
     callbacks: dict[str, Any] = field(default_factory=dict)
     """Further Lightning callbacks, by a name of your choice."""
     allow_targets: list[str] = field(default_factory=list)
@@ -124,6 +127,7 @@ class RunConfig:
             self.data = self._with_tokenizer(self.data)
         is_plain = bool(_PLAIN_NAME.fullmatch(self.experiment))
         require(is_plain, "experiment", f"{self.experiment!r}", allowed="letters, digits, '_', '-', '+' and '.'")
+        self.logger = chosen_loggers(self.logger)
         for name, callback in self.callbacks.items():
             is_callback = isinstance(callback, L.Callback)
             require(is_callback, f"callbacks.{name}", f"{type(callback).__name__} is no callback of Lightning")

@@ -30,7 +30,7 @@ from flatout import (
     fit,
 )
 from flatout.callbacks.gpu import find_card
-from flatout.callbacks.hardware import Watch
+from flatout.callbacks.hardware_monitor import HardwareMonitor
 from flatout.data.checks.cleaning_settings import CleaningConfig, Escapes
 from flatout.data.problem import Problem
 from flatout.data.tokens.vocabulary import VocabularyConfig
@@ -126,8 +126,8 @@ def test_curves_have_a_row_a_flush_and_a_row_a_validation(finished):
 
 
 def test_what_the_card_and_the_machine_were_like_stands_in_the_summary_and_the_curves(tmp_path, monkeypatch):
-    monkeypatch.setattr("flatout.run.trainer.watched_card", lambda device: find_card(shared_card(), 0))
-    monkeypatch.setattr("flatout.run.trainer.Watch", partial(Watch, every_s=0.02))
+    monkeypatch.setattr("flatout.callbacks.hardware_monitor.watched_card", lambda device: find_card(shared_card(), 0))
+    monkeypatch.setattr("flatout.run.trainer.HardwareMonitor", partial(HardwareMonitor, every_s=0.02))
     result = small_fit(tmp_path, rows_about_things(400), epochs=4)
     speed = read_summary(result.folder)["speed"]
     assert (speed["gpu"]["utilisation"], speed["gpu"]["power_w"]) == pytest.approx((0.99, 449.0))
@@ -144,13 +144,13 @@ def test_a_card_that_is_lost_in_mid_run_ends_no_training(tmp_path, monkeypatch):
     machine = hot_4090()
     card = find_card(machine, 0)
     machine.cards[0].is_lost = True
-    monkeypatch.setattr("flatout.run.trainer.watched_card", lambda device: card)
-    monkeypatch.setattr("flatout.run.trainer.Watch", partial(Watch, every_s=0.02))
+    monkeypatch.setattr("flatout.callbacks.hardware_monitor.watched_card", lambda device: card)
+    monkeypatch.setattr("flatout.run.trainer.HardwareMonitor", partial(HardwareMonitor, every_s=0.02))
     result = small_fit(tmp_path, rows_about_things(150), epochs=2)
     summary = read_summary(result.folder)
     assert (summary["status"], summary["speed"]["gpu"]["power_w"]) == ("finished", None)
     log = (result.folder / "log.txt").read_text(encoding="utf-8")
-    assert log.count("gpu: no longer watched (GPU is lost); training goes on") == 1
+    assert log.count("gpu: no longer watched (GPU is lost); training continues") == 1
 
 
 @pytest.mark.parametrize("model", [SMALL, TextCNNConfig(embedding=16, filters=8)])

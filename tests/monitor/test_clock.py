@@ -12,8 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit
-from flatout.callbacks.flush import Counts, Flush
-from flatout.callbacks.step_timer import FIRST_STEPS, PARTS, Clock, DeviceTimes, StepTimes, compiled_so_far
+from flatout.callbacks.clock import Clock, compiled_so_far
+from flatout.callbacks.run_curves import RunCurves
+from flatout.callbacks.step_timer import PARTS, Split, StepTimer
+from flatout.callbacks.step_times import DeviceTimes, StepTimes
+from flatout.callbacks.sums import FIRST_STEPS
+from flatout.callbacks.throughput import Volume
 from flatout.checkpoints.exact import CheckpointConfig
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import PlanSettings
@@ -82,14 +86,13 @@ def test_callbacks_are_given_back_as_they_were(tmp_path):
     assert "on_before_optimizer_step" not in vars(slow)
 
 
-def test_what_a_callback_takes_inside_a_phase_is_not_counted_there_too(make_split):
-    feed = Feed(make_split([3] * 8), PlanSettings(rows_per_batch=2), kind=FeedKind.resident)
-    flush = Flush(feed, [], every=50)
-    flush._phase_s["optimizer"] += 0.75
-    flush.clock.inside_s["optimizer"] += 0.5
-    flush.clock.spent["callbacks"] += 0.5
-    flush.take_times()
-    parts = flush.counted().parts_s
+def test_what_a_callback_takes_inside_a_phase_is_not_counted_there_too():
+    timer = StepTimer(callbacks={})
+    timer._phase_s["optimizer"] += 0.75
+    timer.clock.inside_s["optimizer"] += 0.5
+    timer.clock.spent["callbacks"] += 0.5
+    timer.close()
+    parts = timer.counted().parts_s
     assert (parts["optimizer"], parts["callbacks"]) == (0.25, 0.5)
 
 
@@ -97,10 +100,11 @@ def test_what_a_device_does_behind_a_callback_costs_nothing(make_split):
     feed = Feed(make_split([3] * 8), PlanSettings(rows_per_batch=2), kind=FeedKind.resident)
     clock = Clock()
     clock.callbacks = {"mine": 1.2, "other": 0.6}
-    flush = Flush(feed, [], every=50, clock=clock)
-    parts = dict.fromkeys(flush.total.parts_s, 0.0) | {"forward": 0.6, "backward": 1.2, "callbacks": 1.8}
-    flush.total = Counts(batches=100, rows=200, tokens=600, computed=600, seconds=2.0, parts_s=parts)
-    found = evidence_of(flush, feed.plan, "32-true", 1.0)
+    curves = RunCurves([], timer=StepTimer(callbacks={}, clock=clock))
+    parts = dict.fromkeys(curves.timer.total.parts_s, 0.0) | {"forward": 0.6, "backward": 1.2, "callbacks": 1.8}
+    curves.timer.times.total = Split(batches=100, seconds=2.0, parts_s=parts)
+    curves.throughput.volume.total = Volume(batches=100, rows=200, tokens=600, computed=600, seconds=2.0)
+    found = evidence_of(curves, feed, "32-true", 1.0)
     assert found is not None and found.ms["callbacks"] == pytest.approx(2.0)
     assert found.callbacks == pytest.approx({"mine": 4.0 / 3, "other": 2.0 / 3})
 
@@ -232,6 +236,6 @@ def test_steps_on_a_device_are_timed_from_end_to_end_without_what_lay_between():
 
 
 def test_every_part_has_a_curve():
-    from flatout.callbacks.flush import COLUMNS
+    from flatout.callbacks.columns import COLUMNS
 
     assert {f"time/{part}_ms" for part in PARTS} <= COLUMNS.keys()

@@ -10,7 +10,7 @@ import torch
 from tests.monitor.recorded_nvml import RecordedNvml, a16_board, cut_a100, hot_4090, plain_t4, shared_card
 
 from flatout.callbacks.gpu import GPU_CURVES, bus_place, find_card, visible_entries, watched_card
-from flatout.callbacks.hardware import Watch
+from flatout.callbacks.hardware_monitor import Watch
 
 
 def test_every_curve_of_a_card_that_tells_all():
@@ -193,7 +193,7 @@ def test_a_card_that_falls_off_the_bus_is_said_once_and_what_was_seen_stays():
     asked = len(machine.asked)
     watch.look()
     assert len(machine.asked) == asked
-    assert said == ["gpu: no longer watched (GPU is lost); training goes on"]
+    assert said == ["gpu: no longer watched (GPU is lost); training continues"]
     found = watch.summary()["gpu"]
     assert (found["power_w"], found["throttled"]) == (449.0, {"power limit": 1.0})
 

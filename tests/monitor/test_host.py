@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.callbacks.host import HOST_CURVES, Host, Limits, cpu_periods, limits
+from flatout.callbacks.host import HOST_CURVES, Host
+from flatout.engine.limits import Limits, cpu_periods, limits
 
 
 def files(root: Path, contents: dict[str, str]) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import lightning as L
 import numpy as np
@@ -12,8 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.callbacks.flush import COLUMNS, Counts, Curves, Flush, MetricsFile
-from flatout.callbacks.hardware import Watch
+from flatout.callbacks.columns import COLUMNS
+from flatout.callbacks.hardware_monitor import HardwareMonitor
+from flatout.callbacks.loggers import RunLoggers, RunPlace, TensorBoardConfig
+from flatout.callbacks.run_curves import MetricsFile, RunCurves
+from flatout.callbacks.throughput import Throughput, Volume
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.problem import Problem
@@ -39,14 +41,14 @@ class Keep:
     def close(self) -> None: ...
 
 
-def trained(make_split, folder: Path, model: nn.Module, *, peak: Peak | None, **settings) -> tuple[Flush, Keep]:
+def trained(make_split, folder: Path, model: nn.Module, *, peak: Peak | None, **settings) -> tuple[Throughput, Keep]:
     labels = Labels(Problem.single, ["a", "b", "c"], [5, 3, 3], 11, mean=0.0, spread=1.0)
     optim = OptimConfig(lr=0.01)
     task = Classifier(model, ClassificationConfig(), optim, labels=labels, total_steps=6)
     feed = Feed(make_split(LENGTHS), PlanSettings(rows_per_batch=4, layout=Layout.padded))
     keep = Keep()
-    flush = Flush(feed, [keep], every=2, **settings)
-    flush.peak = peak
+    throughput = Throughput(peak=peak)
+    curves = RunCurves([keep], 2, throughput=throughput, **settings)
     trainer = L.Trainer(
         max_epochs=2,
         accelerator="cpu",
@@ -55,10 +57,10 @@ def trained(make_split, folder: Path, model: nn.Module, *, peak: Peak | None, **
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        callbacks=[FastLoop(), flush],
+        callbacks=[FastLoop(), curves],
     )
     trainer.fit(task, train_dataloaders=feed)
-    return flush, keep
+    return throughput, keep
 
 
 def small() -> nn.Module:
@@ -67,18 +69,17 @@ def small() -> nn.Module:
 
 def test_the_operations_of_a_run_are_those_of_its_rows_at_their_own_lengths(make_split, tmp_path):
     model = small()
-    flush, keep = trained(make_split, tmp_path, model, peak=Peak(0.5, "made up"))
-    assert flush.total.flops == pytest.approx(2 * model.training_flops(np.array(LENGTHS)))  # two epochs
-    assert flush.total.computed > flush.total.tokens  # of which padding had a part, in operations it has none
-    assert flush.mfu(flush.total) == pytest.approx(flush.total.flops / flush.total.seconds / 0.5e12)
+    throughput, keep = trained(make_split, tmp_path, model, peak=Peak(0.5, "made up"))
+    assert throughput.total.flops == pytest.approx(2 * model.training_flops(np.array(LENGTHS)))  # two epochs
+    assert throughput.total.computed > throughput.total.tokens  # of which padding had a part, in operations it has none
+    assert throughput.mfu(throughput.total) == pytest.approx(throughput.total.flops / throughput.total.seconds / 0.5e12)
     assert all(values["speed/mfu"] > 0 for values in keep.flushes)
 
 
 def test_several_devices_could_do_several_times_as_much():
-    feed = SimpleNamespace(plan=SimpleNamespace(world=4), wait_s=0.0, transfer_s=0.0)
-    flush = Flush(feed, [], every=1)
-    flush.peak = Peak(100.0, "made up")
-    assert flush.mfu(Counts(flops=2e14, seconds=2.0)) == pytest.approx(0.25)
+    throughput = Throughput(peak=Peak(100.0, "made up"))
+    throughput._world = 4
+    assert throughput.mfu(Volume(flops=2e14, seconds=2.0)) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("peak", [None, Peak(0.5, "made up")])
@@ -93,19 +94,19 @@ def test_a_model_of_ones_own_without_a_formula_has_no_mfu_and_says_nothing(make_
         def forward(self, batch):
             return self.inner(batch)
 
-    flush, keep = trained(make_split, tmp_path, Own(), peak=peak)
-    assert flush.total.flops == 0
-    assert flush.mfu(flush.total) is None
+    throughput, keep = trained(make_split, tmp_path, Own(), peak=peak)
+    assert throughput.total.flops == 0
+    assert throughput.mfu(throughput.total) is None
     assert not any("speed/mfu" in values for values in keep.flushes)
 
 
 def test_without_a_known_peak_there_is_no_curve_but_operations_are_counted(make_split, tmp_path):
-    flush, keep = trained(make_split, tmp_path, small(), peak=None)
-    assert flush.total.flops > 0
+    throughput, keep = trained(make_split, tmp_path, small(), peak=None)
+    assert throughput.total.flops > 0
     assert not any("speed/mfu" in values for values in keep.flushes)
 
 
-def test_what_is_seen_of_the_hardware_goes_to_all_who_listen_to_flushes(make_split, tmp_path):
+def test_samples_of_the_hardware_go_to_all_listeners(make_split, tmp_path):
     class Card:
         name = "gpu"
 
@@ -115,14 +116,16 @@ def test_what_is_seen_of_the_hardware_goes_to_all_who_listen_to_flushes(make_spl
         def facts(self) -> dict[str, object]:
             return {}
 
-    watch = Watch([Card()])
-    watch.look()
-    _, keep = trained(make_split, tmp_path, small(), peak=None, watch=watch)
+    monitor = HardwareMonitor(sources=[Card()], every_s=3600)
+    monitor.watch.look()
+    _, keep = trained(make_split, tmp_path, small(), peak=None, monitor=monitor)
     assert [values.get("gpu/power_w") for values in keep.flushes] == [61.0] + [None] * (len(keep.flushes) - 1)
-    listeners = [MetricsFile(tmp_path / "metrics.csv", []), Curves(tmp_path)]
-    for listener in listeners:
-        listener.on_flush(1, 0.1, keep.flushes[0])
-        listener.close()
+    board = TensorBoardConfig().build(RunPlace(tmp_path, "made up"))
+    with RunLoggers({"tensorboard": board}) as loggers:
+        file = MetricsFile(tmp_path / "metrics.csv", [])
+        for listener in (file, loggers):
+            listener.on_flush(1, 0.1, keep.flushes[0])
+    file.close()
     head, row = (tmp_path / "metrics.csv").read_text().splitlines()
     assert dict(zip(head.split(","), row.split(","), strict=True))["gpu/power_w"] == "61"
     assert set(COLUMNS) < set(head.split(","))

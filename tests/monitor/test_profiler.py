@@ -15,10 +15,8 @@ from safetensors.torch import load_file
 from torch.autograd import DeviceType
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, UserError, fit
-from flatout.callbacks.flush import Flush
-from flatout.callbacks.profile_steps import ProfileConfig, dearest, window
-from flatout.data.batches.feed import Feed
-from flatout.data.batches.plan import PlanSettings
+from flatout.callbacks.profile_steps import ProfileConfig, slowest, window
+from flatout.callbacks.run_curves import RunCurves
 
 
 def trained(output, profile: ProfileConfig | None, epochs: int = 2, **settings):
@@ -80,10 +78,11 @@ def test_a_trace_that_cannot_be_written_ends_no_training(tmp_path, capsys):
     assert not list(tmp_path.glob("run/.new-*"))
 
 
-def test_time_that_belongs_to_no_step_is_not_counted(make_split):
-    flush = Flush(Feed(make_split([2, 3]), PlanSettings(rows_per_batch=2)), [], every=1)
-    flush.leave_out(1000)
-    assert flush.state_dict()["now"]["seconds"] == pytest.approx(-1000, abs=50)
+def test_time_that_belongs_to_no_step_is_not_counted():
+    curves = RunCurves([], 1)
+    curves.leave_out(1000)
+    state = curves.state_dict()
+    assert [state[part]["now"]["seconds"] for part in ("timer", "throughput")] == pytest.approx([-1000] * 2, abs=50)
 
 
 def test_a_window_is_laid_between_two_validations():
@@ -128,12 +127,12 @@ def test_on_a_gpu_the_time_is_that_of_the_kernels():
         entry("gemm_kernel", 0.0, 300.0, DeviceType.CUDA),
         entry("ProfilerStep*", 5000.0, 5000.0, is_user_annotation=True),
     ]
-    found = dearest(averages, 2, on_device=True)
+    found = slowest(averages, 2, on_device=True)
     assert [(each.operator, each.calls, each.self_ms_per_step, each.share) for each in found] == [
         ("aten::mm", 4, 0.15, 0.75),
         ("aten::add", 4, 0.05, 0.25),
     ]
-    assert [each.operator for each in dearest(averages, 2, on_device=False)] == ["aten::add", "aten::mm"]
+    assert [each.operator for each in slowest(averages, 2, on_device=False)] == ["aten::add", "aten::mm"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("wait", -1), ("warmup", 0), ("active", 0), ("active", 5000)])

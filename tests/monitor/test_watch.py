@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from flatout.callbacks.hardware import Watch
+from flatout.callbacks.hardware_monitor import Watch
 
 
 class Counting:
@@ -66,7 +66,7 @@ def test_a_source_that_breaks_is_said_once_and_the_others_are_looked_at_on():
     with Watch([broken, whole], said.append, every_s=0.005):
         assert until(lambda: whole.looks >= 5)
     assert broken.looks == 2
-    assert said == ["gpu: no longer watched (unplugged); training goes on"]
+    assert said == ["gpu: no longer watched (unplugged); training continues"]
 
 
 def test_when_all_are_broken_the_thread_ends():

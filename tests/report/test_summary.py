@@ -11,8 +11,9 @@ import torch
 from tests.monitor.recorded_nvml import hot_4090
 
 from flatout.callbacks.gpu import GPU_CURVES, find_card
-from flatout.callbacks.host import HOST_CURVES, Limits
+from flatout.callbacks.host import HOST_CURVES
 from flatout.callbacks.step_timer import PARTS
+from flatout.engine.limits import Limits
 from flatout.errors import UserError
 from flatout.report.summary import Summary, hardware, read_summary, versions
 
@@ -48,6 +49,7 @@ SCHEMA = {
     },
     "model": {"name", "parameters", "trainable"},
     "choices": None,
+    "loggers": None,
     "training": {
         "epochs",
         "steps",

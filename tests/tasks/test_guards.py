@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from tests.tasks.test_step import make_task, quiet_trainer
 
-from flatout.callbacks.flush import Flush
+from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedKind
@@ -42,7 +42,7 @@ def spoilt(split, folder, *, value=1.0, late=False, policy=NotFinite.stop, clip=
     task.model.register_forward_hook(spoil)
     error = None
     try:
-        quiet_trainer(folder, 2, Flush(feed, [], every=3), loop=loop, clip=clip).fit(task, train_dataloaders=feed)
+        quiet_trainer(folder, 2, RunCurves([], 3), loop=loop, clip=clip).fit(task, train_dataloaders=feed)
     except UserError as found:
         error = found
     seen.append(torch.cat([weight.detach().flatten() for weight in task.model.parameters()]))
@@ -105,7 +105,7 @@ def scaled(split, folder, *, spoilt_steps=(), clip=0.5, epochs=2, factor=16.0):
 
     task.model.output.weight.register_hook(spoil)
     plugins = [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=factor))] if factor else None
-    trainer = quiet_trainer(folder, epochs, Flush(feed, [Keep()], every=3), plugins=plugins, loop=loop, clip=clip)
+    trainer = quiet_trainer(folder, epochs, RunCurves([Keep()], 3), plugins=plugins, loop=loop, clip=clip)
     error = None
     try:
         trainer.fit(task, train_dataloaders=feed)
@@ -148,4 +148,4 @@ def test_skipping_ends_where_step_after_step_would_be_skipped(make_split, tmp_pa
     loop.finds_at_once = not late
     task.model.output.weight.register_hook(lambda gradient: gradient * float("inf"))
     with pytest.raises(UserError, match="not finite at step 20"):
-        quiet_trainer(tmp_path, 9, Flush(feed, [], every=3), loop=loop).fit(task, train_dataloaders=feed)
+        quiet_trainer(tmp_path, 9, RunCurves([], 3), loop=loop).fit(task, train_dataloaders=feed)

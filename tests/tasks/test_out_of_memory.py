@@ -14,7 +14,7 @@ from flatout.bits.grams import LABELS
 from flatout.bits.info import GramLabels
 from flatout.bits.recombine import Recombined
 from flatout.bits.task import GramDecoder
-from flatout.callbacks.flush import Flush
+from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedKind
@@ -56,7 +56,7 @@ def trained(
     if scarce is not None:
         scarce.plant(task)
     loop = loop or FastLoop()
-    quiet_trainer(folder, 1, Flush(feed, [keep], every=1), feed=feed, loop=loop).fit(task, train_dataloaders=feed)
+    quiet_trainer(folder, 1, RunCurves([keep], 1), feed=feed, loop=loop).fit(task, train_dataloaders=feed)
     return keep.told, torch.cat([weight.detach().flatten() for weight in task.model.parameters()])
 
 

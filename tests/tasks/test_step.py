@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatout.callbacks.flush import Flush
+from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedKind
@@ -78,7 +78,7 @@ def train(
 
         def close(self) -> None: ...
 
-    trainer = quiet_trainer(folder, epochs, Flush(feed, [Keep()], every=1), feed=feed, loop=loop)
+    trainer = quiet_trainer(folder, epochs, RunCurves([Keep()], 1), feed=feed, loop=loop)
     trainer.fit(task, train_dataloaders=feed)
     return losses, torch.cat([p.detach().flatten() for p in task.model.parameters()]).tolist()
 

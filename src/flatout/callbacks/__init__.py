@@ -1,0 +1,24 @@
+"""Callbacks of one concern each; every one works alone in a plain `L.Trainer`.
+
+A name is imported at its first use, so one callback does not load the others.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_PLACES = {
+    "HardwareMonitor": "flatout.callbacks.hardware_monitor",
+    "StepTimer": "flatout.callbacks.step_timer",
+    "Throughput": "flatout.callbacks.throughput",
+    "ProfileSteps": "flatout.callbacks.profile_steps",
+    "ProgressLine": "flatout.callbacks.progress_line",
+}
+__all__ = sorted(_PLACES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'flatout.callbacks' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)

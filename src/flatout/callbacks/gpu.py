@@ -1,13 +1,12 @@
-"""What the driver tells of the card a run trains on: load, memory, power, heat, clocks, the bus, and who else is there.
+"""Figures of the card that a run trains on: load, memory, power, temperature, clocks, bus, and other processes.
 
-Asked by NVML, which is there wherever an NVIDIA driver is. Whatever a card does not tell is left out, and a machine
-without a card, a driver or the library is silent. "Utilisation" is the driver's word: the share of the time in which
+They come from NVML, which every NVIDIA driver brings. What a card does not report is left out. A machine without a
+card, a driver or the library has no such curves. "Utilisation" is the driver's word: the fraction of the time in which
 any kernel ran, however little of the card it filled.
 
-NVML counts cards in the order of the bus, CUDA in its own and only those in CUDA_VISIBLE_DEVICES; so a card is found by
-its place on the bus or by the name it was made visible by. A slice of a card (MIG) tells its own memory and processes,
-and shares the heat and the clocks of the whole; load, power and the bus of a whole card are not its own, and are left
-out.
+NVML counts cards in the order of the bus, CUDA in its own order and only those in CUDA_VISIBLE_DEVICES. So a card is
+found by its bus address, or by the name that made it visible. A slice of a card (MIG) has its own memory and processes,
+and shares temperature and clocks with the whole. Load, power and bus belong to the whole card, and are left out.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from typing import Any
 import torch
 
 GPU_CURVES = {
-    "gpu/utilisation": "share of the time in which any kernel ran on the card",
-    "gpu/memory_gb": "memory in use on the card, or on the slice of it, by whomever",
+    "gpu/utilisation": "fraction of the time in which any kernel ran on the card",
+    "gpu/memory_gb": "memory in use on the card, or on the slice of it, by any process",
     "gpu/power_w": "power that the card draws",
     "gpu/temperature_c": "the card's temperature, in degrees Celsius",
     "gpu/sm_clock_mhz": "clock of the multiprocessors",
     "gpu/memory_clock_mhz": "clock of the memory",
-    "gpu/throttled_share": "share of looks at which something held the clocks down",
+    "gpu/throttled_share": "fraction of samples with throttled clocks",
     "gpu/pcie_in_mb_per_s": "sent to the card over the bus",
     "gpu/pcie_out_mb_per_s": "sent by the card over the bus",
-    "gpu/other_processes": "processes that compute on the card beside this one",
+    "gpu/other_processes": "other processes that compute on the card",
 }
 """Every curve of a card, and what it shows."""
 
@@ -49,7 +48,7 @@ _SLOWED = 0x08
 
 
 def watched_card(device: torch.device) -> Card | None:
-    """The card behind a CUDA device; None where there is nobody to ask about it."""
+    """The card behind a CUDA device; None where no driver reports it."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     try:
@@ -125,7 +124,7 @@ class Card:
         self._lost = {value for name in lost if (value := getattr(nvml, f"NVML_ERROR_{name}", None)) is not None}
 
     def sample(self) -> dict[str, float]:
-        """What the card tells at the moment, by curve name; NVML's error where it is gone for good."""
+        """The card's figures now, by curve name; NVML's error where the card is lost."""
         nvml = self.nvml
         memory = self._ask("MemoryInfo", self.own)  # first of all: of a card that is gone nothing is counted
         self.looks += 1
@@ -151,7 +150,7 @@ class Card:
         return {name: value for name, value in found.items() if value is not None}
 
     def facts(self) -> dict[str, Any]:
-        """What is no curve: why the clocks were held down, who else was there, how wide the bus is; None if unknown."""
+        """What is no curve: reasons for throttling, other processes, width of the bus; None if unknown."""
         fastest = {} if self.most_clock is None else {"most_sm_clock_mhz": self.most_clock}
         shares = {reason: count / self.looks for reason, count in self.reasons.most_common()}
         others = {"processes": self.most_others, "share": self.shared_looks / max(1, self.looks)}
@@ -191,7 +190,7 @@ class Card:
         return float(bool(words))
 
     def _others(self) -> float | None:
-        """Processes beside this one; in a container the driver may number it otherwise, but one of them it is."""
+        """Other processes; in a container the driver may number this one differently, but it is one of them."""
         processes = self._ask("ComputeRunningProcesses", self.own)
         if processes is None:
             return None
@@ -205,7 +204,7 @@ class Card:
         return float(count)
 
     def _look_at_link(self) -> None:
-        """The link narrows when it idles: the widest that was seen counts."""
+        """The link narrows when it idles: the widest counts."""
         for name, what in (("generation", "CurrPcieLinkGeneration"), ("width", "CurrPcieLinkWidth")):
             if (value := self._ask(what, self.own)) is not None:
                 self.link[name] = max(value, self.link.get(name, 0))

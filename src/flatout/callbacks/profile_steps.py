@@ -1,9 +1,8 @@
-"""A close look at a few steps: which operators they are made of, and what each of them takes.
+"""torch's profiler over one window of steps: the operators of a step, and the time of each.
 
-torch's profiler watches one stretch of training and nothing before or after it: some steps to warm up, then those that
-are kept, as a trace to be opened in Perfetto (ui.perfetto.dev) and as a table of the dearest operators. It only looks:
-weights and losses are those of a run without it. The steps it watches are slower, the others are not; the stretch is
-laid between two validations where it fits.
+The window has some steps to warm up, then those that are kept: as a trace for Perfetto (ui.perfetto.dev) and as a table
+of the slowest operators. Weights and losses are those of a run without it. The steps of the window are slower, the
+others are not; it lies between two validations where it fits.
 """
 
 from __future__ import annotations
@@ -19,30 +18,30 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from flatout.data.batches.feed import Feed
-from flatout.data.batches.flat_batch import FlatBatch
+from flatout.callbacks.curve_source import leave_out
 from flatout.errors import require
-from flatout.tasks.task import Task
 
 TRACE, TABLE = "trace.json.gz", "operators.csv"
 _MOST_OPERATORS = 10
+_ENDLESS = 1 << 62
 _MOST_PLACES = 64
-"""Stretches between two validations that are looked at for one that is long enough."""
+"""Stretches between two validations to search for one that is long enough."""
 
 
 @dataclass(kw_only=True, slots=True)
 class ProfileConfig:
-    """Which steps are looked at closely; monitor=profile switches it on."""
+    """Which steps are profiled; monitor=profile switches it on."""
 
     enabled: bool = False
     """Whether some steps are profiled, into trace.json.gz and operators.csv."""
     wait: int = 20
     """Optimizer steps before the profiler starts."""
     warmup: int = 3
-    """Steps in which it runs and nothing is kept."""
+    """Steps that the profiler runs for but does not keep."""
     active: int = 8
     """Steps that are kept."""
 
@@ -104,52 +103,49 @@ def window(config: ProfileConfig, done: int, total: int, next_break: Callable[[i
     return Window(best, steps - active, active)
 
 
-class Profile(Callback):
-    """Watches one window of steps, then steps out of the way."""
+class ProfileSteps(Callback):
+    """Profiles one window of steps; afterwards it costs nothing. On the first rank only."""
 
     def __init__(
         self,
-        config: ProfileConfig,
-        feed: Feed,
-        folder: Path,
-        say: Callable[[str], None],
-        show: Callable[[str, str, int], None] | None = None,
-        leave_out: Callable[[float], None] = lambda seconds: None,
+        *,
+        wait: int = 20,
+        warmup: int = 3,
+        active: int = 8,
+        folder: str | Path | None = None,
+        say: Callable[[str], None] = print,
     ) -> None:
-        """`show` puts a text on a page, under a name, at a step; `leave_out` is told of seconds that are of no step."""
-        self.config, self.feed, self.folder, self.say, self.show = config, feed, folder, say, show
-        self.leave_out = leave_out
+        """`folder`: where the trace and the table go; None: the folder of the Trainer's logger."""
+        self.config = ProfileConfig(enabled=True, wait=wait, warmup=warmup, active=active)
+        self.folder, self.say = None if folder is None else Path(folder), say
         self.window: Window | None = None
+        self._trainer: L.Trainer | None = None
         self._profiler: profile | None = None
-        self._done = 0
-        self._kept = 0
+        self._done = self._kept = 0
         self._has_written = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, Task)
-        self._done = trainer.global_step
-        batches, accumulate = int(trainer.num_training_batches), self.feed.plan.accumulate
-        asked = trainer.val_check_batch
-        epoch = max(1, batches // accumulate)
-        between = epoch if asked is None else max(1, int(min(asked, batches)) // accumulate)
-
-        def next_break(step: int) -> int:
-            begun, at = step - step % epoch, step % epoch
-            return begun + min(epoch, (at // between + 1) * between)
-
-        self.window = window(self.config, self._done, pl_module.total_steps or 0, next_break)
+        log_dir = trainer.log_dir if self.folder is None else None  # all ranks ask for it, or none
+        if not trainer.is_global_zero:
+            self._leave()
+            return
+        self._trainer, self._done = trainer, trainer.global_step
+        if self.folder is None:
+            self.folder = Path(log_dir or trainer.default_root_dir)
+        self.window = window(self.config, self._done, *_steps_and_breaks(trainer))
         if self.window is None:
-            self.say("profile: no step is left to look at")
+            self.say("profile: no step is left to profile")
             self._leave()
         elif self.window.start == self._done:
             self._begin(self.window)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: FlatBatch, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not batch.ends_step or self.window is None:
+        step = trainer.global_step
+        if step == self._done or self.window is None:
             return
-        self._done += 1
+        self._done = step
         if self._profiler is not None:
             self._kept = max(0, self._done - self.window.start - self.window.warmup)
             self._profiler.step()
@@ -165,10 +161,10 @@ class Profile(Callback):
         self._close()
 
     def _begin(self, at: Window) -> None:
-        # Its own library announces each start and stop on stderr, at the highest of its levels.
+        # Its library announces each start and stop on stderr, at the highest of its levels.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         activities = [ProfilerActivity.CPU]
-        if self.feed.device.type == "cuda":
+        if self._is_cuda:
             activities.append(ProfilerActivity.CUDA)
         with warnings.catch_warnings():  # a run of one step has none to warm up in
             warnings.filterwarnings("ignore", message="Profiler won't be using warmup")
@@ -176,10 +172,10 @@ class Profile(Callback):
         started = time.perf_counter()
         self._profiler = profile(activities=activities, schedule=steps, on_trace_ready=self._write)
         self._profiler.start()
-        self.leave_out(time.perf_counter() - started)
+        self._leave_out(time.perf_counter() - started)
 
     def _close(self) -> None:
-        """Write what there is; a window that was cut short is said."""
+        """Write what was kept; a window without a kept step is announced."""
         if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None
@@ -188,12 +184,12 @@ class Profile(Callback):
         self._leave()
 
     def _leave(self) -> None:
-        """Not be called again: Lightning passes over hooks that are None."""
+        """Lightning passes over hooks that are None."""
         for hook in ("on_train_batch_end", "on_train_end", "on_exception"):
             setattr(self, hook, None)
 
     def _write(self, done: profile) -> None:
-        if not self._kept or self.window is None:
+        if not self._kept or self.window is None or self.folder is None:
             return
         self._has_written, started = True, time.perf_counter()
         first = self.window.start + self.window.warmup + 1
@@ -203,27 +199,56 @@ class Profile(Callback):
             done.export_chrome_trace(str(beside))
             beside.replace(self.folder / TRACE)
             averages = done.key_averages()
-            is_cuda = self.feed.device.type == "cuda"
-            has_kernels = is_cuda and any(each.self_device_time_total for each in averages)
-            found = dearest(averages, self._kept, on_device=has_kernels)
+            has_kernels = self._is_cuda and any(each.self_device_time_total for each in averages)
+            found = slowest(averages, self._kept, on_device=has_kernels)
             write_table(self.folder / TABLE, found)
         except OSError as error:
-            self.say(f"profile: cannot be written ({error}); training goes on")
+            self.say(f"profile: cannot be written ({error}); training continues")
             beside.unlink(missing_ok=True)
             return
         last = first + self._kept - 1
         self.say(f"profile: {self._kept}{wanted} steps, {first} to {last}: {TRACE} for ui.perfetto.dev, {TABLE}")
-        if is_cuda and not has_kernels:
-            self.say("profile: the driver told no times of kernels; these are the host's")
+        if self._is_cuda and not has_kernels:
+            self.say("profile: the driver has no times of kernels; these are the host's")
         for line in as_lines(found):
             self.say(line)
-        if self.show is not None:
-            self.show("profile/operators", as_markdown(found, first, last), last)
-        self.leave_out(time.perf_counter() - started)
+        self._show(as_markdown(found, first, last), last)
+        self._leave_out(time.perf_counter() - started)
+
+    @property
+    def _is_cuda(self) -> bool:
+        return self._trainer is not None and self._trainer.strategy.root_device.type == "cuda"
+
+    def _leave_out(self, seconds: float) -> None:
+        if self._trainer is not None:
+            leave_out(self._trainer, seconds)
+
+    def _show(self, text: str, step: int) -> None:
+        """Put the table on TensorBoard's page of texts."""
+        for logger in [] if self._trainer is None else self._trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text("profile/operators", text, step)
 
 
-def dearest(averages: Iterable[Any], steps: int, *, on_device: bool, most: int = _MOST_OPERATORS) -> list[Operator]:
-    """Those that take most time of their own, without that of others they call; on a GPU, time of their kernels."""
+def _steps_and_breaks(trainer: L.Trainer) -> tuple[int, Callable[[int], int]]:
+    """Optimizer steps of the whole training, and for a step the next one with a validation or an epoch's end."""
+    batches = int(trainer.num_training_batches)
+    accumulate = getattr(getattr(trainer.train_dataloader, "plan", None), "accumulate", trainer.accumulate_grad_batches)
+    asked = trainer.val_check_batch
+    epoch = max(1, -(-batches // accumulate))
+    between = epoch if asked is None else max(1, int(min(asked, batches)) // accumulate)
+    limits = [trainer.max_steps if trainer.max_steps != -1 else _ENDLESS]
+    limits += [epoch * trainer.max_epochs] if trainer.max_epochs not in (None, -1) else []
+
+    def next_break(step: int) -> int:
+        begun, at = step - step % epoch, step % epoch
+        return begun + min(epoch, (at // between + 1) * between)
+
+    return min(limits), next_break
+
+
+def slowest(averages: Iterable[Any], steps: int, *, on_device: bool, most: int = _MOST_OPERATORS) -> list[Operator]:
+    """Operators with the most self time, without that of operators they call; on a GPU, of their kernels."""
     time_of = "self_device_time_total" if on_device else "self_cpu_time_total"
     operators = [
         each for each in averages if each.device_type == DeviceType.CPU and not each.is_user_annotation
@@ -237,7 +262,7 @@ def dearest(averages: Iterable[Any], steps: int, *, on_device: bool, most: int =
 
 
 def write_table(path: Path, operators: list[Operator]) -> None:
-    """`operators.csv`: one row an operator, the dearest first."""
+    """`operators.csv`: one row an operator, the slowest first."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, ["operator", "calls", "self_ms_per_step", "share"])
         writer.writeheader()
@@ -264,5 +289,5 @@ def as_markdown(operators: list[Operator], first: int, last: int) -> str:
     rows = [
         f"| `{each.operator}` | {each.calls} | {each.self_ms_per_step:.3f} | {each.share:.1%} |" for each in operators
     ]
-    head = ["| operator | calls | ms of its own a step | share |", "|---|---:|---:|---:|"]
-    return "\n".join([f"The dearest operators of steps {first} to {last}", "", *head, *rows])
+    head = ["| operator | calls | self time a step, ms | share |", "|---|---:|---:|---:|"]
+    return "\n".join([f"The slowest operators of steps {first} to {last}", "", *head, *rows])

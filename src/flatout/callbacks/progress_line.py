@@ -1,41 +1,125 @@
-"""The line that says how training goes: live on a terminal, a plain line a validation elsewhere."""
+"""One line of progress: live on a terminal, and one lasting line for each validation.
+
+In a plain Trainer it takes the place of Lightning's own bar: step, loss of the last batch, rows a second where a
+`Throughput` runs beside it. It reads one number of the device every n steps, never each step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import lightning as L
+from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from flatout.callbacks.curve_source import callbacks_of
+from flatout.callbacks.throughput import Throughput
 
-class ProgressLine:
-    """Listens to flushes: step, loss and speed; after each validation one line stays."""
+_MOST_SHOWN = 3
+"""Metrics of a validation in its line, where none was named."""
 
-    def __init__(self, total_steps: int, metric: str, say: Callable[[str], None], *, live: bool) -> None:
-        self.total_steps, self.metric, self.say = total_steps, metric, say
-        console = Console(stderr=True)
-        self._loss = float("nan")
-        self._bar = Progress(
-            TextColumn("step"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}  {task.description}"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not (live and console.is_terminal),
-        )
-        self._task = self._bar.add_task("", total=total_steps)
-        self._bar.start()
+
+class ProgressLine(ProgressBar):
+    """Step, loss and speed on a live line; after each validation a line that stays."""
+
+    def __init__(
+        self,
+        every_n_steps: int = 50,
+        *,
+        metric: str | None = None,
+        total_steps: int | None = None,
+        say: Callable[[str], None] = print,
+        live: bool = True,
+    ) -> None:
+        """`metric`: the one to show of each validation, without `val/`; None: the first few."""
+        super().__init__()
+        self.every_n_steps, self.metric, self.total_steps, self.say = every_n_steps, metric, total_steps, say
+        self._is_live, self._loss = live, float("nan")
+        self._bar: Progress | None = None
+        self._step = 0
 
     def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
+        """Show a step with its values on the live line."""
         self._loss = values.get("train/loss", self._loss)
-        text = f"loss {self._loss:.4f}  {values['speed/rows_per_s']:,.0f} rows/s"
-        self._bar.update(self._task, completed=step, description=text)
+        bar = self._open(self.total_steps)
+        speed = f"  {rows:,.0f} rows/s" if (rows := values.get("speed/rows_per_s")) is not None else ""
+        bar.update(bar.task_ids[0], completed=step, description=f"loss {self._loss:.4f}{speed}")
 
     def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None:
-        shown = values[f"val/{self.metric}"]
-        loss = f"train loss {self._loss:.4f}  val loss {values['val/loss']:.4f}"
-        self.say(f"epoch {epoch:6.2f}  step {step:6d}  {loss}  val {self.metric} {shown:.4f}")
+        """Say the metrics of a validation."""
+        losses = f"train loss {self._loss:.4f}" + (
+            f"  val loss {values['val/loss']:.4f}" if "val/loss" in values else ""
+        )
+        names = [name for name in values if name != "val/loss"][:_MOST_SHOWN]
+        if self.metric is not None:
+            names = [f"val/{self.metric}"] if f"val/{self.metric}" in values else names
+        shown = "  ".join(f"{name.replace('/', ' ')} {values[name]:.4f}" for name in names)
+        self.say(f"epoch {epoch:6.2f}  step {step:6d}  {losses}  {shown}".rstrip())
 
     def close(self) -> None:
-        self._bar.stop()
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def disable(self) -> None:
+        """Stay silent: Lightning asks the ranks after the first to."""
+        self._is_live, self.say = False, lambda line: None
+
+    def enable(self) -> None:
+        self._is_live = True
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._step = trainer.global_step
+        if self.total_steps is None:
+            total = trainer.estimated_stepping_batches
+            self.total_steps = int(total) if total != float("inf") else None
+        self._open(self.total_steps)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if step != self._step and step % self.every_n_steps == 0:
+            self.on_flush(step, 0.0, _shown_of_step(trainer, outputs))
+        self._step = step
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            found = {f"{name}": float(value) for name, value in trainer.callback_metrics.items() if "val" in name}
+            values = {f"val/{name.removeprefix('val').lstrip('/_')}": value for name, value in found.items()}
+            self.on_validation(trainer.global_step, float(trainer.current_epoch + 1), values)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self.close()
+
+    def _open(self, total: int | None) -> Progress:
+        """The live line, made at its first use."""
+        if self._bar is None:
+            console = Console(stderr=True)
+            self._bar = Progress(
+                TextColumn("step"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.completed:.0f}/{task.total:.0f}  {task.description}"),
+                TimeRemainingColumn(),
+                console=console,
+                transient=True,
+                disable=not (self._is_live and console.is_terminal),
+            )
+            self._bar.add_task("", total=total or 1)
+            self._bar.start()
+        return self._bar
+
+
+def _shown_of_step(trainer: L.Trainer, outputs: Any) -> dict[str, float]:
+    """Loss of the last batch, which waits for the device, and rows a second of the training so far."""
+    loss = outputs.get("loss") if isinstance(outputs, dict) else None
+    values = {} if loss is None else {"train/loss": float(loss)}
+    for each in callbacks_of(trainer):
+        if isinstance(each, Throughput) and each.total.seconds:
+            values["speed/rows_per_s"] = each.total.values()["speed/rows_per_s"]
+    return values

@@ -1,254 +1,257 @@
-"""Where the time of training goes, step by step, for a few microseconds a step and without ever waiting for a device.
+"""Where the time of training goes, step by step, for a few microseconds a step and without waiting for a device.
 
-On a CPU the host's clock tells it. Elsewhere the host only enqueues work: there events mark the edges of each phase on
-the device itself, and they are read when it has long passed them. What callbacks of a person's own take is told apart
-by their names; logging, validation and checkpoints tell what they took themselves.
+On a CPU the host's clock shows it. Elsewhere the host only enqueues work: events mark the edges of each phase on the
+device itself, and they are read when the device has passed them. In a plain Trainer Lightning's hooks are the edges; a
+fast loop times its own phases. Others' callbacks are timed by name; logging, validations and checkpoints come apart.
 """
 
 from __future__ import annotations
 
-import math
-import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import lightning as L
-import numpy as np
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatout.engine.fast_loop import PHASES
+from flatout.callbacks.clock import BETWEEN_STEPS, Clock, compiled_so_far
+from flatout.callbacks.curve_source import (
+    CurveSource,
+    FastSteps,
+    callbacks_of,
+    fast_steps_of,
+    restore_distance,
+    state_of,
+)
+from flatout.callbacks.step_times import PHASES, DeviceTimes, HookTimes, StepTimes
+from flatout.callbacks.sums import FIRST_STEPS, Stretches, Sums
 
-PARTS = ("wait", "transfer", *PHASES, "callbacks", "logging", "checkpoint", "validation", "other")
-"""What the time of training is divided into; `other` is what is left: the framework itself."""
-_BETWEEN_STEPS = ("logging", "checkpoint", "validation")
-FIRST_STEPS = 5
-"""Steps that warm up whatever needs it; they are counted apart."""
-_LOOK_CLOSELY_AT = range(20, 23)
-"""Steps in which a callback's reads of the device are counted, which itself takes time."""
-_INSIDE_A_STEP = {
-    "on_before_backward": "backward",
-    "on_after_backward": "backward",
-    "on_before_zero_grad": "optimizer",
-    "on_before_optimizer_step": "optimizer",
-}
-_BESIDE_A_STEP = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end")
-
-
-class StepTimes:
-    """How long steps took: their spread in little memory, and the first few one by one."""
-
-    _FINENESS = 1.04
-    _SHORTEST_S = 1e-6
-
-    def __init__(self) -> None:
-        self.counts = np.zeros(round(math.log(1e10) / math.log(self._FINENESS)), np.int64)
-        """Steps by length, each place 4 % longer than the one before."""
-        self.first: list[float] = []
-
-    def add(self, seconds: list[float]) -> None:
-        apart = FIRST_STEPS - len(self.first)
-        self.first += seconds[: max(0, apart)]
-        rest = np.asarray(seconds[max(0, apart) :])
-        if len(rest):
-            places = np.log(np.maximum(rest, self._SHORTEST_S) / self._SHORTEST_S) / math.log(self._FINENESS)
-            self.counts += np.bincount(
-                places.astype(np.int64).clip(0, len(self.counts) - 1), minlength=len(self.counts)
-            )
-
-    def percentile(self, share: float) -> float | None:
-        """Seconds that this share of all steps after the first few stayed below; None before there are any."""
-        total = int(self.counts.sum())
-        if not total:
-            return None
-        place = int(np.searchsorted(np.cumsum(self.counts), share * total))
-        return self._SHORTEST_S * self._FINENESS ** (min(place, len(self.counts) - 1) + 0.5)
-
-    def state_dict(self) -> dict[str, Any]:
-        places = np.nonzero(self.counts)[0]
-        return {"first": self.first, "counts": [[int(place), int(self.counts[place])] for place in places]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.first = list(state["first"])
-        self.counts[:] = 0
-        for place, count in state["counts"]:
-            self.counts[place] = count
+PARTS = ("wait", "transfer", *PHASES, "callbacks", *BETWEEN_STEPS, "other")
+"""The parts of the time of training; `other` is what is left: the framework itself."""
+_COUNTED = [part for part in PARTS if part != "other"]
+_KEPT = ("counts", "callbacks", "reads")
+"""What a checkpoint holds of the clock."""
+_NOT_WATCHED = ("flatout", "lightning", "pytorch_lightning")
 
 
 @dataclass(slots=True)
-class _Passing:
-    """The events of one batch that the device will have passed some time."""
+class Split(Sums):
+    """The time of some batches, part by part."""
 
-    events: list[Any]
-    outside_s: float | None = None
-    """Where it ends an optimizer step: what the host did between that and the one before, which is of no step."""
+    batches: int = 0
+    seconds: float = 0.0
+    """Of training, validations not counted."""
+    parts_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0.0))
+
+    def split(self) -> dict[str, float]:
+        """Seconds of each part, `other` among them."""
+        parts = dict(self.parts_s)
+        # While a device computes what was enqueued, callbacks and waiting for data cost nothing.
+        work = sum(parts[name] for name in _COUNTED if name not in ("wait", "callbacks", "validation"))
+        parts["callbacks"] = min(parts["callbacks"], max(0.0, self.seconds - work))
+        busy = work + parts["callbacks"]
+        parts["wait"] = min(parts["wait"], max(0.0, self.seconds - busy))
+        return parts | {"other": max(0.0, self.seconds - busy - parts["wait"])}
+
+    def values(self) -> dict[str, float]:
+        """Milliseconds of each part for each batch, under their curve names."""
+        return {f"time/{part}_ms": 1000 * spent / max(self.batches, 1) for part, spent in self.split().items()}
 
 
-class DeviceTimes:
-    """Phases and steps between events on the device, read only when the device has passed them."""
+class StepTimer(CurveSource):
+    """The split of a step, and the distribution of the lengths of steps."""
 
-    def __init__(self, make_event: Callable[[], Any] | None = None) -> None:
-        self._make = make_event or (lambda: torch.cuda.Event(enable_timing=True))
-        self._free: list[Any] = []
-        self._open: list[Any] = []
-        self._passing: deque[_Passing] = deque()
-        self._last: Any = None
-        """Event at the end of the step before."""
+    def __init__(
+        self,
+        every_n_steps: int = 50,
+        *,
+        callbacks: Mapping[str, L.Callback] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`callbacks`: those to time, by name; None: all that are neither ours nor Lightning's."""
+        super().__init__(every_n_steps)
+        self.clock, self.callbacks = clock or Clock(), callbacks
+        self.times = Stretches(Split)
+        self.step_times = StepTimes()
+        self.seconds_to_first_step: float | None = None
+        """From the making of this callback to the end of the first batch."""
+        self.hooks: dict[str, Any] = {}
+        """Lightning's hooks that this training needs besides the end of a batch, by name."""
+        self._phase_s = dict.fromkeys(PHASES, 0.0)
+        self._device_times: DeviceTimes | None = None
+        self._hook_times: HookTimes | None = None
+        self._loader: Any = None
+        """The loader of training where it times its own waits, as our feeds do."""
+        self._is_fast = True
+        self._edge_before: tuple[Any, Any] | None = None
+        self._saves: L.Trainer | None = None
+        self._made = self._since = self._paused_at = time.perf_counter()
+        self._before = self._spent()
+        self._step_since, self._outside_before = self._since, 0.0
         self._steps_s: list[float] = []
 
-    def edge(self, number: int) -> float:
-        """The host's clock at the edge of a phase: 0 is the beginning of a batch, 1 to 3 are the ends of its phases.
-
-        Of a batch that goes through in pieces only the first forward pass is told from the backward passes; one whose
-        forward pass failed is not told at all.
-        """
-        if number == 0:
-            self._free += self._open
-            self._open = []
-        elif number != len(self._open):
-            return time.perf_counter()
-        event = self._free.pop() if self._free else self._make()
-        event.record()
-        self._open.append(event)
-        if len(self._open) > len(PHASES):
-            self._passing.append(_Passing(self._open))
-            self._open = []
-        return time.perf_counter()
-
-    def end_step(self, outside_s: float) -> None:
-        """The batch that came last ends an optimizer step; one that was not told to its end leaves it to the next."""
-        if self._passing and self._passing[-1].outside_s is None:
-            self._passing[-1].outside_s = outside_s
-
-    def take(self) -> dict[str, float]:
-        """Seconds of each phase in the steps that the device has finished; those under way are left for later."""
-        seconds = dict.fromkeys(PHASES, 0.0)
-        while self._passing and self._passing[0].events[-1].query():
-            batch = self._passing.popleft()
-            events = batch.events
-            for phase, before, after in zip(PHASES, events, events[1:], strict=False):
-                seconds[phase] += before.elapsed_time(after) / 1000
-            if batch.outside_s is not None:
-                self._end_of_step(events, batch.outside_s)
-            self._free += events
-        return seconds
-
-    def take_steps(self) -> list[float]:
-        """Seconds of each optimizer step, from the end of the one before, that `take` has found finished."""
-        steps, self._steps_s = self._steps_s, []
-        return steps
-
-    def _end_of_step(self, events: list[Any], outside_s: float) -> None:
-        """Of the very first step only its last batch is told."""
-        own_s = events[0].elapsed_time(events[-1]) / 1000
-        whole_s = own_s if self._last is None else self._last.elapsed_time(events[-1]) / 1000 - outside_s
-        self._steps_s.append(max(own_s, whole_s))
-        if self._last is not None:
-            self._free.append(self._last)
-        self._last = events.pop()
-
-
-def compiled_so_far() -> dict[str, float]:
-    """Graphs that torch.compile has made in this process, and the seconds it took; empty where it was never asked."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    graphs = 0.0 if dynamo is None else float(dynamo.counters["stats"].get("unique_graphs", 0))
-    if dynamo is None or not graphs:
-        return {}
-    return {"graphs": graphs, "seconds": dynamo.cumulative_time_spent_ns.get("entire_frame_compile", 0.0) / 1e9}
-
-
-class Clock:
-    """Seconds spent on what is no phase of a step, by whoever spent them; and the callbacks of a person's own."""
-
-    def __init__(self) -> None:
-        self.spent = dict.fromkeys((*_BETWEEN_STEPS, "callbacks"), 0.0)
-        self.outside_s = 0.0
-        """What of it fell between two steps."""
-        self.inside_s = dict.fromkeys(set(_INSIDE_A_STEP.values()), 0.0)
-        """What of the callbacks' time fell inside a phase."""
-        self.callbacks: dict[str, float] = {}
-        """Seconds of each callback of a person's own."""
-        self.reads: dict[str, int] = {}
-        """How often each of them made the host wait for a number of the device, in the steps that were looked at."""
-        self.counts = dict.fromkeys(_BETWEEN_STEPS, 0)
-        """How often there was logging, a checkpoint, a validation."""
-        self.looks_closely = False
-        self.compiled: dict[str, float] = {}
-        """What torch.compile had done after the first few steps, in which it must."""
-        self._wrapped: list[tuple[L.Callback, str]] = []
-
-    def spend(self, part: str, seconds: float) -> None:
-        self.spent[part] += seconds
-        self.counts[part] += 1
-        self.outside_s += seconds
-
-    @contextmanager
-    def spending(self, part: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.spend(part, time.perf_counter() - began)
-
-    def look(self, step: int) -> None:
-        self.looks_closely = step in _LOOK_CLOSELY_AT
-
-    def watch(self, callbacks: Mapping[str, L.Callback]) -> None:
-        """From now on tell what these take: each hook of theirs that training calls every step or epoch."""
-        for name, callback in callbacks.items():
-            self.callbacks.setdefault(name, 0.0)
-            for hook in (*_BESIDE_A_STEP, *_INSIDE_A_STEP):
-                if getattr(type(callback), hook) is not getattr(L.Callback, hook):
-                    setattr(callback, hook, self._timed(name, getattr(callback, hook), _INSIDE_A_STEP.get(hook)))
-                    self._wrapped.append((callback, hook))
-
-    def leave(self) -> None:
-        """Give callbacks back as they were."""
-        for callback, hook in self._wrapped:
-            delattr(callback, hook)
-        self._wrapped = []
-
-    def _timed(self, name: str, hook: Callable[..., Any], phase: str | None) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                if not self.looks_closely:
-                    return hook(*args, **kwargs)
-                with _Reads() as reads:
-                    answer = hook(*args, **kwargs)
-                self.reads[name] = self.reads.get(name, 0) + reads.count
-                return answer
-            finally:
-                seconds = time.perf_counter() - began
-                if not self.looks_closely:
-                    self.callbacks[name] += seconds
-                    self.spent["callbacks"] += seconds
-                    if phase is not None:
-                        self.inside_s[phase] += seconds
-
-        return timed
-
     @property
-    def reads_a_step(self) -> dict[str, float]:
-        return {name: count / len(_LOOK_CLOSELY_AT) for name, count in self.reads.items() if count}
+    def total(self) -> Split:
+        """All of the training up to the last flush."""
+        return self.times.total
+
+    def counted(self) -> Split:
+        """All of the training so far, without the first few steps where there were more."""
+        return self.times.counted(lambda every, first: every.batches > first.batches)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit":  # a fast loop collects the hooks when training begins
+            self.clock.watch(_others(trainer) if self.callbacks is None else self.callbacks)
+
+    def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._time_saving(trainer)
+        loader = trainer.train_dataloader
+        self._loader = loader if hasattr(loader, "wait_s") else None
+        is_cuda = trainer.strategy.root_device.type == "cuda"
+        self._device_times = DeviceTimes() if is_cuda else None
+        fast = fast_steps_of(trainer)
+        self._is_fast = fast is not None
+        if fast is None or self._loader is None:
+            self._hook_times = HookTimes(self.clock, None if self._is_fast else self._device_times)
+            self.hooks = self._hook_times.hooks(wait_only=self._is_fast)
+        self._phase_s = self._phases_of(fast, trainer.strategy.root_device.type)
+        self.clock.compiled = compiled_so_far()
+        self._start_clock()
+        self._step_since, self._outside_before = time.perf_counter(), self.clock.outside_s
+
+    def _phases_of(self, fast: FastSteps | None, device: str) -> dict[str, float]:
+        """Where the seconds of each phase are added up; on CUDA they come from events."""
+        if fast is None and self._hook_times is not None:
+            return self._hook_times.spent
+        if fast is not None and self._device_times is not None:
+            self._edge_before = fast, fast.edge
+            fast.edge = self._device_times.edge
+        elif fast is not None and device == "cpu":  # of others only the time to enqueue is known
+            return fast.phase_s
+        return dict.fromkeys(PHASES, 0.0)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        vars(self).update(self.hooks)  # not methods: where a fast loop runs, Lightning has nothing to call
+
+    def count(self, batch: Any) -> None:
+        if self._hook_times is not None:
+            self._hook_times.edge(3)
+        self.times.now.batches += 1
+        if self.seconds_to_first_step is None:
+            self.seconds_to_first_step = time.perf_counter() - self._made
+
+    def end_step(self, step: int) -> None:
+        """Note how long it took, without what lay between it and the one before."""
+        now, outside = time.perf_counter(), self.clock.outside_s
+        outside_s = outside - self._outside_before
+        if self._device_times is None:
+            self._steps_s.append(now - self._step_since - outside_s)
+        else:  # the host only enqueues it
+            self._device_times.end_step(outside_s)
+        self._step_since, self._outside_before = now, outside
+        self.clock.look(step)
+        if step == FIRST_STEPS:
+            self.clock.compiled = compiled_so_far()
+            self.close()
+            self.times.mark_first()
+
+    def pause(self) -> None:
+        self._paused_at = time.perf_counter()
+
+    def resume(self) -> None:
+        seconds = time.perf_counter() - self._paused_at
+        self.clock.spend("validation", seconds)
+        self._since += seconds
+
+    def leave_out(self, seconds: float) -> None:
+        self._since += seconds
+        self.clock.outside_s += seconds
+
+    def settle(self) -> None:
+        self.close()
+        self.times.flush()
+
+    def end(self) -> None:
+        self.clock.leave()
+        if self._edge_before is not None:
+            fast, edge = self._edge_before
+            fast.edge, self._edge_before = edge, None
+        if self._saves is not None:
+            del vars(self._saves)["save_checkpoint"]
+            self._saves = None
+        for name in self.hooks:
+            vars(self).pop(name, None)
+        self.hooks = {}
+
+    def take(self, trainer: L.Trainer) -> dict[str, float]:
+        self.close()
+        values = self.times.flush().values()
+        if self._loader is None:  # the wait holds it
+            values.pop("time/transfer_ms")
+        for percent in (50, 99):
+            if (quicker := self.step_times.percentile(percent / 100)) is not None:
+                values[f"time/p{percent}_ms"] = 1000 * quicker
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        self.close()
+        kept = self.times.state_dict() | {"step_times": self.step_times.state_dict()}
+        return state_of(kept | {"clock": {name: dict(getattr(self.clock, name)) for name in _KEPT}}, self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.times.load_state_dict(state_dict)
+        self.step_times.load_state_dict(state_dict["step_times"])
+        for name in _KEPT:
+            getattr(self.clock, name).update(state_dict["clock"][name])
+        restore_distance(self, state_dict)
+
+    def close(self) -> None:
+        """Add what the clocks have counted, and start them again."""
+        now = self.times.now
+        now.seconds += time.perf_counter() - self._since
+        if self._device_times is not None:
+            self._phase_s.update(self._device_times.take())
+            self._steps_s += self._device_times.take_steps()
+        for part, seconds in self._spent().items():
+            now.parts_s[part] += seconds - self._before[part]
+        self.step_times.add(self._steps_s)
+        self._steps_s = []
+        self._start_clock()
+
+    def _spent(self) -> dict[str, float]:
+        """Seconds of each part so far, as its own clock counts them."""
+        wait_s = 0.0 if self._hook_times is None else self._hook_times.spent["wait"]
+        spent = self._phase_s | self.clock.spent | {"wait": wait_s, "transfer": 0.0}
+        if (loader := self._loader) is not None:
+            spent |= {"wait": loader.wait_s - loader.transfer_s, "transfer": loader.transfer_s}
+        if self._device_times is None and self._is_fast:
+            for phase, seconds in self.clock.inside_s.items():
+                spent[phase] -= seconds
+        return spent
+
+    def _start_clock(self) -> None:
+        self._phase_s.update(dict.fromkeys(PHASES, 0.0))
+        self._before = self._spent()
+        self._since = time.perf_counter()
+
+    def _time_saving(self, trainer: L.Trainer) -> None:
+        """Count each `trainer.save_checkpoint` as checkpoint, also that of Lightning's own callbacks."""
+        save, clock = trainer.save_checkpoint, self.clock
+
+        def timed_save(*args: Any, **kwargs: Any) -> None:
+            with clock.spending("checkpoint"):
+                save(*args, **kwargs)
+
+        vars(trainer)["save_checkpoint"] = timed_save
+        self._saves = trainer
 
 
-class _Reads(TorchDispatchMode):
-    """Counts how often numbers are asked of the device: each time the host waits for all it has enqueued."""
-
-    _ASKING: ClassVar = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
-    _COPYING: ClassVar = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        answer = func(*args, **(kwargs or {}))
-        comes_over = func in self._COPYING and answer.device.type == "cpu" and args[-1].device.type != "cpu"
-        self.count += func in self._ASKING or comes_over
-        return answer
+def _others(trainer: L.Trainer) -> dict[str, L.Callback]:
+    """Callbacks that are neither ours nor Lightning's, by the names of their classes."""
+    found: dict[str, L.Callback] = {}
+    for each in callbacks_of(trainer):
+        name = type(each).__name__
+        if type(each).__module__.partition(".")[0] not in _NOT_WATCHED:
+            found[name if name not in found else f"{name} {len(found) + 1}"] = each
+    return found

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
+from flatout.callbacks.loggers import LOGGERS
 from flatout.config import COMPONENTS, RunConfig
 from flatout.errors import RunBroke, UserError, did_you_mean, nearest
 
@@ -154,6 +155,8 @@ def known_keys() -> list[str]:
     for group, classes in COMPONENTS.items():
         for settings in classes.values():
             names += [f"{group}.{name}" for name in _field_names(settings)]
+    for logger, settings in LOGGERS.items():
+        names += [f"logger.{logger}.{name}" for name in _field_names(settings)]
     return sorted(set(names))
 
 

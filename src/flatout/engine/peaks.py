@@ -17,8 +17,8 @@ from enum import StrEnum
 
 import torch
 
-from flatout.callbacks.host import limits
 from flatout.distributed.ranks import cores_here
+from flatout.engine.limits import limits
 
 
 class Arithmetic(StrEnum):

@@ -28,7 +28,8 @@ def print_closing(
         console.print(class_table(per_class))
     console.print(closing_table(summary))
     console.print(Text(f"run folder:  {folder}"), soft_wrap=True)
-    console.print(Text(f"curves:      tensorboard --logdir {shlex.quote(str(folder))}"), soft_wrap=True)
+    if "tensorboard" in summary.get("loggers", ["tensorboard"]):
+        console.print(Text(f"curves:      tensorboard --logdir {shlex.quote(str(folder))}"), soft_wrap=True)
 
 
 def closing_table(summary: dict[str, Any]) -> Table:

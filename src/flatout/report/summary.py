@@ -42,6 +42,7 @@ def empty_summary() -> dict[str, Any]:
         },
         "model": _nulls("name parameters trainable"),
         "choices": [],
+        "loggers": [],
         "tune": None,
         "training": _nulls(
             "epochs steps rows_per_step seconds seconds_to_first_step resumed_from skipped_steps out_of_memory"

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from flatout.callbacks.host import free_bytes
 from flatout.data.batches.feed import free_memory
+from flatout.engine.limits import free_bytes
 from flatout.errors import UserError
 
 Build = Callable[[Any], nn.Module]

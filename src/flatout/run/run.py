@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from flatout.bits.exposure_report import report_exposure
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.task import GramDecoder
-from flatout.callbacks.host import limits
 from flatout.callbacks.profile_steps import TABLE, TRACE
 from flatout.checkpoints.exact import CHECKPOINTS
 from flatout.checkpoints.folder import read_weights, require_whole
@@ -40,6 +39,7 @@ from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.engine.allocator import keep_freed_memory
 from flatout.engine.compile import compile_in_place
 from flatout.engine.fast_loop import FastLoop
+from flatout.engine.limits import limits
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.peaks import measured_peak
 from flatout.engine.precision import PrecisionChoice, choose_precision, fast_fp32_products
@@ -129,7 +129,7 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         loop = build_loop(config, feeds)
         training, start = set_up(config, data, task, loop, feeds, precision, ranks, place, signals)
         ranks.join(device)
-        with fast_fp32_products(precision.precision, device) as found:
+        with training.loggers, fast_fp32_products(precision.precision, device) as found:
             if found is not None:
                 place.choose("fp32 products", found.value, found.why, found.evidence)
             train(training, task, data, place, signals, start)
@@ -142,6 +142,7 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
             if ranks.is_first:
                 save_model(config, predictor, place)
             find_peak(training, feeds, ranks)
+            training.loggers.log_final(metrics, training.curves.steps)
             judge(config, task, feeds, training, place)
         end_group()
         if ranks.is_first:
@@ -318,8 +319,8 @@ def set_up(
     compile_model(config, task.model, feeds.train.device, place)
     parts: dict[str, Any] = {"about": about, "signals": signals, "start": start}
     training = build_trainer(config, task, loop, feeds.train, precision, ranks, place, **parts)
-    trainer, flush = training.trainer, training.flush
-    flush.tell_early = lambda: tell_early(flush, str(trainer.precision), batches, place)
+    trainer, curves = training.trainer, training.curves
+    curves.judge_early = lambda: tell_early(curves, feeds.train, str(trainer.precision), batches, place)
     device, world = feeds.train.device, feeds.train.plan.world
     place.summary.update("hardware", hardware(device, world, str(trainer.precision)) | limits().facts())
     return training, start
@@ -388,13 +389,13 @@ def train(
     start: Start | None,
 ) -> None:
     """Train to the end, or to where nothing gets better."""
-    trainer, flush, plan = training.trainer, training.flush, data.feeds.train.plan
+    trainer, curves, plan = training.trainer, training.curves, data.feeds.train.plan
     place.log.say(
         f"training: {sum(p.numel() for p in task.model.parameters()):,} parameters, {task.total_steps:,} steps of"
         f" {plan.rows_per_batch * plan.parts} rows"
     )
-    listeners = list(flush.listeners)
-    with _without_loader_advice(), others_watched(), signals.waiting(), flush.watch:
+    listeners = list(curves.listeners)
+    with _without_loader_advice(), others_watched(), signals.waiting():
         try:
             trainer.fit(task, datamodule=data, ckpt_path=None if start is None else start.checkpoint)
         except SystemExit:
@@ -405,11 +406,10 @@ def train(
                 tell_of_signal(number, training, place)
             raise
         finally:
-            flush.clock.leave()
             for listener in listeners:
                 with suppress(OSError):
                     listener.close()
-    flush.steps, flush.epochs = trainer.global_step, trainer.current_epoch
+    curves.steps, curves.epochs = trainer.global_step, trainer.current_epoch
     require(trainer.global_step > 0, "trainer", "not one step was planned", mend="Give it rows, epochs and time.")
     if skipped := training.loop.skipped:
         rows = training.loop.losses.describe_rows(skipped[0])
@@ -478,9 +478,9 @@ def find_peak(training: Training, feeds: Feeds, ranks: Ranks) -> None:
     The run's threads and its way of making fp32 products are still set. So a CPU has no curve of its MFU: measured
     before the first step it would delay every run, for a curve with the shape of that of rows a second.
     """
-    flush = training.flush
-    if ranks.is_first and flush.peak is None and flush.total.flops:
-        flush.peak = measured_peak(feeds.train.device, str(training.trainer.precision))
+    throughput = training.curves.throughput
+    if ranks.is_first and throughput.peak is None and throughput.total.flops:
+        throughput.peak = measured_peak(feeds.train.device, str(training.trainer.precision))
 
 
 def save_model(config: RunConfig, predictor: Answers, place: RunFolder) -> None:
@@ -493,36 +493,36 @@ def save_model(config: RunConfig, predictor: Answers, place: RunFolder) -> None:
 
 def summarise(place: RunFolder, task: Task, feeds: Feeds, training: Training, seconds: float) -> None:
     """Fill the summary with what was trained, on what, and how fast."""
-    summary, flush = place.summary, training.flush
-    rates = flush.total.values()
+    summary, curves = place.summary, training.curves
+    throughput, timer = curves.throughput, curves.timer
+    rates = throughput.total.values()
     parameters = list(task.model.parameters())
     count = sum(parameter.numel() for parameter in parameters)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     summary.update("model", {"name": type(task.model).__name__, "parameters": count, "trainable": trained})
-    if flush.peak is not None:
-        summary.update("hardware", {"peak_tflops": flush.peak.tflops, "peak_source": flush.peak.source})
+    if (peak := throughput.peak) is not None:
+        summary.update("hardware", {"peak_tflops": peak.tflops, "peak_source": peak.source})
     summary.update(
         "training",
         {
-            "epochs": flush.epochs,
-            "steps": flush.steps,
+            "epochs": curves.epochs,
+            "steps": curves.steps,
             "rows_per_step": feeds.train.plan.rows_per_batch * feeds.train.plan.parts,
             "seconds": round(seconds, 2),
-            "seconds_to_first_step": flush.seconds_to_first_step,
+            "seconds_to_first_step": timer.seconds_to_first_step,
             "skipped_steps": len(training.loop.skipped),
             "out_of_memory": training.loop.passes.times_out,
         },
     )
     for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if task.counts_tokens else ())):
-        summary.set(f"speed.{name}", rates[f"speed/{name}"])
-    for name, value in rates.items():
-        if name.startswith("time/"):
-            summary.set(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value or None)
-    times = flush.step_times
+        summary.set(f"speed.{name}", rates.get(f"speed/{name}", 0.0))
+    for name, value in timer.total.values().items():
+        summary.set(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value or None)
+    times = timer.step_times
     summary.update("speed.step_percentiles_ms", {f"p{share}": _ms(times.percentile(share / 100)) for share in _SHARES})
     summary.set("speed.first_steps_ms", [_ms(seconds) for seconds in times.first])
-    summary.set("speed.mfu", flush.mfu(flush.total))
-    for group, found in flush.watch.summary().items():
+    summary.set("speed.mfu", throughput.mfu(throughput.total))
+    for group, found in curves.monitor.summary().items():
         summary.update(f"speed.{group}", found)
 
 
@@ -541,8 +541,9 @@ def show(config: RunConfig, task: Task, place: RunFolder, per_class: list[dict[s
     artifacts |= {"trace": TRACE, "operators": TABLE}
     place.summary.update("artifacts", {name: path for name, path in artifacts.items() if (place.path / path).exists()})
     print_closing(values, place.path, per_class)
-    settings = compared_settings(plain(config)) | {"optim.lr": task.optim.highest}
-    write_dashboard(place.path, values, settings, task.counted)
+    if "tensorboard" in config.logger:
+        settings = compared_settings(plain(config)) | {"optim.lr": task.optim.highest}
+        write_dashboard(place.path, values, settings, task.counted)
 
 
 @contextmanager
@@ -553,5 +554,6 @@ def _without_loader_advice() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist=True.*")
         warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
         warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")
+        warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
         warnings.filterwarnings("ignore", message=".*Be aware that when using `ckpt_path`.*")
         yield

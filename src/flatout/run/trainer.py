@@ -15,13 +15,13 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from flatout.callbacks.flush import Curves, Flush, Listener, MetricsFile
-from flatout.callbacks.gpu import watched_card
-from flatout.callbacks.hardware import Watch
-from flatout.callbacks.host import Host
-from flatout.callbacks.profile_steps import Profile
+from flatout.callbacks.hardware_monitor import HardwareMonitor, hardware_of
+from flatout.callbacks.loggers import RunLoggers, RunPlace, build_loggers
+from flatout.callbacks.profile_steps import ProfileSteps
 from flatout.callbacks.progress_line import ProgressLine
-from flatout.callbacks.step_timer import Clock
+from flatout.callbacks.run_curves import Listener, MetricsFile, RunCurves
+from flatout.callbacks.step_timer import StepTimer
+from flatout.callbacks.throughput import Throughput
 from flatout.checkpoints.exact import CHECKPOINTS, Checkpoints, best_mode
 from flatout.checkpoints.folder import FolderCheckpointIO
 from flatout.config import RunConfig
@@ -30,12 +30,12 @@ from flatout.distributed.ranks import Ranks
 from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.lightning_internals import NoProfiler, disable_signal_handling, silence_unused_hooks
-from flatout.engine.peaks import known_peak
 from flatout.engine.precision import Precision, PrecisionChoice
 from flatout.errors import UserError, require
-from flatout.report.dashboard import Layout, layout
+from flatout.report.dashboard import layout
+from flatout.report.hyperparameters import compared_settings
 from flatout.run.resume import Start
-from flatout.run.run_folder import RunFolder
+from flatout.run.run_folder import RunFolder, plain
 from flatout.tasks.metrics import require_metric
 from flatout.tasks.task import Task
 
@@ -47,7 +47,8 @@ class Training:
     """A Trainer, and the callbacks that are asked afterwards."""
 
     trainer: L.Trainer
-    flush: Flush
+    curves: RunCurves
+    loggers: RunLoggers
     checkpoints: Checkpoints
     loop: FastLoop
 
@@ -114,12 +115,13 @@ def build_trainer(
     metric = chosen_metric(config, task)
     strategy = strategy_of(config, task, feed.device, precision, ranks, place)
     after = 0 if config.resume is not None else None  # one that was cut short before its first checkpoint
-    watch = watch_of(feed.device, place)
-    charts = charts_of(task, watch)
-    listeners = listeners_of(config, task, metric, place, after if start is None else start.step, charts)
-    clock = Clock()
-    clock.watch(config.callbacks)
-    flush = Flush(feed, listeners, config.monitor.flush_every, watch, clock)
+    monitor = monitor_of(feed.device, place)
+    after = after if start is None else start.step
+    loggers = loggers_of(config, task, monitor, place, after)
+    timer, throughput = StepTimer(callbacks=config.callbacks), Throughput()
+    listeners = listeners_of(config, task, metric, place, loggers, after)
+    every = config.monitor.flush_every
+    curves = RunCurves(listeners, every, timer=timer, throughput=throughput, monitor=monitor)
     checkpoints = Checkpoints(
         place.path / CHECKPOINTS,
         config.checkpoint,
@@ -129,19 +131,20 @@ def build_trainer(
         about=about,
         signals=signals,
         others_draw=bool(config.callbacks),
-        clock=clock,
+        clock=curves.clock,
     )
     stopping = [] if config.checkpoint.patience is None else [_early_stopping(config, metric)]
-    looking = profile_of(config, feed, flush, place)
+    looking = profile_of(config, place)
     defaults = lightning_defaults(precision, ranks, place)
+    defaults["log_every_n_steps"] = min(every, batches_in_epoch(config.trainer, feed))
     # One process a device is running already, however many were asked for.
     settings = {**defaults, **config.trainer, **ranks.lightning_settings(feed.device), **strategy}
+    settings["logger"] = loggers.for_trainer(is_first=place.is_first)
     settings |= {"accumulate_grad_batches": feed.plan.accumulate, "gradient_clip_val": clip_of(config) or None}
-    trainer = quiet_trainer(settings, [loop, flush, *looking, *stopping, *config.callbacks.values(), checkpoints])
+    trainer = quiet_trainer(settings, [loop, curves, *looking, *stopping, *config.callbacks.values(), checkpoints])
     silence_unused_hooks(trainer)
-    flush.peak = known_peak(feed.device, str(trainer.precision))
     disable_signal_handling(trainer)
-    return Training(trainer, flush, checkpoints, loop)
+    return Training(trainer, curves, loggers, checkpoints, loop)
 
 
 def clip_of(config: RunConfig) -> float:
@@ -155,7 +158,6 @@ def lightning_defaults(precision: PrecisionChoice, ranks: Ranks, place: RunFolde
     defaults: dict[str, Any] = {
         "max_epochs": EPOCHS,
         "precision": precision.lightning_name,
-        "logger": False,
         "profiler": NoProfiler(),
         "num_sanity_val_steps": 0,
         "enable_progress_bar": False,
@@ -182,39 +184,45 @@ def listeners_of(
     task: Task,
     metric: str,
     place: RunFolder,
+    loggers: RunLoggers,
     after: int | None = None,
-    charts: Layout | None = None,
 ) -> list[Listener]:
-    """Who is told how training goes, from the step `after` on; on other ranks than the first, nobody."""
+    """What receives the curves, from the step `after` on; nothing on ranks after the first."""
     if not place.is_first:
         return []
     return [
-        MetricsFile(place.path / "metrics.csv", ["loss", *task.metric_names], is_afresh=not after),
-        Curves(place.path, after, charts),
-        ProgressLine(task.total_steps or 0, metric, place.log.say, live=config.monitor.progress),
+        MetricsFile(place.path / "metrics.csv", ["loss", *task.metric_names], is_new=not after),
+        loggers,
+        ProgressLine(metric=metric, total_steps=task.total_steps or 0, say=place.log.say, live=config.monitor.progress),
     ]
 
 
-def charts_of(task: Task, watch: Watch) -> Layout:
-    """Which curves stand together in TensorBoard."""
-    has_card = any(source.name == "gpu" for source in watch.sources)
-    return layout(task.metric_names, has_card=has_card)
-
-
-def profile_of(config: RunConfig, feed: Feed, flush: Flush, place: RunFolder) -> list[Profile]:
-    """A close look at some steps of the first rank, where it is asked for."""
-    if not (config.monitor.profile.enabled and place.is_first):
-        return []
-    show = next((each.text for each in flush.listeners if isinstance(each, Curves)), None)
-    return [Profile(config.monitor.profile, feed, place.path, place.log.say, show, flush.leave_out)]
-
-
-def watch_of(device: torch.device, place: RunFolder) -> Watch:
-    """The first rank looks at its machine and its card while it trains; the others look at nothing."""
+def loggers_of(
+    config: RunConfig, task: Task, monitor: HardwareMonitor, place: RunFolder, after: int | None
+) -> RunLoggers:
+    """The loggers of the settings, on the first rank."""
     if not place.is_first:
-        return Watch([])
-    found = [Host(), watched_card(device)]
-    return Watch([source for source in found if source is not None], place.log.say)
+        return RunLoggers({})
+    found = build_loggers(config.logger, RunPlace(place.path, config.experiment, after), config.trainer.get("logger"))
+    place.summary.set("loggers", list(found))
+    names = [f"val/{name}" for name in ("loss", *task.metric_names)]
+    has_card = any(source.name == "gpu" for source in monitor.watch.sources)
+    settings = compared_settings(plain(config)) | {"optim.lr": task.optim.highest}
+    return RunLoggers(found, metrics=names, settings=settings, charts=layout(task.metric_names, has_card=has_card))
+
+
+def profile_of(config: RunConfig, place: RunFolder) -> list[ProfileSteps]:
+    """A profile of some steps of the first rank, where it is asked for."""
+    asked = config.monitor.profile
+    if not (asked.enabled and place.is_first):
+        return []
+    window = {"wait": asked.wait, "warmup": asked.warmup, "active": asked.active}
+    return [ProfileSteps(**window, folder=place.path, say=place.log.say)]
+
+
+def monitor_of(device: torch.device, place: RunFolder) -> HardwareMonitor:
+    """The first rank monitors its machine and its card; the others monitor nothing."""
+    return HardwareMonitor(sources=hardware_of(device) if place.is_first else [], say=place.log.say)
 
 
 def strategy_of(

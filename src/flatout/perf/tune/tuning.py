@@ -19,7 +19,6 @@ import numpy as np
 import psutil
 import torch
 
-from flatout.callbacks.host import free_bytes, limits
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, choose_feed
 from flatout.data.batches.gather import TOKENS
@@ -28,6 +27,7 @@ from flatout.data.feeding import FeedKind
 from flatout.data.store.store import Store
 from flatout.distributed.ranks import Ranks
 from flatout.engine.compile import why_not
+from flatout.engine.limits import free_bytes, limits
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
 from flatout.errors import UserError

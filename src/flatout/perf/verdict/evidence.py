@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 import torch
 
-from flatout.callbacks.flush import Flush
-from flatout.callbacks.step_timer import compiled_so_far
-from flatout.data.batches.plan import PlanSettings
+from flatout.callbacks.clock import compiled_so_far
+from flatout.callbacks.run_curves import RunCurves
+from flatout.data.batches.feed import Feed
 from flatout.distributed.ranks import cores_here
 
 LEAST_STEPS = 30
@@ -119,18 +119,19 @@ class Evidence:
         return Evidence(**given)
 
 
-def evidence_of(flush: Flush, plan: PlanSettings, precision: str, epochs: float) -> Evidence | None:
-    """What was measured so far; None where it is too little to tell anything."""
-    counted = flush.counted()
+def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) -> Evidence | None:
+    """What was measured so far; None where it is too little for a verdict."""
+    throughput, plan = curves.throughput, feed.plan
+    counted = throughput.counted()
     steps = counted.batches // plan.accumulate
     if steps < LEAST_STEPS or not counted.rows:
         return None
-    batches, clock = counted.batches, flush.clock
-    seen, split = flush.watch.summary(), counted.split()
+    batches, clock = counted.batches, curves.clock
+    seen, split = curves.monitor.summary(), curves.timer.counted().split()
     # Of what callbacks took, a device's own work behind them costs nothing.
     told = split["callbacks"] / max(sum(clock.callbacks.values()), 1e-9)
     return Evidence(
-        device=flush.feed.device.type,
+        device=feed.device.type,
         steps=steps,
         batches=batches,
         rows_per_batch=counted.rows / batches,
@@ -139,13 +140,13 @@ def evidence_of(flush: Flush, plan: PlanSettings, precision: str, epochs: float)
         batch_size=None if plan.tokens_per_batch else plan.rows_per_batch,
         ms={part: 1000 * seconds / batches for part, seconds in split.items() if seconds},
         padding_share=1 - counted.tokens / max(1, counted.computed),
-        mfu=flush.mfu(counted),
-        feed=flush.feed.kind.value,
+        mfu=throughput.mfu(counted),
+        feed=feed.kind.value,
         precision=precision,
         threads=torch.get_num_threads(),
         cores=len(cores_here()),
         machine_cores=psutil.cpu_count() or 1,
-        flush_every=flush.every,
+        flush_every=curves.every_n_steps,
         counts=dict(clock.counts),
         epochs=epochs,
         callbacks={name: 1000 * told * seconds / batches for name, seconds in clock.callbacks.items() if seconds},

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatout.callbacks.host import free_bytes
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
@@ -25,6 +24,7 @@ from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.engine.gradients import clip_gradients
+from flatout.engine.limits import free_bytes
 from flatout.engine.precision import Precision, arithmetic, by_lightning_name
 from flatout.errors import UserError
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Transformer, TransformerConfig

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from flatout.callbacks.flush import Flush
+from flatout.callbacks.run_curves import RunCurves
 from flatout.callbacks.step_timer import PARTS
 from flatout.config import RunConfig
-from flatout.data.batches.feed import Feeds
+from flatout.data.batches.feed import Feed, Feeds
 from flatout.engine.passes import TRAINING
 from flatout.engine.precision import Precision, choose_precision
 from flatout.errors import UserError
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from flatout.run.trainer import Training
 
 
-def tell_early(flush: Flush, precision: str, batches_an_epoch: int, place: RunFolder) -> None:
+def tell_early(curves: RunCurves, feed: Feed, precision: str, batches_an_epoch: int, place: RunFolder) -> None:
     """After some dozens of steps, where something plainly holds the run back: it can still be ended and mended."""
-    epochs = flush.counted().batches / max(1, batches_an_epoch)
-    evidence = evidence_of(flush, flush.feed.plan, precision, epochs)
+    epochs = curves.throughput.counted().batches / max(1, batches_an_epoch)
+    evidence = evidence_of(curves, feed, precision, epochs)
     if evidence is None:
         return
     found = [each for each in findings(evidence) if is_plain(each)]
@@ -72,9 +72,9 @@ def _evidence_of(
     config: RunConfig, task: Task, feeds: Feeds, training: Training, *, precision_is_measured: bool
 ) -> Evidence | None:
     """What was measured, with what the settings say of it."""
-    flush = training.flush
-    epochs = flush.total.batches / max(1, batches_in_epoch(config.trainer, feeds.train))
-    evidence = evidence_of(flush, feeds.train.plan, str(task.trainer.precision), epochs)
+    curves = training.curves
+    epochs = curves.throughput.total.batches / max(1, batches_in_epoch(config.trainer, feeds.train))
+    evidence = evidence_of(curves, feeds.train, str(task.trainer.precision), epochs)
     if evidence is None:
         return None
     evidence.effective_batch = config.data.effective_batch
@@ -86,7 +86,7 @@ def _evidence_of(
 
 def _of_all_ranks(task: Task, feeds: Feeds, training: Training, seconds: float) -> list[dict[str, float]]:
     """Each rank's parts of a batch, and what it takes alone."""
-    counted = training.flush.counted()
+    counted = training.curves.timer.counted()
     own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
     if seconds and training.loop.passes.pieces[TRAINING] == 1:
         with suppress(Exception):  # a person's model may raise anything, and the other ranks wait for this one

@@ -1,0 +1,156 @@
+"""The frame of a callback with curves: count each batch on the host, log every n optimizer steps.
+
+Nothing here waits for the device. Curves reach all loggers of the Trainer in one call a flush: after every n optimizer
+steps, before each validation, and at the end of each epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+from flatout.callbacks.clock import Clock
+from flatout.errors import require
+
+
+class CurveSource(Callback):
+    """A callback that logs its own curves; a subclass defines what it counts and what it takes from its counts."""
+
+    def __init__(self, every_n_steps: int = 50) -> None:
+        require(every_n_steps >= 1, "every_n_steps", f"{every_n_steps}", allowed="1 or more")
+        self.every_n_steps = every_n_steps
+        self._steps_since = self._batches_since = self._step = 0
+
+    def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Training starts."""
+
+    def count(self, batch: Any) -> None:
+        """A batch has ended."""
+
+    def end_step(self, step: int) -> None:
+        """An optimizer step has ended; it is the number `step`, from 1."""
+
+    def pause(self) -> None:
+        """A validation starts."""
+
+    def resume(self) -> None:
+        """A validation has ended."""
+
+    def settle(self) -> None:
+        """Training is complete: what came after the last flush joins the total, such as a checkpoint."""
+
+    def end(self) -> None:
+        """Training has ended, perhaps by an error: give back what was replaced. May come twice."""
+
+    def leave_out(self, seconds: float) -> None:
+        """Not count seconds that something just spent outside of any step."""
+
+    def take(self, trainer: L.Trainer) -> dict[str, float]:
+        """Values since the last flush, by curve name."""
+        return {}
+
+    def flush(self, trainer: L.Trainer) -> None:
+        """Log what was counted since the last flush."""
+        if not self._batches_since:
+            return
+        began = time.perf_counter()
+        values = self.take(trainer)
+        self._steps_since = self._batches_since = 0
+        if values:
+            for logger in trainer.loggers:
+                logger.log_metrics(values, step=trainer.global_step)
+                logger.save()
+        spend_on_logging(trainer, time.perf_counter() - began)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._step = trainer.global_step
+        self.begin(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._batches_since += 1
+        self.count(batch)
+        step = trainer.global_step
+        if step != self._step:
+            self._step = step
+            self._steps_since += 1
+            self.end_step(step)
+            if self._steps_since >= self.every_n_steps:
+                self.flush(trainer)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.flush(trainer)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if _is_fitting(trainer):
+            self.flush(trainer)
+            self.pause()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if _is_fitting(trainer):
+            self.resume()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.flush(trainer)
+        self.settle()
+        self.end()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self.end()
+
+
+class FastSteps(Protocol):
+    """What runs the phases of a step by itself, times them, and keeps the losses on the device."""
+
+    phase_s: dict[str, float]
+    edge: Any
+    rate: float
+    """Learning rate of the last step: a scheduler has set that of the next one already."""
+
+    def take_losses(self) -> tuple[list[float], list[float]]: ...
+
+
+def fast_steps_of(trainer: L.Trainer) -> FastSteps | None:
+    """The part of this training that times its own phases: a callback or the module; None in a plain Trainer."""
+    parts: list[Any] = [*callbacks_of(trainer), trainer.lightning_module]
+    fast = (part for part in parts if hasattr(part, "take_losses") and hasattr(part, "phase_s"))
+    return next((part for part in fast if getattr(part, "is_serving", True)), None)
+
+
+def callbacks_of(trainer: L.Trainer) -> list[Callback]:
+    """The callbacks of a Trainer; Lightning sets the attribute without declaring it."""
+    return list(vars(trainer)["callbacks"])
+
+
+def leave_out(trainer: L.Trainer, seconds: float) -> None:
+    """Let no callback of this Trainer count seconds that were just spent outside of any step."""
+    for each in callbacks_of(trainer):
+        if isinstance(each, CurveSource):
+            each.leave_out(seconds)
+
+
+def spend_on_logging(trainer: L.Trainer, seconds: float) -> None:
+    """Count seconds as logging, where a step timer runs."""
+    clocks = (getattr(each, "clock", None) for each in callbacks_of(trainer))
+    clock = next((each for each in clocks if isinstance(each, Clock)), None)
+    if clock is not None:
+        clock.spend("logging", seconds)
+
+
+def state_of(kept: Mapping[str, Any], source: CurveSource) -> dict[str, Any]:
+    """State of a source for a checkpoint: what it keeps, and how far it is from its next flush."""
+    return {**kept, "steps_since": source._steps_since, "batches_since": source._batches_since}
+
+
+def restore_distance(source: CurveSource, state: Mapping[str, Any]) -> None:
+    """How far a source is from its next flush."""
+    source._steps_since, source._batches_since = state["steps_since"], state["batches_since"]
+
+
+def _is_fitting(trainer: L.Trainer) -> bool:
+    return trainer.state.fn == "fit" and not trainer.sanity_checking

@@ -1,0 +1,144 @@
+"""Curves of the card and of the machine: a thread samples them each second, so no step waits for a driver or a file.
+
+A flush takes the means since the last one; `summary` gives medians over the whole training. A source that fails is
+dropped with one message, and training continues without it. On the first rank only.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+import lightning as L
+import torch
+
+from flatout.callbacks.curve_source import CurveSource
+from flatout.callbacks.gpu import watched_card
+from flatout.callbacks.host import Host
+
+EVERY_S = 1.0
+
+
+class Source(Protocol):
+    """A part of the hardware with numbers that change."""
+
+    name: str
+
+    def sample(self) -> dict[str, float]:
+        """Its numbers now, by curve name; a number that it does not have is left out."""
+        ...
+
+    def facts(self) -> dict[str, object]:
+        """What it has found that is no curve."""
+        ...
+
+
+class Watch:
+    """A thread that samples its sources from entering to leaving; without any source there is no thread."""
+
+    def __init__(self, sources: Sequence[Source], say: Callable[[str], None] = print, every_s: float = EVERY_S) -> None:
+        self.sources, self.say, self.every_s = list(sources), say, every_s
+        self._answering = list(sources)
+        self._all: dict[str, list[float]] = {}
+        self._taken: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Watch:
+        if self._answering:
+            self._end.clear()
+            self._thread = threading.Thread(target=self._sample_on, name="watch", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join(self.every_s)  # a driver that hangs is not waited for: the thread is a daemon
+            self._thread = None
+
+    def take(self) -> dict[str, float]:
+        """Means of the samples since the last time, by curve name."""
+        with self._lock:
+            fresh = {name: seen[self._taken.get(name, 0) :] for name, seen in self._all.items()}
+            self._taken = {name: len(seen) for name, seen in self._all.items()}
+        return {name: statistics.fmean(values) for name, values in fresh.items() if values}
+
+    def summary(self) -> dict[str, dict[str, object]]:
+        """Medians of all samples, and the facts, source by source; empty where there are no samples."""
+        with self._lock:
+            seen = {name: statistics.median(values) for name, values in self._all.items()}
+        found: dict[str, dict[str, object]] = {}
+        for source in self.sources:
+            prefix = f"{source.name}/"
+            own = {name.removeprefix(prefix): value for name, value in seen.items() if name.startswith(prefix)}
+            if own:
+                found[source.name] = own | source.facts()
+        return found
+
+    def look(self) -> None:
+        """Sample every source once."""
+        for source in list(self._answering):
+            try:
+                seen = source.sample()
+            except Exception as error:  # drivers raise their own classes; a monitor never ends training
+                self._answering.remove(source)
+                self.say(f"{source.name}: no longer watched ({error}); training continues")
+                continue
+            with self._lock:
+                for name, value in seen.items():
+                    self._all.setdefault(name, []).append(value)
+
+    def _sample_on(self) -> None:
+        while self._answering and not self._end.wait(self.every_s):
+            self.look()
+
+
+class HardwareMonitor(CurveSource):
+    """Curves of the GPU (by NVML) and of the host (by psutil and control groups)."""
+
+    def __init__(
+        self,
+        every_n_steps: int = 50,
+        *,
+        every_s: float = EVERY_S,
+        sources: Sequence[Source] | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """`sources`: what to sample; None: this machine, and the card of the Trainer."""
+        super().__init__(every_n_steps)
+        self.sources, self.every_s, self.say = sources, every_s, say
+        self.watch = Watch(sources or [], say, every_s)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if self.sources is None:
+            found = hardware_of(trainer.strategy.root_device) if trainer.is_global_zero else []
+            self.watch = Watch(found, self.say, self.every_s)
+        self.watch.__enter__()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self.watch.__exit__(None, None, None)
+
+    def take(self, trainer: L.Trainer) -> dict[str, float]:
+        return self.watch.take()
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Medians over the training, and facts such as reasons for throttling, for each source."""
+        return self.watch.summary()
+
+
+def hardware_of(device: torch.device) -> list[Source]:
+    """This machine, and the card behind a CUDA device where the driver knows it."""
+    card = watched_card(device)
+    return [Host()] if card is None else [Host(), card]

@@ -1,0 +1,233 @@
+"""All curves of a run in one callback: its parts count, and each flush goes to all listeners at once.
+
+The parts are the step timer, the throughput and the hardware monitor; each works alone in a plain Trainer. Together
+they cost Lightning one hook a step instead of three. The losses of a fast loop come over in one transfer a flush, the
+one wait for the device. A flush is a row of `metrics.csv`, a point of each curve and a turn of the progress line.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import lightning as L
+
+from flatout.callbacks.clock import Clock
+from flatout.callbacks.columns import COLUMNS
+from flatout.callbacks.curve_source import CurveSource, fast_steps_of, restore_distance, state_of
+from flatout.callbacks.hardware_monitor import HardwareMonitor
+from flatout.callbacks.step_timer import StepTimer
+from flatout.callbacks.throughput import Throughput
+
+_EARLY = 40
+"""Optimizer steps after which a first verdict is possible."""
+_BEFORE_VERSION_2 = "Flush"
+"""The callback that kept all of these counts in older checkpoints."""
+
+
+class Listener(Protocol):
+    """What receives each flush and each validation."""
+
+    def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None: ...
+
+    def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RunCurves(CurveSource):
+    """Counts by its parts, and hands each flush and each validation to its listeners."""
+
+    def __init__(
+        self,
+        listeners: Sequence[Listener],
+        every_n_steps: int = 50,
+        *,
+        timer: StepTimer | None = None,
+        throughput: Throughput | None = None,
+        monitor: HardwareMonitor | None = None,
+    ) -> None:
+        super().__init__(every_n_steps)
+        self.listeners = list(listeners)
+        self.timer = timer or StepTimer(callbacks={})
+        self.throughput = throughput or Throughput()
+        self.monitor = monitor or HardwareMonitor(sources=[])
+        self.parts: tuple[CurveSource, ...] = (self.throughput, self.timer, self.monitor)
+        self.steps = self.epochs = 0
+        """Trained when training ended."""
+        self.judge_early: Callable[[], None] = lambda: None
+        """Called once, after some dozens of steps."""
+        self._is_early = True
+
+    @property
+    def clock(self) -> Clock:
+        return self.timer.clock
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        for part in self.parts:
+            part.setup(trainer, pl_module, stage)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        for part in self.parts:
+            part.teardown(trainer, pl_module, stage)
+
+    def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        for part in self.parts:
+            part.begin(trainer, pl_module)
+        vars(self).update(self.timer.hooks)
+
+    def count(self, batch: Any) -> None:
+        for part in self.parts:
+            part.count(batch)
+
+    def end_step(self, step: int) -> None:
+        for part in self.parts:
+            part.end_step(step)
+
+    def pause(self) -> None:
+        for part in self.parts:
+            part.pause()
+
+    def resume(self) -> None:
+        for part in self.parts:
+            part.resume()
+
+    def leave_out(self, seconds: float) -> None:
+        for part in self.parts:
+            part.leave_out(seconds)
+
+    def settle(self) -> None:
+        for part in self.parts:
+            part.settle()
+
+    def end(self) -> None:
+        for name in self.timer.hooks:
+            vars(self).pop(name, None)
+        for part in self.parts:
+            part.end()
+
+    def flush(self, trainer: L.Trainer) -> None:
+        if not self._batches_since:
+            return
+        asked = time.perf_counter()
+        fast = fast_steps_of(trainer)
+        losses, norms = ([], []) if fast is None else fast.take_losses()
+        if trainer.strategy.root_device.type == "cuda":  # the wait was for the device's own work
+            asked = time.perf_counter()
+        values = {name: value for part in self.parts for name, value in part.take(trainer).items()}
+        if losses:
+            values["train/loss"] = sum(losses) / len(losses)
+        if norms:
+            values["train/gradient_norm"] = sum(norms) / len(norms)
+        if fast is not None or trainer.optimizers:
+            values["train/lr"] = trainer.optimizers[0].param_groups[0]["lr"] if fast is None else fast.rate
+        self._steps_since = self._batches_since = 0
+        for listener in list(self.listeners):
+            self._hand(listener, "on_flush", trainer, values)
+        self.clock.spend("logging", time.perf_counter() - asked)
+        if self._is_early and trainer.global_step >= _EARLY:
+            self._is_early = False
+            self.judge_early()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            values = {f"val/{name}": value for name, value in getattr(pl_module, "results", {}).items()}
+            for listener in list(self.listeners):
+                self._hand(listener, "on_validation", trainer, values)
+        super().on_validation_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.steps, self.epochs = trainer.global_step, trainer.current_epoch
+        super().on_train_end(trainer, pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counts, the unflushed ones too, and the sizes of the files of curves."""
+        kept = {"throughput": self.throughput.state_dict(), "timer": self.timer.state_dict()}
+        return state_of(kept | {"files": [file.size() for file in self._files()]}, self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.throughput.load_state_dict(state_dict["throughput"])
+        self.timer.load_state_dict(state_dict["timer"])
+        restore_distance(self, state_dict)
+        for file, size in zip(self._files(), state_dict["files"], strict=False):
+            file.cut(size)
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Read the counts of an older checkpoint."""
+        states = checkpoint.get("callbacks") or {}
+        if _BEFORE_VERSION_2 in states and self.state_key not in states:
+            states[self.state_key] = counts_of_version_1(states.pop(_BEFORE_VERSION_2))
+
+    def _files(self) -> list[MetricsFile]:
+        return [each for each in self.listeners if isinstance(each, MetricsFile)]
+
+    def _hand(self, listener: Listener, event: str, trainer: L.Trainer, values: dict[str, float]) -> None:
+        """Hand values to a listener; one that cannot write is dropped, and training continues."""
+        try:
+            getattr(listener, event)(trainer.global_step, _epoch(trainer), values)
+        except OSError as error:
+            self.listeners = [each for each in self.listeners if each is not listener]
+            warnings.warn(f"{type(listener).__name__} ends here: {error}", RuntimeWarning, stacklevel=2)
+
+
+def counts_of_version_1(state: dict[str, Any]) -> dict[str, Any]:
+    """State of this callback, from the one callback that counted everything."""
+    volume = ("batches", "rows", "tokens", "computed", "flops", "seconds")
+    split = ("batches", "seconds", "parts_s")
+
+    def stretches(names: tuple[str, ...]) -> dict[str, Any]:
+        return {each: {name: state[each][name] for name in names} for each in ("now", "total", "first")}
+
+    distance = {"steps_since": state["steps_since"], "batches_since": state["now"]["batches"]}
+    timer = stretches(split) | {"step_times": state["step_times"], "clock": state["clock"]}
+    return {
+        "throughput": stretches(volume) | distance,
+        "timer": timer | distance,
+        "files": state["files"],
+        **distance,
+    }
+
+
+def _epoch(trainer: L.Trainer) -> float:
+    """Epochs done, with the fraction of the present one."""
+    batches = int(trainer.num_training_batches) or 1
+    return min(
+        trainer.current_epoch + (trainer.fit_loop.epoch_loop.batch_idx + 1) / batches, float(trainer.max_epochs or 1e9)
+    )
+
+
+class MetricsFile:
+    """`metrics.csv`: one row for each flush and each validation, in fixed columns, readable while the run trains."""
+
+    def __init__(self, path: Path, metrics: list[str], *, is_new: bool = True) -> None:
+        """`is_new` false: the rows that the file has stay, as a resumed run needs."""
+        self.columns = ["step", "epoch", *COLUMNS, *(f"val/{name}" for name in metrics)]
+        self._file: TextIO = path.open("w" if is_new else "a", newline="", encoding="utf-8")
+        self._writer = csv.DictWriter(self._file, self.columns, extrasaction="ignore")
+        if self._file.tell() == 0:
+            self._writer.writeheader()
+
+    def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
+        row = {name: f"{value:.6g}" for name, value in values.items()}
+        self._writer.writerow({"step": step, "epoch": f"{epoch:.4f}", **row})
+        self._file.flush()
+
+    on_validation = on_flush
+
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._file.tell()
+
+    def cut(self, size: int) -> None:
+        """Remove rows that were written after a checkpoint: the run will write them again."""
+        if self._file.seek(0, os.SEEK_END) > size:
+            self._file.truncate(size)
+            self._file.seek(0, os.SEEK_END)
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,157 @@
+"""How much is trained a second: rows, tokens, padding, and the fraction of the device's peak (MFU).
+
+Rows of a `FlatBatch` are its real rows, over all ranks. Of any other batch they are the length of its first tensor,
+and its tokens are not known: then there are no curves of tokens. A model with a method `training_flops(lengths)` has
+a curve of MFU where the peak of the device is known, or is given. A batch costs four additions on the host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from flatout.callbacks.curve_source import CurveSource, restore_distance, state_of
+from flatout.callbacks.sums import FIRST_STEPS, Stretches, Sums
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.engine.peaks import Peak, known_peak
+
+
+@dataclass(slots=True)
+class Volume(Sums):
+    """What was trained, over all ranks."""
+
+    batches: int = 0
+    """Of one rank."""
+    rows: int = 0
+    tokens: int = 0
+    computed: int = 0
+    """Tokens with their padding."""
+    flops: float = 0.0
+    seconds: float = 0.0
+    """Of training, validations not counted."""
+
+    def values(self) -> dict[str, float]:
+        """Rates, under their curve names."""
+        seconds = max(self.seconds, 1e-9)
+        values = {"speed/rows_per_s": self.rows / seconds}
+        if self.computed:
+            values["speed/tokens_per_s"] = self.tokens / seconds
+            values["speed/padding_share"] = 1 - self.tokens / self.computed
+        return values
+
+
+class Throughput(CurveSource):
+    """Rows and tokens a second, padding, MFU."""
+
+    def __init__(self, every_n_steps: int = 50, *, peak: Peak | None = None) -> None:
+        """`peak`: of one device; None: that of a known GPU."""
+        super().__init__(every_n_steps)
+        self.peak = peak
+        self.volume = Stretches(Volume)
+        self._world = 1
+        self._count_flops: Callable[[Any], float | None] | None = None
+        self._count_computed: Callable[[Any], int] | None = None
+        self._lengths: list[Tensor] = []
+        self._since = self._paused_at = time.perf_counter()
+
+    @property
+    def total(self) -> Volume:
+        """All of the training up to the last flush."""
+        return self.volume.total
+
+    def counted(self) -> Volume:
+        """All of the training so far, without the first few steps where there were more."""
+        return self.volume.counted(lambda every, first: every.batches > first.batches)
+
+    def mfu(self, volume: Volume) -> float | None:
+        """Fraction of all devices' peak that the real tokens took; None where either is not known."""
+        if self.peak is None or not volume.flops or not volume.seconds:
+            return None
+        return volume.flops / volume.seconds / (self.peak.tflops * 1e12 * self._world)
+
+    def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._world = trainer.world_size
+        self._count_flops = getattr(getattr(pl_module, "model", pl_module), "training_flops", None)
+        self._count_computed = getattr(pl_module, "computed_tokens", None)
+        if self.peak is None:
+            self.peak = known_peak(trainer.strategy.root_device, str(trainer.precision))
+        self._since = time.perf_counter()
+
+    def count(self, batch: Any) -> None:
+        now, world = self.volume.now, self._world
+        now.batches += 1
+        if not isinstance(batch, FlatBatch):
+            now.rows += world * rows_of(batch)
+            return
+        now.rows += world * batch.num_real  # each rank counts its own; the plan balances rows and tokens
+        now.tokens += world * batch.num_tokens
+        count = self._count_computed
+        now.computed += world * (batch.num_tokens if count is None else count(batch))
+        if self._count_flops is not None:
+            is_whole = batch.num_real == batch.num_rows
+            self._lengths.append(batch.lengths if is_whole else batch.lengths[: batch.num_real])
+
+    def end_step(self, step: int) -> None:
+        if step == FIRST_STEPS:
+            self._close()
+            self.volume.mark_first()
+
+    def pause(self) -> None:
+        self._paused_at = time.perf_counter()
+
+    def resume(self) -> None:
+        self._since += time.perf_counter() - self._paused_at
+
+    def leave_out(self, seconds: float) -> None:
+        self._since += seconds
+
+    def settle(self) -> None:
+        self._close()
+        self.volume.flush()
+
+    def take(self, trainer: L.Trainer) -> dict[str, float]:
+        self._close()
+        now = self.volume.flush()
+        share = self.mfu(now)
+        return now.values() | ({} if share is None else {"speed/mfu": share})
+
+    def state_dict(self) -> dict[str, Any]:
+        self._close()
+        return state_of(self.volume.state_dict(), self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.volume.load_state_dict(state_dict)
+        restore_distance(self, state_dict)
+
+    def _close(self) -> None:
+        """Add time and operations since the last look."""
+        before, self._since = self._since, time.perf_counter()
+        self.volume.now.seconds += self._since - before
+        self.volume.now.flops += self._world * self._take_flops()
+
+    def _take_flops(self) -> float:
+        """Operations of the batches since the last look; 0 where the model has no formula.
+
+        A layer that thawed in between counts as trained since the last flush.
+        """
+        lengths, self._lengths = self._lengths, []
+        return float(self._count_flops(torch.cat(lengths).numpy()) or 0.0) if self._count_flops and lengths else 0.0
+
+
+def rows_of(batch: Any, depth: int = 3) -> int:
+    """Rows of a batch of any kind: the length of its first tensor; 0 where it has none near its surface."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.ndim else 1
+    if isinstance(batch, Mapping):
+        parts = list(batch.values())
+    elif isinstance(batch, list | tuple):
+        parts = list(batch)
+    else:
+        parts = list(getattr(batch, "__dict__", {}).values())
+    return next((rows for part in parts if depth and (rows := rows_of(part, depth - 1))), 0)

@@ -1,0 +1,91 @@
+"""How much of the machine a container lets this process use: cores and memory, from the files of control groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What control groups allow; None where they set no limit."""
+
+    cores: float | None
+    memory_bytes: int | None
+
+    def facts(self) -> dict[str, float | None]:
+        """Under the keys of `summary.json`."""
+        memory_gb = None if self.memory_bytes is None else round(self.memory_bytes / 1e9, 1)
+        return {"cores_allowed": self.cores, "memory_allowed_gb": memory_gb}
+
+
+def limits(root: Path = Path("/")) -> Limits:
+    """The tightest limits of this process's control groups and of those around them, version 2 or 1."""
+    cores = [_cores(group) for group in _groups(root, "cpu")]
+    memory = [_memory(group) for group in _groups(root, "memory")]
+    return Limits(
+        min((each for each in cores if each is not None), default=None),
+        min((each for each in memory if each is not None), default=None),
+    )
+
+
+def free_bytes() -> int:
+    """Memory that this process may still take, by the machine and by its container."""
+    free, allowed = int(psutil.virtual_memory().available), limits().memory_bytes
+    return free if allowed is None else min(free, max(0, allowed - int(psutil.Process().memory_info().rss)))
+
+
+def cpu_periods(root: Path = Path("/")) -> dict[str, float]:
+    """How many periods this process's own group has seen and was held back in; empty where it has no limit."""
+    for group in _groups(root, "cpu"):
+        if _cores(group) is not None:
+            pairs = (line.split() for line in _read(group / "cpu.stat").splitlines())
+            found = {pair[0]: float(pair[1]) for pair in pairs if len(pair) == 2}
+            return {name: found[name] for name in ("nr_periods", "nr_throttled") if name in found}
+    return {}
+
+
+_NO_LIMIT = 1 << 60
+"""Version 1 writes "none" as the largest multiple of a page."""
+
+
+def _groups(root: Path, controller: str) -> list[Path]:
+    """Folders of this process's control group, the innermost first, where its limits stand."""
+    mount = root / "sys/fs/cgroup"
+    is_second = (mount / "cgroup.controllers").is_file()
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if is_second and number == "0":
+            top = mount
+        elif not is_second and controller in controllers.split(","):
+            # Mounted under all its names or under its own.
+            top = next((each for name in (controllers, controller) if (each := mount / name).is_dir()), mount)
+        else:
+            continue
+        inner = top / path.strip("/")
+        # In a container the path may be the host's, which is not there: then what is mounted is the group itself.
+        group = inner if inner.is_dir() and ".." not in inner.parts else top
+        return [each for each in (group, *group.parents) if each.is_relative_to(top)]
+    return []
+
+
+def _cores(group: Path) -> float | None:
+    quota, _, period = _read(group / "cpu.max").strip().partition(" ")
+    if not quota:
+        quota, period = (_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
+
+
+def _memory(group: Path) -> int | None:
+    text = (_read(group / "memory.max") or _read(group / "memory.limit_in_bytes")).strip()
+    return int(text) if text.isdigit() and int(text) < _NO_LIMIT else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""

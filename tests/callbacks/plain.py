@@ -1,0 +1,97 @@
+"""A small module and loader of nobody's framework, and a plain Trainer with a table of all that is logged."""
+
+from __future__ import annotations
+
+import csv
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader, Dataset
+
+ROWS, BATCH = 40, 4
+
+
+class Rows(Dataset[Any]):
+    """Rows of numbers, each as slow to read as asked."""
+
+    def __init__(self, slow_s: float = 0.0) -> None:
+        self.slow_s = slow_s
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, number: int) -> Any:
+        time.sleep(self.slow_s)
+        return torch.full((3,), float(number)), number % 2
+
+
+class Small(L.LightningModule):
+    """A linear layer whose parts are as slow as asked."""
+
+    def __init__(self, **slow_s: float) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+        self.slow_s = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0, "validation": 0.0} | slow_s
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        time.sleep(self.slow_s["forward"])
+        numbers, targets = batch
+        answers = self.layer(numbers)
+        if self.slow_s["backward"]:
+            answers.register_hook(lambda gradient: time.sleep(self.slow_s["backward"]))
+        return torch.nn.functional.cross_entropy(answers, targets)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        time.sleep(self.slow_s["validation"])
+        self.log("val/loss", self.layer(batch[0]).mean())
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        time.sleep(self.slow_s["optimizer"])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-4)
+
+
+def loader(slow_s: float = 0.0) -> DataLoader[Any]:
+    return DataLoader(Rows(slow_s), BATCH)
+
+
+def train(
+    folder: Path,
+    callbacks: list[L.Callback],
+    module: L.LightningModule | None = None,
+    *,
+    slow_s: float = 0.0,
+    **settings: Any,
+) -> L.Trainer:
+    """A plain Trainer, after training."""
+    given: dict[str, Any] = {
+        "max_epochs": 1,
+        "accelerator": "cpu",
+        "logger": CSVLogger(str(folder), name="", version=""),
+        "enable_checkpointing": False,
+        "enable_progress_bar": any(isinstance(each, ProgressBar) for each in callbacks),
+        "enable_model_summary": False,
+        "log_every_n_steps": 1,
+        "num_sanity_val_steps": 0,
+        "default_root_dir": str(folder),
+    }
+    trainer = L.Trainer(callbacks=callbacks, **(given | settings))
+    trainer.fit(module or Small(), loader(slow_s), loader())
+    return trainer
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    """What the CSV logger has written."""
+    with (folder / "metrics.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def curve(folder: Path, name: str) -> list[tuple[int, float]]:
+    """Points of one curve: step and value."""
+    return [(int(row["step"]), float(row[name])) for row in table(folder) if row.get(name)]

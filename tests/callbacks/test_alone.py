@@ -1,0 +1,294 @@
+"""Each callback alone in a plain Trainer, with a module and a loader that know nothing of it."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import threading
+import time
+from collections import UserDict
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from torch.utils.data import DataLoader
+
+from flatout.callbacks import HardwareMonitor, ProfileSteps, ProgressLine, StepTimer, Throughput
+from flatout.callbacks.clock import _Reads
+from flatout.callbacks.columns import COLUMNS
+from flatout.callbacks.run_curves import RunCurves, counts_of_version_1
+from flatout.callbacks.step_timer import PARTS
+from flatout.callbacks.throughput import rows_of
+from flatout.data.batches.flat_batch import flat_batch
+from flatout.engine.peaks import Peak
+from flatout.errors import UserError
+from tests.callbacks.plain import BATCH, ROWS, Small, curve, loader, table, train
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:.*exists and is not empty.*"),
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step`"),
+]
+SLOW_S = 0.04
+SLOWEST_S, SEVEN = 0.2, {"limit_train_batches": 7}
+"""Slow enough to stand out on a machine that others load."""
+
+
+def split_of(timer: StepTimer) -> dict[str, float]:
+    """Milliseconds of each part of training for each batch; a machine warms up in the first steps."""
+    return {name: value for name, value in timer.counted().values().items() if value and name != "time/validation_ms"}
+
+
+@pytest.mark.parametrize("part", ["forward", "backward", "optimizer"])
+def test_the_step_timer_finds_the_slow_phase_of_a_plain_module(tmp_path, part):
+    timer = StepTimer(4)
+    train(tmp_path, [timer], Small(**{part: SLOWEST_S}), **SEVEN)
+    split = split_of(timer)
+    assert max(split, key=split.get) == f"time/{part}_ms" and split[f"time/{part}_ms"] > 1000 * SLOWEST_S
+    assert [step for step, _ in curve(tmp_path, f"time/{part}_ms")] == [4, 7]
+
+
+def test_the_step_timer_finds_a_slow_loader(tmp_path):
+    timer = StepTimer()
+    train(tmp_path, [timer], slow_s=SLOWEST_S / BATCH, limit_val_batches=0, **SEVEN)
+    split = split_of(timer)
+    assert max(split, key=split.get) == "time/wait_ms" and split["time/wait_ms"] > 1000 * SLOWEST_S
+    assert "time/transfer_ms" not in table(tmp_path)[0]  # not known apart
+
+
+class Sleeps(L.Callback):
+    def on_train_batch_end(self, *_: Any) -> None:
+        time.sleep(SLOWEST_S)
+
+    def on_before_optimizer_step(self, *_: Any) -> None:
+        time.sleep(SLOWEST_S)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_step_timer_counts_a_slow_callback_once_wherever_it_stands(tmp_path, is_first):
+    timer, slow = StepTimer(), Sleeps()
+    train(tmp_path, [slow, timer] if is_first else [timer, slow], **SEVEN)
+    split = split_of(timer)
+    assert split["time/callbacks_ms"] > 2000 * SLOWEST_S
+    assert sum(value for name, value in split.items() if name != "time/callbacks_ms") < split["time/callbacks_ms"]
+    assert set(timer.clock.callbacks) == {"Sleeps"} and "on_train_batch_end" not in vars(slow)
+
+
+def test_the_step_timer_counts_checkpoints_of_lightning_and_validations(tmp_path):
+    class SlowToSave(Small):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            time.sleep(SLOW_S)
+
+    timer = StepTimer(4)
+    saving = ModelCheckpoint(tmp_path / "checkpoints", every_n_train_steps=5)
+    module = SlowToSave(validation=SLOW_S)
+    began = time.perf_counter()
+    trainer = train(tmp_path, [timer, saving], module, enable_checkpointing=True, val_check_interval=5)
+    wall_s = time.perf_counter() - began
+    assert timer.clock.counts["checkpoint"] == 2 == timer.clock.counts["validation"]
+    assert timer.clock.spent["checkpoint"] > 2 * SLOW_S
+    assert timer.clock.spent["validation"] > 2 * ROWS / BATCH * SLOW_S
+    assert timer.total.seconds < wall_s - timer.clock.spent["validation"]  # validations are no time of training
+    assert "save_checkpoint" not in vars(trainer)
+
+
+def test_the_parts_of_a_plain_training_add_up_to_its_time(tmp_path):
+    timer = StepTimer(3)
+    train(tmp_path, [timer], Small(forward=0.002))
+    parts = timer.total.split()
+    assert set(parts) == set(PARTS)
+    assert sum(seconds for name, seconds in parts.items() if name != "validation") == pytest.approx(timer.total.seconds)
+    assert parts["other"] < 0.5 * timer.total.seconds
+
+
+def test_a_step_ends_where_lightning_accumulates_to(tmp_path):
+    timer, throughput = StepTimer(1), Throughput(1)
+    train(tmp_path, [timer, throughput], Small(forward=0.005), accumulate_grad_batches=2, max_epochs=4)
+    assert [step for step, _ in curve(tmp_path, "speed/rows_per_s")] == list(range(1, 21))
+    assert timer.step_times.percentile(0.5) * 1000 > 10
+    assert throughput.total.rows == 4 * ROWS
+
+
+def test_manual_optimization_with_two_backward_passes_is_timed(tmp_path):
+    class Manual(Small):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            for _ in range(2):
+                loss = super().training_step(batch, batch_idx)
+                optimizer.zero_grad()
+                self.manual_backward(loss)
+                optimizer.step()
+
+    timer = StepTimer()
+    train(tmp_path, [timer], Manual())
+    split = split_of(timer)
+    assert min(split[f"time/{phase}_ms"] for phase in ("forward", "backward", "optimizer")) > 0
+
+
+def test_throughput_counts_rows_of_any_batch(tmp_path):
+    throughput = Throughput(5)
+    train(tmp_path, [throughput], max_epochs=2)
+    assert throughput.total.rows == 2 * ROWS
+    names = set(table(tmp_path)[0])
+    assert "speed/rows_per_s" in names and not names & {"speed/tokens_per_s", "speed/padding_share", "speed/mfu"}
+    assert [step for step, _ in curve(tmp_path, "speed/rows_per_s")] == [5, 10, 15, 20]
+
+
+ONE = torch.zeros(6, 2)
+BATCHES = [
+    ONE,
+    [ONE, 3],
+    (["text"], ONE),
+    {"x": ONE},
+    UserDict(ids=ONE),
+    [{"x": [ONE]}],
+    [torch.zeros(6), torch.zeros(2)],
+]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_rows_are_the_length_of_the_first_tensor(batch):
+    assert rows_of(batch) == 6
+
+
+@pytest.mark.parametrize("batch", [None, "text", ["text"], 3, []])
+def test_a_batch_without_a_tensor_has_no_rows(batch):
+    assert rows_of(batch) == 0
+
+
+class Tokens(Small):
+    """Reads flat batches, and knows what a row costs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = torch.nn.Linear(1, 2)
+        self.model.training_flops = lambda lengths: float(1e6 * np.sum(lengths))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.model(batch.tokens.float().unsqueeze(1)).square().mean()
+
+    def computed_tokens(self, batch: Any) -> int:
+        return batch.longest() * batch.num_rows
+
+
+def test_flat_batches_have_tokens_padding_and_mfu(tmp_path):
+    throughput = Throughput(2, peak=Peak(0.5, "made up"))
+    batches = DataLoader([[1], [1, 2, 3]] * 6, 2, collate_fn=flat_batch)
+    trainer = L.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[throughput],
+    )  # fmt: skip
+    trainer.fit(Tokens(), batches)
+    total = throughput.total
+    assert (total.rows, total.tokens, total.computed) == (12, 24, 36)
+    assert total.values()["speed/padding_share"] == pytest.approx(1 / 3)
+    assert throughput.mfu(total) == pytest.approx(24e6 / total.seconds / 0.5e12)
+
+
+def test_the_hardware_monitor_logs_the_host_and_leaves_no_thread(tmp_path):
+    train(tmp_path, [HardwareMonitor(4, every_s=0.01)], Small(forward=SLOW_S))
+    assert all(value > 0 for _, value in curve(tmp_path, "host/process_memory_gb"))
+    assert len(curve(tmp_path, "host/process_cpu_cores")) >= 2
+    assert not [thread for thread in threading.enumerate() if thread.name == "watch"]
+
+
+def test_an_error_in_training_ends_the_monitor_and_gives_hooks_back(tmp_path):
+    class Breaks(L.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            raise RuntimeError("broken")
+
+    breaking, timer = Breaks(), StepTimer()
+    with pytest.raises(RuntimeError, match="broken"):
+        train(tmp_path, [HardwareMonitor(every_s=0.01), timer, breaking])
+    assert not [thread for thread in threading.enumerate() if thread.name == "watch"]
+    assert "on_train_batch_end" not in vars(breaking) and "on_before_backward" not in vars(timer)
+
+
+def test_the_progress_line_takes_the_place_of_lightnings_bar(tmp_path):
+    said: list[str] = []
+    line = ProgressLine(2, say=said.append)
+    trainer = train(tmp_path, [line], enable_progress_bar=True, max_epochs=2)
+    assert trainer.progress_bar_callback is line
+    assert not [each for each in trainer.callbacks if isinstance(each, TQDMProgressBar)]
+    assert len(said) == 2 and said[1].startswith("epoch   2.00  step     20  train loss ")
+    assert line.total_steps == 20 and "nan" not in said[1] and "val loss" in said[1]
+
+
+def test_the_profile_goes_to_the_folder_of_the_logger(tmp_path):
+    said: list[str] = []
+    train(tmp_path, [ProfileSteps(wait=2, warmup=1, active=3, say=said.append)])
+    assert said[0] == "profile: 3 steps, 4 to 6: trace.json.gz for ui.perfetto.dev, operators.csv"
+    with gzip.open(tmp_path / "trace.json.gz", "rt", encoding="utf-8") as trace:
+        assert "ProfilerStep#3" in trace.read()
+    assert "aten::addmm" in (tmp_path / "operators.csv").read_text(encoding="utf-8")
+
+
+def test_all_of_them_together_log_beside_what_the_module_logs(tmp_path):
+    class Logs(Small):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.log("train/own", loss)
+            return loss
+
+    parts = [HardwareMonitor(2, every_s=0.01), StepTimer(2), Throughput(2), ProgressLine(2, say=lambda line: None)]
+    train(tmp_path, [*parts, ProfileSteps(wait=0, folder=tmp_path, say=lambda line: None)], Logs(forward=0.01))
+    names = {name for row in table(tmp_path) for name, value in row.items() if value}
+    assert {"train/own", "val/loss", "speed/rows_per_s", "time/forward_ms", "host/process_memory_gb"} <= names
+    assert {name for name in names if name.partition("/")[0] in ("speed", "time", "host")} <= COLUMNS.keys()
+    assert parts[1].clock.counts["logging"] >= 3 * (ROWS // BATCH // 2)  # each one's writing is known to the timer
+    assert parts[1].clock.spent["logging"] > 0
+
+
+def test_no_callback_reads_a_number_of_the_device_in_a_step(tmp_path):
+    def reads(callbacks: list[L.Callback], folder: str) -> int:
+        with _Reads() as found:
+            train(tmp_path / folder, callbacks, max_epochs=2, limit_val_batches=0)
+        return found.count
+
+    timed = [HardwareMonitor(every_s=0.01), StepTimer(), Throughput(), ProgressLine(say=lambda line: None)]
+    assert reads(timed, "timed") == reads([], "bare")
+
+
+@pytest.mark.parametrize("kind", [StepTimer, Throughput, HardwareMonitor])
+def test_a_flush_every_0_steps_is_refused(kind):
+    with pytest.raises(UserError, match=r"every_n_steps: 0 \(1 or more\)"):
+        kind(0)
+
+
+def test_a_resumed_training_goes_on_counting(tmp_path):
+    def callbacks() -> list[L.Callback]:
+        return [StepTimer(4), Throughput(4), ModelCheckpoint(tmp_path / "kept", save_last=True)]
+
+    first = callbacks()
+    train(tmp_path / "first", first, enable_checkpointing=True)
+    again = callbacks()
+    trainer = L.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        num_sanity_val_steps=0, callbacks=again,
+    )  # fmt: skip
+    trainer.fit(Small(), loader(), loader(), ckpt_path=tmp_path / "kept" / "last.ckpt", weights_only=False)
+    assert again[1].total.rows == 2 * ROWS == 2 * first[1].total.rows
+    assert again[0].total.batches == 2 * ROWS // BATCH
+    assert again[0].step_times.first == first[0].step_times.first
+
+
+def test_counts_of_an_older_checkpoint_are_read():
+    counts = {"batches": 3, "rows": 12, "tokens": 40, "computed": 44, "flops": 1e9, "seconds": 0.5}
+    counts["parts_s"] = dict.fromkeys([part for part in PARTS if part != "other"], 0.05)
+    clock = {"counts": {"logging": 2, "checkpoint": 1, "validation": 1}, "callbacks": {"mine": 0.1}, "reads": {}}
+    old = {name: copy.deepcopy(counts) for name in ("now", "total", "first")}
+    old |= {"step_times": {"first": [0.1], "counts": [[3, 2]]}, "clock": clock, "steps_since": 3, "files": [77]}
+    curves = RunCurves([])
+    checkpoint = {"callbacks": {"Flush": old}}
+    curves.on_load_checkpoint(None, None, checkpoint)
+    curves.load_state_dict(checkpoint["callbacks"]["RunCurves"])
+    assert (curves.throughput.total.tokens, curves.timer.total.parts_s["wait"]) == (40, 0.05)
+    assert curves.timer.step_times.first == [0.1] and curves.clock.callbacks == {"mine": 0.1}
+    assert counts_of_version_1(old)["files"] == [77]
