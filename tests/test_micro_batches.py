@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from flatout import BiLSTMConfig, CheckpointConfig, HeadlinesConfig, MonitorConfig, OptimConfig, TextDataConfig, fit
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.errors import UserError
-from flatout.run.micro_batches import FOLDER, Limit, MicroBatches
+from flatout.perf.notes import FOLDER, Limit, MicroBatches
 from flatout.run.run import Result
 from flatout.tasks.step import StepTask
 from tests.scarce import Scarce
