@@ -25,12 +25,12 @@ from flatout.bits.data import BitsDataConfig
 from flatout.checkpoints.exact import CheckpointConfig, Checkpoints
 from flatout.checkpoints.folder import STATE, TENSORS, FolderCheckpointIO
 from flatout.data.text import TextDataConfig
+from flatout.engine import fast_loop
+from flatout.engine.fast_loop import FastLoop
 from flatout.files import sync_file, sync_folder
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.run.fit import fit
-from flatout.tasks import step
-from flatout.tasks.task import Task
 
 
 def claims(options: Options) -> Iterator[Claim]:
@@ -72,10 +72,10 @@ def _times(data: Any, model: Any, folder: Path) -> tuple[float, float]:
     }
     with (
         quiet(),
-        watch.beginning(Task, "training_step"),
+        watch.beginning(FastLoop, "_run_batch"),
         watch.on(Checkpoints, "on_train_batch_end"),
-        watch.on(Task, "_is_sound"),
-        watch.off(step, "clip_gradients"),
+        watch.on(FastLoop, "_is_sound"),
+        watch.off(fast_loop, "clip_gradients"),
     ):
         fit(data, model, epochs=1, folder=folder, **settings)
     parts = watch.parts[len(watch.parts) // 10 :]  # the first are slow in everything

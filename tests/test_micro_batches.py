@@ -16,7 +16,7 @@ from flatout import BiLSTMConfig, CheckpointConfig, HeadlinesConfig, MonitorConf
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine.fast_loop import fast_loop_of
 from flatout.errors import UserError
-from flatout.run.micro_batches import FOLDER, Limit, MicroBatches
+from flatout.perf.notes import FOLDER, Limit, MicroBatches
 from flatout.run.run import Result
 from flatout.tasks.task import Task
 from tests.scarce import Scarce

@@ -20,8 +20,8 @@ from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.problem import Problem
 from flatout.data.samples.tweets import ENTITY_TYPES, TaggedTweetsConfig, TaggedTweetsTable
 from flatout.data.tables.entities import NO_TAG, find_entities
+from flatout.data.tag_data import TagData
 from flatout.data.text import TextDataConfig
-from flatout.data.text_data import TagData
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.engine.optimizer import OptimConfig
 from flatout.tasks.tagging import EntityScores, Tagger, TaggingConfig, TagLabels

@@ -8,16 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.perf.tune.answers import (
-    Answers,
-    AnswerStore,
-    Choice,
-    Tried,
-    key_of,
-    known_micro_batch,
-    micro_batch_key,
-    remember_micro_batch,
-)
+from flatout.perf.notes import Limit, MicroBatches, micro_batch_key
+from flatout.perf.tune.answers import Answers, AnswerStore, Choice, Tried
 
 ANSWERS = Answers(
     values={"data.feed": "resident", "compile": False},
@@ -68,23 +60,23 @@ def test_a_folder_that_cannot_be_written_costs_only_measuring_again(tmp_path):
         store.write("a", ANSWERS)
 
 
-def test_another_value_is_another_key():
-    assert key_of({"rows": 1}) == key_of({"rows": 1}) != key_of({"rows": 2})
-
-
 def test_the_most_rows_that_fit_are_remembered_by_what_decides_them(tmp_path):
     def key(width: int = 4, longest: int = 8, precision: str = "bf16") -> str:
         model = nn.Linear(3, width)
         return micro_batch_key(model, longest=longest, device=torch.device("cpu"), precision=precision)
 
     assert key() == key() and len({key(), key(width=5), key(longest=9), key(precision="fp32")}) == 4
-    assert known_micro_batch(key(), tmp_path) is None
-    remember_micro_batch(key(), 16, tmp_path)
-    remember_micro_batch(key(), 8, tmp_path)
-    assert known_micro_batch(key(), tmp_path) == 8
-    AnswerStore(tmp_path).path(f"rows-{key()}").write_text('{"schema": 1, "rows": "many"}')
+    known = AnswerStore(tmp_path).known_micro_batch
+    assert known(key()) is None
+    run, like_it = MicroBatches(tmp_path, {"layout": "flat"}), MicroBatches(tmp_path, {"layout": "padded"})
+    run.note("training rows", Limit(16), key())
+    run.note("training rows", Limit(8), key())
+    run.note("evaluation rows", Limit(4), key())
+    like_it.note("training rows", Limit(12), key())
+    assert known(key()) == 8 and known(key(width=5)) is None
+    run.path.write_text('{"limits": {"training rows": {"most": "many", "has_ended": false}}}')
     with pytest.warns(UserWarning, match="is damaged"):
-        assert known_micro_batch(key(), tmp_path) is None
+        assert known(key()) == 12
 
 
 def test_who_waits_for_another_says_so_and_goes_on(tmp_path):

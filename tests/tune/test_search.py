@@ -11,6 +11,7 @@ import pytest
 
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
+from flatout.perf.notes import Limit, MicroBatches
 from flatout.perf.tune.answers import Answers, AnswerStore
 from flatout.perf.tune.child import NoAnswer
 from flatout.perf.tune.probe import Measured, Setting
@@ -193,7 +194,7 @@ def test_a_card_keeps_its_margin(tmp_path):
 
 
 def test_rows_that_were_too_many_once_are_not_tried_again(tmp_path):
-    AnswerStore(tmp_path).remember_micro_batch("bf16", 20)
+    MicroBatches(tmp_path, {}).note("training rows", Limit(20), "bf16")
     machine = Machine(lambda setting: 100.0 * setting.rows)
     found = search(machine, tmp_path)
     assert found.values["data.batch_size"] == 16

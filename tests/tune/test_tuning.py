@@ -13,6 +13,7 @@ from torch import nn
 
 from flatout import BiLSTMConfig, MonitorConfig, OptimConfig, RunConfig, TextDataConfig, UserError, fit
 from flatout.engine.precision import Precision
+from flatout.perf.notes import Limit, MicroBatches
 from flatout.perf.tune.answers import Answers, AnswerStore
 from flatout.perf.tune.probe import Setting
 from flatout.perf.tune.search import Asked
@@ -161,9 +162,9 @@ def test_answers_are_taken_again_until_the_time_would_find_more(tmp_path):
     assert not is_outdated(cut, asked(), store)
     assert is_outdated(cut, asked(planned_steps=3000, kept={"compile": ""}), store)
     assert is_outdated(cut, asked(counts_time=False), store)
-    store.remember_micro_batch("k", 32)
+    MicroBatches(tmp_path, {}).note("training rows", Limit(32), "k")
     assert not is_outdated(known, asked(), store)
-    store.remember_micro_batch("k", 16)
+    MicroBatches(tmp_path, {}).note("training rows", Limit(16), "k")
     assert is_outdated(known, asked(), store)
 
 

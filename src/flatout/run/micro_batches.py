@@ -1,19 +1,12 @@
-"""How much of a batch has fitted into memory: said once, and noted beside the stores for the next run like this one.
+"""How much of a batch fits into memory: a run prints and notes it once, and the next run like it begins with that.
 
-Alike are runs of the same model and its settings, precision, longest row and layout, on as many devices of the same
-kind. What is noted are rows (or tokens) that were computed at once when memory did not suffice for more; a batch of
-more is cut from the first step on. One small file each, written whole or not at all; whoever deletes it tries whole
-batches again.
+The notes are those of `flatout.perf.notes`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,71 +14,16 @@ import torch
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import PlanSettings
-from flatout.data.store.cache import Cache, recipe_key
+from flatout.data.store.cache import Cache
 from flatout.distributed.ranks import Ranks
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.passes import EVALUATION, TRAINING, running_statistics
 from flatout.engine.precision import by_lightning_name
-from flatout.files import sync_folder, write_synced
-from flatout.perf.tune.answers import micro_batch_key, remember_micro_batch
+from flatout.perf.notes import Limit, MicroBatches, micro_batch_key
 from flatout.run.run_folder import RunFolder
 from flatout.tasks.task import Task
 
-FOLDER = "micro-batches"
 _NAMES = {TRAINING: "micro-batch", EVALUATION: "evaluation batch"}
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The most that was computed at once."""
-
-    most: int
-    has_ended: bool = False
-    """Whether it ended the run, so that one that goes on needs it at once."""
-
-
-class MicroBatches:
-    """The note of runs like this one."""
-
-    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
-        self.about = dict(about)
-        self.path = folder / FOLDER / f"{recipe_key(self.about)}.json"
-
-    def read(self) -> tuple[dict[str, Limit], str]:
-        """What is noted, by what it was for; and a word where the file is damaged."""
-        try:
-            noted = json.loads(self.path.read_text(encoding="utf-8"))
-            found = {
-                str(name): Limit(_count(each["most"]), bool(each["has_ended"]))
-                for name, each in noted["limits"].items()
-            }
-        except FileNotFoundError:
-            return {}, ""
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            return {}, f"{self.path} is damaged ({type(error).__name__}) and passed over"
-        return found, ""
-
-    def note(self, name: str, limit: Limit) -> None:
-        """Write a limit down; `OSError` where the disk refuses."""
-        limits = {**self.read()[0], name: limit}
-        values = {each: {"most": kept.most, "has_ended": kept.has_ended} for each, kept in limits.items()}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_name(f".{self.path.name}-{os.getpid()}")
-        try:
-            text = json.dumps({"about": self.about, "limits": values}, indent=1, ensure_ascii=False)
-            write_synced(beside, text.encode("utf-8", "surrogatepass"))
-            beside.replace(self.path)
-        except BaseException:
-            with suppress(OSError):
-                beside.unlink()
-            raise
-        sync_folder(self.path.parent)
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{value!r} is no number of rows")
-    return value
 
 
 def _agreed_limits(notes: MicroBatches, ranks: Ranks, place: RunFolder) -> dict[str, Limit]:
@@ -131,9 +69,7 @@ def mind_memory(
         told = f"{most} {unit} (was {-(-whole // before)})"
         _say_how_it_goes_on(name, told, step, why, task, place)
         try:
-            notes.note(f"{name} {unit}", Limit(most, has_ended))
-            if name == TRAINING and unit == "rows":
-                _tell_tuning(task, feeds, str(about["precision"]), most, cache)
+            notes.note(f"{name} {unit}", Limit(most, has_ended), _row_key(task, feeds, str(about["precision"])))
         except OSError as error:
             place.log.say(f"{notes.path} cannot be written ({error.strerror}): the next run begins with whole batches")
         else:
@@ -149,11 +85,10 @@ def _say_how_it_goes_on(name: str, told: str, step: int, why: str, task: Task, p
         place.log.say("batch normalisation sees the smaller pieces by themselves: results differ a little from now on")
 
 
-def _tell_tuning(task: Task, feeds: Feeds, arithmetic: str, most: int, cache: str | None) -> None:
-    """`tune=auto` tries no more rows than have fitted."""
-    precision = by_lightning_name(arithmetic)
+def _row_key(task: Task, feeds: Feeds, arithmetic: str) -> str:
+    """The key by which `tune=auto` finds the note, to try no more rows than have fitted."""
     longest, device = int(feeds.train.split.lengths(TOKENS).max()), feeds.train.device
-    remember_micro_batch(micro_batch_key(task.model, longest=longest, device=device, precision=precision), most, cache)
+    return micro_batch_key(task.model, longest=longest, device=device, precision=by_lightning_name(arithmetic))
 
 
 def about_memory(feeds: Feeds, about: Mapping[str, Any]) -> dict[str, Any]:

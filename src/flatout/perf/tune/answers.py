@@ -1,7 +1,6 @@
 """What was measured before is not measured again: answers by a key of all that they depend on, a file each.
 
-The files lie in the cache folder, in `tune/`. Beside them stand the largest batches that are known to fit a device, for
-whoever has found out the hard way (`remember_micro_batch`) and for whoever would rather not (`known_micro_batch`).
+The files lie in the cache folder, in `tune/`.
 """
 
 from __future__ import annotations
@@ -15,13 +14,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-import xxhash
 from filelock import FileLock, Timeout
-from torch import nn
 
 from flatout.data.store.cache import default_cache_folder
 from flatout.files import sync_folder, write_synced
+from flatout.perf.notes import known_rows
 
 FOLDER = "tune"
 _SCHEMA = 1
@@ -93,12 +90,6 @@ class Answers:
         return found
 
 
-def key_of(asked: dict[str, Any]) -> str:
-    """A name for everything that answers depend on, as plain values."""
-    text = json.dumps(asked, sort_keys=True, ensure_ascii=False)
-    return xxhash.xxh3_128_hexdigest(text.encode("utf-8", "surrogatepass"))[:20]
-
-
 class AnswerStore:
     """A folder of answers."""
 
@@ -140,18 +131,9 @@ class AnswerStore:
             if lock is not None:
                 lock.release()
 
-    def remember_micro_batch(self, key: str, rows: int) -> None:
-        """Note that no more rows at once than these fit; `key` is `micro_batch_key`."""
-        self._write(f"rows-{key}", {"rows": rows})
-
     def known_micro_batch(self, key: str) -> int | None:
-        """The most rows that are known to fit at once; None where nothing is known."""
-        values = self._read(f"rows-{key}")
-        rows = None if values is None else values.get("rows")
-        if values is not None and not (isinstance(rows, int) and rows >= 1):
-            self._warn(f"rows-{key}")
-            return None
-        return rows
+        """The most rows that are known to fit at once, by `micro_batch_key`; None where nothing is known."""
+        return known_rows(self.folder.parent, key)
 
     def _read(self, name: str) -> dict[str, Any] | None:
         try:
@@ -182,27 +164,3 @@ class AnswerStore:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
             warnings.warn(f"tune: {path} cannot be kept: {error.strerror}", UserWarning, stacklevel=3)
-
-
-def micro_batch_key(model: nn.Module, *, longest: int, device: torch.device, precision: str) -> str:
-    """A name for what decides how many rows fit at once: shapes, longest row, device, arithmetic."""
-    shapes = [(name, list(weight.shape), weight.requires_grad) for name, weight in model.named_parameters()]
-    return key_of({"shapes": shapes, "longest": longest, "device": device_name(device), "precision": precision})
-
-
-def remember_micro_batch(key: str, rows: int, cache: Path | str | None = None) -> None:
-    """`AnswerStore.remember_micro_batch` in the cache folder of the settings."""
-    AnswerStore(cache).remember_micro_batch(key, rows)
-
-
-def known_micro_batch(key: str, cache: Path | str | None = None) -> int | None:
-    """`AnswerStore.known_micro_batch` in the cache folder of the settings."""
-    return AnswerStore(cache).known_micro_batch(key)
-
-
-def device_name(device: torch.device) -> str:
-    """A device by its make and memory, so that two alike share their answers."""
-    if device.type != "cuda":
-        return device.type
-    known = torch.cuda.get_device_properties(device)
-    return f"{known.name}, {known.total_memory / 2**30:.0f} GiB"

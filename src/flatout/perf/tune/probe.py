@@ -31,7 +31,7 @@ from flatout.data.store.store import StoreSplit
 from flatout.engine.compile import compile_in_place
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.precision import LIGHTNING_NAMES, Precision, arithmetic, fast_fp32_products
-from flatout.perf.tune.answers import micro_batch_key
+from flatout.perf.notes import micro_batch_key
 from flatout.tasks.task import Task
 
 _WARM_STEPS = 2

@@ -24,6 +24,7 @@ from flatout.data.batches.feed import Feed, choose_feed
 from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
+from flatout.data.store.cache import recipe_key
 from flatout.data.store.store import Store
 from flatout.distributed.ranks import Ranks
 from flatout.engine.compile import why_not
@@ -31,7 +32,8 @@ from flatout.engine.limits import free_bytes, limits
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
 from flatout.errors import UserError
-from flatout.perf.tune.answers import Answers, AnswerStore, Choice, device_name, key_of
+from flatout.perf.notes import device_name
+from flatout.perf.tune.answers import Answers, AnswerStore, Choice
 from flatout.perf.tune.child import Build, Child
 from flatout.perf.tune.probe import Setting
 from flatout.perf.tune.search import Asked, Search, allowed_seconds
@@ -132,7 +134,7 @@ def of_all_devices(question: Question, say: Callable[[str], None]) -> Found:
 def measured_for(question: Question, say: Callable[[str], None]) -> Found:
     """The answers for one device: measured before, or now."""
     config, asked = question.config, asked_of(question)
-    key, store = key_of(asked_about(question, asked)), AnswerStore(config.data.cache)
+    key, store = recipe_key(asked_about(question, asked)), AnswerStore(config.data.cache)
     with store.measuring(key, config.tune.budget_s + _WAIT_S, say):
         known = None if config.tune.fresh else store.read(key)
         if known is not None and not is_outdated(known, asked, store):
