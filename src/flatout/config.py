@@ -15,6 +15,8 @@ from flatout.bits.task import GramsConfig
 from flatout.callbacks.profile_steps import ProfileConfig
 from flatout.checkpoints.exact import CheckpointConfig
 from flatout.data.problem import Problem
+from flatout.data.samples.headlines import HeadlinesConfig
+from flatout.data.samples.tweets import TaggedTweetsConfig, TweetsConfig
 from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyKind
 from flatout.engine.optimizer import OptimConfig
@@ -28,7 +30,7 @@ from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
 from flatout.tasks.classification import ClassificationConfig
 from flatout.tasks.tagging import TaggingConfig
 
-_OURS = {
+DECIDED_ELSEWHERE = {
     "precision": "precision",
     "gradient_clip_val": "optim.clip",
     "gradient_clip_algorithm": "optim.clip",
@@ -95,8 +97,8 @@ class RunConfig:
     """Threads that compute on a CPU; null: as many as there are cores, shared among the ranks of a machine."""
     seed: int = 0
     """Start of every random number."""
-    experiment: str = "default"
-    """Name of the folder that its runs are put in."""
+    name: str = "default"
+    """Name of the run; its folder lies in OUTPUT/NAME."""
     output: str = "outputs"
     """Folder of all runs."""
 
@@ -122,8 +124,8 @@ class RunConfig:
         if isinstance(self.data, TextDataConfig):
             self._require_tagger(self.data)
             self.data = self._with_tokenizer(self.data)
-        is_plain = bool(_PLAIN_NAME.fullmatch(self.experiment))
-        require(is_plain, "experiment", f"{self.experiment!r}", allowed="letters, digits, '_', '-', '+' and '.'")
+        is_plain = bool(_PLAIN_NAME.fullmatch(self.name))
+        require(is_plain, "name", f"{self.name!r}", allowed="letters, digits, '_', '-', '+' and '.'")
         for name, callback in self.callbacks.items():
             is_callback = isinstance(callback, L.Callback)
             require(is_callback, f"callbacks.{name}", f"{type(callback).__name__} is no callback of Lightning")
@@ -133,7 +135,8 @@ class RunConfig:
         for name in self.trainer:
             where, mend = f"trainer.{name}", did_you_mean(name, arguments)
             require(name in arguments, where, "no argument of Lightning's Trainer", mend=mend)
-            require(name not in _OURS, where, "is decided elsewhere", mend=f"Set {_OURS.get(name)} instead.")
+            mend = f"Set {DECIDED_ELSEWHERE.get(name)} instead."
+            require(name not in DECIDED_ELSEWHERE, where, "is decided elsewhere", mend=mend)
         strategy = self.trainer.get("strategy")
         is_known = strategy is None or not isinstance(strategy, str) or strategy in _STRATEGIES
         mend = did_you_mean(str(strategy), _STRATEGIES)
@@ -200,6 +203,7 @@ def _name_of(group: str, part: object) -> str:
 
 COMPONENTS: dict[str, dict[str, type]] = {
     "data": {"text": TextDataConfig, "bits": BitsDataConfig},
+    "data.sample": {"headlines": HeadlinesConfig, "tweets": TweetsConfig, "tagged_tweets": TaggedTweetsConfig},
     "model": dict(MODELS),
     "task": {"classification": ClassificationConfig, "tagging": TaggingConfig, "grams": GramsConfig},
     "optim": {"adamw": OptimConfig},
@@ -207,4 +211,4 @@ COMPONENTS: dict[str, dict[str, type]] = {
     "monitor": {"default": MonitorConfig},
     "tune": {"default": TuneConfig},
 }
-"""The settings class behind each name of each `conf/` group."""
+"""The settings class of each option of each group in `conf/`."""

@@ -65,7 +65,7 @@ def tags(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tags")
     data = TextDataConfig(
         problem=Problem.tags,
-        tagged_tweets=TaggedTweetsConfig(rows=600, eval_rows=80),
+        sample=TaggedTweetsConfig(rows=600, eval_rows=80),
         max_length=24,
         batch_size=16,
         cache=str(folder),

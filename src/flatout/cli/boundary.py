@@ -181,9 +181,9 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
         for name in ("num", "id"):  # known once a trial begins
             if OmegaConf.is_missing(numbered.hydra.job, name):
                 numbered.hydra.job[name] = 0
-    experiment, output = _value(numbered, "experiment"), _value(numbered, "output")
-    if isinstance(experiment, str):
-        require(is_plain_part(experiment), "experiment", repr(experiment), allowed="a name")
+    name, output = _value(numbered, "name"), _value(numbered, "output")
+    if isinstance(name, str):
+        require(is_plain_part(name), "name", repr(name), allowed="letters and digits")
     for key in ("hydra.run.dir", "hydra.sweep.dir"):
         place = str(_value(numbered, key))
         require(place.isprintable(), key, repr(place), allowed="a folder")

@@ -238,6 +238,7 @@ def build_feeds(
         tokens_per_batch=settings.tokens_per_batch,
         accumulate=accumulate,
         seed=config.seed,
+        repeats=bool(config.trainer.get("overfit_batches")),
         **shares,
     )
     if ranks.are_several:

@@ -52,6 +52,8 @@ class Training:
 def whole_steps(trainer: dict[str, Any], feed: Feed, place: RunFolder) -> dict[str, Any]:
     """A Trainer's settings with epochs and validations that end where an optimizer step does, never inside one."""
     accumulate, settings = feed.plan.accumulate, dict(trainer)
+    if overfit := settings.pop("overfit_batches", 0):  # the plan repeats its first epoch, so a limit is enough
+        settings = {"limit_train_batches": overfit, "limit_val_batches": overfit, **settings}
     limit = settings.get("limit_train_batches")
     if limit is not None:
         batches = _whole(_count(limit, len(feed)), accumulate)

@@ -138,7 +138,7 @@ def _names(tables: dict[str, Table]) -> dict[str, str]:
 
 
 def _check_tags(config: TextDataConfig) -> Checkup:
-    source = TagSource(replace(config, problem=Problem.tags, builtin=None))
+    source = TagSource(replace(config, problem=Problem.tags, sample=None))
     with Progress() as progress:
         surveyed = source.survey(progress.task("checking"))
     told = source.tag_remarks(surveyed)
