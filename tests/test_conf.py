@@ -18,8 +18,10 @@ from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.samples.tweets import TaggedTweetsConfig, TweetsConfig
+from flatout.errors import UserError
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.report.summary import read_summary
+from flatout.run.resume import deciding_settings, require_same_run
 from tests.composed import CONF, compose_run, only_folder, options_of, run_train
 
 GLOBAL = ("experiment", "sweep", "debug")
@@ -254,3 +256,20 @@ def test_the_readme_lists_every_option_of_a_group(group):
     readme = (CONF.parent / "README.md").read_text(encoding="utf-8")
     (row,) = re.findall(rf"^\| `{group}` \| (.+) \|$", readme, re.MULTILINE)
     assert set(options_of(group)) <= set(re.findall(r"`(\w+)`", row))
+
+
+def test_a_run_of_an_earlier_version_resumes_on_the_same_data():
+    former = {"experiment": "x", "data": {"builtin": "headlines", "tweets": {"rows": 6}, "tagged_tweets": {"rows": 4}}}
+    assert deciding_settings(former) == {}
+    then = {
+        "data": "key",
+        "model": "m",
+        "torch": "t",
+        "precision": "p",
+        "plan": {},
+        "settings": {"data.sample.rows": 6},
+    }
+    now = {**then, "settings": {"data.sample.rows": 4}}
+    assert require_same_run(then, now, anyway=False) == []
+    with pytest.raises(UserError, match=r"data\.sample\.rows was 6 and is 4; the data or its encoding has changed"):
+        require_same_run(then, {**now, "data": "other"}, anyway=False)

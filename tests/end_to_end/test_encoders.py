@@ -336,7 +336,7 @@ def test_words_that_the_model_did_not_see_are_told_and_counted(tags, tmp_path, c
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": None}, "answers no tags"),
+        ({"model": None}, "predicts no tags"),
         ({"task": "classification"}, "Set task=tagging"),
     ],
 )

@@ -26,7 +26,7 @@ import lightning as L
 import yaml
 
 from flatout.cli.dotted_settings import describe_type
-from flatout.config import COMPONENTS, DECIDED_ELSEWHERE, RunConfig
+from flatout.config import COMPONENTS, REPLACED, RunConfig
 from flatout.errors import UserError
 from flatout.sweep.again import in_short
 from flatout.sweep.hydra_groups import LauncherSettings, SweeperSettings
@@ -111,7 +111,7 @@ def _settings_of_trainer() -> Iterator[Setting]:
     for name, argument in list(inspect.signature(L.Trainer.__init__).parameters.items())[1:]:
         default = _as_word(ours.get(name, argument.default))
         about = " ".join(does.get(name, "").split()).partition(". ")[0]
-        elsewhere = f"set {DECIDED_ELSEWHERE[name]} instead" if name in DECIDED_ELSEWHERE else ""
+        elsewhere = f"set {REPLACED[name]} instead" if name in REPLACED else ""
         yield Setting(f"trainer.{name}", "trainer", about, elsewhere or "as in Lightning's Trainer", default)
 
 
