@@ -33,7 +33,7 @@ from flatout.data.feeding import FeedKind
 from flatout.data.info import TextInfo
 from flatout.data.samples.tweets import TweetsConfig
 from flatout.data.store.store import Store
-from flatout.data.text import Builtin, TextDataConfig
+from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.peaks import known_peak, measured_peak
@@ -90,7 +90,7 @@ def base_claims(
 def _tweets(options: Options) -> dict[str, Any]:
     """Published tweets, or the built-in ones."""
     if options.data is None:
-        return {"builtin": Builtin.tweets, "tweets": TweetsConfig(rows=20_000)}
+        return {"sample": TweetsConfig(rows=20_000)}
     return _published(options.data / "tweeteval_sentiment")
 
 

@@ -1,6 +1,6 @@
-"""`python -m train`: find `conf/`, compose the settings, train, and say what came out.
+"""`python -m train`: find `conf/`, compose the settings, train, and print the result.
 
-Hydra lives here and nowhere else: below `run` there are only dataclasses.
+Only this file, `flatout/cli/` and the Hydra plugin import Hydra. Below `run` there are plain dataclasses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,8 +20,13 @@ import flatout
 from flatout.cli.interrupts import leaving_at_once
 from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, require, write_for_launcher
 
-if TYPE_CHECKING:  # all that is heavy is imported inside of `main`, where Ctrl-C is answered
+if TYPE_CHECKING:  # `main` imports all heavy modules, because it answers Ctrl-C while it imports
     from omegaconf import DictConfig
+
+_ADDED = ("experiment", "sweep", "debug")
+"""Groups outside the defaults list of train.yaml: Hydra asks for a plus sign, we take both forms."""
+_LISTED = ("data", "model", "task", "optim", "checkpoint", "monitor", "trainer", "callbacks", "tune")
+"""Groups in the defaults list: Hydra refuses a plus sign, we take both forms."""
 
 
 def conf_folder() -> Path:
@@ -36,7 +41,7 @@ def conf_folder() -> Path:
 
 
 def register_schemas() -> None:
-    """Make every settings class a Hydra schema, so that a wrong key or type fails while composing."""
+    """Make every settings class a Hydra schema: a wrong key or type then fails while composing."""
     from hydra.core.config_store import ConfigStore
 
     from flatout.callbacks.loggers import LOGGERS
@@ -46,7 +51,7 @@ def register_schemas() -> None:
     store.store(group="schema", name="run", node=RunConfig)
     for group, classes in {**COMPONENTS, "logger": LOGGERS}.items():
         for name, settings in classes.items():
-            store.store(group=f"schema/{group}", name=name, node=settings)
+            store.store(group=f"schema/{group.rpartition('.')[2]}", name=name, node=settings)
 
 
 def job(cfg: DictConfig) -> float | None:
@@ -59,14 +64,14 @@ def job(cfg: DictConfig) -> float | None:
     folder, overrides = Path(described.runtime.output_dir), as_typed(described.overrides.task)
     is_shared = any(word.startswith("hydra.run.dir=") for word in described.overrides.hydra)
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0" and not is_shared:
-        _remove_empty(folder)  # Hydra made it, but the first rank's folder is that of all
+        _remove_empty(folder)  # all ranks write to the folder of the first
     try:
         config = read_config(cfg, overrides)
         from flatout.run.launch import start
 
         result = start(config, folder=folder, overrides=overrides)
         if result.folder != folder.absolute():
-            _remove_empty(folder)  # Hydra made it, but another run was gone on with
+            _remove_empty(folder)  # Hydra made it, but the run resumed another one
         return result.objective
     except UserError as mistake:
         _remove_empty(folder)
@@ -77,7 +82,7 @@ def job(cfg: DictConfig) -> float | None:
 
 
 def tune_job(cfg: DictConfig) -> None:
-    """What a run of the composed settings would measure before it trains, and no more."""
+    """Measure what a run of the composed settings would measure before training, then end."""
     from hydra.core.hydra_config import HydraConfig
 
     from flatout.cli.boundary import as_typed, read_config
@@ -97,11 +102,11 @@ def _remove_empty(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None, job: Callable[[DictConfig], Any] = job) -> None:
-    """Entry point; a person's mistake ends with one message and exit code 2."""
+    """Entry point. A user's mistake ends with one message and exit code 2."""
     if arguments is not None:
         sys.argv[1:] = arguments
-    sys.argv[1:] = options_last([as_hydra_knows_it(word) for word in sys.argv[1:]])
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us whole instead of being printed and swallowed
+    sys.argv[1:] = options_last(debug_last(map(in_hydras_form, sys.argv[1:])))
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors whole, and prints none
     try:
         with leaving_at_once():
             _import_all(sys.argv[1:])
@@ -121,21 +126,21 @@ def _import_all(words: Sequence[str]) -> None:
     from flatout.engine.torchmetrics_internals import defer_pyplot
 
     if any(word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word for word in words):
-        warm_start()  # it imports beside us what the processes to come will need
+        warm_start()  # imports in the background what later processes need
     defer_pyplot()
     importlib.import_module("flatout.cli.boundary")
 
 
 def _start(job: Callable[[DictConfig], Any]) -> None:
-    """Let Hydra compose the settings and run the job, and say what it complains of in our words."""
+    """Let Hydra compose the settings and run the job; explain its errors."""
     import hydra
 
     from flatout.cli.boundary import guard_hydra
-    from flatout.cli.composing import told_plainly
+    from flatout.cli.composing import explain_errors
     from flatout.files import REFUSALS, refused_folder
 
     try:
-        with told_plainly(conf_folder()):
+        with explain_errors():
             guard_hydra()
             refuse_pickles_and_packages(sys.argv[1:])
             register_schemas()
@@ -146,20 +151,27 @@ def _start(job: Callable[[DictConfig], Any]) -> None:
             if "mkdir" not in names or job.__name__ in names:
                 raise
             raise refused_folder(error, Path(error.filename or ".")) from None
-        mend = "Set output=FOLDER to one that can be written."
+        mend = "Set output=FOLDER to a writable folder."
         raise out_of_space(error, Path(error.filename or "."), None, "output", mend) from None
 
 
-def as_hydra_knows_it(word: str) -> str:
-    """A word of our command line in Hydra's words."""
+def in_hydras_form(word: str) -> str:
+    """A word of our command line in the form that Hydra asks for."""
     if word.startswith("launcher."):
         return f"hydra.{word}"
-    # `monitor: default` is in the list already, so Hydra wants monitor=profile; +monitor=profile is the same. Tune too.
-    return word[1:] if word.startswith(("+monitor=", "+tune=")) else word
+    group, equals, option = word.removeprefix("+").partition("=")
+    if equals and group in _ADDED:
+        return f"+{group}={option}"
+    return f"{group}={option}" if equals and group in _LISTED else word
+
+
+def debug_last(words: Iterable[str]) -> list[str]:
+    """The words in their order, but `+debug=` at the end: Hydra composes in order, and debug overrides all files."""
+    return sorted(words, key=lambda word: word.startswith("+debug="))
 
 
 def options_last(words: Sequence[str]) -> list[str]:
-    """Settings first, then what begins with a dash: Hydra's parser takes settings in one piece only."""
+    """Settings first, then options: Hydra's parser takes settings in one piece only."""
     if "--" in words:
         return list(words)
     settings, options, waiting = [], [], list(words)
@@ -175,7 +187,7 @@ def options_last(words: Sequence[str]) -> list[str]:
 
 
 def _takes_value(option: str, following: str) -> bool:
-    """Whether the word behind an option belongs to it."""
+    """Whether the word behind an option is its value."""
     if option in ("-i", "--info"):
         return following in ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
     names = ("--package", "--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--cfg")
@@ -184,7 +196,7 @@ def _takes_value(option: str, following: str) -> bool:
 
 
 def refuse_pickles_and_packages(words: Sequence[str]) -> None:
-    """Two options of Hydra's own: one unpickles a file, one may import a package to look for settings in it."""
+    """Refuse two options of Hydra: one unpickles a file, one may import a package to read settings."""
     from flatout.cli.boundary import require_folders
 
     for number, word in enumerate(words):
@@ -197,7 +209,7 @@ def refuse_pickles_and_packages(words: Sequence[str]) -> None:
 
 
 def leave(mistake: UserError) -> NoReturn:
-    write_for_launcher(mistake)  # torchrun ends with a page of its own: the mistake stands in it too
+    write_for_launcher(mistake)  # torchrun then shows the mistake on its own last page
     print(mistake, file=sys.stderr)
     sys.exit(EXIT_CODE)
 

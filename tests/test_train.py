@@ -1,115 +1,23 @@
-"""The command line: every file of `conf/` composes, experiments run, and mistakes are told before anything starts."""
+"""The command line of training: mistakes end it with one message before anything starts."""
 
 from __future__ import annotations
 
-import itertools
 import os
-import re
 import sys
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import train
-from flatout.cli.boundary import read_config
-from flatout.cli.composing import known_keys
 from flatout.config import RunConfig
-from flatout.models.encoder.transformer import TransformerConfig
 from flatout.report.summary import read_summary
+from tests.composed import CONF, compose_run, run_train
 
-CONF = train.conf_folder()
-EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
-SWEEPS = sorted(path.stem for path in (CONF / "sweep").glob("*.yaml"))
-OPTIONS = sorted(
-    f"{path.parent.name}={path.stem}"
-    for path in CONF.glob("*/*.yaml")
-    if path.parent.name not in ("experiment", "sweep")
-)
-COMPANIONS = {"data=bits", "model=bitmlp", "task=grams"}
-TAGGING = {"data.problem=tags", "model=transformer", "task=tagging"}
-"""Options that only make a run together."""
 TINY_ROWS = ["data.sample.rows=200", "data.sample.eval_rows=40"]
-TINY_RUN = ["data.sample.rows=200", "trainer.max_epochs=1", "data.batch_size=64", "monitor.progress=false"]
-TINY_ENCODER = ["model.hidden=16", "model.layers=1", "model.heads=2", "data.sample.eval_rows=40"]
-for name in ("tweets", "tagged_tweets"):
-    TINY_ENCODER += [f"data.{name}.rows=200", f"data.{name}.eval_rows=40"]
-TINY = [*TINY_RUN, "data.sample.eval_rows=40", "model.embedding=8"]
-
-
-def compose_run(overrides: list[str]) -> RunConfig:
-    train.register_schemas()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return read_config(compose("train", overrides), overrides)
-
-
-def run_train(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """`python -m train` in this process; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["train", *arguments])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    try:
-        train.main()
-    except SystemExit as left:
-        return int(left.code or 0)
-    return 0
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_composes_to_real_dataclasses(option):
-    group = option.partition("=")[0]
-    together = TAGGING if option == "task=tagging" else COMPANIONS if option in COMPANIONS else {option}
-    config = compose_run(sorted(together))
-    assert type(config) is RunConfig
-    assert getattr(config, group) is not None
-
-
-@pytest.mark.parametrize("name", SWEEPS)
-def test_every_sweep_opens_with_its_command_and_searches_settings_that_exist(name):
-    head, command = (CONF / "sweep" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[:2]
-    assert head == "# @package _global_" and command.startswith("# python -m flatout sweep ")
-    train.register_schemas()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = compose("train", [f"+sweep={name}"], return_hydra_config=True)
-    assert composed.hydra.sweeper.space.keys() <= set(known_keys())
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_opens_with_its_command_and_composes(experiment):
-    config = compose_run([f"+experiment={experiment}"])
-    assert config.experiment == experiment
-    head = (CONF / "experiment" / f"{experiment}.yaml").read_text(encoding="utf-8").splitlines()[:2]
-    assert head[0] == "# @package _global_"
-    assert head[1].startswith(f"# python -m train +experiment={experiment}")
-
-
-OF_ENCODERS = ["bert_a16", "bert_tiny", "tweets_emotion", "tweets_irony", "tweets_ner", "tweets_sentiment"]
-
-
-@pytest.mark.parametrize("experiment", OF_ENCODERS)
-def test_an_encoder_s_experiment_opens_with_hardware_time_and_score(experiment):
-    lines = (CONF / "experiment" / f"{experiment}.yaml").read_text(encoding="utf-8").splitlines()
-    head = " ".join(line.removeprefix("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
-    assert re.search(r"\d CPU cores?\b", head), "hardware"
-    assert re.search(r"\d (s|seconds|minutes?)\b", head), "time"
-    assert re.search(r"(accuracy|recall|F1)( of \w+ \w+| of \w+)? \d+\.\d", head), "score"
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_runs_on_a_tiny_stand_in(experiment, tmp_path, monkeypatch):
-    is_bits = experiment.endswith("_bigrams") or experiment.startswith("bloom")
-    tiny = (
-        [*TINY_RUN, "data.sample.rows=400", "data.encoding.size=128"] if is_bits else [*TINY, "data.sample.classes=2"]
-    )
-    if type(compose_run([f"+experiment={experiment}"]).model) is TransformerConfig:
-        tiny = [*TINY_RUN, *TINY_ENCODER]
-    arguments = [f"+experiment={experiment}", *tiny, f"output={tmp_path}", "hydra.mode=RUN"]
-    assert run_train(arguments, monkeypatch) == 0
-    (folder,) = (tmp_path / experiment).iterdir()
-    summary = read_summary(folder)
-    assert summary["status"] == "finished"
-    assert summary["command"].startswith(f"python -m train +experiment={experiment}")
-    assert (folder / "overrides.txt").read_text().splitlines() == arguments[:-1]
+TINY_RUN = [*TINY_ROWS, "trainer.max_epochs=1", "data.batch_size=64", "monitor.progress=false"]
+TINY_ENCODER = ["model.hidden=16", "model.layers=1", "model.heads=2"]
+TINY = [*TINY_RUN, "model.embedding=8"]
 
 
 def test_several_values_give_a_run_each(tmp_path, monkeypatch):
@@ -125,8 +33,8 @@ MISTAKES = {
     "model.hiden=3": "Did you mean 'model.hidden'?",
     "model.hidden=x": "model.hidden: 'x' does not fit (a whole number)",
     "model.hidden=0": "model.hidden: 0 (1 or more)",
-    "+experiment=headlines_bilstn": "+experiment: no option 'headlines_bilstn'",
-    "experiment=headlines_cnn": "Add it with a plus sign: +experiment=headlines_cnn.",
+    "+experiment=headlines_bilstn": "experiment: no option 'headlines_bilstn'",
+    "experiment=headlines_bilstn": "Did you mean 'headlines_bilstm'?",
     "optim.schedule=linar": "(linear, cosine, constant). Did you mean 'linear'?",
     "data.vocabulary.kin=bpe": "Did you mean 'data.vocabulary.kind'?",
     "model.hidden": "command line: cannot read 'model.hidden'.",
@@ -135,8 +43,8 @@ MISTAKES = {
     "trainer.strategy=dpp": "(auto, ddp, ddp_find_unused_parameters_true, fsdp). Did you mean 'ddp'?",
     "trainer.strategy=fsdp": "trainer.strategy: fsdp: one device has nobody to share with. Set trainer.devices=N",
     "trainer.devices=512": "trainer.devices: 512 (at most",
-    "+trainer.gradient_clip_val=1": "trainer.gradient_clip_val: is decided elsewhere. Set optim.clip instead.",
-    "+trainer.precision=32": "trainer.precision: is decided elsewhere. Set precision instead.",
+    "+trainer.gradient_clip_val=1": "trainer.gradient_clip_val: has a setting of its own. Set optim.clip instead.",
+    "+trainer.precision=32": "trainer.precision: has a setting of its own. Set precision instead.",
     "trainer.max_epochs=0": "trainer.max_epochs: 0 (1 or more)",
     "data.train=nowhere.csv": "data.train: no such file: nowhere.csv",
     "data.test=some.csv": "data.test: is set without training rows. Set data.train=FILE or data.source=FILE.",
@@ -212,7 +120,7 @@ def test_a_model_that_cannot_be_fetched_is_told_with_the_three_ways_out(tmp_path
 
 
 def test_a_family_that_cannot_be_flat_is_padded_and_the_run_says_so(tmp_path, monkeypatch, capsys):
-    words = ["model=transformer", "model.family=mpnet", "data.builtin=tweets", *TINY_RUN[1:], *TINY_ENCODER]
+    words = ["model=transformer", "model.family=mpnet", "data=tweets", *TINY_RUN, *TINY_ENCODER]
     assert run_train([*words, f"output={tmp_path}"], monkeypatch) == 0
     told = "batches: padded (mpnet has no flat attention; rows of like length go together)"
     assert told in capsys.readouterr().out.splitlines()

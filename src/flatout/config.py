@@ -1,4 +1,4 @@
-"""Everything one run is told, and the names by which `conf/` reaches each component's settings."""
+"""All settings of one run, and the options of `conf/` behind them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from flatout.callbacks.loggers import chosen_loggers
 from flatout.callbacks.profile_steps import ProfileConfig
 from flatout.checkpoints.exact import CheckpointConfig
 from flatout.data.problem import Problem
+from flatout.data.samples.headlines import HeadlinesConfig
+from flatout.data.samples.tweets import TaggedTweetsConfig, TweetsConfig
 from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyKind
 from flatout.engine.optimizer import OptimConfig
@@ -29,7 +31,7 @@ from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
 from flatout.tasks.classification import ClassificationConfig
 from flatout.tasks.tagging import TaggingConfig
 
-_OURS = {
+REPLACED = {
     "precision": "precision",
     "gradient_clip_val": "optim.clip",
     "gradient_clip_algorithm": "optim.clip",
@@ -37,24 +39,24 @@ _OURS = {
     "callbacks": "callbacks",
     "default_root_dir": "output",
 }
-"""Arguments of Lightning's Trainer that a setting of ours decides."""
-_SHARED_OUT = "fsdp"
-_STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", _SHARED_OUT)
+"""Arguments of Lightning's Trainer that a setting of ours replaces."""
+_FSDP = "fsdp"
+_STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", _FSDP)
 _PLAIN_NAME = re.compile(r"\w[\w.+-]*")
 
 
 @dataclass(kw_only=True, slots=True)
 class MonitorConfig:
-    """What a run says while it trains."""
+    """What a run prints and measures while it trains."""
 
     flush_every: int = 50
-    """Optimizer steps between two lines of metrics.csv; losses stay on the device until then."""
+    """Optimizer steps between two rows of metrics.csv; losses stay on the device until then."""
     progress: bool = True
-    """Whether a live line shows how far training is (on a terminal)."""
+    """Whether a terminal shows a progress line."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
-    """A close look at some steps."""
+    """The profiler, for a few steps."""
     verdict: bool = True
-    """Whether the end tries what could have been faster, for a tenth of the time that training took."""
+    """Whether the end of a run measures what could be faster, in at most a tenth of the training time."""
 
     def __post_init__(self) -> None:
         require(self.flush_every >= 1, "monitor.flush_every", f"{self.flush_every}", allowed="1 or more")
@@ -65,9 +67,9 @@ class RunConfig:
     """One run."""
 
     data: Any = None
-    """What is trained on; null: the built-in headlines."""
+    """The data; null: the built-in headlines."""
     model: Any = None
-    """What is trained; null: a BiLSTM for texts, a bitmlp for bit strings."""
+    """The model; null: a BiLSTM for texts, a bitmlp for bit strings."""
     task: Any = None
     """The loss; null: classification for texts, grams for bit strings."""
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -75,31 +77,31 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """What counts as best, and when to stop."""
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
-    """What is said while training."""
+    """What a run prints and measures."""
     trainer: dict[str, Any] = field(default_factory=dict)
-    """Passed on to Lightning's Trainer."""
+    """Arguments of Lightning's Trainer."""
     logger: Any = None
     """Loggers of curves: tensorboard, csv, wandb, mlflow, none, or several; null: tensorboard."""
     callbacks: dict[str, Any] = field(default_factory=dict)
-    """Further Lightning callbacks, by a name of your choice."""
+    """Your own Lightning callbacks, each under a name of your choice."""
     allow_targets: list[str] = field(default_factory=list)
-    """Packages of your own whose classes a `_target_` may name; on the command line only."""
+    """Packages of yours whose classes a `_target_` may name; on the command line only."""
     precision: Precision = Precision.auto
-    """Arithmetic of matrix products; auto: bf16 where it is native, else fp16 on a GPU, else fp32."""
+    """Number format of matrix products; auto: bf16 where it is native, else fp16 on a GPU, else fp32."""
     compile: bool = False
-    """Whether torch compiles the model before it is trained: some speed for half a minute or more."""
+    """Whether torch compiles the model before training: takes half a minute or more, then each step is faster."""
     tune: TuneConfig = field(default_factory=TuneConfig)
-    """What is measured before training; auto: what is left open."""
+    """What a run measures before training; auto: all that the settings leave open."""
     resume: str | None = None
-    """auto: go on with the newest run that this command began; a run's folder: with that one; null: a new run."""
+    """auto: continue the last run of this command; a run folder: continue that run; null: a new run."""
     resume_anyway: bool = False
-    """Whether a run is gone on with although its data or settings are not those it was begun with."""
+    """Whether a run resumes although its data or settings have changed."""
     threads: int | None = None
-    """Threads that compute on a CPU; null: as many as there are cores, shared among the ranks of a machine."""
+    """Threads that compute on a CPU; null: one for each core, shared among the ranks of a machine."""
     seed: int = 0
-    """Start of every random number."""
-    experiment: str = "default"
-    """Name of the folder that its runs are put in."""
+    """Seed of all random numbers."""
+    name: str = "default"
+    """Name of the run: its folder lies in OUTPUT/NAME/."""
     output: str = "outputs"
     """Folder of all runs."""
 
@@ -109,7 +111,7 @@ class RunConfig:
             self.tune = tune_of(self.tune)
         mend = "Set tune=off, or name the model's settings."
         is_ours = not (self.tune.enabled and isinstance(self.model, nn.Module))
-        require(is_ours, "tune", "a model of your own cannot be handed to the process that measures", mend=mend)
+        require(is_ours, "tune", "the processes that measure cannot build a model of your own", mend=mend)
         self.data = TextDataConfig() if self.data is None else self.data
         rows = self.data.effective_batch
         is_free = self.tune.enabled and self.tune.effective_batch is StepRows.free and rows is not None
@@ -125,8 +127,8 @@ class RunConfig:
         if isinstance(self.data, TextDataConfig):
             self._require_tagger(self.data)
             self.data = self._with_tokenizer(self.data)
-        is_plain = bool(_PLAIN_NAME.fullmatch(self.experiment))
-        require(is_plain, "experiment", f"{self.experiment!r}", allowed="letters, digits, '_', '-', '+' and '.'")
+        is_plain = bool(_PLAIN_NAME.fullmatch(self.name))
+        require(is_plain, "name", f"{self.name!r}", allowed="letters, digits, '_', '-', '+' and '.'")
         self.logger = chosen_loggers(self.logger)
         for name, callback in self.callbacks.items():
             is_callback = isinstance(callback, L.Callback)
@@ -137,42 +139,43 @@ class RunConfig:
         for name in self.trainer:
             where, mend = f"trainer.{name}", did_you_mean(name, arguments)
             require(name in arguments, where, "no argument of Lightning's Trainer", mend=mend)
-            require(name not in _OURS, where, "is decided elsewhere", mend=f"Set {_OURS.get(name)} instead.")
+            mend = f"Set {REPLACED.get(name)} instead."
+            require(name not in REPLACED, where, "has a setting of its own", mend=mend)
         strategy = self.trainer.get("strategy")
         is_known = strategy is None or not isinstance(strategy, str) or strategy in _STRATEGIES
         mend = did_you_mean(str(strategy), _STRATEGIES)
         require(is_known, "trainer.strategy", f"{strategy}", allowed=", ".join(_STRATEGIES), mend=mend)
         if self.shares_weights:
-            self._require_what_can_be_shared(is_bits)
+            self._require_what_fsdp_can_do(is_bits)
         epochs = self.trainer.get("max_epochs")
         is_count = epochs is None or (isinstance(epochs, int) and epochs >= 1)
         require(is_count, "trainer.max_epochs", f"{epochs}", allowed="1 or more")
 
     @property
     def shares_weights(self) -> bool:
-        """Whether each rank shall keep slices of the weights rather than all of them."""
-        return self.trainer.get("strategy") == _SHARED_OUT
+        """Whether each rank keeps a slice of each weight (FSDP)."""
+        return self.trainer.get("strategy") == _FSDP
 
-    def _require_what_can_be_shared(self, is_bits: bool) -> None:
-        where, mend = f"trainer.strategy: {_SHARED_OUT}", "Leave one of them out."
-        require(not is_bits, where, "models of bit strings are small, and are not shared out", mend="Leave it out.")
-        what = "goes with tune=off: what is measured there is one device with the whole model"
+    def _require_what_fsdp_can_do(self, is_bits: bool) -> None:
+        where, mend = f"trainer.strategy: {_FSDP}", "Leave one of them out."
+        require(not is_bits, where, "models of bit strings are too small for it", mend="Leave it out.")
+        what = "needs tune=off, which measures whole models on one device"
         require(not self.tune.enabled, where, what, mend=mend)
-        what = "does not go with precision=fp16: its scaler looks at whole gradients"
+        what = "does not work with precision=fp16: its scaler needs whole gradients"
         require(self.precision is not Precision.fp16, where, what, mend="Set precision=bf16 or fp32.")
-        require(not self.compile, where, "does not go with compile=true in this version", mend=mend)
+        require(not self.compile, where, "does not work with compile=true in this version", mend=mend)
 
     def _require_tagger(self, data: TextDataConfig) -> None:
-        """Tags want a task and a model that answer word by word."""
+        """Tags need a task and a model that predict a tag for each word."""
         is_tagged = data.problem is Problem.tags
         fits = isinstance(self.task, TaggingConfig) == is_tagged
         mend = "Set task=tagging." if is_tagged else "Set data.problem=tags for words and tags, or task=classification."
         require(fits, "task", f"{_name_of('task', self.task)} with data.problem={data.problem}", mend=mend)
         is_encoder = not is_tagged or isinstance(self.model, TransformerConfig)
-        require(is_encoder, "model", f"{_name_of('model', self.model)} answers no tags", mend="Set model=transformer.")
+        require(is_encoder, "model", f"{_name_of('model', self.model)} predicts no tags", mend="Set model=transformer.")
 
     def _with_tokenizer(self, data: TextDataConfig) -> TextDataConfig:
-        """An encoder reads its own tokenizer's ids; from scratch, those of word pieces in a frame."""
+        """An encoder reads the ids of its tokenizer; from scratch, the ids of word pieces."""
         if not isinstance(self.model, TransformerConfig):
             reads_pairs = isinstance(self.model, nn.Module) or not data.pair
             require(reads_pairs, "data.pair", "only encoders read pairs", mend="Set model=transformer.")
@@ -184,13 +187,13 @@ class RunConfig:
         return replace(data, vocabulary=replace(data.vocabulary, kind=VocabularyKind.wordpiece))
 
     def _require_parts_that_fit(self, is_bits: bool) -> None:
-        """Texts and bit strings each have models and a task of their own."""
+        """Texts and bit strings have different models and tasks."""
         rows, mend = ("bit strings", _BITS_MEND) if is_bits else ("texts", _TEXT_MEND)
         for name, of_bits in (("model", BitMLPConfig), ("task", GramsConfig)):
             part = getattr(self, name)
             known = name == "task" or type(part) in MODELS.values()
             fits = not known or isinstance(part, of_bits) == is_bits
-            require(fits, name, f"{_name_of(name, part)} is not made for {rows}", mend=mend)
+            require(fits, name, f"{_name_of(name, part)} does not fit {rows}", mend=mend)
 
 
 _BITS_MEND = "Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams."
@@ -198,12 +201,13 @@ _TEXT_MEND = "Set data=bits for bit strings, or model=bilstm task=classification
 
 
 def _name_of(group: str, part: object) -> str:
-    """The name by which `conf/` reaches a component."""
+    """The option of `conf/` behind a component."""
     return next((name for name, kind in COMPONENTS[group].items() if type(part) is kind), type(part).__name__)
 
 
 COMPONENTS: dict[str, dict[str, type]] = {
     "data": {"text": TextDataConfig, "bits": BitsDataConfig},
+    "data.sample": {"headlines": HeadlinesConfig, "tweets": TweetsConfig, "tagged_tweets": TaggedTweetsConfig},
     "model": dict(MODELS),
     "task": {"classification": ClassificationConfig, "tagging": TaggingConfig, "grams": GramsConfig},
     "optim": {"adamw": OptimConfig},
@@ -211,4 +215,4 @@ COMPONENTS: dict[str, dict[str, type]] = {
     "monitor": {"default": MonitorConfig},
     "tune": {"default": TuneConfig},
 }
-"""The settings class behind each name of each `conf/` group."""
+"""The settings class of each option of each group in `conf/`."""

@@ -15,7 +15,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
-from flatout.cli.composing import told_plainly
+from flatout.cli.composing import explain_errors
 from flatout.errors import UserError, require
 from flatout.sweep.hydra_groups import LauncherSettings, register
 
@@ -112,7 +112,7 @@ class TrialSweeper(Sweeper):
     def _config_of(self, words: Sequence[str], number: int) -> Any:
         from flatout.cli.boundary import read_config
 
-        with told_plainly(Path(_source(self.composer.config, "main"))):
+        with explain_errors():
             return read_config(without_hydra(self.composer.compose(words, number)), words)
 
     def _begun(self, fixed: list[str]) -> Any:

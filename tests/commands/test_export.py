@@ -174,7 +174,7 @@ def test_each_of_several_labels_answers_the_same(tmp_path: Path) -> None:
 def tagged(folder: Path, family: str) -> Path:
     """The folder of a tiny finished run on tags."""
     tweets = TaggedTweetsConfig(rows=200, eval_rows=50)
-    data = TextDataConfig(problem=Problem.tags, tagged_tweets=tweets, max_length=64)
+    data = TextDataConfig(problem=Problem.tags, sample=tweets, max_length=64)
     return trained(folder, data, family=family)
 
 

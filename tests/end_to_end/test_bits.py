@@ -254,11 +254,11 @@ def test_a_mistake_is_one_message_and_exit_code_2(finished, others, tmp_path, ar
 
 
 def test_texts_and_bit_strings_are_not_mixed_up(finished):
-    with pytest.raises(UserError, match=r"model: bilstm is not made for bit strings\. Set model=bitmlp task=grams"):
+    with pytest.raises(UserError, match=r"model: bilstm does not fit bit strings\. Set model=bitmlp task=grams"):
         fit(BitsDataConfig(), BiLSTMConfig())
-    with pytest.raises(UserError, match=r"model: bitmlp is not made for texts\. Set data=bits"):
+    with pytest.raises(UserError, match=r"model: bitmlp does not fit texts\. Set data=bits"):
         fit(TextDataConfig(), BitMLPConfig())
-    with pytest.raises(UserError, match="task: grams is not made for texts"):
+    with pytest.raises(UserError, match="task: grams does not fit texts"):
         fit(TextDataConfig(), task=GramsConfig())
     with pytest.raises(UserError, match="a run on bit strings"):
         Predictor.load(finished.folder)

@@ -65,7 +65,7 @@ def tags(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tags")
     data = TextDataConfig(
         problem=Problem.tags,
-        tagged_tweets=TaggedTweetsConfig(rows=600, eval_rows=80),
+        sample=TaggedTweetsConfig(rows=600, eval_rows=80),
         max_length=24,
         batch_size=16,
         cache=str(folder),
@@ -336,7 +336,7 @@ def test_words_that_the_model_did_not_see_are_told_and_counted(tags, tmp_path, c
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": None}, "answers no tags"),
+        ({"model": None}, "predicts no tags"),
         ({"task": "classification"}, "Set task=tagging"),
     ],
 )

@@ -23,7 +23,7 @@ def trained(tmp_path: Path, name: str, *, optim: OptimConfig = RATE, epochs: int
         epochs=epochs,
         optim=optim,
         output=str(tmp_path),
-        experiment=name,
+        name=name,
         resume=resume,
         precision="fp32",
         monitor=MonitorConfig(flush_every=1),

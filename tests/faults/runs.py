@@ -110,7 +110,7 @@ def train(spec: Spec, folder: Path, *, resume: str | None = "auto") -> Any:
         model,
         task=task,
         output=str(folder),
-        experiment=_CASE,
+        name=_CASE,
         resume=resume,
         precision=spec.precision,
         trainer={"max_epochs": 3, "accelerator": "cpu", **spec.trainer},

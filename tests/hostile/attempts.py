@@ -95,13 +95,13 @@ def _compose(words: list[str], environment: dict[str, str]) -> None:
 
     import train
     from flatout.cli.boundary import guard_hydra, read_config
-    from flatout.cli.composing import told_plainly
+    from flatout.cli.composing import explain_errors
 
     guard_hydra()
     train.register_schemas()
     words = [*words, f"output={Path.cwd()}/outputs", f"hydra.searchpath=['file://{Path.cwd().parent}/conf']"]
     conf = train.conf_folder()
-    with _environment(environment), initialize_config_dir(str(conf), version_base="1.3"), told_plainly(conf):
+    with _environment(environment), initialize_config_dir(str(conf), version_base="1.3"), explain_errors():
         read_config(compose("train", words), words)
 
 

@@ -51,7 +51,7 @@ def path_cases(full: bool) -> list[Case | Planted]:
 
 def _in_settings(names: tuple[str, ...]) -> Iterator[Case]:
     for name in names:
-        yield _file(f"experiment {name!r}", f"experiment: {json.dumps(name)}\n", is_whole=True)
+        yield _file(f"name {name!r}", f"name: {json.dumps(name)}\n", is_whole=True)
     for name in names[:7]:
         text = json.dumps(name)
         yield _file(f"sweep.subdir {name!r}", f"hydra: {{mode: MULTIRUN, sweep: {{subdir: {text}}}}}\n")

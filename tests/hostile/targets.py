@@ -256,11 +256,11 @@ def _hidden(call: Settings) -> Iterator[Case]:
         yield _callback(f"{name} with {key}: {value}", {**call, key: value})
     word = f"+callbacks.x={as_value({'_target_': '${callbacks.y}', **rest})}"
     yield Case(f"{name} by reference", (f"+callbacks.y={target}", word))
-    word = f"+callbacks.x={as_value({'_target_': '${experiment}', **rest})}"
+    word = f"+callbacks.x={as_value({'_target_': '${name}', **rest})}"
     yield Case(
-        f"{name} by the experiment's name",
+        f"{name} by the name of the run",
         ("+experiment=evil", word),
-        {"experiment/evil.yaml": f"# @package _global_\nexperiment: {target}\n"},
+        {"experiment/evil.yaml": f"# @package _global_\nname: {target}\n"},
     )
     environment = {"FLATOUT_HOSTILE": target}
     for resolver in ("oc.env:FLATOUT_HOSTILE", "oc.decode:${oc.env:FLATOUT_HOSTILE}", "oc.env:NOWHERE,${callbacks.y}"):

@@ -104,7 +104,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "tags": (
         TextDataConfig(
             problem=Problem.tags,
-            tagged_tweets=TaggedTweetsConfig(rows=301, eval_rows=51),
+            sample=TaggedTweetsConfig(rows=301, eval_rows=51),
             max_length=20,
             batch_size=16,
         ),

@@ -84,9 +84,9 @@ def test_a_run_goes_on_with_slices_and_with_whole_weights_in_turn(tmp_path):
 def test_what_cannot_be_shared_out_is_refused_before_anything_starts(tmp_path):
     refused = {
         "one device has nobody to share with": {"trainer": {"strategy": "fsdp"}},
-        "its scaler looks at whole gradients": {"trainer": TOGETHER, "precision": "fp16"},
-        "goes with tune=off": {"trainer": TOGETHER, "tune": "auto"},
-        "does not go with compile=true": {"trainer": TOGETHER, "compile": True},
+        "its scaler needs whole gradients": {"trainer": TOGETHER, "precision": "fp16"},
+        "needs tune=off": {"trainer": TOGETHER, "tune": "auto"},
+        "does not work with compile=true": {"trainer": TOGETHER, "compile": True},
         "Did you mean 'fsdp'": {"trainer": {"devices": 2, "strategy": "fsp"}},
     }
     for words, settings in refused.items():

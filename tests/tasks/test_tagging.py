@@ -191,7 +191,7 @@ def test_tags_are_counted_in_the_training_words(tmp_path):
     sample = TaggedTweetsConfig(rows=120, eval_rows=40)
     config = TextDataConfig(
         problem=Problem.tags,
-        tagged_tweets=sample,
+        sample=sample,
         max_length=200,
         vocabulary=VocabularyConfig(kind=VocabularyKind.wordpiece),
         cache=str(tmp_path),

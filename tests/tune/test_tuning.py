@@ -176,7 +176,7 @@ def test_mistakes_are_told_before_anything_starts():
         RunConfig(tune="atuo")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"tune.budget_s: 0 \(above 0\). To measure nothing, set tune=off."):
         TuneConfig(budget_s=0)
-    with pytest.raises(UserError, match="a model of your own cannot be handed to the process that measures"):
+    with pytest.raises(UserError, match="the processes that measure cannot build a model of your own"):
         RunConfig(model=nn.Linear(2, 2), tune=TuneConfig(enabled=True))
     assert RunConfig(tune="auto").tune.enabled and not RunConfig(tune="off").tune.enabled  # type: ignore[arg-type]
 

@@ -1,7 +1,7 @@
-"""The boundary: what goes in is Hydra's, what comes out are dataclasses.
+"""The boundary: Hydra's settings go in, dataclasses come out.
 
-Hydra acts on its own node of the settings before a run's are read: it imports what `hydra.searchpath` names, and
-calls what callbacks, plugins and logging name. `GuardedLoader` looks at what was composed before Hydra does.
+Hydra acts on its own settings before it runs a job. It imports what `hydra.searchpath` names, and calls what callbacks,
+plugins and logging name. `GuardedLoader` checks the composed settings first.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from flatout.config import RunConfig
 from flatout.errors import UserError, require
 from flatout.files import is_plain_part, require_inside
 
-_ONLY_TYPED = "Such a thing is done where it stands on the command line only."
+_ONLY_TYPED = "Type it on the command line: files may not set it."
 
 
 def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
-    """One run's settings, from what was composed and what was typed."""
+    """The settings of one run, from the composed configuration and the typed words."""
     if missing := OmegaConf.missing_keys(cfg):
         key = sorted(missing)[0]
         raise UserError(key, "has no value", mend=f"Give it one: {key}=VALUE.")
     try:
-        OmegaConf.resolve(cfg)  # once: what is checked is what is used
+        OmegaConf.resolve(cfg)  # once, so the checked values are the used ones
     except OmegaConfBaseException as error:
         key = str(getattr(error, "full_key", "") or "settings")
         raise UserError(key, str(error).splitlines()[0], mend="Write the value itself.") from None
     plain = _plain(cfg)
     for where, text in _texts(plain, ""):
-        require("${" not in text, where, f"{text!r} refers to something else in turn", mend="Write the value itself.")
+        require("${" not in text, where, f"{text!r} refers to another value", mend="Write the value itself.")
     folders = [Path(cfg.output)]
     if HydraConfig.initialized() and not OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
         folders.append(Path(HydraConfig.get().runtime.output_dir))
@@ -58,26 +58,26 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
         if mistake is not None:
             raise mistake from None
         where, reason = getattr(error, "full_key", "") or "", " ".join(str(error).split())
-        raise UserError(where, reason, mend="These arguments do not fit what _target_ names.") from None
+        raise UserError(where, reason, mend="These arguments do not fit the class that _target_ names.") from None
 
 
 def as_typed(words: Any) -> list[str]:
-    """Words of a command line, nothing in them looked up."""
+    """Words of a command line, without resolving references in them."""
     typed = OmegaConf.to_container(words, resolve=False)
     assert isinstance(typed, list)
     return [str(word) for word in typed]
 
 
 def allowed_targets(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
-    """What the person trusts; words in a file do not count."""
+    """The packages that the command line trusts; a file cannot trust any."""
     allowed = tuple(cfg.get("allow_targets") or ())
     if allowed and not _is_typed("allow_targets", overrides):
-        raise UserError("allow_targets", "stands in a file", mend="Packages are trusted on the command line only.")
+        raise UserError("allow_targets", "stands in a file", mend="Type it on the command line: files may not set it.")
     return allowed
 
 
 class _ModestFiles(ConfigRepository):
-    """Settings in files, each looked at before it is read."""
+    """Settings in files, with a check of their size before Hydra reads them."""
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         source = self._find_object_source(config_path, ObjectType.CONFIG)
@@ -88,7 +88,7 @@ class _ModestFiles(ConfigRepository):
 
 
 class GuardedLoader(ConfigLoaderImpl):
-    """Composes as Hydra's own loader, and refuses what Hydra would execute, or write elsewhere, by itself."""
+    """Hydra's loader, which also refuses settings that make Hydra execute code or write elsewhere."""
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         super().__init__(config_search_path)
@@ -115,17 +115,17 @@ class GuardedLoader(ConfigLoaderImpl):
 
 
 def guard_hydra() -> None:
-    """Let Hydra compose with our loader, from here on and in every process that is handed it."""
+    """Make Hydra compose with our loader, in this process and those it starts."""
     vars(hydra._internal.hydra)["ConfigLoaderImpl"] = GuardedLoader
 
 
 def require_folders(where: str, places: str) -> None:
-    """To look for settings in a package is to import it."""
+    """Refuse packages: Hydra imports a package to look for settings in it."""
     require("pkg:" not in places.lower(), where, f"{places} names a package", mend="Name a folder.")
 
 
 def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Refuse what would be executed, or written elsewhere, before a run begins; `overrides` is what was typed."""
+    """Refuse settings that execute code or write elsewhere before a run begins; `overrides` are the typed words."""
     settings = cfg.hydra
     for kind in ("task", "hydra"):
         invented = [word for word in as_typed(settings.overrides[kind]) if word not in overrides]
@@ -134,13 +134,13 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     for group in ("launcher", "sweeper", "callbacks"):
         tree = _resolved(cfg, f"hydra.{group}")
         for where, each in targets(tree, f"hydra.{group}"):
-            own = group != "callbacks" and where == f"hydra.{group}"  # of which Hydra sees to that it is a plugin
+            own = group != "callbacks" and where == f"hydra.{group}"  # Hydra accepts only its plugins here
             if not own and not is_allowed(each["_target_"], allowed):
                 what = f"_target_ {each['_target_']!r} is from a package not trusted"
                 package = str(each["_target_"]).partition(".")[0]
                 mend = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
                 raise UserError(where, what, mend=mend)
-    for name in ("setup", "additional_parameters", "srun_args", "python"):  # submitit's: commands of a shell
+    for name in ("setup", "additional_parameters", "srun_args", "python"):  # submitit runs these in a shell
         key = f"hydra.launcher.{name}"
         require(not _value(cfg, key) or _is_typed(key, overrides), key, "stands in a file", mend=_ONLY_TYPED)
     is_typed = _is_typed("hydra.job.env_set", overrides) or _is_typed("hydra.job.env_copy", overrides)
@@ -156,17 +156,17 @@ _LOGGING_TEXTS = ("ext://sys.stdout", "ext://sys.stderr", "${hydra.runtime.outpu
 
 
 def _check_logging(value: Any, where: str) -> None:
-    """Python's logging calls what its settings name: a class, `()`, and whatever stands behind `ext://`."""
+    """Python's logging calls what its settings name: a class, `()`, and any name behind `ext://`."""
     if isinstance(value, list):
         for number, item in enumerate(value):
             _check_logging(item, f"{where}[{number}]")
     elif isinstance(value, str):
         is_plain = value in _LOGGING_TEXTS or not re.search(r"\$\{|\w+://", value)
-        require(is_plain, where, f"{value!r} is looked up when logging begins", mend="Write the value itself.")
+        require(is_plain, where, f"{value!r} is a reference", mend="Write the value itself.")
     elif isinstance(value, dict):
         for key, item in value.items():
             is_call = key in ("()", ".") and item != "colorlog.ColoredFormatter"
-            require(not is_call, where, f"{key!r} calls {item!r}", mend="Nothing is called for logging.")
+            require(not is_call, where, f"{key!r} calls {item!r}", mend="Logging may call nothing.")
             is_class = key == "class" and item not in _LOGGING_CLASSES
             require(not is_class, f"{where}.class", f"{item!r}", allowed=", ".join(_LOGGING_CLASSES))
             is_file = key == "filename" and item not in _LOGGING_TEXTS
@@ -175,15 +175,15 @@ def _check_logging(value: Any, where: str) -> None:
 
 
 def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """A run's folder may lie anywhere where that was typed; what a file says stays below `output`."""
+    """A typed folder may lie anywhere; a folder from a file must lie below `output`."""
     numbered = cfg.copy()
     with open_dict(numbered):
-        for name in ("num", "id"):  # known once a trial begins
+        for name in ("num", "id"):  # Hydra fills these when a trial begins
             if OmegaConf.is_missing(numbered.hydra.job, name):
                 numbered.hydra.job[name] = 0
-    experiment, output = _value(numbered, "experiment"), _value(numbered, "output")
-    if isinstance(experiment, str):
-        require(is_plain_part(experiment), "experiment", repr(experiment), allowed="a name")
+    name, output = _value(numbered, "name"), _value(numbered, "output")
+    if isinstance(name, str):
+        require(is_plain_part(name), "name", repr(name), allowed="letters and digits")
     for key in ("hydra.run.dir", "hydra.sweep.dir"):
         place = str(_value(numbered, key))
         require(place.isprintable(), key, repr(place), allowed="a folder")
@@ -191,11 +191,11 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
             require_inside(place, [Path(str(output))], key)
     for key in ("hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.name"):
         part = _value(numbered, key)
-        require(part is None or is_plain_part(str(part)), key, repr(part), allowed="a name below the run's folder")
+        require(part is None or is_plain_part(str(part)), key, repr(part), allowed="a name below the run folder")
 
 
 def _resolved(cfg: DictConfig, key: str) -> Any:
-    """A part of Hydra's settings as plain values; what cannot be known yet stays, if it only names such settings."""
+    """A part of Hydra's settings as plain values; references to settings that Hydra fills later stay."""
     found = _value(cfg, key)
     if not OmegaConf.is_config(found):
         return found
@@ -216,14 +216,14 @@ def _resolved(cfg: DictConfig, key: str) -> Any:
             return value
         again = OmegaConf.to_container(answer, resolve=True) if OmegaConf.is_config(answer) else answer
         is_final = not any("${" in text for _, text in _texts(again, ""))
-        require(is_final, where, f"{value!r} refers to something else in turn", mend="Write the value itself.")
+        require(is_final, where, f"{value!r} refers to another value", mend="Write the value itself.")
         return again
 
     return known(plain, key)
 
 
 def _value(cfg: DictConfig, key: str) -> Any:
-    """A setting, or None where it is not there or cannot be known yet."""
+    """A setting; None where it is missing or not known yet."""
     try:
         return OmegaConf.select(cfg, key)
     except OmegaConfBaseException:

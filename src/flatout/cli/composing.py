@@ -1,6 +1,6 @@
-"""What went wrong while composing the settings, told as a person's mistake with the nearest right word.
+"""Errors of composing the settings, as one sentence with the nearest right word.
 
-Works on the words and attributes of Hydra's and OmegaConf's errors, without importing either.
+Reads the words and attributes of the errors of Hydra and OmegaConf, without importing either.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
 
 from flatout.callbacks.loggers import LOGGERS
+from flatout.cli.moved_keys import find_moved
 from flatout.config import COMPONENTS, RunConfig
 from flatout.errors import RunBroke, UserError, did_you_mean, nearest
 
 _MOST_KEYS = 24
-"""More keys than these are not listed."""
+"""A longer list of keys is left out of a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComposeError:
-    """The parts of an error that tell what a person got wrong."""
+    """The parts of an error that name the mistake."""
 
     kind: str
     message: str
@@ -30,7 +30,7 @@ class ComposeError:
     missing: str
     options: list[str]
     beside: list[str]
-    """Keys of the node in which there was none of that name."""
+    """Keys of the node that lacks the key."""
     override: str
     mistake: UserError | None
 
@@ -55,8 +55,8 @@ class ComposeError:
         )
 
 
-def explain(error: ComposeError, conf: Path) -> UserError | None:
-    """The mistake behind an error, or None when it is no mistake of a person's."""
+def explain(error: ComposeError) -> UserError | None:
+    """The user's mistake behind an error; None for a defect of ours."""
     if error.mistake is not None:
         return error.mistake
     if error.kind in ("MissingConfigException",):
@@ -68,7 +68,7 @@ def explain(error: ComposeError, conf: Path) -> UserError | None:
     if error.kind == "MissingMandatoryValue":
         return UserError(error.key, "has no value", mend=f"Give it one: {error.key}=VALUE.")
     if error.kind in ("ConfigAttributeError", "ConfigKeyError", "ConfigCompositionException"):
-        return _unknown_key(error, conf)
+        return _unknown_key(error)
     if error.kind in ("ScannerError", "ParserError", "ConstructorError", "ComposerError", "ReaderError"):
         return UserError("conf", error.message.replace("\n", " "), mend="The file is not valid YAML.")
     if error.kind == "RecursionError":
@@ -81,14 +81,14 @@ def explain(error: ComposeError, conf: Path) -> UserError | None:
 
 
 @contextmanager
-def told_plainly(conf: Path) -> Iterator[None]:
-    """Say what Hydra and OmegaConf complain of inside as the mistake that it is; what is none is raised as it came."""
+def explain_errors() -> Iterator[None]:
+    """Turn errors of Hydra and OmegaConf into a UserError; let any other error pass."""
     try:
         yield
     except RunBroke:
         raise
-    except Exception as error:  # theirs, YAML's, the parser's and a person's own classes share no class
-        mistake = explain(ComposeError.of(error), conf)
+    except Exception as error:  # errors of Hydra, YAML, the parser and user classes share no class
+        mistake = explain(ComposeError.of(error))
         if mistake is None:
             raise
         raise mistake from None
@@ -96,13 +96,10 @@ def told_plainly(conf: Path) -> Iterator[None]:
 
 def _missing_option(error: ComposeError) -> UserError:
     group, _, option = error.missing.rpartition("/")
-    place = f"+{group}" if group == "experiment" else group
-    return UserError(
-        place,
-        f"no option {option!r}",
-        allowed=", ".join(error.options) or "none there",
-        mend=did_you_mean(option, error.options),
-    )
+    mend = did_you_mean(option, error.options)
+    if group == "experiment" and not mend:
+        mend = f"To name a run, set name={option}."
+    return UserError(group, f"no option {option!r}", allowed=", ".join(error.options) or "no options", mend=mend)
 
 
 def _unreadable(error: ComposeError) -> UserError:
@@ -120,12 +117,16 @@ def _wrong_value(error: ComposeError) -> UserError:
     return UserError(_as_typed(error.key), f"{value!r} does not fit", allowed=allowed, mend=mend)
 
 
-def _unknown_key(error: ComposeError, conf: Path) -> UserError:
+def _unknown_key(error: ComposeError) -> UserError:
     file = _first(r"In '([^']+)'", error.message)
-    key = error.key or error.override.split("=")[0].lstrip("+~")
-    if "No match in the defaults list" in error.message and (conf / key).is_dir():
-        added = _first(r"use (\+\S+)", error.message) or f"+{key}=NAME"
-        return UserError(key, "is not chosen yet", mend=f"Add it with a plus sign: {added}.")
+    words = _first(r"To append to your config use \+(\S+)", error.message) or error.override
+    typed, _, value = words.lstrip("+~").partition("=")
+    key = typed or error.key
+    if plain := _first(r"Either remove \+ prefix: '(.+)'$", error.message):
+        return UserError(plain.partition("=")[0], "is there already", mend=f"Leave out the plus sign: {plain}.")
+    if (moved := find_moved(key, value)) is not None:
+        return moved
+    key = error.key or typed
     parent, _, name = key.rpartition(".")
     known = [_split(each) for each in known_keys()]
     beside = error.beside or [last for group, last in known if group == parent]
@@ -139,18 +140,18 @@ def _unknown_key(error: ComposeError, conf: Path) -> UserError:
 
 
 def _split(key: str) -> tuple[str, str]:
-    """The node of a key, and its name there."""
+    """A key as its node and its name."""
     parent, _, name = key.rpartition(".")
     return parent, name
 
 
 def _as_typed(key: str) -> str:
-    """A key as a person writes it: settings of the launcher go without Hydra's name."""
+    """A key as users type it: settings of the launcher without `hydra.`."""
     return key.removeprefix("hydra.") if key.startswith("hydra.launcher.") else key
 
 
 def known_keys() -> list[str]:
-    """Dotted names of every setting there is."""
+    """Dotted names of all settings."""
     names = [field.name for field in fields(RunConfig)]
     for group, classes in COMPONENTS.items():
         for settings in classes.values():
@@ -169,7 +170,7 @@ def _field_names(settings: type, prefix: str = "") -> Iterator[str]:
 
 
 def _keys_beside(error: BaseException) -> list[str]:
-    """Keys that the node has in which one was not found, as OmegaConf's errors know it."""
+    """Keys of the node that lacks a key, from OmegaConf's error."""
     link: BaseException | None = error
     while link is not None:
         settings = getattr(link, "object_type", None)

@@ -1,4 +1,4 @@
-"""Settings from words on a command line, as `python -m train` takes them: `data.clean.leaks=drop`. Without Hydra."""
+"""Settings from words of a command line, such as `data.clean.leaks=drop`, without Hydra."""
 
 from __future__ import annotations
 
@@ -14,11 +14,20 @@ import yaml
 from flatout.errors import UserError, did_you_mean
 
 Settings = TypeVar("Settings")
-_SPOKEN = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list"}
+_TYPES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    list: "a list",
+    dict: "a mapping",
+    type(None): "null",
+    Any: "any value",
+}
 
 
 def with_overrides(kind: type[Settings], overrides: Sequence[str], prefix: str, **given: Any) -> Settings:
-    """Settings of a class with its defaults, what is given, and what is written in words that begin with `prefix`."""
+    """Settings of a class: defaults, then `given`, then words that begin with `prefix`."""
     values: dict[str, Any] = dict(given)
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -43,15 +52,15 @@ def _set(values: dict[str, Any], kind: type, path: list[str], key: str, text: st
     if rest:
         raise UserError(key, f"{name} is no group of settings")
     value = _value(text, key)
-    if str in _choices(hints[name]) and text != "null":  # 007 is a name that somebody wrote, no number
+    if str in _choices(hints[name]) and text != "null":  # 007 is a text here, not a number
         value = value if isinstance(value, str) else text
     if not _fits(value, hints[name]):
-        raise UserError(key, f"{value!r} does not fit", allowed=_spoken(hints[name]))
+        raise UserError(key, f"{value!r} does not fit", allowed=describe_type(hints[name]))
     values[name] = value
 
 
 def built(kind: type[Settings], values: dict[str, Any]) -> Settings:
-    """Settings of a class from plain values; groups of settings may be mappings."""
+    """Settings of a class from plain values; a mapping becomes a group of settings."""
     hints = typing.get_type_hints(kind)
     nested = {name: value for name, value in values.items() if isinstance(value, dict) and is_dataclass(hints[name])}
     return kind(**{**values, **{name: built(hints[name], value) for name, value in nested.items()}})
@@ -73,16 +82,17 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
-    """The plain types that a value may have."""
+    """The plain types that fit a type hint."""
     parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return tuple(typing.get_origin(part) or part for part in parts)
 
 
-def _spoken(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
+    """What a setting of this type may be: names of an Enum's members, or words for plain types."""
     words = []
     for choice in _choices(hint):
         if isinstance(choice, type) and issubclass(choice, StrEnum):
             words += [str(member.value) for member in choice]
         else:
-            words.append("null" if choice is type(None) else _SPOKEN.get(choice, str(choice)))
+            words.append(_TYPES.get(choice, str(choice)))
     return ", ".join(words)

@@ -1,10 +1,9 @@
-"""What a `_target_` may name: classes that a run is made of, from places that are known or were trusted by hand.
+"""The classes that a `_target_` may name: parts of a run, from known modules or from packages that you trust.
 
-A `_target_` stands in settings that may come from other people, and naming something is enough to have it imported and
-called. So what may be named is listed, not what may not: a name must lie in one of `_PLACES` before anything of it is
-imported, what is found there must be *defined* in such a place (a module that another one happens to hold is not), and
-must be a class of the kinds a run is made of. What opens files, writes where it is told or talks to a server is left
-out; a person who wants one of these names it, or a package, in `allow_targets` on the command line.
+Settings may come from other people, and Hydra imports and calls any class that a `_target_` names. So this file lists
+what is allowed, and refuses the rest. A name must lie in one of `_PLACES` before we import it. The class must be
+*defined* in such a module, not just visible there, and must be a part of a run. Classes that open files, write to any
+folder or talk to a server are refused. To use one, name it or its package in `allow_targets` on the command line.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _PLACES = (
     "flatout.tasks",
     "flatout.callbacks",
 )
-"""Modules, and all below them, whose classes may be named without more ado; none of them does anything on import."""
+"""Modules, with all below them, whose classes a `_target_` may name. Importing one has no effects."""
 _DOORS = (
     *TRUSTED_PACKAGES,
     "torch.nn",
@@ -64,10 +63,10 @@ _DOORS = (
     "lightning.pytorch",
     "lightning.pytorch.loggers",
 )
-"""Modules through which such classes are usually named; what is found must still be defined in a place."""
+"""Modules that usually re-export such classes; the class itself must be defined in one of `_PLACES`."""
 _LEFT_OUT = (
-    "lightning.pytorch.callbacks.lambda_function.LambdaCallback",  # calls whatever it is given
-    "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint",  # saves in mid-step
+    "lightning.pytorch.callbacks.lambda_function.LambdaCallback",  # calls any function
+    "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint",  # saves in the middle of a step
     "torchmetrics.text.bert.BERTScore",  # these fetch models or lists of words
     "torchmetrics.text.infolm.InfoLM",
     "torchmetrics.text.rouge.ROUGEScore",
@@ -76,25 +75,25 @@ _LEFT_OUT = (
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 _SETTINGS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
 _FOLDERS = ("save_dir", "root_dir", "dirpath", "log_dir", "default_root_dir", "exclude_batches_path")
-"""Arguments that name a place to write to."""
+"""Arguments that name a folder to write to."""
 _PARTS = ("name", "version", "sub_dir", "filename", "prefix", "filename_suffix", "comment")
-"""Arguments that become a part of such a place."""
+"""Arguments that become a part of such a folder."""
 
 
 def check_targets(
     config: Mapping[Any, Any], allowed: Sequence[str] = (), *, folders: Sequence[Path] = (Path("outputs"),)
 ) -> None:
-    """Refuse every `_target_` that is not what it may be, and arguments of it that lead out of `folders`."""
+    """Refuse each `_target_` that is not allowed, and arguments that lead out of `folders`."""
     for place, settings in targets(config, ""):
         found = _part_of_a_run(settings["_target_"], place, allowed)
         if settings.get("_partial_"):
-            raise UserError(f"{place}._partial_", "a run is made of objects", mend="Leave it out.")
+            raise UserError(f"{place}._partial_", "makes a function, and a run needs objects", mend="Leave it out.")
         if not is_allowed(settings["_target_"], allowed):
             _check_arguments(found, settings, place, folders)
 
 
 def targets(value: Any, where: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:
-    """Every mapping with a `_target_`, however deep, and where it stands."""
+    """Each mapping with a `_target_`, at any depth, and its key."""
     if isinstance(value, Mapping):
         if "_target_" in value:
             yield where, value
@@ -106,13 +105,13 @@ def targets(value: Any, where: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:
 
 
 def is_allowed(target: Any, allowed: Sequence[str]) -> bool:
-    """Whether a person has trusted it by its own name or by that of a module or package that it lies in."""
+    """Whether `allowed` holds its name, or the name of its module or package."""
     is_name = isinstance(target, str) and bool(_NAME.fullmatch(target))
     return is_name and any(_lies_in(target, each) for each in allowed if each not in TRUSTED_PACKAGES)
 
 
 def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
-    """The class that a target names, if it may."""
+    """The class that an allowed target names."""
     if not isinstance(target, str) or not _NAME.fullmatch(target):
         raise UserError(where, f"_target_ {target!r} is no name of a class", allowed="package.module.Class")
     is_trusted, (package, module) = is_allowed(target, allowed), (target.partition(".")[0], target.rpartition(".")[0])
@@ -148,7 +147,7 @@ def _not_listed(target: str, where: str) -> UserError:
 
 
 def _found(target: str) -> Any:
-    """What a name stands for, its module imported; None where there is no such thing."""
+    """The object of a name, from its imported module; None where there is none."""
     module, _, name = target.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name, None)
@@ -157,7 +156,7 @@ def _found(target: str) -> Any:
 
 
 def _check_arguments(found: type, settings: Mapping[Any, Any], where: str, folders: Sequence[Path]) -> None:
-    """Refuse what leads out of the folder of all runs."""
+    """Refuse arguments that lead out of the folder of all runs."""
     for name, value in _arguments(found, settings).items():
         if name in _FOLDERS and value is not None:
             require_inside(str(value), folders, f"{where}.{name}")
@@ -167,11 +166,11 @@ def _check_arguments(found: type, settings: Mapping[Any, Any], where: str, folde
 
 
 def _arguments(found: type, settings: Mapping[Any, Any]) -> dict[str, Any]:
-    """Arguments by their names, those that are given by their place too."""
+    """Arguments by name, positional ones too."""
     given = {str(key): value for key, value in settings.items() if key not in _SETTINGS}
     places = settings.get("_args_") or []
     if isinstance(places, list | tuple):
-        names = list(inspect.signature(getattr(found, "__init__")).parameters)[1:]  # noqa: B009 (of whichever class)
+        names = list(inspect.signature(getattr(found, "__init__")).parameters)[1:]  # noqa: B009 (of any class)
         given |= dict(zip(names, places, strict=False))
     return given
 

@@ -1,4 +1,4 @@
-"""How large a YAML text becomes: a few lines that name each other can stand for a billion values."""
+"""The size of a YAML text: a few lines that refer to each other can unfold to a billion values."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _MOST_VALUES = 20_000
 
 
 def require_modest(text: str, where: str) -> None:
-    """Refuse a YAML text of settings that is very long, or that would unfold to very many values."""
+    """Refuse a YAML text that is very long, or that unfolds to very many values."""
     if len(text) > _MOST_CHARACTERS:
         raise UserError(where, f"{len(text):,} characters", allowed=f"at most {_MOST_CHARACTERS:,} of settings")
     if "&" not in text or "*" not in text:
-        return  # nothing is named, so nothing unfolds
+        return  # without references nothing unfolds
     try:
         count = _values(yaml.compose(text, Loader=yaml.SafeLoader), {}, set())
     except yaml.YAMLError:
-        return  # who reads it says what is wrong
+        return  # the reader reports the error
     if count > _MOST_VALUES:
         allowed = f"at most {_MOST_VALUES:,} values"
-        raise UserError(where, "names its own parts until there are too many", allowed=allowed)
+        raise UserError(where, "refers to its own parts too often", allowed=allowed)
 
 
 def _values(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> int:
-    """Values below a node, as many times as they are named; a node that holds itself has no end."""
+    """Number of values below a node, each reference counted; a node that holds itself has no end."""
     if not isinstance(node, yaml.CollectionNode):
         return 1
     if id(node) in above:

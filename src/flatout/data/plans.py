@@ -19,18 +19,18 @@ class Placement:
     world: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     layout: Layout = Layout.flat
+    repeats: bool = False
+    """Whether each epoch has the batches of the first."""
 
 
-def training_plan(
-    config: FeedingConfig, placement: Placement, accumulate: int, seed: int, *, shuffle: bool = True
-) -> PlanSettings:
+def training_plan(config: FeedingConfig, placement: Placement, accumulate: int, seed: int) -> PlanSettings:
     """The plan of the training rows, `accumulate` batches to a step."""
     return PlanSettings(
         rows_per_batch=config.batches(placement.world)[0],
         tokens_per_batch=config.tokens_per_batch,
         accumulate=accumulate,
         layout=placement.layout,
-        shuffle=shuffle,
+        repeats=placement.repeats,
         seed=seed,
         rank=placement.rank,
         world=placement.world,

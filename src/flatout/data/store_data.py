@@ -141,9 +141,8 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         return batch if batch.tokens.device == device else batch.to(device)
 
     def _training_feed(self) -> Feed:
-        placement, trainer = self._current_placement(), self.trainer
-        shuffle = not getattr(trainer, "overfit_batches", 0)  # the same batches in each epoch
-        plan = training_plan(self.config, placement, self._accumulation(placement), self.seed, shuffle=shuffle)
+        placement = self._current_placement()
+        plan = training_plan(self.config, placement, self._accumulation(placement), self.seed)
         return self._feed("train", plan, placement.device)
 
     def _evaluation_feed(self, split: str) -> Feed:
@@ -181,7 +180,8 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             return Placement()
         network = getattr(trainer.lightning_module, "model", None)
         layout = Layout(getattr(network, "layout", Layout.flat))
-        return Placement(trainer.global_rank, trainer.world_size, trainer.strategy.root_device, layout)
+        repeats = bool(getattr(trainer, "overfit_batches", 0))
+        return Placement(trainer.global_rank, trainer.world_size, trainer.strategy.root_device, layout, repeats)
 
     def _accumulation(self, placement: Placement) -> int:
         """Batches of a step: the Trainer's, which must agree with the settings."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from enum import StrEnum
 from importlib import import_module
 from typing import Any
 
@@ -19,13 +18,12 @@ from flatout.data.tables.table import Table
 from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.errors import as_choice, require
 
-
-class Builtin(StrEnum):
-    """The samples that are made here."""
-
-    headlines = "headlines"
-    tweets = "tweets"
-    tagged_tweets = "tagged_tweets"
+SAMPLES: dict[type, Callable[[Any, str], Table]] = {
+    HeadlinesConfig: HeadlinesTable,
+    TweetsConfig: TweetsTable,
+    TaggedTweetsConfig: TaggedTweetsTable,
+}
+"""The built-in samples: the settings of each, and its table of one split."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,14 +62,9 @@ class TextDataConfig(FeedingConfig):
     """Column whose equal values stay in one split, for split_by=group."""
     clean: CleaningConfig = field(default_factory=CleaningConfig)
     """What is done with rows that are not as they should be."""
-    builtin: Builtin | None = None
-    """The built-in sample that is used when nothing is given; null: tagged tweets for tags, else headlines."""
-    sample: HeadlinesConfig = field(default_factory=HeadlinesConfig)
-    """The built-in headlines."""
-    tweets: TweetsConfig = field(default_factory=TweetsConfig)
-    """The built-in tweets."""
-    tagged_tweets: TaggedTweetsConfig = field(default_factory=TaggedTweetsConfig)
-    """The built-in tagged tweets."""
+    sample: Any = None
+    """The built-in sample for a run without a source: settings of headlines, tweets or tagged tweets.
+    null: tagged tweets for tags, else headlines."""
     max_length: int = 128
     """Longest row in tokens; what is longer is cut, and counted."""
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
@@ -83,12 +76,7 @@ class TextDataConfig(FeedingConfig):
     def __post_init__(self) -> None:
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()
         self.problem = as_choice(Problem, self.problem, "data.problem")
-        is_tagged = self.problem is Problem.tags
-        default = Builtin.tagged_tweets if is_tagged else Builtin.headlines
-        self.builtin = default if self.builtin is None else as_choice(Builtin, self.builtin, "data.builtin")
-        fits = self.train is not None or self.source is not None or is_tagged == (self.builtin is Builtin.tagged_tweets)
-        mend = "Set data.problem=tags data.builtin=tagged_tweets, or leave both out."
-        require(fits, "data.builtin", f"{self.builtin} with data.problem={self.problem}", mend=mend)
+        self._require_fitting_sample()
         self.split_by = as_choice(SplitBy, self.split_by, "data.split_by")
         require(self.max_length >= 1, "data.max_length", f"{self.max_length}", allowed="1 or more")
         if self.text is not None:
@@ -128,9 +116,18 @@ class TextDataConfig(FeedingConfig):
 
     def sample_table(self, split: str) -> Table:
         """One split of the built-in sample."""
-        if self.builtin is Builtin.tagged_tweets:
-            return TaggedTweetsTable(self.tagged_tweets, split)
-        return TweetsTable(self.tweets, split) if self.builtin is Builtin.tweets else HeadlinesTable(self.sample, split)
+        return SAMPLES[type(self.sample)](self.sample, split)
+
+    def _require_fitting_sample(self) -> None:
+        is_tagged = self.problem is Problem.tags
+        if self.sample is None:
+            self.sample = TaggedTweetsConfig() if is_tagged else HeadlinesConfig()
+        kind = type(self.sample)
+        allowed = ", ".join(known.__name__ for known in SAMPLES)
+        require(kind in SAMPLES, "data.sample", kind.__name__, allowed=allowed)
+        fits = self.train is not None or self.source is not None or is_tagged == (kind is TaggedTweetsConfig)
+        mend = "Set data=tagged_tweets." if is_tagged else "Set data=headlines or data=tweets."
+        require(fits, "data.problem", f"{self.problem} does not fit the built-in sample", mend=mend)
 
     def _require_fitting_split(self) -> None:
         is_grouped = self.split_by is SplitBy.group

@@ -94,6 +94,9 @@ def devices_wanted(trainer: dict[str, Any]) -> list[int]:
     """Numbers of the devices that these settings ask for; on a CPU they only count processes."""
     accelerator, asked = trainer.get("accelerator", "auto"), trainer.get("devices")
     count = torch.cuda.device_count() if accelerator in ("auto", "gpu", "cuda") else 0
+    is_missing = accelerator in ("gpu", "cuda") and not count
+    mend = "Set trainer=cpu, or leave it out."
+    require(not is_missing, "trainer.accelerator", f"{accelerator}, but this machine has no GPU", mend=mend)
     name, there = ("GPUs", count) if count else ("cores", len(cores_here()))
     if isinstance(asked, str) and asked != "auto":
         parts = [part.strip() for part in asked.split(",")]

@@ -43,12 +43,13 @@ _FREE = (
     *("tune", "compile"),  # a run that is gone on with has the answers it was begun with
     # Compared as what they make: rows a step, steps an epoch, arithmetic.
     *("data.batch_size", "data.accumulate", "data.effective_batch", "precision", "trainer.limit_train_batches"),
+    *("experiment", "data.builtin", "data.tweets", "data.tagged_tweets"),  # of checkpoints of earlier versions
     *(
         "monitor",
         "checkpoint",
         "callbacks",
         "output",
-        "experiment",
+        "name",
         "resume",
         "resume_anyway",
         "allow_targets",
@@ -89,7 +90,7 @@ def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
         folder = Path(config.resume).expanduser()
         read_summary(folder)  # tells what is no run's folder
         return _found(config, folder.absolute())
-    place = Path(config.output) / config.experiment
+    place = Path(config.output) / config.name
     runs = sorted(place.glob(f"*/{SUMMARY}"), key=lambda path: path.parent.name, reverse=True)
     same = [path.parent for path in runs if _is_same_command(path.parent, config, overrides)]
     if not same:
@@ -231,11 +232,12 @@ def require_same_run(then: dict[str, Any], now: dict[str, Any], *, anyway: bool)
 def _differences(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     settings = then.get("settings", {}), now["settings"]
     plans = then.get("plan", {}), now["plan"]
+    has_same_data = then.get("data") == now["data"]  # then the settings of an unused sample do not matter
     for before, after in (settings, plans, ({"precision": then.get("precision")}, {"precision": now["precision"]})):
         for key in sorted(before.keys() | after.keys()):
-            if before.get(key) != after.get(key):
+            if before.get(key) != after.get(key) and not (has_same_data and key.startswith("data.sample")):
                 yield f"{key} was {_shown(before.get(key))} and is {_shown(after.get(key))}"
-    if then.get("data") != now["data"]:
+    if not has_same_data:
         yield "the data or its encoding has changed"
 
 
@@ -277,7 +279,7 @@ def _locked(handle: int) -> bool:
 
 def unfinished_before(config: RunConfig, overrides: Sequence[str]) -> str | None:
     """A word about a run of this command that was cut short, for one who begins it anew."""
-    place = Path(config.output) / config.experiment
+    place = Path(config.output) / config.name
     try:
         newest = max(place.glob(f"*/{SUMMARY}"), key=lambda path: path.parent.name, default=None)
         if newest is None or not _is_same_command(newest.parent, config, overrides):

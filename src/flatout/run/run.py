@@ -121,7 +121,7 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         config = tuned(Question(config, data.store, ranks, device, overrides, build), place)
         data.config = config.data
         task = build_task(config, data, place)
-        feeds = place_feeds(data, task, device, ranks)
+        feeds = place_feeds(config, data, task, device, ranks)
         config = replace(config, trainer=whole_steps(config.trainer, feeds.train, place))
         set_rate(config, task, feeds, place)
         precision = choose_precision(config.precision, device)
@@ -234,7 +234,7 @@ def parts_of(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
         data = build_data(config.data, seed=config.seed, log=place)
         data.setup()
         task = build_task(config, data, place)
-        feeds = place_feeds(data, task, device, ranks)
+        feeds = place_feeds(config, data, task, device, ranks)
         config = replace(config, trainer=whole_steps(config.trainer, feeds.train, place))
         set_rate(config, task, feeds, place)
         task.prepare_probe(feeds, config.seed)
@@ -248,10 +248,11 @@ def build_task(config: RunConfig, data: StoreData[Any, Any], place: RunFolder) -
     return task
 
 
-def place_feeds(data: StoreData[Any, Any], task: Task, device: torch.device, ranks: Ranks) -> Feeds:
+def place_feeds(config: RunConfig, data: StoreData[Any, Any], task: Task, device: torch.device, ranks: Ranks) -> Feeds:
     """One feed a split, for this rank and for the layout that the network reads."""
     layout = Layout(getattr(task.model, "layout", Layout.flat))
-    data.place(Placement(ranks.rank, ranks.world, device, layout))
+    repeats = bool(config.trainer.get("overfit_batches"))
+    data.place(Placement(ranks.rank, ranks.world, device, layout, repeats))
     return data.feeds
 
 

@@ -85,7 +85,7 @@ def open_run_folder(
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise refused_folder(error, path) from None
-    summary = Summary(None, experiment=config.experiment, command=command, seed=config.seed)
+    summary = Summary(None, experiment=config.name, command=command, seed=config.seed)
     files = {
         "config.yaml": yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True),
         OVERRIDES: "".join(f"{override}\n" for override in overrides),
@@ -144,7 +144,7 @@ def plain(value: Any) -> Any:
 
 def new_folder(config: RunConfig) -> Path:
     """A folder named after this moment; a number is added when another run took the same second."""
-    parent = Path(config.output) / config.experiment
+    parent = Path(config.output) / config.name
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     names = [stamp, *(f"{stamp}_{number}" for number in range(2, 100))]
     return next(parent / name for name in names if not os.path.lexists(parent / name))

@@ -56,6 +56,8 @@ class Training:
 def whole_steps(trainer: dict[str, Any], feed: Feed, place: RunFolder) -> dict[str, Any]:
     """A Trainer's settings with epochs and validations that end where an optimizer step does, never inside one."""
     accumulate, settings = feed.plan.accumulate, dict(trainer)
+    if overfit := settings.pop("overfit_batches", 0):  # the plan repeats its first epoch, so a limit is enough
+        settings = {"limit_train_batches": overfit, "limit_val_batches": overfit, **settings}
     limit = settings.get("limit_train_batches")
     if limit is not None:
         batches = _whole(_count(limit, len(feed)), accumulate)
@@ -203,7 +205,7 @@ def loggers_of(
     """The loggers of the settings, on the first rank."""
     if not place.is_first:
         return RunLoggers({})
-    found = build_loggers(config.logger, RunPlace(place.path, config.experiment, after), config.trainer.get("logger"))
+    found = build_loggers(config.logger, RunPlace(place.path, config.name, after), config.trainer.get("logger"))
     place.summary.set("loggers", list(found))
     names = [f"val/{name}" for name in ("loss", *task.metric_names)]
     has_card = any(source.name == "gpu" for source in monitor.watch.sources)

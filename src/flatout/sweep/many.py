@@ -79,7 +79,7 @@ def _run_all(trials: list[Trial], parallel: int, limit: str | None) -> list[Endi
     shares, limit_s = slots(parallel), seconds(limit, "launcher.limit")
     found = _finished(trials, metric)
     waiting = iter([trial for trial in trials if trial.number not in found])
-    board = Board(trials[0].config.experiment, f"val/{metric}", mode, len(trials), print)
+    board = Board(trials[0].config.name, f"val/{metric}", mode, len(trials), print)
     for trial in trials:
         if trial.number in found:
             board.started(trial)

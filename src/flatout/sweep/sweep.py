@@ -51,7 +51,7 @@ def sweep(searched: Searched) -> Outcome:
             seed=settings.seed,
             most_validations=validations(first.config.trainer),
         )
-        findings = Findings(searched, study, metric, first.config.experiment)
+        findings = Findings(searched, study, metric, first.config.name)
         run = _Run(searched, study, findings, shares, started)
         try:
             with to_go_on(f"python -m flatout sweep resume {folder}"):

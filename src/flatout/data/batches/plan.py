@@ -44,6 +44,8 @@ class PlanSettings:
     """Whether rows of like length are put together."""
     shuffle: bool = True
     """Random order, another each epoch; otherwise all rows by length."""
+    repeats: bool = False
+    """Whether each epoch repeats the order of the first."""
     seed: int = 0
     """Start of every random order."""
     rank: int = 0
@@ -131,7 +133,8 @@ def _global_steps(lengths: NDArray[np.integer], settings: PlanSettings, epoch: i
     num_rows = len(lengths)
     if num_rows == 0:
         return np.empty(0, np.int64), np.zeros(1, np.int64)
-    random = np.random.Generator(np.random.Philox(key=[settings.seed & (2**64 - 1), epoch]))
+    key = [settings.seed & (2**64 - 1), 0 if settings.repeats else epoch]
+    random = np.random.Generator(np.random.Philox(key=key))
     order = random.permutation(num_rows) if settings.shuffle else np.arange(num_rows)
     if settings.tokens_per_batch is not None:
         order, bounds = _cut_by_tokens(order, lengths, settings, settings.tokens_per_batch)

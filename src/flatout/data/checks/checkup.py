@@ -139,7 +139,7 @@ def _names(tables: dict[str, Table]) -> dict[str, str]:
 
 
 def _check_tags(config: TextDataConfig) -> Checkup:
-    config = replace(config, problem=Problem.tags, builtin=None)
+    config = replace(config, problem=Problem.tags, sample=None)
     source = TagSource(config, _tables(config))
     with Progress() as progress:
         surveyed = survey(config, source, progress.task("checking"))

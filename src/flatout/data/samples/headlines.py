@@ -1,13 +1,12 @@
 """The built-in headlines: any number of rows, the same on every machine, with a known best accuracy.
 
-A row's topic decides its template words and two to four words that only this topic uses; now and then one word of
-another topic is thrown in, always outnumbered. The topic can thus be read off every row without doubt, and the only
-errors a perfect reader makes are the labels that were changed on purpose: `noise` of them. Common words, topic words
-and made-up names all follow a long-tailed frequency law, so a small sample leaves many words unseen.
+Each row has two to four words that only its topic uses. Some rows have one word of another topic, always outnumbered.
+So each row shows its topic without doubt, and a perfect model errs only on the changed labels: a fraction `noise`.
+Common words, topic words and made-up names follow a long-tailed law, so a small sample leaves many words unseen.
 
-Rows are made in blocks of a fixed size, each from its own random stream, so any stretch of any split can be made alone
-and memory stays flat. All work is by the block: words are numbers until one join writes them, and drawing one is a look
-into a table. The rows of a seed never change while GENERATOR_VERSION stays.
+The generator makes rows in blocks of a fixed size, each from its own random stream. So it can make any part of a split
+alone, and memory stays flat. Words are numbers until one join writes them; a table lookup draws one. The rows of a
+seed never change while GENERATOR_VERSION stays.
 """
 
 from __future__ import annotations
@@ -72,11 +71,11 @@ class HeadlinesConfig:
     eval_rows: int = 2_000
     """Validation rows, and as many test rows."""
     classes: int = 12
-    """Topics."""
+    """Number of topics, which are the classes."""
     noise: float = 0.06
-    """Share of rows whose label is replaced by another class."""
+    """Fraction of rows with a wrong label, drawn at random."""
     seed: int = 7
-    """Another seed, other headlines."""
+    """Seed of the headlines."""
 
     def __post_init__(self) -> None:
         require(self.rows >= 1, "data.sample.rows", f"{self.rows}", allowed="1 or more")
@@ -118,7 +117,7 @@ class HeadlinesTable(Table):
 
 
 def ceiling(labels: pa.Array | pa.ChunkedArray, topics: pa.Array | pa.ChunkedArray) -> float:
-    """The best accuracy reachable on some rows: the share whose label was not changed."""
+    """The best accuracy reachable on some rows: the fraction with an unchanged label."""
     return _num_clean(labels, topics) / len(labels)
 
 

@@ -1,11 +1,11 @@
-"""The built-in tweets: one sample with a mood for every text, one with tags for every word; both made by our own rules.
+"""The built-in tweets: one sample has a mood for each text, the other a tag for each word.
 
-A text is a row of phrases, a phrase is words and slots, and a slot draws one word or one name by a long-tailed law. The
-mood follows from whole phrases: "not bad" praises, "is it good?" says nothing, and what stands after "but" wins. So
-counting words is not enough, a reader who knows order makes no errors, and the best score is one less the `noise`.
-The type of a name follows from the phrase around it: some names are used for every type, and half of the names in
-validation and test do not stand in training. Rows are made by the block, as in `samples.py`, and never change while
-GENERATOR_VERSION stays. Nothing is copied from any data set; real tweets are richer, so judge methods on those.
+Our own rules generate both. A text is a row of phrases; a phrase is words and slots; a slot draws one word or one name
+by a long-tailed law. Whole phrases decide the mood: "not bad" praises, "is it good?" is neutral, and the part after
+"but" wins. So counting words is not enough. A model that reads the order makes no errors, and the best score is
+1 - `noise`. The phrase around a name decides its type: some names occur with every type, and half of the names in
+validation and test are not in training. Blocks of rows have their own random streams, as in `headlines.py`, and never
+change while GENERATOR_VERSION stays. No data set was copied. Real tweets are richer, so judge methods on those.
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ class TweetsConfig:
     eval_rows: int = 1_000
     """Validation rows, and as many test rows."""
     noise: float = 0.06
-    """Share of rows whose label is replaced by another one, drawn at random."""
+    """Fraction of rows with a wrong label, drawn at random."""
     seed: int = 0
-    """Another seed, other tweets."""
+    """Seed of the tweets."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -165,9 +165,9 @@ class TaggedTweetsConfig:
     eval_rows: int = 1_000
     """Validation rows, and as many test rows."""
     noise: float = 0.04
-    """Share of names whose tags are replaced by those of another type, drawn at random."""
+    """Fraction of names with the tags of a wrong type, drawn at random."""
     seed: int = 0
-    """Another seed, other tweets about the same names."""
+    """Seed of the tweets; the names stay the same."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -181,7 +181,7 @@ def _check(config: TweetsConfig | TaggedTweetsConfig) -> None:
 
 
 class _SampleTable(Table):
-    """One split of a sample that is made by the block."""
+    """One split of a sample, generated block by block."""
 
     def __init__(self, config: TweetsConfig | TaggedTweetsConfig, split: str) -> None:
         require(split in _SPLIT_STREAM, "split", repr(split), allowed=", ".join(_SPLIT_STREAM))
@@ -206,7 +206,7 @@ class _SampleTable(Table):
 
     @abstractmethod
     def _block(self, random: np.random.Generator, columns: Sequence[str]) -> Mapping[str, pa.Array]:
-        """One whole block: at least the columns asked for, the same values whatever else is asked for."""
+        """One whole block with at least these columns; other columns do not change their values."""
 
 
 class TweetsTable(_SampleTable):
@@ -216,7 +216,7 @@ class TweetsTable(_SampleTable):
     columns: Sequence[str] = ("text", "label", "topic")
 
     def known_ceiling(self) -> float:
-        """The best accuracy reachable on these rows: the share whose label was not changed."""
+        """The best accuracy reachable on these rows: the fraction with an unchanged label."""
         blocks = self.blocks(["label", "topic"])
         return sum(pc.sum(pc.equal(block["label"], block["topic"])).as_py() for block in blocks) / self.num_rows
 
@@ -237,7 +237,7 @@ class TaggedTweetsTable(_SampleTable):
     columns: Sequence[str] = ("tokens", "tags", "clean_tags")
 
     def known_ceiling(self) -> float:
-        """The best F1 over whole names reachable on these rows: the share of names whose tags were not changed."""
+        """The best F1 of whole names reachable on these rows: the fraction of names with unchanged tags."""
         num_names = num_kept = 0
         for block in self.blocks(["tags", "clean_tags"]):
             tags, clean = (pc.list_flatten(block[name]) for name in ("tags", "clean_tags"))

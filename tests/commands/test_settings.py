@@ -1,0 +1,79 @@
+"""`python -m flatout settings` explains every setting."""
+
+from __future__ import annotations
+
+import pytest
+from tests.verbs import verb
+
+from flatout.cli.composing import known_keys
+from flatout.cli.settings import all_settings
+
+
+@pytest.fixture(scope="module")
+def known():
+    return list(all_settings())
+
+
+def test_every_setting_says_what_it_does_and_what_it_may_be(known):
+    assert [each.key for each in known if not (each.does and each.allowed)] == []
+
+
+def test_every_key_of_the_settings_classes_is_explained(known):
+    groups = {key.rpartition(".")[0] for key in known_keys()}
+    mappings = {"data", "data.sample", "model", "task", "optim", "checkpoint", "monitor", "tune", "trainer"}
+    assert set(known_keys()) - groups - mappings <= {each.key for each in known}
+
+
+def test_a_key_is_explained_for_each_option_that_has_it(capsys):
+    assert verb("settings", "data.batch_size") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "data.batch_size  (data=text)",
+        "  does     Rows one device computes at once.",
+        "  allowed  a whole number, 1 or more",
+        "  default  128",
+        "data.batch_size  (data=bits)",
+        "  does     Records one device computes at once.",
+        "  allowed  a whole number, 1 or more",
+        "  default  256",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "allowed", "default"),
+    [
+        ("optim.schedule", "linear, cosine, constant", "linear"),
+        ("data.sample.classes", "a whole number, 2 to 64", "12"),
+        ("data.clean.leaks", "keep, drop, refuse", "keep"),
+        ("monitor.profile.warmup", "a whole number, 1 or more", "3"),
+        ("precision", "auto, fp32, bf16, fp16", "auto"),
+        ("resume", "a text, null", "null"),
+        ("trainer.max_epochs", "as in Lightning's Trainer", "8"),
+        ("trainer.gradient_clip_val", "set optim.clip instead", "null"),
+        ("trials", "a whole number", "20"),
+        ("launcher.limit", "a text, null", "null"),
+    ],
+)
+def test_a_setting_names_its_values_and_its_default(key, allowed, default, known):
+    found = next(each for each in known if each.key == key)
+    assert (found.allowed, found.default) == (allowed, default)
+
+
+def test_a_group_and_an_option_are_listed(capsys):
+    assert verb("settings", "model") == 0
+    listed = capsys.readouterr().out
+    assert {"model=bilstm", "model=transformer", "model=bitmlp"} <= set(listed.splitlines())
+    assert "model.hidden=128" in listed and "optim.lr" not in listed
+    assert verb("settings", "model=textcnn") == 0
+    listed = capsys.readouterr().out
+    assert "model.filters=" in listed and "model.heads=" not in listed
+
+
+def test_without_a_key_all_are_listed(capsys, known):
+    assert verb("settings") == 0
+    listed = capsys.readouterr().out
+    assert all(f"  {each.key}={each.default}" in listed for each in known)
+
+
+def test_an_unknown_key_ends_with_the_nearest_names(capsys):
+    assert verb("settings", "data.batchsize") == 2
+    assert "settings data.batchsize: no such key. Did you mean data.batch_size" in capsys.readouterr().err

@@ -1,0 +1,45 @@
+"""`python -m train` inside the process of a test."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+import train
+from flatout.cli.boundary import read_config
+from flatout.config import RunConfig
+
+CONF = train.conf_folder()
+
+
+def compose_run(words: list[str]) -> RunConfig:
+    """The settings of a run, from words of the command line."""
+    train.register_schemas()
+    words = train.debug_last(map(train.in_hydras_form, words))
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return read_config(compose("train", words), words)
+
+
+def run_train(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run `python -m train`; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["train", *words])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    try:
+        train.main()
+    except SystemExit as left:
+        return int(left.code or 0)
+    return 0
+
+
+def options_of(group: str) -> list[str]:
+    """The options that `conf/` has for a group."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def only_folder(parent: Path) -> Path:
+    """The folder of the only run below a folder."""
+    (folder,) = parent.iterdir()
+    return folder

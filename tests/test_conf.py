@@ -1,0 +1,275 @@
+"""Every file of `conf/` composes; every experiment, trainer and debug option trains a batch."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+import train
+from flatout.bits.people import PeopleConfig
+from flatout.cli.composing import known_keys
+from flatout.config import RunConfig
+from flatout.data.problem import Problem
+from flatout.data.samples.headlines import HeadlinesConfig
+from flatout.data.samples.tweets import TaggedTweetsConfig, TweetsConfig
+from flatout.errors import UserError
+from flatout.models.encoder.transformer import TransformerConfig
+from flatout.report.summary import read_summary
+from flatout.run.resume import deciding_settings, require_same_run
+from tests.composed import CONF, compose_run, only_folder, options_of, run_train
+
+GLOBAL = ("experiment", "sweep", "debug")
+"""Groups whose options set keys of several groups."""
+OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml") if path.parent.name not in GLOBAL)
+BITS, TAGS = ["model=bitmlp", "task=grams"], ["model=transformer", "task=tagging"]
+COMPANIONS = {
+    **{"data=bits": BITS, "data=people": BITS, "data=tagged_tweets": TAGS},
+    **{"model=bitmlp": ["data=people", "task=grams"], "task=grams": ["data=people", "model=bitmlp"]},
+    "task=tagging": ["data=tagged_tweets", "model=transformer"],
+}
+"""The other options that an option needs."""
+OF_ENCODERS = [name for name in options_of("experiment") if name.startswith("bert_") or "tweets" in name]
+OF_ENCODERS = [name for name in OF_ENCODERS if not name.endswith("_scratch")]
+ROWS = ["data.sample.rows=200", "data.sample.eval_rows=40"]
+SMALL = ["data.batch_size=16", "data.accumulate=1", "monitor.progress=false", "threads=1"]
+TINY = [*ROWS, *SMALL, "model.embedding=8", "model.hidden=8"]
+
+
+def tiny_words(experiment: str) -> list[str]:
+    """Sizes that make one batch of an experiment cheap."""
+    config = compose_run([f"experiment={experiment}"])
+    if isinstance(config.data.sample, PeopleConfig):
+        return [*SMALL, "data.sample.rows=400"]
+    if isinstance(config.model, TransformerConfig):
+        return [*SMALL, *ROWS, "model.hidden=16", "model.layers=1", "model.heads=2"]
+    classes = ["data.sample.classes=2"] if isinstance(config.data.sample, HeadlinesConfig) else []
+    return [*SMALL, *ROWS, *classes, "model.embedding=8"]
+
+
+def losses_in(folder: Path) -> list[float]:
+    with (folder / "metrics.csv").open(encoding="utf-8") as file:
+        return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_composes_to_dataclasses(option):
+    config = compose_run([option, *COMPANIONS.get(option, [])])
+    assert type(config) is RunConfig
+    assert getattr(config, option.partition("=")[0]) is not None
+
+
+def test_the_groups_that_users_of_hydra_templates_expect_have_their_options():
+    assert {"default", "cpu", "gpu", "ddp", "fsdp"} <= set(options_of("trainer"))
+    assert {"default", "none"} <= set(options_of("callbacks"))
+    assert {"overfit", "one_batch", "profile"} <= set(options_of("debug"))
+    assert {"text", "headlines", "tweets", "tagged_tweets", "bits", "people"} <= set(options_of("data"))
+
+
+@pytest.mark.parametrize("name", options_of("sweep"))
+def test_every_sweep_opens_with_its_command_and_searches_settings_that_exist(name):
+    head, command = (CONF / "sweep" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[:2]
+    assert head == "# @package _global_" and command.startswith("# python -m flatout sweep ")
+    train.register_schemas()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = compose("train", [f"+sweep={name}"], return_hydra_config=True)
+    assert composed.hydra.sweeper.space.keys() <= set(known_keys())
+
+
+@pytest.mark.parametrize("name", options_of("experiment"))
+def test_every_experiment_opens_with_its_command_and_names_its_runs(name):
+    assert compose_run([f"+experiment={name}"]).name == name
+    head = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[:2]
+    assert head[0] == "# @package _global_"
+    assert head[1].startswith(f"# python -m train +experiment={name}")
+
+
+@pytest.mark.parametrize("name", OF_ENCODERS)
+def test_an_experiment_with_an_encoder_opens_with_hardware_time_and_score(name):
+    lines = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    head = " ".join(line.removeprefix("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
+    assert re.search(r"\d CPU cores?\b", head), "hardware"
+    assert re.search(r"\d (s|seconds|minutes?)\b", head), "time"
+    assert re.search(r"(accuracy|recall|F1)( of \w+ \w+| of \w+)? \d+\.\d", head), "score"
+
+
+@pytest.mark.parametrize("name", options_of("experiment"))
+def test_every_experiment_trains_one_batch(name, tmp_path, monkeypatch):
+    words = [f"+experiment={name}", *tiny_words(name), "trainer.devices=1", f"output={tmp_path}", "+debug=one_batch"]
+    assert run_train([*words, "hydra.mode=RUN"], monkeypatch) == 0
+    folder = only_folder(tmp_path / name)
+    summary = read_summary(folder)
+    assert summary["status"] == "finished"
+    assert summary["training"]["steps"] == 1
+    assert summary["command"].startswith(f"python -m train +experiment={name}")
+    assert (folder / "overrides.txt").read_text().splitlines() == words
+
+
+@pytest.mark.parametrize("option", ["default", "cpu", "ddp"])
+def test_a_trainer_option_trains_one_batch(option, tmp_path, monkeypatch):
+    words = [f"trainer={option}", *TINY, "debug=one_batch", f"output={tmp_path}"]
+    assert run_train(words, monkeypatch) == 0
+    summary = read_summary(only_folder(tmp_path / "default"))
+    assert (summary["status"], summary["training"]["steps"]) == ("finished", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["ddp", "fsdp"])
+def test_a_trainer_option_trains_one_batch_on_two_cpu_processes(option, tmp_path, monkeypatch):
+    devices = ["trainer.accelerator=cpu", "trainer.devices=2"]
+    words = [f"trainer={option}", *devices, *TINY, "debug=one_batch", f"output={tmp_path}"]
+    assert run_train(words, monkeypatch) == 0
+    assert read_summary(only_folder(tmp_path / "default"))["training"]["rows_per_step"] == 32
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_the_gpu_option_refuses_a_machine_without_one(tmp_path, monkeypatch, capsys):
+    assert run_train(["trainer=gpu", *TINY, f"output={tmp_path}"], monkeypatch) == 2
+    refused = "trainer.accelerator: gpu, but this machine has no GPU. Set trainer=cpu, or leave it out."
+    assert capsys.readouterr().err.splitlines() == [refused]
+
+
+def test_the_fsdp_option_asks_for_slices_on_all_gpus():
+    trainer = compose_run(["trainer=fsdp"]).trainer
+    assert (trainer["strategy"], trainer["devices"], trainer["max_epochs"]) == ("fsdp", "auto", 8)
+
+
+def test_overfitting_repeats_the_same_batches_in_every_epoch(tmp_path, monkeypatch):
+    frozen = ["optim.lr=1e-12", "optim.schedule=constant", "model.dropout=0", "precision=fp32"]
+    words = ["debug=overfit", "trainer.max_epochs=3", *frozen, *TINY, f"output={tmp_path}"]
+    assert run_train(words, monkeypatch) == 0
+    losses = losses_in(only_folder(tmp_path / "default"))
+    assert len(losses) == 9
+    assert losses[3:6] == pytest.approx(losses[:3]) and losses[6:] == pytest.approx(losses[:3])
+    assert len({round(loss, 4) for loss in losses[:3]}) == 3, "three different batches"
+
+
+def test_overfitting_drives_the_training_loss_down(tmp_path, monkeypatch):
+    words = [
+        "debug=overfit",
+        "trainer.max_epochs=20",
+        "optim.lr=0.03",
+        "data.sample.classes=2",
+        *TINY,
+        f"output={tmp_path}",
+    ]
+    assert run_train(words, monkeypatch) == 0
+    losses = losses_in(only_folder(tmp_path / "default"))
+    assert max(losses[-3:]) < 0.5 * min(losses[:3])
+
+
+def test_a_profile_to_debug_with_leaves_a_trace_of_a_short_run(tmp_path, monkeypatch):
+    words = ["debug=profile", "monitor.profile.wait=2", "trainer.limit_train_batches=10"]
+    words = [*words, *TINY, f"output={tmp_path}"]
+    assert run_train(words, monkeypatch) == 0
+    folder = only_folder(tmp_path / "default")
+    assert (folder / "trace.json.gz").is_file() and (folder / "operators.csv").is_file()
+    assert read_summary(folder)["training"]["steps"] == 10
+
+
+def test_debug_overrides_an_experiment_in_whatever_order_they_are_typed():
+    for words in (["debug=one_batch", "experiment=headlines_cnn"], ["experiment=headlines_cnn", "+debug=one_batch"]):
+        config = compose_run(words)
+        assert (config.trainer["max_epochs"], config.name) == (1, "headlines_cnn")
+
+
+def test_a_group_is_chosen_with_or_without_a_plus_sign():
+    typed = {
+        "experiment=headlines_cnn": "+experiment=headlines_cnn",
+        "+experiment=headlines_cnn": "+experiment=headlines_cnn",
+        "sweep=bloom": "+sweep=bloom",
+        "debug=overfit": "+debug=overfit",
+        "+monitor=profile": "monitor=profile",
+        "+trainer=cpu": "trainer=cpu",
+        "trainer=cpu": "trainer=cpu",
+        "launcher.parallel=2": "hydra.launcher.parallel=2",
+        "+trainer.foo=1": "+trainer.foo=1",
+        "name=mine": "name=mine",
+    }
+    assert {word: train.in_hydras_form(word) for word in typed} == typed
+
+
+def test_no_callbacks_leaves_out_the_progress_line_and_the_verdict():
+    config = compose_run(["callbacks=none"])
+    assert (config.callbacks, config.monitor.progress, config.monitor.verdict) == ({}, False, False)
+    assert compose_run(["callbacks=default"]) == compose_run([])
+
+
+@pytest.mark.parametrize(
+    ("option", "kind"),
+    [("text", HeadlinesConfig), ("headlines", HeadlinesConfig), ("tweets", TweetsConfig)],
+)
+def test_a_sample_is_an_option_of_data(option, kind):
+    sample = compose_run([f"data={option}", "data.sample.rows=77"]).data.sample
+    assert sample == kind(rows=77)
+
+
+def test_tagged_tweets_and_people_are_options_of_data():
+    tagged = compose_run(["data=tagged_tweets", *TAGS]).data
+    assert (tagged.problem, tagged.sample) == (Problem.tags, TaggedTweetsConfig())
+    assert compose_run(["data=people", *BITS, "data.sample.typos=0.5"]).data.sample == PeopleConfig(typos=0.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("data.builtin=tweets", "data.builtin=tweets: has moved. Use data=tweets."),
+        ("data.tweets.rows=5", "data.tweets.rows=5: has moved. Use data=tweets data.sample.rows=5."),
+        ("data.tagged_tweets.noise=0", "Use data=tagged_tweets data.sample.noise=0."),
+        ("experiment=mine", "To name a run, set name=mine."),
+        ("data=tweets data.sample.classes=3", "data.sample.classes: no such key (rows, eval_rows, noise, seed)."),
+        ("data.sample.row=5", "data.sample.row: no such key (rows, eval_rows, classes, noise, seed). Did you mean"),
+        ("data.sample.rows=x", "data.sample.rows: 'x' does not fit (a whole number)"),
+        ("task=tagging model=transformer data.problem=tags", "Set data=tagged_tweets."),
+        ("data=tweets data.problem=tags", "data.problem: tags does not fit the built-in sample."),
+        ("debug=one_bach", "debug: no option 'one_bach' (one_batch, overfit, profile). Did you mean 'one_batch'?"),
+        ("name=a/b", "name: 'a/b'"),
+        ("+trainer.max_epochs=3", "Leave out the plus sign: trainer.max_epochs=3."),
+    ],
+)
+def test_a_key_that_moved_or_does_not_fit_is_one_message(words, message, tmp_path, monkeypatch, capsys):
+    assert run_train([f"output={tmp_path / 'runs'}", *words.split()], monkeypatch) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_a_key_that_moved_is_refused_in_a_file_too(tmp_path, monkeypatch, capsys):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "old.yaml").write_text("# @package _global_\nexperiment: old\n")
+    words = ["+experiment=old", "--config-dir", str(tmp_path), f"output={tmp_path / 'runs'}"]
+    assert run_train(words, monkeypatch) == 2
+    assert "experiment: has moved. Use name=VALUE." in capsys.readouterr().err
+
+
+def test_a_run_lies_in_the_folder_of_its_name(tmp_path, monkeypatch):
+    assert run_train(["name=mine", "debug=one_batch", *TINY, f"output={tmp_path}"], monkeypatch) == 0
+    assert read_summary(only_folder(tmp_path / "mine"))["experiment"] == "mine"
+
+
+@pytest.mark.parametrize("group", ["data", "model", "task", "trainer", "callbacks", "debug"])
+def test_the_readme_lists_every_option_of_a_group(group):
+    readme = (CONF.parent / "README.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| `{group}` \| (.+) \|$", readme, re.MULTILINE)
+    assert set(options_of(group)) <= set(re.findall(r"`(\w+)`", row))
+
+
+def test_a_run_of_an_earlier_version_resumes_on_the_same_data():
+    former = {"experiment": "x", "data": {"builtin": "headlines", "tweets": {"rows": 6}, "tagged_tweets": {"rows": 4}}}
+    assert deciding_settings(former) == {}
+    then = {
+        "data": "key",
+        "model": "m",
+        "torch": "t",
+        "precision": "p",
+        "plan": {},
+        "settings": {"data.sample.rows": 6},
+    }
+    now = {**then, "settings": {"data.sample.rows": 4}}
+    assert require_same_run(then, now, anyway=False) == []
+    with pytest.raises(UserError, match=r"data\.sample\.rows was 6 and is 4; the data or its encoding has changed"):
+        require_same_run(then, {**now, "data": "other"}, anyway=False)
