@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # `main` imports all heavy modules, because it answers Ctrl-C
 
 _ADDED = ("experiment", "sweep", "debug")
 """Groups outside the defaults list of train.yaml: Hydra asks for a plus sign, we take both forms."""
-_LISTED = ("data", "model", "task", "optim", "checkpoint", "monitor", "trainer", "callbacks", "tune")
+_LISTED = ("data", "model", "task", "optim", "checkpoint", "monitor", "trainer", "logger", "callbacks", "tune")
 """Groups in the defaults list: Hydra refuses a plus sign, we take both forms."""
 
 

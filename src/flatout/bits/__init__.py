@@ -9,6 +9,8 @@ _PLACES = {
     "BitData": "flatout.bits.bit_data",
     "BitsDataConfig": "flatout.bits.data",
     "BitInfo": "flatout.bits.info",
+    "GramDecoder": "flatout.bits.task",
+    "GramsConfig": "flatout.bits.task",
 }
 __all__ = sorted(_PLACES)
 

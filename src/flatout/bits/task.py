@@ -95,6 +95,8 @@ class GramDecoder(Task):
         self.weights_C = gram_weights(labels) if self.config.loss is GramLoss.weighted else None
 
     def take_info(self, info: Any) -> None:
+        what, hint = f"{type(info).__name__} has no grams", "Use Classifier for texts and Tagger for tags."
+        require(isinstance(getattr(info, "labels", None), GramLabels), "GramDecoder", what, mend=hint)
         self.take_labels(info.labels)
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:

@@ -78,6 +78,8 @@ class Classifier(Task):
         self.weights_C = weights
 
     def take_info(self, info: Any) -> None:
+        what, hint = f"{type(info).__name__} has no classes", "Use Tagger for tags and GramDecoder for bit strings."
+        require(isinstance(getattr(info, "labels", None), Labels), "Classifier", what, mend=hint)
         self.take_labels(info.labels)
 
     def build_model(self, config: Any, info: Any) -> nn.Module:

@@ -56,6 +56,8 @@ class Task(L.LightningModule):
     counts_tokens = True
     """Whether tokens a second mean anything to the user."""
     is_prepared = False
+    config: Any
+    """The settings of the loss."""
     info: Any = None
     """The description of the data that the network was built for."""
     answer_in_pieces = staticmethod(answer_whole)

@@ -1,0 +1,180 @@
+"""Tasks in a plain `L.Trainer`: the same losses and weights as with the fast loop, and as `fit` gives them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+
+from flatout import (
+    BiLSTMConfig,
+    BitMLPConfig,
+    EncodingConfig,
+    HeadlinesConfig,
+    MonitorConfig,
+    OptimConfig,
+    PeopleConfig,
+    TaggedTweetsConfig,
+    TextCNNConfig,
+    TransformerConfig,
+    UserError,
+    fit,
+)
+from flatout.bits import BitData, GramDecoder
+from flatout.bits.task import GramsConfig
+from flatout.data import TagData, TextData
+from flatout.engine import FastLoop
+from flatout.tasks import Classifier, Tagger
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*", "ignore:.*TensorBoard support.*", "ignore:.*number of training batches.*"
+)
+HEADLINES = HeadlinesConfig(rows=300, eval_rows=60, classes=4)
+TAGS = TaggedTweetsConfig(rows=160, eval_rows=40)
+OPTIM = OptimConfig(lr=0.01)
+_BITS = {"encoding": EncodingConfig(size=64, hashes=2), "vocabulary": 100}
+
+
+def parts(kind: str) -> tuple[L.LightningDataModule, L.LightningModule]:
+    """A DataModule and a task without dropout, as a user writes them."""
+    if kind == "tags":
+        encoder = TransformerConfig(hidden=16, layers=1, heads=2, dropout=0.0, attention_dropout=0.0, head_dropout=0.0)
+        return TagData(sample=TAGS, batch_size=32, seed=3), Tagger(encoder, optim=OPTIM)
+    if kind == "bits":
+        bits = BitData(sample=PeopleConfig(rows=300), batch_size=32, seed=3, **_BITS)
+        return bits, GramDecoder(BitMLPConfig(widths=[8], dropout=0.0), GramsConfig(exposure=False), OPTIM)
+    config = BiLSTMConfig(embedding=8, hidden=8, dropout=0.0)
+    return TextData(sample=HEADLINES, batch_size=32, seed=3), Classifier(config, optim=OPTIM)
+
+
+class Losses(L.Callback):
+    """The loss of each optimizer step, from the outputs of its batches."""
+
+    def __init__(self) -> None:
+        self.of_steps: list[float] = []
+        self._sum = 0.0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._sum += float(outputs["loss"])
+        if batch.ends_step:
+            self.of_steps.append(self._sum)
+            self._sum = 0.0
+
+
+def train(kind: str, folder: Path, *callbacks: L.Callback, accumulate: int = 1) -> tuple[list[float], torch.Tensor]:
+    """The loss of each step of two epochs, and the weights at the end."""
+    L.seed_everything(3, verbose=False)
+    data, task = parts(kind)
+    losses = Losses()
+    trainer = L.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        accumulate_grad_batches=accumulate,
+        gradient_clip_val=0.5,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        callbacks=[*callbacks, losses],
+    )
+    trainer.fit(task, datamodule=data)
+    return losses.of_steps, torch.cat([weight.detach().flatten() for weight in task.model.parameters()])
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("kind", ["text", "tags", "bits"])
+def test_the_fast_loop_and_lightning_s_own_loop_give_the_same_losses_and_weights(tmp_path, kind, accumulate):
+    plain, plain_weights = train(kind, tmp_path, accumulate=accumulate)
+    fast, fast_weights = train(kind, tmp_path, FastLoop(), accumulate=accumulate)
+    assert len(plain) > 2
+    assert fast == pytest.approx(plain, abs=1e-6)
+    torch.testing.assert_close(fast_weights, plain_weights, atol=1e-6, rtol=0)
+
+
+def test_accumulated_batches_give_the_losses_of_one_large_batch(tmp_path):
+    found = []
+    for rows, accumulate in ((32, 1), (8, 4)):
+        L.seed_everything(3, verbose=False)
+        data = TextData(sample=HEADLINES, batch_size=rows)
+        losses = Losses()
+        trainer = L.Trainer(
+            max_epochs=1,
+            accelerator="cpu",
+            accumulate_grad_batches=accumulate,
+            gradient_clip_val=0.5,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+            callbacks=[losses],
+        )
+        task = Classifier(TextCNNConfig(embedding=8, filters=4, dropout=0.0, embedding_dropout=0.0), optim=OPTIM)
+        trainer.fit(task, datamodule=data)
+        found.append(losses.of_steps)
+    assert found[1] == pytest.approx(found[0], abs=1e-6)
+
+
+def test_fit_takes_a_datamodule_and_a_task_and_gives_the_losses_of_a_plain_trainer(tmp_path):
+    plain, _ = train("text", tmp_path)
+    settings: dict[str, Any] = {"precision": "fp32", "trainer": {"accelerator": "cpu"}, "tune": "off"}
+    settings |= {"monitor": MonitorConfig(flush_every=1, progress=False), "optim": OptimConfig(lr=0.01, clip=0.5)}
+    result = fit(*parts("text"), max_epochs=2, folder=tmp_path / "run", **settings)
+    rows = (result.folder / "metrics.csv").read_text(encoding="utf-8").splitlines()
+    place = rows[0].split(",").index("train/loss")
+    losses = [float(row.split(",")[place]) for row in rows[1:] if row.split(",")[place]]
+    assert losses == pytest.approx(plain, abs=1e-6, rel=1e-5)  # the file has six digits
+
+
+def test_predictions_name_their_rows(tmp_path):
+    data, task = parts("text")
+    trainer = L.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(task, datamodule=data)
+    trainer.test(task, datamodule=data, verbose=False)
+    assert set(task.results) >= {"loss", "accuracy"}
+    answers = trainer.predict(task, datamodule=data)
+    rows = torch.cat([each["rows"] for each in answers])
+    shares = torch.cat([each["probabilities"] for each in answers])
+    assert sorted(rows.tolist()) == list(range(60))
+    torch.testing.assert_close(shares.sum(-1), torch.ones(60))
+
+
+def test_a_task_without_data_and_without_a_network_says_what_it_lacks(tmp_path):
+    trainer = L.Trainer(
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        enable_model_summary=False,
+    )
+    with pytest.raises(UserError, match="Classifier: no datamodule says how many classes and words there are"):
+        trainer.fit(Classifier(BiLSTMConfig()), train_dataloaders=[0])
+
+
+def test_bits_in_a_classifier_are_refused_in_one_sentence(tmp_path):
+    data, _ = parts("bits")
+    trainer = L.Trainer(
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        enable_model_summary=False,
+    )
+    with pytest.raises(UserError, match="Classifier: BitInfo has no classes. Use Tagger for tags and GramDecoder"):
+        trainer.fit(Classifier(BiLSTMConfig()), datamodule=data)
