@@ -118,7 +118,6 @@ def test_a_trainer_option_trains_one_batch(option, tmp_path, monkeypatch):
     assert (summary["status"], summary["training"]["steps"]) == ("finished", 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("option", ["ddp", "fsdp"])
 def test_a_trainer_option_trains_one_batch_on_two_cpu_processes(option, tmp_path, monkeypatch):
     devices = ["trainer.accelerator=cpu", "trainer.devices=2"]

@@ -159,9 +159,7 @@ def test_what_cannot_be_mended_ends_the_run_and_the_next_one_goes_on_in_pieces(t
     given: dict[str, Any] = {"checkpoint": CheckpointConfig(every_steps=1)}
     plain = trained(tmp_path / "plain", **given)
     steps = range(4, 10**6)
-    with pytest.raises(
-        UserError, match=r"memory ran out at step 5 while ranks exchanged gradients .*resume=auto goes on"
-    ):
+    with pytest.raises(UserError, match=r"memory ran out at step 5 while ranks exchanged gradients .*with resume=auto"):
         trained(tmp_path / "cut", Unmendable(20, steps, "backward"), **given)
     scarce = Unmendable(20, steps, "backward")
     found = trained(tmp_path / "cut", scarce, resume=str(tmp_path / "cut"), **given)

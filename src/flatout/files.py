@@ -72,7 +72,7 @@ def refused_folder(error: OSError, folder: Path) -> UserError:
     """The mistake behind a run folder that cannot be made."""
     above = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), Path())
     what = f"cannot make {folder}: {error.strerror or error}" if above.is_dir() else f"{above} is no folder"
-    return UserError("output", what, mend="Set output=FOLDER to one that can be written.")
+    return UserError("output", what, mend="Set output=FOLDER to a writable folder.")
 
 
 def put_in_place(beside: Path, target: Path) -> None:

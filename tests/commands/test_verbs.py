@@ -203,7 +203,7 @@ MISTAKES = [
     ),
     (
         ["bench", "spin"],
-        "no bench 'spin' (spine, sources, headlines, bits, bert, tune, scale, doctor, faults, quality)."
+        "no bench 'spin' (spine, sources, headlines, bits, bert, tune, scale, doctor, protections, quality)."
         " Did you mean 'spine'?",
     ),
     (["bench", "quality"], "bench quality: needs published data sets."),
@@ -301,6 +301,6 @@ def test_benches_are_listed(capsys):
         "bits",
         "bert",
         "scale",
-        "faults",
+        "protections",
         "quality",
     }

@@ -17,6 +17,7 @@ EVIL = "<script>[red] :smile: \\"
 
 def filled() -> dict:
     summary = empty_summary() | {"experiment": "x", "command": "python -m train", "status": "finished"}
+    summary["loggers"] = ["tensorboard"]
     summary["model"] |= {"name": "BiLSTM", "parameters": 1000}
     summary["training"] |= {"steps": 30, "seconds": 4.5}
     summary["speed"] |= {"rows_per_s": 1000.0, "tokens_per_s": 9000.0, "padding_share": 0.015}

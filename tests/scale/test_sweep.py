@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -349,6 +350,8 @@ def test_a_sweep_that_is_begun_twice_or_taken_up_with_another_space_is_refused(t
     wait_for_trial(folder, 0, begun[0])
     assert verbally(capsys, *SEARCHED, place)[1].startswith(f"sweep: {folder} holds a sweep already. Go on with it")
     assert "another process is at work in" in verbally(capsys, "resume", str(folder))[1]
+    while not any('"status": "running"' in path.read_text() for path in folder.glob("*/summary.json")):
+        time.sleep(0.01)
     os.killpg(begun[0].pid, signal.SIGTERM)
     said, _ = begun[0].communicate(timeout=60)
     assert begun[0].returncode == 143

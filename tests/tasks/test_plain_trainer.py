@@ -32,7 +32,10 @@ from flatout.tasks import Classifier, Tagger
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers.*", "ignore:.*TensorBoard support.*", "ignore:.*number of training batches.*"
+    "ignore:.*does not have many workers.*",
+    "ignore:.*TensorBoard support.*",
+    "ignore:.*number of training batches.*",
+    "ignore:You defined a `validation_step`",
 )
 HEADLINES = HeadlinesConfig(rows=300, eval_rows=60, classes=4)
 TAGS = TaggedTweetsConfig(rows=160, eval_rows=40)
@@ -50,6 +53,17 @@ def parts(kind: str) -> tuple[L.LightningDataModule, L.LightningModule]:
         return bits, GramDecoder(BitMLPConfig(widths=[8], dropout=0.0), GramsConfig(exposure=False), OPTIM)
     config = BiLSTMConfig(embedding=8, hidden=8, dropout=0.0)
     return TextData(sample=HEADLINES, batch_size=32, seed=3), Classifier(config, optim=OPTIM)
+
+
+def quiet_trainer(folder: Path, **settings: Any) -> L.Trainer:
+    """A plain Trainer that prints and writes nothing."""
+    quiet: dict[str, Any] = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return L.Trainer(**{"max_epochs": 1, "accelerator": "cpu", "default_root_dir": folder, **quiet, **settings})
 
 
 class Losses(L.Callback):
@@ -71,17 +85,8 @@ def train(kind: str, folder: Path, *callbacks: L.Callback, accumulate: int = 1) 
     L.seed_everything(3, verbose=False)
     data, task = parts(kind)
     losses = Losses()
-    trainer = L.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        accumulate_grad_batches=accumulate,
-        gradient_clip_val=0.5,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        callbacks=[*callbacks, losses],
+    trainer = quiet_trainer(
+        folder, max_epochs=2, accumulate_grad_batches=accumulate, gradient_clip_val=0.5, callbacks=[*callbacks, losses]
     )
     trainer.fit(task, datamodule=data)
     return losses.of_steps, torch.cat([weight.detach().flatten() for weight in task.model.parameters()])
@@ -103,18 +108,7 @@ def test_accumulated_batches_give_the_losses_of_one_large_batch(tmp_path):
         L.seed_everything(3, verbose=False)
         data = TextData(sample=HEADLINES, batch_size=rows)
         losses = Losses()
-        trainer = L.Trainer(
-            max_epochs=1,
-            accelerator="cpu",
-            accumulate_grad_batches=accumulate,
-            gradient_clip_val=0.5,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=tmp_path,
-            callbacks=[losses],
-        )
+        trainer = quiet_trainer(tmp_path, accumulate_grad_batches=accumulate, gradient_clip_val=0.5, callbacks=[losses])
         task = Classifier(TextCNNConfig(embedding=8, filters=4, dropout=0.0, embedding_dropout=0.0), optim=OPTIM)
         trainer.fit(task, datamodule=data)
         found.append(losses.of_steps)
@@ -134,15 +128,7 @@ def test_fit_takes_a_datamodule_and_a_task_and_gives_the_losses_of_a_plain_train
 
 def test_predictions_name_their_rows(tmp_path):
     data, task = parts("text")
-    trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
+    trainer = quiet_trainer(tmp_path)
     trainer.fit(task, datamodule=data)
     trainer.test(task, datamodule=data, verbose=False)
     assert set(task.results) >= {"loss", "accuracy"}
@@ -154,27 +140,13 @@ def test_predictions_name_their_rows(tmp_path):
 
 
 def test_a_task_without_data_and_without_a_network_says_what_it_lacks(tmp_path):
-    trainer = L.Trainer(
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(tmp_path)
     with pytest.raises(UserError, match="Classifier: no datamodule says how many classes and words there are"):
         trainer.fit(Classifier(BiLSTMConfig()), train_dataloaders=[0])
 
 
 def test_bits_in_a_classifier_are_refused_in_one_sentence(tmp_path):
     data, _ = parts("bits")
-    trainer = L.Trainer(
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        enable_model_summary=False,
-    )
-    with pytest.raises(UserError, match="Classifier: BitInfo has no classes. Use Tagger for tags and GramDecoder"):
+    trainer = quiet_trainer(tmp_path)
+    with pytest.raises(UserError, match=r"Classifier: BitInfo has no classes. Use Tagger for tags and GramDecoder"):
         trainer.fit(Classifier(BiLSTMConfig()), datamodule=data)

@@ -25,6 +25,7 @@ from typing import Any
 import lightning as L
 import yaml
 
+from flatout.callbacks.loggers import LOGGERS
 from flatout.cli.dotted_settings import describe_type
 from flatout.config import COMPONENTS, REPLACED, RunConfig
 from flatout.errors import UserError
@@ -84,6 +85,8 @@ def all_settings() -> Iterator[Setting]:
     for group, classes in COMPONENTS.items():
         for name, settings in classes.items():
             yield from _settings_of(settings, f"{group}.", f"{group.partition('.')[0]}={name}")
+    for name, settings in LOGGERS.items():
+        yield from _settings_of(settings, f"logger.{name}.", f"logger={name}")
     yield from _settings_of_trainer()
     yield from _settings_of(LauncherSettings, "launcher.", "python -m train -m")
     for each in _settings_of(SweeperSettings, "hydra.sweeper.", "python -m flatout sweep"):

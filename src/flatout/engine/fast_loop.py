@@ -75,6 +75,12 @@ class FastLoop(Callback):
         """Losses and gradient norms of the steps since the last call, in one transfer from the device."""
         return self.losses.take(self.trainer.global_step, is_scaled=self.is_scaled)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"rate": self.rate}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rate = state_dict["rate"]
+
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.trainer, self.module = trainer, pl_module
         vars(pl_module)["answer_in_pieces"] = self.passes.judge

@@ -147,8 +147,8 @@ class Task(L.LightningModule):
     def configure_model(self) -> None:
         if not self.is_built:
             self.build(_info_of(self))
-        if not self.is_prepared and self.trainer.state.fn == "fit" and self.info is not None:
-            data: Any = vars(self.trainer)["datamodule"]
+        data: Any = getattr(self.trainer, "datamodule", None)
+        if not self.is_prepared and self.trainer.state.fn == "fit" and hasattr(data, "feeds"):
             self.prepare(data.feeds, data.run_log, data.seed)
         share_out = getattr(self.trainer.strategy, "share_out", None)
         if share_out is not None and not self.shares_weights:
