@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -60,7 +61,7 @@ class FastLoop(Callback):
         """Whether a CPU finds a step that is not finite at once; elsewhere the device itself leaves the step out."""
         self.rate = 0.0
         """Learning rate of the last step."""
-        self.is_serving = self.is_plain = self.is_scaled = self.exchanges = False
+        self.is_serving = self.is_plain = self.is_scaled = self.exchanges = self._is_ddp = False
         self._is_updating = self._is_under_way = False
         self._hooks: dict[str, list[Callable[..., Any]]] = {name: [] for name in _STEP_HOOKS}
         self._lean: list[LeanEmbedding] = []
@@ -103,6 +104,7 @@ class FastLoop(Callback):
         self.is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
         is_backward_ours = type(pl_module).backward is L.LightningModule.backward
         self.is_plain = isinstance(strategy, SingleDeviceStrategy) and not self.is_scaled and is_backward_ours
+        self._is_ddp = isinstance(getattr(strategy, "model", None), DistributedDataParallel)
         self.exchanges = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.shares_weights = bool(getattr(pl_module, "shares_weights", False))
         self._call = internals.run_training_step if not hasattr(pl_module, "is_silent_step") else None
@@ -127,7 +129,9 @@ class FastLoop(Callback):
     def forward(self, batch: Any) -> Tensor | None:
         """The loss of a batch or of a piece of one, over the batches of its optimizer step."""
         arguments = (batch, *self._arguments[1:])
-        if self._call is None:
+        if self._is_ddp:
+            output = internals.call_training_step(self.trainer, self.module, arguments)
+        elif self._call is None:
             output = self.trainer.strategy.training_step(*arguments)
         else:
             output = self._call(self.trainer, arguments)
@@ -144,7 +148,10 @@ class FastLoop(Callback):
             for hook in self._hooks["on_after_backward"]:
                 hook()
             return
-        self.trainer.strategy.backward(loss, self._optimizer)
+        strategy: Any = self.trainer.strategy
+        if self._is_ddp and ends_step:
+            internals.prepare_for_backward(strategy.model, loss)
+        strategy.backward(loss, self._optimizer)
 
     def exchange_context(self, *, ends_step: bool) -> Any:
         """Around the forward and backward pass of a part: gradients are exchanged in the last part of a step."""
@@ -181,7 +188,11 @@ class FastLoop(Callback):
         ends_step = getattr(batch, "ends_step", None)
         if ends_step is None:
             ends_step = internals.ends_optimizer_step(self.trainer)
-        forward_s = self.passes.train(batch, ends_step=ends_step)
+        if self._is_ddp:
+            passes = partial(self.passes.train, batch, ends_step=ends_step)
+            forward_s = internals.run_inside_ddp(self.trainer.strategy, self.module, passes)
+        else:
+            forward_s = self.passes.train(batch, ends_step=ends_step)
         backwarded = edge(2)
         loss = self.passes.last_loss
         if ends_step:

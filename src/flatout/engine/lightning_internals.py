@@ -15,6 +15,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
+from lightning.pytorch.overrides.distributed import prepare_for_backward as prepare_for_backward
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
@@ -64,6 +65,33 @@ def unplug_optimization(trainer: L.Trainer) -> None:
 def run_training_step(trainer: L.Trainer, arguments: tuple[Any, ...]) -> Any:
     """A training step with all that Lightning puts around it; `self.log` works in it."""
     return call._call_strategy_hook(trainer, "training_step", *arguments)
+
+
+def run_inside_ddp(strategy: Any, module: L.LightningModule, passes: Callable[[], float]) -> float:
+    """Run the passes of a batch inside one forward of DDP: a pass that is repeated then adds no collective call."""
+    wrapper, forward = strategy.model, module.forward
+
+    def run_passes() -> float:
+        vars(module)["forward"] = forward
+        seconds = passes()
+        wrapper.require_backward_grad_sync = False  # DDP need not prepare for a backward pass: it was here
+        return seconds
+
+    vars(module)["forward"] = run_passes
+    try:
+        return float(wrapper())
+    finally:
+        wrapper.require_backward_grad_sync = True
+        vars(module).pop("forward", None)
+
+
+def call_training_step(trainer: L.Trainer, module: L.LightningModule, arguments: tuple[Any, ...]) -> Any:
+    """A training step inside `run_inside_ddp`; `self.log` works in it."""
+    set_hook_name(module, "_current_fx_name", "training_step")
+    with trainer.precision_plugin.train_step_context():
+        output = module.training_step(*arguments)
+    set_hook_name(module, "_current_fx_name", None)
+    return output
 
 
 def ends_optimizer_step(trainer: L.Trainer) -> bool:
