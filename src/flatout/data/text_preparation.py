@@ -180,7 +180,7 @@ class TextPreparation:
         for split, block in self.source.texts_and_labels(surveyed.fates, advance):
             encoded, targets = self._encoded(split, block, surveyed, vocabulary)
             writers[split].append(tokens=(encoded.tokens, encoded.lengths), targets=targets, rows=block.rows)
-            totals[split].add(encoded, is_clean=_is_clean(block))
+            totals[split].add(encoded, is_clean=_is_clean(block) if self.source.is_sample else None)
         return totals
 
     def _encoded(

@@ -170,12 +170,16 @@ class Task(L.LightningModule):
         return self.prepare_training(feeds, log, seed)
 
     def configure_optimizers(self) -> Any:
-        # A fused step cannot be un-scaled and clipped, which fp16 needs.
-        optimizer = self.optim.build(self.model, fused=self.trainer.precision != "16-mixed")
+        optimizer = self.optim.build(self.model, fused=self._may_fuse())
         total = int(self.total_steps or self.trainer.estimated_stepping_batches)
         self.total_steps = total
         schedule = StepSchedule(optimizer, lambda step: self.optim.lr_at(step, total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _may_fuse(self) -> bool:
+        """A fused step unscales by itself: fp16 needs another, and Lightning clips none in mixed precision."""
+        clips = bool(self.trainer.gradient_clip_val) and not self.is_in_fast_loop
+        return self.trainer.precision != "16-mixed" and not (clips and self.trainer.precision == "bf16-mixed")
 
     def on_fit_start(self) -> None:
         if self.optim.ema:
