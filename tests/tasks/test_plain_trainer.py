@@ -155,12 +155,12 @@ def test_bits_in_a_classifier_are_refused_in_one_sentence(tmp_path):
 def test_a_script_of_a_user_runs_with_mixed_precision_accumulation_and_clipping(tmp_path):
     """The label column has the name that the built-in sample gives to its topics."""
     rows = [
-        f"{word} of today {number},{topic}" for number in range(60) for word, topic in (("goal", "a"), ("soup", "b"))
+        f"{word} of today {number},{topic}" for number in range(200) for word, topic in (("goal", "a"), ("soup", "b"))
     ]
     (tmp_path / "news.csv").write_text("\n".join(["title,topic", *rows]), encoding="utf-8")
     data = TextData(source=str(tmp_path / "news.csv"), text="title", label="topic", batch_size=16)
     task = Classifier(BiLSTMConfig(hidden=8, embedding=8), optim=OPTIM)
-    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "max_epochs": 3}
+    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "max_epochs": 5}
     trainer = quiet_trainer(tmp_path, precision="bf16-mixed", **settings)
     trainer.fit(task, datamodule=data)
     assert trainer.global_step > 3
