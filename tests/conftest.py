@@ -1,7 +1,7 @@
 """Every test starts from the same seeds, treats warnings as errors, and has a cache folder of its own.
 
 Each worker of pytest-xdist computes on one thread, and so do the processes that its tests start. A test outside
-`tests/soak/` may use 30 s of processor time, on two cores some 20 s, its child processes included.
+`tests/soak/` may use 20 s of processor time, its child processes included.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ settings.register_profile("flatout", derandomize=True, deadline=None, max_exampl
 settings.load_profile("flatout")
 torch.set_num_threads(1)
 
-BUDGET_S = 30.0
+BUDGET_S = 20.0
 """Processor time for the call of one test of the default suite; wall time would depend on what else runs.
 
 What a fixture prepares for several tests does not count."""

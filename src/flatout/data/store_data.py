@@ -223,7 +223,8 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
 
 
 def _require_constant_accumulation(trainer: L.Trainer) -> None:
-    changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    callbacks = vars(trainer)["callbacks"]  # Lightning sets the list without declaring it
+    changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
     what = "changes from epoch to epoch, but the rows of each step are planned before training"
     mend = "Set Trainer(accumulate_grad_batches=…) instead of the GradientAccumulationScheduler."
     require(not changes, "accumulate_grad_batches", what, mend=mend)

@@ -33,7 +33,7 @@ def lock(folder: Path, key: str) -> Iterator[bool]:
     except Timeout:
         print(f"cache: waiting for {_builder(folder, key)}, which is building this store", file=sys.stderr, flush=True)
         held.acquire(timeout=-1, poll_interval=_LOOK_S)
-    except NotImplementedError:
+    except NotImplementedError:  # filelock raises it on a disk without flock: each process builds for itself
         yield False
         return
     try:
@@ -48,7 +48,7 @@ def lock_at_once(folder: Path, key: str) -> Iterator[bool]:
     held = _lock_of(folder, key)
     try:
         held.acquire(timeout=0)
-    except (Timeout, NotImplementedError):
+    except (Timeout, NotImplementedError):  # held by another, or a disk without flock, where none can be held
         yield False
         return
     try:
