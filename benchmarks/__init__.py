@@ -8,7 +8,7 @@ BENCHES = {
     "bert": "encoders: flat equals padded in every family; tokens a second and MFU against transformers' Trainer",
     "tune": "what tune=auto chooses against what is set, and what choosing takes",
     "scale": "two processes against one, balance of ranks, what trials cost, a sweep that is crashed and killed",
-    "doctor": "bottlenecks planted into runs: whether the verdict names them, and what its mends are worth",
+    "doctor": "bottlenecks planted into runs: whether the verdict names them, and what its fixes are worth",
     "protections": "what the protections of a run cost: their part of each step and of each save",
     "quality": "scores on published data sets (needs --data), from scratch or of an encoder (--pretrained)",
 }

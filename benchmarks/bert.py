@@ -54,8 +54,8 @@ def claims(options: Options) -> Iterator[Claim]:
     try:
         import accelerate  # noqa: F401  # the Trainer asks for it only when it starts
     except ImportError:
-        mend = "Install it with pip install 'flatout[bench]'."
-        raise UserError("bench bert", "transformers' Trainer needs the package accelerate", mend=mend) from None
+        hint = "Install it with pip install 'flatout[bench]'."
+        raise UserError("bench bert", "transformers' Trainer needs the package accelerate", hint=hint) from None
     with tempfile.TemporaryDirectory() as folder:
         short = BertBench(Path(folder), options, _tweets(options), max_length=128)
         yield short.same_losses()
@@ -104,7 +104,7 @@ def _long_texts(options: Options) -> dict[str, Any]:
 def _published(folder: Path) -> dict[str, Any]:
     found = {split: next(iter(sorted(folder.glob(f"{split}.*"))), None) for split in ("train", "validation", "test")}
     if found["train"] is None:
-        raise UserError("--data", f"no {folder.name} there", mend="Name a folder that holds it, or leave it out.")
+        raise UserError("--data", f"no {folder.name} there", hint="Name a folder that holds it, or leave it out.")
     return {split: str(path) for split, path in found.items() if path is not None}
 
 

@@ -1,4 +1,4 @@
-"""Bottlenecks that are planted into runs: does the verdict name them, and is its mend worth what it says?
+"""Bottlenecks that are planted into runs: does the verdict name them, and is its fix worth what it says?
 
 Each planted run is a command line in a process of its own. Its verdict's override is then applied, and both are run
 again, in turn; the gain is the ratio of the median times that a row took, and what was told the median of what the
@@ -92,13 +92,13 @@ def claims(options: Options) -> Iterator[Claim]:
             quickest_ms = min(quickest_ms, found.step_ms)
             yield found.as_claim()
     yield _share("planted bottlenecks that the verdict names", named, len(planted), _NAMED)
-    yield _share("mends within 25 % of the gain that was told", within, len(planted), _WITHIN)
+    yield _share("fixes within 25 % of the gain that was told", within, len(planted), _WITHIN)
     yield from _cost(quickest_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosed:
-    """What the verdict said of a planted run, and what its mend was worth."""
+    """What the verdict said of a planted run, and what its fix was worth."""
 
     planted: Planted
     verdict: dict[str, Any]
@@ -135,15 +135,15 @@ def diagnosed(planted: Planted, place: Path, rounds: int) -> Diagnosed:
     words = [*_ALWAYS, *planted.words, f"trainer.max_epochs={planted.epochs}"]
     first = trained(words, place / "first")
     found, step_ms = first["verdict"], first["speed"]["step_percentiles_ms"]["p50"]
-    if not found["mend"] or found["predicted_gain"] is None:
+    if not found["fix"] or found["predicted_gain"] is None:
         return Diagnosed(planted, found, None, None, step_ms)
-    mended = with_override(words, found["mend"])
+    fixed = with_override(words, found["fix"])
     was, now = [first], []
     for number in range(rounds):
-        now.append(trained(mended, place / f"mended-{number}"))
+        now.append(trained(fixed, place / f"fixed-{number}"))
         if number + 1 < rounds:
             was.append(trained(words, place / f"again-{number}"))
-    alike = [each["verdict"] for each in was if each["verdict"]["mend"] == found["mend"]]
+    alike = [each["verdict"] for each in was if each["verdict"]["fix"] == found["fix"]]
     told = statistics.median(each["predicted_gain"] for each in alike)
     gain = statistics.median(map(_ms_a_row, was)) / statistics.median(map(_ms_a_row, now))
     return Diagnosed(planted, found, told, gain, step_ms)

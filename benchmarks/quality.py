@@ -50,8 +50,8 @@ _MOST_MINUTES = 15
 def claims(options: Options) -> Iterator[Claim]:
     """Each data set's official metric on its test rows, times 100, as mean over seeds."""
     if options.data is None or not (options.data / TASKS[0].folder).is_dir():
-        mend = f"Set --data to a folder that holds {', '.join(task.folder for task in TASKS)}."
-        raise UserError("bench quality", "needs published data sets", mend=mend)
+        hint = f"Set --data to a folder that holds {', '.join(task.folder for task in TASKS)}."
+        raise UserError("bench quality", "needs published data sets", hint=hint)
     if options.pretrained is not None:
         yield from encoder_claims(options.data, options.pretrained)
         return

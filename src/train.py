@@ -151,8 +151,8 @@ def _start(job: Callable[[DictConfig], Any]) -> None:
             if "mkdir" not in names or job.__name__ in names:
                 raise
             raise refused_folder(error, Path(error.filename or ".")) from None
-        mend = "Set output=FOLDER to a writable folder."
-        raise out_of_space(error, Path(error.filename or "."), None, "output", mend) from None
+        hint = "Set output=FOLDER to a writable folder."
+        raise out_of_space(error, Path(error.filename or "."), None, "output", hint) from None
 
 
 def in_hydras_form(word: str) -> str:
@@ -202,7 +202,7 @@ def refuse_pickles_and_packages(words: Sequence[str]) -> None:
     for number, word in enumerate(words):
         name, _, value = word.partition("=")
         is_rerun = len(name) > len("--e") and "--experimental-rerun".startswith(name)  # argparse takes beginnings too
-        require(not is_rerun, "--experimental-rerun", "reads a pickle", mend="Type the run's overrides.txt again.")
+        require(not is_rerun, "--experimental-rerun", "reads a pickle", hint="Type the run's overrides.txt again.")
         is_path = name == "-cp" or (len(name) > len("--config-") and "--config-path".startswith(name))
         if word.startswith("-cp") or is_path:
             require_folders("--config-path", " ".join([value or word, *words[number + 1 : number + 2]]))

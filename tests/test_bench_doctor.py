@@ -16,7 +16,7 @@ from flatout.data.feeding import FeedKind
 
 
 @pytest.mark.parametrize(
-    ("typed", "override", "mended"),
+    ("typed", "override", "fixed"),
     [
         (["data.feed=workers", "threads=2"], "data.feed=resident", ["threads=2", "data.feed=resident"]),
         (["+trainer.val_check_interval=5"], "++trainer.val_check_interval=1.0", ["++trainer.val_check_interval=1.0"]),
@@ -24,8 +24,8 @@ from flatout.data.feeding import FeedKind
         (["data.batch_size=4"], "data.batch_size=32 data.accumulate=1", ["data.batch_size=32", "data.accumulate=1"]),
     ],
 )
-def test_an_override_takes_the_place_of_what_was_typed(typed, override, mended):
-    assert with_override(typed, override) == mended
+def test_an_override_takes_the_place_of_what_was_typed(typed, override, fixed):
+    assert with_override(typed, override) == fixed
 
 
 def test_every_plant_can_be_named_on_a_command_line():

@@ -18,7 +18,7 @@ VERBS = {
     "tune": "what is fastest here for a run: feed, precision, rows at once; measured, with a table, and no training",
     "sweep": "many runs in search of the best settings: suggested, pruned, taken up again after a kill",
     "settings": "each setting: what it does, what it may be, its default",
-    "doctor": "what held a run back, and the override that would mend it",
+    "doctor": "what held a run back, and the override that would fix it",
     "evaluate": "metrics of a finished run on another labelled file",
     "export": "a finished run's encoder as a folder that transformers opens, or as ONNX",
     "encode": "records with their encoding: Bloom filter, MinHash or two-step hash",

@@ -109,14 +109,14 @@ class RunConfig:
         self.precision = as_choice(Precision, self.precision, "precision")
         if isinstance(self.tune, str):
             self.tune = tune_of(self.tune)
-        mend = "Set tune=off, or name the model's settings."
+        hint = "Set tune=off, or name the model's settings."
         is_ours = not (self.tune.enabled and isinstance(self.model, nn.Module))
-        require(is_ours, "tune", "the processes that measure cannot build a model of your own", mend=mend)
+        require(is_ours, "tune", "the processes that measure cannot build a model of your own", hint=hint)
         self.data = TextDataConfig() if self.data is None else self.data
         rows = self.data.effective_batch
         is_free = self.tune.enabled and self.tune.effective_batch is StepRows.free and rows is not None
-        mend = "Leave one of them out."
-        require(not is_free, "tune.effective_batch", f"free with data.effective_batch={rows}", mend=mend)
+        hint = "Leave one of them out."
+        require(not is_free, "tune.effective_batch", f"free with data.effective_batch={rows}", hint=hint)
         is_bits = isinstance(self.data, BitsDataConfig)
         if self.model is None:
             self.model = BitMLPConfig() if is_bits else BiLSTMConfig()
@@ -137,14 +137,14 @@ class RunConfig:
         require(self.threads is None or self.threads >= 1, "threads", f"{self.threads}", allowed="1 or more, or null")
         arguments = list(inspect.signature(L.Trainer.__init__).parameters)[1:]
         for name in self.trainer:
-            where, mend = f"trainer.{name}", did_you_mean(name, arguments)
-            require(name in arguments, where, "no argument of Lightning's Trainer", mend=mend)
-            mend = f"Set {REPLACED.get(name)} instead."
-            require(name not in REPLACED, where, "has a setting of its own", mend=mend)
+            where, hint = f"trainer.{name}", did_you_mean(name, arguments)
+            require(name in arguments, where, "no argument of Lightning's Trainer", hint=hint)
+            hint = f"Set {REPLACED.get(name)} instead."
+            require(name not in REPLACED, where, "has a setting of its own", hint=hint)
         strategy = self.trainer.get("strategy")
         is_known = strategy is None or not isinstance(strategy, str) or strategy in _STRATEGIES
-        mend = did_you_mean(str(strategy), _STRATEGIES)
-        require(is_known, "trainer.strategy", f"{strategy}", allowed=", ".join(_STRATEGIES), mend=mend)
+        hint = did_you_mean(str(strategy), _STRATEGIES)
+        require(is_known, "trainer.strategy", f"{strategy}", allowed=", ".join(_STRATEGIES), hint=hint)
         if self.shares_weights:
             self._require_what_fsdp_can_do(is_bits)
         epochs = self.trainer.get("max_epochs")
@@ -157,28 +157,28 @@ class RunConfig:
         return self.trainer.get("strategy") == _FSDP
 
     def _require_what_fsdp_can_do(self, is_bits: bool) -> None:
-        where, mend = f"trainer.strategy: {_FSDP}", "Leave one of them out."
-        require(not is_bits, where, "models of bit strings are too small for it", mend="Leave it out.")
+        where, hint = f"trainer.strategy: {_FSDP}", "Leave one of them out."
+        require(not is_bits, where, "models of bit strings are too small for it", hint="Leave it out.")
         what = "needs tune=off, which measures whole models on one device"
-        require(not self.tune.enabled, where, what, mend=mend)
+        require(not self.tune.enabled, where, what, hint=hint)
         what = "does not work with precision=fp16: its scaler needs whole gradients"
-        require(self.precision is not Precision.fp16, where, what, mend="Set precision=bf16 or fp32.")
-        require(not self.compile, where, "does not work with compile=true in this version", mend=mend)
+        require(self.precision is not Precision.fp16, where, what, hint="Set precision=bf16 or fp32.")
+        require(not self.compile, where, "does not work with compile=true in this version", hint=hint)
 
     def _require_tagger(self, data: TextDataConfig) -> None:
         """Tags need a task and a model that predict a tag for each word."""
         is_tagged = data.problem is Problem.tags
         fits = isinstance(self.task, TaggingConfig) == is_tagged
-        mend = "Set task=tagging." if is_tagged else "Set data.problem=tags for words and tags, or task=classification."
-        require(fits, "task", f"{_name_of('task', self.task)} with data.problem={data.problem}", mend=mend)
+        hint = "Set task=tagging." if is_tagged else "Set data.problem=tags for words and tags, or task=classification."
+        require(fits, "task", f"{_name_of('task', self.task)} with data.problem={data.problem}", hint=hint)
         is_encoder = not is_tagged or isinstance(self.model, TransformerConfig)
-        require(is_encoder, "model", f"{_name_of('model', self.model)} predicts no tags", mend="Set model=transformer.")
+        require(is_encoder, "model", f"{_name_of('model', self.model)} predicts no tags", hint="Set model=transformer.")
 
     def _with_tokenizer(self, data: TextDataConfig) -> TextDataConfig:
         """An encoder reads the ids of its tokenizer; from scratch, the ids of word pieces."""
         if not isinstance(self.model, TransformerConfig):
             reads_pairs = isinstance(self.model, nn.Module) or not data.pair
-            require(reads_pairs, "data.pair", "only encoders read pairs", mend="Set model=transformer.")
+            require(reads_pairs, "data.pair", "only encoders read pairs", hint="Set model=transformer.")
             return data
         if data.tokenizer is not None:
             return data
@@ -188,12 +188,12 @@ class RunConfig:
 
     def _require_parts_that_fit(self, is_bits: bool) -> None:
         """Texts and bit strings have different models and tasks."""
-        rows, mend = ("bit strings", _BITS_MEND) if is_bits else ("texts", _TEXT_MEND)
+        rows, hint = ("bit strings", _BITS_MEND) if is_bits else ("texts", _TEXT_MEND)
         for name, of_bits in (("model", BitMLPConfig), ("task", GramsConfig)):
             part = getattr(self, name)
             known = name == "task" or type(part) in MODELS.values()
             fits = not known or isinstance(part, of_bits) == is_bits
-            require(fits, name, f"{_name_of(name, part)} does not fit {rows}", mend=mend)
+            require(fits, name, f"{_name_of(name, part)} does not fit {rows}", hint=hint)
 
 
 _BITS_MEND = "Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams."

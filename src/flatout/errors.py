@@ -1,7 +1,7 @@
-"""A person's mistake, said so that it can be mended at once.
+"""A person's mistake, said so that it can be fixed at once.
 
 Every error a person can cause has one shape: where it is (a key, a file, a row), what is wrong (with the value),
-what is allowed or nearest, and how to mend it. Entry points print it without a traceback and exit with code 2;
+what is allowed or nearest, and how to fix it. Entry points print it without a traceback and exit with code 2;
 an error of any other class is a defect of ours and keeps its traceback.
 """
 
@@ -23,17 +23,17 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class UserError(ValueError):
-    """A mistake of the person at the keyboard: where, what, what is allowed, how to mend it."""
+    """A mistake of the person at the keyboard: where, what, what is allowed, how to fix it."""
 
-    def __init__(self, where: str, what: str, *, allowed: str = "", mend: str = "") -> None:
-        self.where, self.what, self.allowed, self.mend = where, what, allowed, mend
+    def __init__(self, where: str, what: str, *, allowed: str = "", hint: str = "") -> None:
+        self.where, self.what, self.allowed, self.hint = where, what, allowed, hint
         super().__init__(self.message())
 
     def message(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
         if self.allowed:
             text += f" ({self.allowed})"
-        return printable(f"{text.rstrip('.')}. {self.mend}".rstrip() if self.mend else text)
+        return printable(f"{text.rstrip('.')}. {self.hint}".rstrip() if self.hint else text)
 
 
 class RunBroke(RuntimeError):
@@ -47,7 +47,7 @@ def write_for_launcher(error: UserError | RunBroke) -> None:
         return
     told: dict[str, Any] = {"timestamp": str(int(time.time()))}
     if isinstance(error, UserError):
-        told["mistake"] = {name: getattr(error, name) for name in ("where", "what", "allowed", "mend")}
+        told["mistake"] = {name: getattr(error, name) for name in ("where", "what", "allowed", "hint")}
     Path(path).write_text(json.dumps({"message": {"message": str(error), "extraInfo": told}}), encoding="utf-8")
 
 
@@ -73,17 +73,17 @@ def as_choice(kind: type[Choice], value: object, where: str) -> Choice:
     """A member of an Enum of texts from its name, so that Python users may write either."""
     names = [str(member.value) for member in kind]
     if str(value) not in names:
-        raise UserError(where, repr(value), allowed=", ".join(names), mend=did_you_mean(str(value), names))
+        raise UserError(where, repr(value), allowed=", ".join(names), hint=did_you_mean(str(value), names))
     return kind(str(value))
 
 
-def require(condition: bool, where: str, what: str, *, allowed: str = "", mend: str = "") -> None:
+def require(condition: bool, where: str, what: str, *, allowed: str = "", hint: str = "") -> None:
     """Check one setting; used by the Config classes in `__post_init__`."""
     if not condition:
-        raise UserError(where, what, allowed=allowed, mend=mend)
+        raise UserError(where, what, allowed=allowed, hint=hint)
 
 
-def out_of_space(error: OSError, place: Path, needed: int | None, where: str, mend: str) -> UserError:
+def out_of_space(error: OSError, place: Path, needed: int | None, where: str, hint: str) -> UserError:
     """What to tell a person when a disk refuses a write; `needed` are the bytes of the whole, where they are known.
 
     `where` is the setting that names the place. What was written in vain should be gone by now: it counts as free.
@@ -98,11 +98,11 @@ def out_of_space(error: OSError, place: Path, needed: int | None, where: str, me
     }
     what = words.get(error.errno or 0, f"cannot write in {place}: {error.strerror or error}")
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(where, what, mend=mend)
+        return UserError(where, what, hint=hint)
     known = [] if needed is None else [f"needs about {_megabytes(needed)}"]
     if (free := _free_bytes(place)) is not None:
         known.append(f"{_megabytes(free)} free")
-    return UserError(where, f"{what}: {', '.join(known)}" if known else what, mend=mend)
+    return UserError(where, f"{what}: {', '.join(known)}" if known else what, hint=hint)
 
 
 def _free_bytes(place: Path) -> int | None:

@@ -72,7 +72,7 @@ def refused_folder(error: OSError, folder: Path) -> UserError:
     """The mistake behind a run folder that cannot be made."""
     above = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), Path())
     what = f"cannot make {folder}: {error.strerror or error}" if above.is_dir() else f"{above} is no folder"
-    return UserError("output", what, mend="Set output=FOLDER to a writable folder.")
+    return UserError("output", what, hint="Set output=FOLDER to a writable folder.")
 
 
 def put_in_place(beside: Path, target: Path) -> None:
@@ -109,11 +109,11 @@ def is_plain_part(text: str) -> bool:
     return bool(text) and not is_rooted and ".." not in parts and text.isprintable()
 
 
-def require_inside(path: str, folders: Sequence[Path], where: str, mend: str = "Begin it with ${output}/.") -> None:
+def require_inside(path: str, folders: Sequence[Path], where: str, hint: str = "Begin it with ${output}/.") -> None:
     """Refuse a path that is not below one of the folders, through links too."""
     is_odd = not path.isprintable() or path.startswith("~")
     if is_odd or not any(_resolved(Path(path)).is_relative_to(_resolved(folder)) for folder in folders):
-        raise UserError(where, f"{path!r} lies outside of the folder of all runs", allowed=str(folders[0]), mend=mend)
+        raise UserError(where, f"{path!r} lies outside of the folder of all runs", allowed=str(folders[0]), hint=hint)
 
 
 def lies_inside(name: str, folder: Path) -> bool:

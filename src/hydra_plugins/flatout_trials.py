@@ -95,15 +95,15 @@ class TrialSweeper(Sweeper):
         from flatout.sweep.sweep import sweep
 
         _require_one_process()
-        mend = "Go on by: python -m flatout sweep resume FOLDER."
-        require(not any(map(_is_resume, arguments)), "resume", "is of runs, and this is a sweep", mend=mend)
+        hint = "Go on by: python -m flatout sweep resume FOLDER."
+        require(not any(map(_is_resume, arguments)), "resume", "is of runs, and this is a sweep", hint=hint)
         launcher = self.hydra_config.launcher
         if launcher.get("_target_") != LauncherSettings._target_:
-            raise UserError("hydra/launcher", "a sweep starts its own trials", mend="Leave hydra/launcher out.")
+            raise UserError("hydra/launcher", "a sweep starts its own trials", hint="Leave hydra/launcher out.")
         written = [f"{key}={value}" for key, value in (self.settings.pop("space") or {}).items()]
         for override in OverridesParser.create(config_loader=self.composer.loader).parse_overrides(written):
-            mend = "Write choice(…), interval(…) or range(…)."
-            require(override.is_sweep_override(), f"space: {override.get_key_element()}", "has one value", mend=mend)
+            hint = "Write choice(…), interval(…) or range(…)."
+            require(override.is_sweep_override(), f"space: {override.get_key_element()}", "has one value", hint=hint)
         fixed, space = _fixed_and_searched(self.composer, [*written, *arguments])
         settings = SweepSettings(**self.settings, parallel=launcher.parallel, limit=launcher.limit)
         folder = Path(str(self.hydra_config.sweep.dir)).absolute()
@@ -133,8 +133,8 @@ class TrialSweeper(Sweeper):
 def _require_one_process() -> None:
     from flatout.distributed.ranks import Ranks
 
-    mend = "Start it once, and set trainer.devices for the devices of each trial."
-    require(not Ranks.here().are_several, "-m", "several ranks are running, and each would start all trials", mend=mend)
+    hint = "Start it once, and set trainer.devices for the devices of each trial."
+    require(not Ranks.here().are_several, "-m", "several ranks are running, and each would start all trials", hint=hint)
 
 
 def _is_resume(word: str) -> bool:
@@ -144,8 +144,8 @@ def _is_resume(word: str) -> bool:
 def _goes_on(words: Sequence[str]) -> bool:
     """Whether these words ask to go on with what they have begun before."""
     asked = [word.partition("=")[2].strip("\"'") for word in words if _is_resume(word)][-1:]
-    mend = "Set resume=auto, and hydra.sweep.dir=FOLDER where it is not the newest one."
-    require(asked in ([], ["auto"], ["null"]), "resume", f"{''.join(asked)} is one run, and -m are many", mend=mend)
+    hint = "Set resume=auto, and hydra.sweep.dir=FOLDER where it is not the newest one."
+    require(asked in ([], ["auto"], ["null"]), "resume", f"{''.join(asked)} is one run, and -m are many", hint=hint)
     return asked == ["auto"]
 
 
@@ -155,9 +155,9 @@ def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | N
 
     if is_named:
         before = begun_with(folder)
-        mend = "Choose another hydra.sweep.dir, or give that command again."
+        hint = "Choose another hydra.sweep.dir, or give that command again."
         other = shlex.join(before or [])
-        require(before in (None, words), "hydra.sweep.dir", f"{folder} holds trials of other words: {other}", mend=mend)
+        require(before in (None, words), "hydra.sweep.dir", f"{folder} holds trials of other words: {other}", hint=hint)
         found = None if before is None else folder
     else:
         found = newest_of(words, folder.parent)

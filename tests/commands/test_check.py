@@ -91,7 +91,7 @@ def test_json_holds_everything_that_is_printed(rows, capsys):
     assert sum(found["rows"].values()) == 90
     assert found["columns"] == {"text": ["headline"], "label": "category"}
     empty = next(remark for remark in found["remarks"] if "empty text" in remark["what"])
-    assert (empty["level"], empty["count"], empty["rows"], empty["mend"]) == (
+    assert (empty["level"], empty["count"], empty["rows"], empty["hint"]) == (
         "warning",
         1,
         [91],

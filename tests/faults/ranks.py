@@ -53,7 +53,7 @@ def one_of_two_harmed(place: Path, count: int) -> list[list[str]]:
 
 
 def not_a_number_on_either(place: Path, count: int) -> list[list[str]]:
-    """An output of one of two ranks is no number: no update is made, and the run goes on when it is mended."""
+    """An output of one of two ranks is no number: no update is made, and the run goes on when it is masked."""
     references = References(place)
     references.make([_TWO])
     found = []
@@ -67,7 +67,7 @@ def not_a_number_on_either(place: Path, count: int) -> list[list[str]]:
 
 
 def not_a_number(place: Path, count: int) -> list[list[str]]:
-    """An output is no number, or infinite, in some step: no update is made, and the run goes on when it is mended."""
+    """An output is no number, or infinite, in some step: no update is made, and the run goes on when it is masked."""
     kinds = [("bilstm", 1), ("encoder", 1), ("bits", 1), ("bilstm", 3)]
     specs = [Spec(family, accumulate=parts, batch_size=12 // parts) for family, parts in kinds]
     values = (float("nan"), float("inf"))

@@ -1,4 +1,4 @@
-"""Each cause is told from what was measured, with a mend and what it is worth; quiet runs are told that all is well."""
+"""Each cause is told from what was measured, with a fix and what it is worth; quiet runs are told that all is well."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ PLAIN = {
 
 @pytest.mark.parametrize("cause", PLAIN)
 def test_what_was_measured_names_its_cause(cause):
-    evidence, mend, gain = PLAIN[cause]
+    evidence, fix, gain = PLAIN[cause]
     told = verdict(evidence)
     assert told["cause"] == cause, told["sentence"]
-    assert mend is None or mend in told["mend"]
+    assert fix is None or fix in told["fix"]
     assert gain is None or told["predicted_gain"] == pytest.approx(gain, rel=0.02)
     assert told["sentence"].startswith("limited by ") and 0 < told["share"] <= 1
     assert json.loads(json.dumps(told)) == told
@@ -93,16 +93,16 @@ def test_what_was_measured_names_its_cause(cause):
 
 def test_batches_that_go_through_in_pieces_are_memory_s_fault():
     told = verdict(replace(QUIET, pieces=4))
-    assert (told["cause"], told["mend"]) == ("memory", "for encoders try model.gradient_checkpointing=true")
+    assert (told["cause"], told["fix"]) == ("memory", "for encoders try model.gradient_checkpointing=true")
     assert "each batch goes through in 4 pieces" in told["sentence"]
     others = verdict(replace(QUIET, pieces=4, native="bf16"))
-    assert {others["mend"], *(each["mend"] for each in others["others"])} == {"precision=bf16"}
+    assert {others["fix"], *(each["fix"] for each in others["others"])} == {"precision=bf16"}
 
 
 def test_where_the_rows_of_a_step_were_set_its_exchange_is_mended_by_more_of_them():
     evidence, _, gain = PLAIN["communication"]
     told = verdict(replace(evidence, effective_batch=256))
-    assert (told["cause"], told["mend"]) == ("communication", "data.effective_batch=512")
+    assert (told["cause"], told["fix"]) == ("communication", "data.effective_batch=512")
     assert told["predicted_gain"] == pytest.approx(gain, rel=0.02)
 
 
@@ -125,7 +125,7 @@ def test_what_plainly_holds_a_run_back_is_told_at_once(evidence, is_told):
 def test_what_was_tried_and_is_faster_is_the_mend(cause):
     evidence = trying(cause, f"override.of={cause}", 2.0, spending(wait=10.0) if cause == "data" else QUIET)
     told = verdict(evidence)
-    assert (told["cause"], told["mend"]) == (cause, f"override.of={cause}")
+    assert (told["cause"], told["fix"]) == (cause, f"override.of={cause}")
     assert told["predicted_gain"] == pytest.approx(evidence.total_ms / (evidence.total_ms - 26.1 / 2), rel=0.3)
 
 
@@ -160,13 +160,13 @@ def test_of_mends_that_are_about_as_good_the_first_is_taken():
     evidence = trying(
         "data", "data.feed=workers data.workers=8", 2.05, trying("data", "data.feed=threaded", 2.0, waits)
     )
-    assert verdict(evidence)["mend"] == "data.feed=threaded"
+    assert verdict(evidence)["fix"] == "data.feed=threaded"
 
 
 def test_a_run_near_the_roof_and_one_that_is_not_are_told_apart():
     assert "near the roof" in verdict(replace(QUIET, mfu=0.62))["sentence"]
     told = verdict(QUIET)
-    assert told["cause"] == "nothing" and "near the roof" not in told["sentence"] and told["mend"] is None
+    assert told["cause"] == "nothing" and "near the roof" not in told["sentence"] and told["fix"] is None
 
 
 def test_a_mend_that_is_worth_little_is_not_named():
@@ -177,7 +177,7 @@ def test_a_mend_that_is_worth_little_is_not_named():
 
 def test_the_power_limit_is_not_mended_by_cooling():
     told = verdict(replace(CARD, gpu=CARD.gpu | {"throttled": {"power limit": 0.9}}))
-    assert "nvidia-smi -pl" in told["mend"] and "280 W" in told["sentence"]
+    assert "nvidia-smi -pl" in told["fix"] and "280 W" in told["sentence"]
 
 
 def test_a_card_at_its_power_limit_whose_clocks_hardly_sink_is_not_held_down():

@@ -89,9 +89,9 @@ def test_what_is_not_known_is_left_out():
 
 def test_a_verdict_says_what_limited_the_run_and_what_would_mend_it():
     summary = filled()
-    summary["verdict"] = {"limit": "feed", "share": 0.31, "mend": "data.workers=2", "predicted_gain": None}
+    summary["verdict"] = {"limit": "feed", "share": 0.31, "hint": "data.workers=2", "predicted_gain": None}
     assert "feed 31.0%: data.workers=2" in printed(summary, Path("outputs/x"), [])
-    assert verdict_text(dict.fromkeys(("limit", "share", "mend", "predicted_gain"))) == ""
+    assert verdict_text(dict.fromkeys(("limit", "share", "hint", "predicted_gain"))) == ""
 
 
 def test_of_many_classes_the_best_and_the_worst_are_shown():

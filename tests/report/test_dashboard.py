@@ -207,7 +207,7 @@ def test_what_stands_in_a_cell_cannot_leave_it():
     summary["verdict"] = {
         "limit": "waiting for data",
         "share": 0.43,
-        "mend": "data.feed=resident",
+        "hint": "data.feed=resident",
         "predicted_gain": 1.7,
     }
     summary["choices"] = [{"name": "a|b", "value": "<script>", "why": "x\n| y |", "evidence": "*[z](u)*"}]

@@ -30,8 +30,8 @@ def read_exposure(folder: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        mend = "Name the folder of a finished run on bit strings, below outputs/."
-        raise UserError(str(folder), f"no {NUMBERS} there", mend=mend) from None
+        hint = "Name the folder of a finished run on bit strings, below outputs/."
+        raise UserError(str(folder), f"no {NUMBERS} there", hint=hint) from None
     except ValueError as error:
         raise UserError(str(path), f"not valid JSON: {error}") from None
 

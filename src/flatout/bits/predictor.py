@@ -76,7 +76,7 @@ class GramPredictor:
     def _read(cls, folder: ModelFolder, device: torch.device) -> GramPredictor:
         settings = folder.settings()
         if settings.get("problem") != cls.problem:
-            raise UserError(str(folder.path), "a run on texts", mend="It answers texts, not bit strings.")
+            raise UserError(str(folder.path), "a run on texts", hint="It answers texts, not bit strings.")
         labels = GramLabels(tuple(folder.labels()), folder.read_json(HASHED), [], 0)
         data, described = settings["data"], settings["model"]
         numbers = np.array(folder.read_json(NUMBERS), dtype=np.int64) if data["is_set"] else None
@@ -143,7 +143,7 @@ class GramPredictor:
         model = self.model
         if not isinstance(model, BitMLP) or model.detectors is None:
             what = "this model has no detectors, which texts are rebuilt from"
-            raise UserError("--rebuild", what, mend="Train with model=bitmlp model.detectors=true.")
+            raise UserError("--rebuild", what, hint="Train with model=bitmlp model.detectors=true.")
         return self._each(encodings, model.detect)
 
     def reconstructor(self, names: Sequence[str] = ()) -> Reconstructor:

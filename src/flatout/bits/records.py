@@ -118,9 +118,9 @@ class RecordSource:
         found = list(table.columns[: min(ends)]) if ends else list(table.columns)
         if not found:
             listed = ", ".join(table.columns)
-            mend = "Name the columns of plain text: data.columns=[GivenName,Surname]."
+            hint = "Name the columns of plain text: data.columns=[GivenName,Surname]."
             raise UserError(
-                "data.columns", f"no column of {table.name} stands before the encoding", allowed=listed, mend=mend
+                "data.columns", f"no column of {table.name} stands before the encoding", allowed=listed, hint=hint
             )
         return found
 
@@ -142,8 +142,8 @@ class RecordSource:
         if (without := np.flatnonzero(missing.to_numpy(zero_copy_only=False))).size:
             named = ", ".join(str(row + 1) for row in rows[without[:_ROWS_NAMED]])
             more = ", …" if len(without) > _ROWS_NAMED else ""
-            mend = "Fill it in, or name another column: data.uid=COLUMN."
-            raise UserError("data.uid", f"{source}: no {self.config.uid} in row {named}{more}", mend=mend)
+            hint = "Fill it in, or name another column: data.uid=COLUMN."
+            raise UserError("data.uid", f"{source}: no {self.config.uid} in row {named}{more}", hint=hint)
 
     def _assigned(self, name: str, fields: list[pa.Array]) -> Iterator[tuple[str, NDArray[np.bool_] | None]]:
         validation_share, test_share = self.config.taken_shares(self.tables)

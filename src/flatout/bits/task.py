@@ -96,7 +96,7 @@ class GramDecoder(Task):
 
     def take_info(self, info: Any) -> None:
         what, hint = f"{type(info).__name__} has no grams", "Use Classifier for texts and Tagger for tags."
-        require(isinstance(getattr(info, "labels", None), GramLabels), "GramDecoder", what, mend=hint)
+        require(isinstance(getattr(info, "labels", None), GramLabels), "GramDecoder", what, hint=hint)
         self.take_labels(info.labels)
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:

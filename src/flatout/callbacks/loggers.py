@@ -174,7 +174,7 @@ def chosen_loggers(value: Any) -> dict[str, Any]:
 
 def _settings_of(name: str) -> Any:
     allowed = [*LOGGERS, "none"]
-    require(name in LOGGERS, "logger", repr(name), allowed=", ".join(allowed), mend=did_you_mean(str(name), allowed))
+    require(name in LOGGERS, "logger", repr(name), allowed=", ".join(allowed), hint=did_you_mean(str(name), allowed))
     return LOGGERS[name]()
 
 
@@ -185,7 +185,7 @@ def _require_installed(settings: Any) -> None:
         what = f"the package {package} is not installed"
         others = ", ".join(each for each in LOGGERS if each != name and each not in ("wandb", "mlflow"))
         raise UserError(
-            f"logger={name}", what, allowed=f"{others} need no extra", mend=f"pip install 'flatout[{name}]'."
+            f"logger={name}", what, allowed=f"{others} need no extra", hint=f"pip install 'flatout[{name}]'."
         )
 
 
@@ -331,7 +331,7 @@ def _starting(name: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # each logger's package raises its own classes
-        raise UserError(f"logger={name}", f"cannot start: {error}", mend="Set logger=none to train without.") from None
+        raise UserError(f"logger={name}", f"cannot start: {error}", hint="Set logger=none to train without.") from None
 
 
 @contextmanager

@@ -285,7 +285,7 @@ class Checkpoints(Checkpoint):
 def shelve(folder: Path, *, last: int, best: int | None) -> None:
     """Point the links at the last checkpoint and the best, keep both and the newest before the last, remove others."""
     if folder.is_symlink():
-        raise UserError("checkpoint", f"{folder} is a link", mend=OWN_FOLDER)
+        raise UserError("checkpoint", f"{folder} is a link", hint=OWN_FOLDER)
     try:
         _link(folder, "last", last)
         _link(folder, "best", best)

@@ -40,7 +40,7 @@ class FolderCheckpointIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         target = Path(path)
         if target.parent.is_symlink():
-            raise UserError("checkpoint", f"{target.parent} is a link", mend=OWN_FOLDER)
+            raise UserError("checkpoint", f"{target.parent} is a link", hint=OWN_FOLDER)
         beside = target.with_name(f".{target.name}-{os.getpid()}")
         tensors: dict[str, Tensor] = {}
         about = checkpoint.get(ABOUT, {})
@@ -191,8 +191,8 @@ def as_plain(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     allowed = "dicts, lists, tuples, numbers, texts and tensors"
-    mend = "Let state_dict() of the callback return such values."
-    raise UserError("checkpoint", f"value {path} is a {type(value).__name__}", allowed=allowed, mend=mend)
+    hint = "Let state_dict() of the callback return such values."
+    raise UserError("checkpoint", f"value {path} is a {type(value).__name__}", allowed=allowed, hint=hint)
 
 
 def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:

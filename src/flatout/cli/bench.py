@@ -37,8 +37,8 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"{name:<12} {about}")
         return
     if arguments.name not in BENCHES:
-        mend = did_you_mean(arguments.name, BENCHES)
-        raise UserError("bench", f"no bench {arguments.name!r}", allowed=", ".join(BENCHES), mend=mend)
+        hint = did_you_mean(arguments.name, BENCHES)
+        raise UserError("bench", f"no bench {arguments.name!r}", allowed=", ".join(BENCHES), hint=hint)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore")
     claims = []
@@ -62,7 +62,7 @@ def add_checkout_to_path() -> None:
     root = Path(flatout.__file__).parents[2]
     if not (root / "benchmarks" / "__init__.py").is_file():
         what = "the benchmarks are not part of the installed package"
-        raise UserError("bench", what, mend="Run it in a checkout of the project, installed with pip install -e .")
+        raise UserError("bench", what, hint="Run it in a checkout of the project, installed with pip install -e .")
     if str(root) not in sys.path:
         sys.path.append(str(root))
 

@@ -38,15 +38,15 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
     """The settings of one run, from the composed configuration and the typed words."""
     if missing := OmegaConf.missing_keys(cfg):
         key = sorted(missing)[0]
-        raise UserError(key, "has no value", mend=f"Give it one: {key}=VALUE.")
+        raise UserError(key, "has no value", hint=f"Give it one: {key}=VALUE.")
     try:
         OmegaConf.resolve(cfg)  # once, so the checked values are the used ones
     except OmegaConfBaseException as error:
         key = str(getattr(error, "full_key", "") or "settings")
-        raise UserError(key, str(error).splitlines()[0], mend="Write the value itself.") from None
+        raise UserError(key, str(error).splitlines()[0], hint="Write the value itself.") from None
     plain = _plain(cfg)
     for where, text in _texts(plain, ""):
-        require("${" not in text, where, f"{text!r} refers to another value", mend="Write the value itself.")
+        require("${" not in text, where, f"{text!r} refers to another value", hint="Write the value itself.")
     folders = [Path(cfg.output)]
     if HydraConfig.initialized() and not OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
         folders.append(Path(HydraConfig.get().runtime.output_dir))
@@ -58,7 +58,7 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
         if mistake is not None:
             raise mistake from None
         where, reason = getattr(error, "full_key", "") or "", " ".join(str(error).split())
-        raise UserError(where, reason, mend="These arguments do not fit the class that _target_ names.") from None
+        raise UserError(where, reason, hint="These arguments do not fit the class that _target_ names.") from None
 
 
 def as_typed(words: Any) -> list[str]:
@@ -72,7 +72,7 @@ def allowed_targets(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...
     """The packages that the command line trusts; a file cannot trust any."""
     allowed = tuple(cfg.get("allow_targets") or ())
     if allowed and not _is_typed("allow_targets", overrides):
-        raise UserError("allow_targets", "stands in a file", mend="Type it on the command line: files may not set it.")
+        raise UserError("allow_targets", "stands in a file", hint="Type it on the command line: files may not set it.")
     return allowed
 
 
@@ -121,7 +121,7 @@ def guard_hydra() -> None:
 
 def require_folders(where: str, places: str) -> None:
     """Refuse packages: Hydra imports a package to look for settings in it."""
-    require("pkg:" not in places.lower(), where, f"{places} names a package", mend="Name a folder.")
+    require("pkg:" not in places.lower(), where, f"{places} names a package", hint="Name a folder.")
 
 
 def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
@@ -129,7 +129,7 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     settings = cfg.hydra
     for kind in ("task", "hydra"):
         invented = [word for word in as_typed(settings.overrides[kind]) if word not in overrides]
-        require(not invented, f"hydra.overrides.{kind}", f"{invented} was not typed", mend="Take it out of the file.")
+        require(not invented, f"hydra.overrides.{kind}", f"{invented} was not typed", hint="Take it out of the file.")
     allowed = allowed_targets(cfg, overrides)
     for group in ("launcher", "sweeper", "callbacks"):
         tree = _resolved(cfg, f"hydra.{group}")
@@ -138,13 +138,13 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
             if not own and not is_allowed(each["_target_"], allowed):
                 what = f"_target_ {each['_target_']!r} is from a package not trusted"
                 package = str(each["_target_"]).partition(".")[0]
-                mend = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
-                raise UserError(where, what, mend=mend)
+                hint = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
+                raise UserError(where, what, hint=hint)
     for name in ("setup", "additional_parameters", "srun_args", "python"):  # submitit runs these in a shell
         key = f"hydra.launcher.{name}"
-        require(not _value(cfg, key) or _is_typed(key, overrides), key, "stands in a file", mend=_ONLY_TYPED)
+        require(not _value(cfg, key) or _is_typed(key, overrides), key, "stands in a file", hint=_ONLY_TYPED)
     is_typed = _is_typed("hydra.job.env_set", overrides) or _is_typed("hydra.job.env_copy", overrides)
-    require(not settings.job.env_set or is_typed, "hydra.job.env_set", "stands in a file", mend=_ONLY_TYPED)
+    require(not settings.job.env_set or is_typed, "hydra.job.env_set", "stands in a file", hint=_ONLY_TYPED)
     plain: Any = OmegaConf.to_container(settings, resolve=False)
     for name in ("hydra_logging", "job_logging"):
         _check_logging(plain[name], f"hydra.{name}")
@@ -162,11 +162,11 @@ def _check_logging(value: Any, where: str) -> None:
             _check_logging(item, f"{where}[{number}]")
     elif isinstance(value, str):
         is_plain = value in _LOGGING_TEXTS or not re.search(r"\$\{|\w+://", value)
-        require(is_plain, where, f"{value!r} is a reference", mend="Write the value itself.")
+        require(is_plain, where, f"{value!r} is a reference", hint="Write the value itself.")
     elif isinstance(value, dict):
         for key, item in value.items():
             is_call = key in ("()", ".") and item != "colorlog.ColoredFormatter"
-            require(not is_call, where, f"{key!r} calls {item!r}", mend="Logging may call nothing.")
+            require(not is_call, where, f"{key!r} calls {item!r}", hint="Logging may call nothing.")
             is_class = key == "class" and item not in _LOGGING_CLASSES
             require(not is_class, f"{where}.class", f"{item!r}", allowed=", ".join(_LOGGING_CLASSES))
             is_file = key == "filename" and item not in _LOGGING_TEXTS
@@ -212,11 +212,11 @@ def _resolved(cfg: DictConfig, key: str) -> Any:
             answer = OmegaConf.select(cfg, where)
         except OmegaConfBaseException as error:
             is_simple = not re.sub(r"\$\{hydra\.[\w.]+\}", "", value).count("${")
-            require(is_simple, where, f"{value!r}: {str(error).splitlines()[0]}", mend="Write the value itself.")
+            require(is_simple, where, f"{value!r}: {str(error).splitlines()[0]}", hint="Write the value itself.")
             return value
         again = OmegaConf.to_container(answer, resolve=True) if OmegaConf.is_config(answer) else answer
         is_final = not any("${" in text for _, text in _texts(again, ""))
-        require(is_final, where, f"{value!r} refers to another value", mend="Write the value itself.")
+        require(is_final, where, f"{value!r} refers to another value", hint="Write the value itself.")
         return again
 
     return known(plain, key)

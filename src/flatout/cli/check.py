@@ -60,14 +60,14 @@ def _parted(words: list[str]) -> tuple[str, list[str]]:
     """The source, and the settings around it."""
     sources = [word for word in words if not word.startswith("data.") or "=" not in word]
     settings = [word for word in words if word not in sources]
-    mend = "Write python -m flatout check SOURCE data.KEY=VALUE."
+    hint = "Write python -m flatout check SOURCE data.KEY=VALUE."
     if not sources:
-        raise UserError("check", "no SOURCE", allowed="a file, a folder, or a name of the Hub", mend=mend)
+        raise UserError("check", "no SOURCE", allowed="a file, a folder, or a name of the Hub", hint=hint)
     if len(sources) > 1:
-        raise UserError("check", f"what is {sources[1]!r} beside {sources[0]!r}?", mend=mend)
+        raise UserError("check", f"what is {sources[1]!r} beside {sources[0]!r}?", hint=hint)
     for name in ("source", "train"):
         if any(setting.startswith(f"data.{name}=") for setting in settings):
-            raise UserError(f"data.{name}", "SOURCE is what is checked", mend="Leave it out.")
+            raise UserError(f"data.{name}", "SOURCE is what is checked", hint="Leave it out.")
     return sources[0], settings
 
 

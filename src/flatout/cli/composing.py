@@ -66,17 +66,17 @@ def explain(error: ComposeError) -> UserError | None:
     if error.kind in ("ValidationError", "UnsupportedValueType", "ReadonlyConfigError"):
         return _wrong_value(error)
     if error.kind == "MissingMandatoryValue":
-        return UserError(error.key, "has no value", mend=f"Give it one: {error.key}=VALUE.")
+        return UserError(error.key, "has no value", hint=f"Give it one: {error.key}=VALUE.")
     if error.kind in ("ConfigAttributeError", "ConfigKeyError", "ConfigCompositionException"):
         return _unknown_key(error)
     if error.kind in ("ScannerError", "ParserError", "ConstructorError", "ComposerError", "ReaderError"):
-        return UserError("conf", error.message.replace("\n", " "), mend="The file is not valid YAML.")
+        return UserError("conf", error.message.replace("\n", " "), hint="The file is not valid YAML.")
     if error.kind == "RecursionError":
         return UserError("conf", "is nested too deeply")
     if error.kind == "AttributeError" and "full_key: hydra." in error.message:
         return UserError(error.key, "does not fit")
     if error.kind.startswith("Interpolation") or error.kind in ("UnsupportedInterpolationType", "GrammarParseError"):
-        return UserError(error.key or "conf", error.message.splitlines()[0], mend="Write the value itself.")
+        return UserError(error.key or "conf", error.message.splitlines()[0], hint="Write the value itself.")
     return None
 
 
@@ -96,15 +96,15 @@ def explain_errors() -> Iterator[None]:
 
 def _missing_option(error: ComposeError) -> UserError:
     group, _, option = error.missing.rpartition("/")
-    mend = did_you_mean(option, error.options)
-    if group == "experiment" and not mend:
-        mend = f"To name a run, set name={option}."
-    return UserError(group, f"no option {option!r}", allowed=", ".join(error.options) or "no options", mend=mend)
+    hint = did_you_mean(option, error.options)
+    if group == "experiment" and not hint:
+        hint = f"To name a run, set name={option}."
+    return UserError(group, f"no option {option!r}", allowed=", ".join(error.options) or "no options", hint=hint)
 
 
 def _unreadable(error: ComposeError) -> UserError:
-    mend = "Write key=value; quote a value with blanks or brackets: 'key=\"a b\"'."
-    return UserError("command line", f"cannot read {error.override!r}", mend=mend)
+    hint = "Write key=value; quote a value with blanks or brackets: 'key=\"a b\"'."
+    return UserError("command line", f"cannot read {error.override!r}", hint=hint)
 
 
 def _wrong_value(error: ComposeError) -> UserError:
@@ -113,8 +113,8 @@ def _wrong_value(error: ComposeError) -> UserError:
     names = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "String": "a text"}
     allowed = names.get(wanted, wanted)
     value = error.value if error.value != "None" else _first(r"[Vv]alue '([^']*)'", message)
-    mend = did_you_mean(value, allowed.split(", ")) if "," in allowed else ""
-    return UserError(_as_typed(error.key), f"{value!r} does not fit", allowed=allowed, mend=mend)
+    hint = did_you_mean(value, allowed.split(", ")) if "," in allowed else ""
+    return UserError(_as_typed(error.key), f"{value!r} does not fit", allowed=allowed, hint=hint)
 
 
 def _unknown_key(error: ComposeError) -> UserError:
@@ -123,7 +123,7 @@ def _unknown_key(error: ComposeError) -> UserError:
     typed, _, value = words.lstrip("+~").partition("=")
     key = typed or error.key
     if plain := _first(r"Either remove \+ prefix: '(.+)'$", error.message):
-        return UserError(plain.partition("=")[0], "is there already", mend=f"Leave out the plus sign: {plain}.")
+        return UserError(plain.partition("=")[0], "is there already", hint=f"Leave out the plus sign: {plain}.")
     if (moved := find_moved(key, value)) is not None:
         return moved
     key = error.key or typed
@@ -132,11 +132,11 @@ def _unknown_key(error: ComposeError) -> UserError:
     beside = error.beside or [last for group, last in known if group == parent]
     elsewhere = [f"{group}.{last}" for group, last in known if last == name]
     near = nearest(name, beside)
-    mend = did_you_mean(_as_typed(key), [_as_typed(f"{parent}.{near}".lstrip("."))] if near else elsewhere[:1])
+    hint = did_you_mean(_as_typed(key), [_as_typed(f"{parent}.{near}".lstrip("."))] if near else elsewhere[:1])
     if parent == "trainer":
-        mend = f"Arguments of Lightning's Trainer are added with a plus sign: +{key}=VALUE."
+        hint = f"Arguments of Lightning's Trainer are added with a plus sign: +{key}=VALUE."
     where = f"{file}.yaml: {key}" if file else _as_typed(key)
-    return UserError(where, "no such key", allowed=", ".join(beside) if len(beside) <= _MOST_KEYS else "", mend=mend)
+    return UserError(where, "no such key", allowed=", ".join(beside) if len(beside) <= _MOST_KEYS else "", hint=hint)
 
 
 def _split(key: str) -> tuple[str, str]:

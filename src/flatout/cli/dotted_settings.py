@@ -32,7 +32,7 @@ def with_overrides(kind: type[Settings], overrides: Sequence[str], prefix: str, 
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.startswith(f"{prefix}."):
-            raise UserError("command line", f"cannot read {override!r}", mend=f"Write {prefix}.KEY=VALUE.")
+            raise UserError("command line", f"cannot read {override!r}", hint=f"Write {prefix}.KEY=VALUE.")
         _set(values, kind, key.split(".")[1:], key, text)
     return built(kind, values)
 
@@ -42,11 +42,11 @@ def _set(values: dict[str, Any], kind: type, path: list[str], key: str, text: st
     name, *rest = path
     if name not in hints:
         known = [field.name for field in fields(kind)]
-        mend = did_you_mean(name, known)
-        raise UserError(key, "no such key", allowed=", ".join(known), mend=mend)
+        hint = did_you_mean(name, known)
+        raise UserError(key, "no such key", allowed=", ".join(known), hint=hint)
     if is_dataclass(hints[name]):
         if not rest:
-            raise UserError(key, "is a group of settings", mend=f"Name one of them: {key}.NAME=VALUE.")
+            raise UserError(key, "is a group of settings", hint=f"Name one of them: {key}.NAME=VALUE.")
         _set(values.setdefault(name, {}), hints[name], rest, key, text)
         return
     if rest:
@@ -70,7 +70,7 @@ def _value(text: str, key: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
-        raise UserError(key, f"cannot read {text!r}", mend="Quote a value with brackets or colons.") from None
+        raise UserError(key, f"cannot read {text!r}", hint="Quote a value with brackets or colons.") from None
 
 
 def _fits(value: Any, hint: Any) -> bool:

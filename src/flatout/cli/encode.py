@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
     if form not in _FORMS:
         raise UserError("--form", form.value, allowed=", ".join(_FORMS))
     if form is Form.packed and not (arguments.out or "").endswith(".parquet"):
-        raise UserError("--form", "packed bits are bytes", mend="Write them to a .parquet file with --out.")
+        raise UserError("--form", "packed bits are bytes", hint="Write them to a .parquet file with --out.")
     started, rows = time.perf_counter(), 0
     with block_writer(arguments.out) as write, Progress() as progress:
         told = progress.task("encoding")

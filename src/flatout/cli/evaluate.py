@@ -186,8 +186,8 @@ def score_texts(predictors: list[Predictor], table: Table, roles: Roles, told: T
         if problem is Problem.single:
             sureness.add(predictor.shares(outputs), targets)
         told(len(targets))
-    mend = "Name the column of labels with --label, or another file."
-    require(findings.rows_kept > 0, "FILE", f"{table.name}: no row has a label", mend=mend)
+    hint = "Name the column of labels with --label, or another file."
+    require(findings.rows_kept > 0, "FILE", f"{table.name}: no row has a label", hint=hint)
     values = metrics.compute()
     if problem is Problem.single:
         values |= {"calibration_error": sureness.error(), "temperature": predictor.temperature}
@@ -207,7 +207,7 @@ def _tags(predictor: TagPredictor, piece: tuple[pa.Array, Any]) -> tuple[Any, An
 
 
 def _require_rows(count: int, table: Table) -> None:
-    require(count > 0, "FILE", f"{table.name}: no rows", mend="Name a file that holds some.")
+    require(count > 0, "FILE", f"{table.name}: no rows", hint="Name a file that holds some.")
 
 
 def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:

@@ -175,9 +175,9 @@ def _scale(predictor: Any) -> tuple[float, float] | None:
 def _scale_outputs(net: Any, mean: float, spread: float) -> None:
     """Let the last layer do what came after it: its values times the spread, plus the mean."""
     layers = [each for each in net.modules() if isinstance(each, nn.Linear) and each.out_features == net.num_labels]
-    mend = "Train one of another model.family."
+    hint = "Train one of another model.family."
     what = "the head of this family has no bias, which the mean of the labels would be added to"
-    require(bool(layers) and layers[-1].bias is not None, "export", what, mend=mend)
+    require(bool(layers) and layers[-1].bias is not None, "export", what, hint=hint)
     layers[-1].weight.mul_(spread)
     layers[-1].bias.mul_(spread).add_(mean)
 
@@ -199,13 +199,13 @@ def _require_same_tokens(predictor: Any, folder: Path) -> None:
     text = "A short text, of 12 words or so: naïve, ÉCOLE & more."
     expected = predictor.vocabulary.encode(pa.array([text]), max_length=1_000).tokens.tolist()
     found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)(text)["input_ids"]
-    require(found == expected, "export", "the saved tokenizer makes other tokens than the run's", mend=_DEFECT)
+    require(found == expected, "export", "the saved tokenizer makes other tokens than the run's", hint=_DEFECT)
 
 
 def _difference(found: Tensor, expected: Tensor, who: str, most: float) -> float:
     """Largest one, as a share of the largest value where that is above 1: numbers of a regression may be large."""
     apart = float((found - expected).abs().max() / expected.abs().max().clamp_min(1))
-    require(apart <= most, "export", f"{who} answers otherwise: logits differ by {apart:.1e}", mend=_DEFECT)
+    require(apart <= most, "export", f"{who} answers otherwise: logits differ by {apart:.1e}", hint=_DEFECT)
     return apart
 
 
@@ -242,7 +242,7 @@ def _write_onnx(model: _OnlyLogits, inputs: dict[str, Tensor], path: Path) -> No
             dynamic_shapes=(tuple(sizes for _ in inputs),),
         )
     for node in program.model.graph.all_nodes():
-        node.metadata_props.clear()  # paths of this machine, for those who mend the exporter
+        node.metadata_props.clear()  # paths of this machine, of use to the exporter alone
     program.save(path, external_data=weights > _MOST_IN_ONE_FILE)
 
 
@@ -263,21 +263,21 @@ def _quiet_exporter() -> Iterator[None]:
 def _require_transformer(run: Path) -> None:
     kind = ModelFolder.find(run).settings()["model"]["kind"]
     what = f"a run of model={kind}, which transformers does not know"
-    require(MODELS[kind] is TransformerConfig, str(run), what, mend="Name a run of model=transformer.")
+    require(MODELS[kind] is TransformerConfig, str(run), what, hint="Name a run of model=transformer.")
 
 
 def _require_onnx() -> None:
     missing = [name for name in _ONNX_PACKAGES if find_spec(name) is None]
     if missing:
-        mend = "Install it with pip install 'flatout[onnx]'."
-        raise UserError("--onnx", f"needs the package {', '.join(missing)}", mend=mend)
+        hint = "Install it with pip install 'flatout[onnx]'."
+        raise UserError("--onnx", f"needs the package {', '.join(missing)}", hint=hint)
 
 
 @contextmanager
 def _made_whole(folder: Path) -> Iterator[Path]:
     """A new folder beside, which gets the name at the end; it is gone where something went wrong."""
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    require(is_free, "--out", f"{folder} exists", mend="Name another folder with --out, or remove this one.")
+    require(is_free, "--out", f"{folder} exists", hint="Name another folder with --out, or remove this one.")
     target = folder.resolve()
     beside = target.with_name(f".{target.name}-{os.getpid()}")
     try:

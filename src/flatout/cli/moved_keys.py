@@ -19,5 +19,5 @@ def find_moved(key: str, value: str) -> UserError | None:
         if key == old or key.startswith(f"{old}."):
             words = new.format(rest=key.removeprefix(old), value=value or "VALUE")
             where = f"{key}={value}" if value else key
-            return UserError(where, "has moved", mend=f"Use {words}.")
+            return UserError(where, "has moved", hint=f"Use {words}.")
     return None

@@ -122,7 +122,7 @@ def _answer_of(
 def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
     for name in names:
         if getattr(arguments, name):
-            raise UserError(f"--{name.replace('_', '-')}", why, mend="Leave it out.")
+            raise UserError(f"--{name.replace('_', '-')}", why, hint="Leave it out.")
 
 
 def answers(predictor: Predictor, piece: Numbered, *, roles: Roles, name: str, top_k: int = 0) -> Answered:
@@ -191,7 +191,7 @@ def read_names(file: str) -> list[str]:
         raise UserError("--names", f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
     names = [line.strip() for line in lines if line.strip()]
     if not names:
-        raise UserError("--names", f"{file} names nobody", mend="Write one name a line.")
+        raise UserError("--names", f"{file} names nobody", hint="Write one name a line.")
     return names
 
 

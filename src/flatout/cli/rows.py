@@ -43,7 +43,7 @@ def readable(file: str, verb: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         head = sys.stdin.buffer.read(4096)
         if not head.strip():
-            raise UserError("FILE", "nothing came over standard input", mend=f"Write: command | flatout {verb} RUN -")
+            raise UserError("FILE", "nothing came over standard input", hint=f"Write: command | flatout {verb} RUN -")
         path = Path(folder, f"standard input.{_kind_of(head)}")
         with path.open("wb") as laid_down:
             laid_down.write(head)

@@ -74,7 +74,7 @@ def find_settings(key: str, known: list[Setting]) -> list[Setting]:
     if not group:
         near = difflib.get_close_matches(key, {each.key for each in known}, n=_MOST_NEAR, cutoff=0.5)
         hint = f"Did you mean {', '.join(near)}?" if near else "python -m flatout settings lists all."
-        raise UserError(f"settings {key}", "no such key", mend=hint)
+        raise UserError(f"settings {key}", "no such key", hint=hint)
     return group
 
 

@@ -51,8 +51,8 @@ def _taken_up(said: list[str], conf: list[str]) -> list[str]:
     from flatout.sweep.sweep_folder import read_asked
 
     if not said or "=" in said[0]:
-        mend = "Name its folder: python -m flatout sweep resume FOLDER."
-        raise UserError("sweep resume", "no folder is named", mend=mend)
+        hint = "Name its folder: python -m flatout sweep resume FOLDER."
+        raise UserError("sweep resume", "no folder is named", hint=hint)
     folder, more = Path(said[0]).absolute(), said[1:]
     asked = read_asked(folder)
     _require_said_again(asked, more, conf, folder)
@@ -70,8 +70,8 @@ def _require_said_again(asked: dict[str, Any], said: list[str], conf: list[str],
     if asked["conf"] is not None and not conf:
         missing += ["--config-dir", asked["conf"]]
     if missing:
-        mend = f"If that is meant, type it again: sweep resume {folder} {shlex.join(missing)}"
-        raise UserError("sweep resume", f"{folder} was begun with {' '.join(missing)}", mend=mend)
+        hint = f"If that is meant, type it again: sweep resume {folder} {shlex.join(missing)}"
+        raise UserError("sweep resume", f"{folder} was begun with {' '.join(missing)}", hint=hint)
 
 
 def _trusts(word: str) -> bool:

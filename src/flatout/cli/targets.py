@@ -87,7 +87,7 @@ def check_targets(
     for place, settings in targets(config, ""):
         found = _part_of_a_run(settings["_target_"], place, allowed)
         if settings.get("_partial_"):
-            raise UserError(f"{place}._partial_", "makes a function, and a run needs objects", mend="Leave it out.")
+            raise UserError(f"{place}._partial_", "makes a function, and a run needs objects", hint="Leave it out.")
         if not is_allowed(settings["_target_"], allowed):
             _check_arguments(found, settings, place, folders)
 
@@ -116,9 +116,9 @@ def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
         raise UserError(where, f"_target_ {target!r} is no name of a class", allowed="package.module.Class")
     is_trusted, (package, module) = is_allowed(target, allowed), (target.partition(".")[0], target.rpartition(".")[0])
     if not is_trusted and package not in TRUSTED_PACKAGES:
-        mend = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
+        hint = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
         raise UserError(
-            where, f"_target_ {target} is from a package not trusted", allowed=", ".join(TRUSTED_PACKAGES), mend=mend
+            where, f"_target_ {target} is from a package not trusted", allowed=", ".join(TRUSTED_PACKAGES), hint=hint
         )
     if not is_trusted and module not in _DOORS and not _is_place(module):
         raise _not_listed(target, where)
@@ -142,8 +142,8 @@ def _is_place(module: str) -> bool:
 
 def _not_listed(target: str, where: str) -> UserError:
     what = f"_target_ {target} is not among the classes that settings may name"
-    mend = f"If you know what it does, trust it on the command line: +allow_targets=[{target}]."
-    return UserError(where, what, allowed="layers, optimizers, metrics, callbacks, two loggers", mend=mend)
+    hint = f"If you know what it does, trust it on the command line: +allow_targets=[{target}]."
+    return UserError(where, what, allowed="layers, optimizers, metrics, callbacks, two loggers", hint=hint)
 
 
 def _found(target: str) -> Any:

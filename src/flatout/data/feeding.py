@@ -50,12 +50,12 @@ class FeedingConfig:
             require(value >= 1, f"data.{name}", f"{value}", allowed="1 or more")
         wanted = self.effective_batch
         if wanted is not None:
-            where, mend = "data.effective_batch", "Leave one of them out."
+            where, hint = "data.effective_batch", "Leave one of them out."
             require(wanted >= 1, where, f"{wanted}", allowed="1 or more")
             require(
-                self.accumulate == 1, where, f"{wanted} with accumulate={self.accumulate}, which it sets", mend=mend
+                self.accumulate == 1, where, f"{wanted} with accumulate={self.accumulate}, which it sets", hint=hint
             )
-            require(self.tokens_per_batch is None, where, f"{wanted} rows with tokens_per_batch", mend=mend)
+            require(self.tokens_per_batch is None, where, f"{wanted} rows with tokens_per_batch", hint=hint)
         for name in ("validation_share", "test_share"):
             value = getattr(self, name)
             require(0 < value < 0.5, f"data.{name}", f"{value}", allowed="above 0 and below 0.5")
@@ -83,13 +83,13 @@ def require_other_files(given: dict[str, object], source_keys: Sequence[str]) ->
     has_source = any(given.get(key) is not None for key in source_keys)
     paths: dict[Path, str] = {}
     for name, value in given.items():
-        require(value is None or has_source, f"data.{name}", "is set without training rows", mend=f"Set {keys}.")
+        require(value is None or has_source, f"data.{name}", "is set without training rows", hint=f"Set {keys}.")
         if not isinstance(value, str | Path):
             continue
         path = Path(os.path.abspath(Path(value).expanduser()))  # noqa: PTH100 (resolve fails on names no file can have)
         if (other := paths.get(path)) is not None:
             what = f"{value} is the {_SPOKEN.get(other, other)} file itself"
-            raise UserError(f"data.{name}", what, mend="Leave it out to take rows from the training rows.")
+            raise UserError(f"data.{name}", what, hint="Leave it out to take rows from the training rows.")
         paths[path] = name
 
 
@@ -102,5 +102,5 @@ def require_other_content(fingerprints: Mapping[str, str], names: Mapping[str, s
     for split, fingerprint in fingerprints.items():
         if (other := seen.get(fingerprint)) is not None:
             what = f"{names[split]} holds exactly the {_SPOKEN.get(other, other)} rows, {names[other]}"
-            raise UserError(f"data.{split}", what, mend="Leave it out to take rows from the training rows.")
+            raise UserError(f"data.{split}", what, hint="Leave it out to take rows from the training rows.")
         seen[fingerprint] = split

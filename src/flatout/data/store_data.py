@@ -42,7 +42,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         names = [field.name for field in fields(self.settings)]
         for name in settings:
             where, known = f"{type(self).__name__}.{name}", did_you_mean(name, names)
-            require(name in names, where, "no such setting", mend=known)
+            require(name in names, where, "no such setting", hint=known)
         self.config: Config = self.settings(**settings)
         self.seed, self.run_log = seed, PrintLog() if log is None else log
         self._info: Info | None = None
@@ -84,7 +84,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
     def info(self) -> Info:
         """Labels, vocabulary, columns and counts."""
         if self._info is None:
-            raise UserError(f"{type(self).__name__}.info", "the store is not open yet", mend="Call setup() first.")
+            raise UserError(f"{type(self).__name__}.info", "the store is not open yet", hint="Call setup() first.")
         return self._info
 
     @property
@@ -96,8 +96,8 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         if self.trainer is None or self.trainer.world_size == 1:
             return
         key, rank = self.trainer.strategy.broadcast(self.info.key), self.trainer.global_rank
-        mend = "Every machine needs the same files, or one folder that all can read."
-        require(key == self.info.key, "data", f"rank {rank} sees other data than the first rank", mend=mend)
+        hint = "Every machine needs the same files, or one folder that all can read."
+        require(key == self.info.key, "data", f"rank {rank} sees other data than the first rank", hint=hint)
 
     def _announce(self) -> None:
         if not self._is_announced and self._is_first:
@@ -226,16 +226,16 @@ def _require_constant_accumulation(trainer: L.Trainer) -> None:
     callbacks = vars(trainer)["callbacks"]  # Lightning sets the list without declaring it
     changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
     what = "changes from epoch to epoch, but the rows of each step are planned before training"
-    mend = "Set Trainer(accumulate_grad_batches=…) instead of the GradientAccumulationScheduler."
-    require(not changes, "accumulate_grad_batches", what, mend=mend)
+    hint = "Set Trainer(accumulate_grad_batches=…) instead of the GradientAccumulationScheduler."
+    require(not changes, "accumulate_grad_batches", what, hint=hint)
 
 
 def _require_agreement(config: FeedingConfig, wanted: int, given: int) -> None:
     """The settings may not ask for other accumulation than the Trainer's."""
-    mend = f"Set Trainer(accumulate_grad_batches={wanted})"
+    hint = f"Set Trainer(accumulate_grad_batches={wanted})"
     if config.effective_batch is not None:
         what = f"{config.effective_batch} rows are {wanted} batches a step, but the Trainer takes {given}"
-        require(given == wanted, "data.effective_batch", what, mend=f"{mend}.")
+        require(given == wanted, "data.effective_batch", what, hint=f"{hint}.")
     elif wanted > 1:
         what = f"{wanted}, but the Trainer takes {given} {'batch' if given == 1 else 'batches'} a step"
-        require(False, "data.accumulate", what, mend=f"{mend}, and leave data.accumulate out.")
+        require(False, "data.accumulate", what, hint=f"{hint}, and leave data.accumulate out.")

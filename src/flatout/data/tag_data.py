@@ -47,7 +47,7 @@ class TagData(StoreData[TextDataConfig, TagInfo]):
         super().__init__(seed=seed, log=log, **settings)
         config = self.config
         what = f"{config.problem.value} in TagData"
-        require(config.problem is Problem.tags, "data.problem", what, mend="Use TextData for classes and numbers.")
+        require(config.problem is Problem.tags, "data.problem", what, hint="Use TextData for classes and numbers.")
         has_pieces = config.tokenizer is not None or config.vocabulary.kind is VocabularyKind.wordpiece
         require(has_pieces, "data.vocabulary.kind", f"{config.vocabulary.kind.value} with tags", allowed="wordpiece")
 
@@ -86,7 +86,7 @@ class TagPreparation(TextPreparation):
 
     def _require_classes(self, surveyed: Surveyed) -> None:
         if not self.source.census.entities.get("train"):
-            raise UserError("data.label", "the training rows mark nothing", mend="Name the column: data.label=COLUMN.")
+            raise UserError("data.label", "the training rows mark nothing", hint="Name the column: data.label=COLUMN.")
 
     def _classes(self, surveyed: Surveyed) -> list[str]:
         return self.source.census.names()

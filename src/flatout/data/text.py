@@ -96,7 +96,7 @@ class TextDataConfig(FeedingConfig):
         )
         self._require_fitting_split()
         both = self.source is not None and self.train is not None
-        require(not both, "data.train", "is set beside data.source", mend="Set one of the two.")
+        require(not both, "data.train", "is set beside data.source", hint="Set one of the two.")
         given = {name: getattr(self, name) for name in ("source", *SPLITS)}
         require_other_files(given, ("train", "source"))
 
@@ -126,17 +126,17 @@ class TextDataConfig(FeedingConfig):
         allowed = ", ".join(known.__name__ for known in SAMPLES)
         require(kind in SAMPLES, "data.sample", kind.__name__, allowed=allowed)
         fits = self.train is not None or self.source is not None or is_tagged == (kind is TaggedTweetsConfig)
-        mend = "Set data=tagged_tweets." if is_tagged else "Set data=headlines or data=tweets."
-        require(fits, "data.problem", f"{self.problem} does not fit the built-in sample", mend=mend)
+        hint = "Set data=tagged_tweets." if is_tagged else "Set data=headlines or data=tweets."
+        require(fits, "data.problem", f"{self.problem} does not fit the built-in sample", hint=hint)
 
     def _require_fitting_split(self) -> None:
         is_grouped = self.split_by is SplitBy.group
-        mend = "Name the column: data.group=COLUMN." if is_grouped else "Set data.split_by=group."
+        hint = "Name the column: data.group=COLUMN." if is_grouped else "Set data.split_by=group."
         require(
             is_grouped == (self.group is not None),
             "data.group",
             f"{self.group} with data.split_by={self.split_by}",
-            mend=mend,
+            hint=hint,
         )
         is_dealt = self.split_by is SplitBy.stratified and self.problem is Problem.regression
         require(not is_dealt, "data.split_by", "stratified needs classes, not numbers", allowed="content, group")

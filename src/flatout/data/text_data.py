@@ -28,7 +28,7 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
         """All other keywords are fields of TextDataConfig."""
         super().__init__(seed=seed, log=log, **settings)
         is_tagged = self.config.problem is Problem.tags
-        require(not is_tagged, "data.problem", "tags in TextData", mend="Use TagData for words with tags.")
+        require(not is_tagged, "data.problem", "tags in TextData", hint="Use TagData for words with tags.")
 
     def open_store(self) -> TextInfo:
         return prepare(self.config)

@@ -49,7 +49,7 @@ class Ranks:
         require(ok, "RANK", f"rank {self.rank} of {self.world}, {self.local} of {self.local_world} on its machine")
         is_even = self.world % self.local_world == 0
         what = f"{self.local_world} of {self.world} ranks on this machine"
-        require(is_even, "LOCAL_WORLD_SIZE", what, mend="Start as many on each machine.")
+        require(is_even, "LOCAL_WORLD_SIZE", what, hint="Start as many on each machine.")
 
     @classmethod
     def here(cls) -> Ranks:
@@ -68,7 +68,7 @@ class Ranks:
         try:
             environment = SLURMEnvironment()
         except RuntimeError as error:
-            raise UserError("SLURM", str(error), mend="docs/many_devices.md has a file to submit.") from None
+            raise UserError("SLURM", str(error), hint="docs/many_devices.md has a file to submit.") from None
         world, nodes = environment.world_size(), _number("SLURM_NNODES", 1)
         ranks = cls(environment.global_rank(), world, environment.local_rank(), max(1, world // nodes))
         os.environ |= {
@@ -116,10 +116,10 @@ class Ranks:
             store.wait([key], _PATIENCE)
         except (RuntimeError, ValueError):
             raise UserError(
-                f"rank {self.rank}", "the first rank has ended", mend="Its own message tells why."
+                f"rank {self.rank}", "the first rank has ended", hint="Its own message tells why."
             ) from None
         if (value := store.get(key).decode()) == _FAILED:
-            raise UserError(f"rank {self.rank}", "the first rank has ended", mend="Its own message tells why.")
+            raise UserError(f"rank {self.rank}", "the first rank has ended", hint="Its own message tells why.")
         return value
 
     def gathered(self, name: str, make: Callable[[], str]) -> list[str]:
@@ -141,7 +141,7 @@ class Ranks:
             except (RuntimeError, ValueError):
                 found.append(_FAILED)
             if found[-1] == _FAILED:
-                raise UserError(f"rank {self.rank}", f"rank {rank} has ended", mend="Its own message tells why.")
+                raise UserError(f"rank {self.rank}", f"rank {rank} has ended", hint="Its own message tells why.")
         return found
 
     def join(self, device: torch.device) -> None:
@@ -234,9 +234,9 @@ def _key_value_store() -> dist.Store:
         except dist.DistNetworkError as error:
             is_taken = "EADDRINUSE" in str(error)
             what = "is in use by another program" if is_taken else "cannot be reached by the other ranks"
-            raise UserError("MASTER_PORT", f"{place} {what}", mend="Set MASTER_PORT to a free port.") from None
+            raise UserError("MASTER_PORT", f"{place} {what}", hint="Set MASTER_PORT to a free port.") from None
         except (ValueError, dist.DistError) as error:
-            raise UserError("ranks", str(error).splitlines()[0], mend="Start the run with torchrun or srun.") from None
+            raise UserError("ranks", str(error).splitlines()[0], hint="Start the run with torchrun or srun.") from None
         finally:
             telling.cancel()
         _kept.append(store)
@@ -274,7 +274,7 @@ def end_group() -> None:
 def _number(name: str, otherwise: int | None = None) -> int:
     text = os.environ.get(name, otherwise)
     if text is None:
-        raise UserError(name, "is not set, but RANK and WORLD_SIZE are", mend="Start the run with torchrun, or set it.")
+        raise UserError(name, "is not set, but RANK and WORLD_SIZE are", hint="Start the run with torchrun, or set it.")
     try:
         return int(text)
     except ValueError:

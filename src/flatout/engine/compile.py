@@ -19,7 +19,7 @@ _ONE_MESSAGE = "no C++ compiler is here, and torch compiles with it"
 def compile_in_place(model: nn.Module, device: torch.device) -> None:
     """Let torch compile the model when it is first trained; refused where it could not."""
     if why := why_not(device):
-        raise UserError("compile", why, mend="Set compile=false, or install one (g++ or clang).")
+        raise UserError("compile", why, hint="Set compile=false, or install one (g++ or clang).")
     plain = model._call_impl
     compiled = torch.compile(plain)
 

@@ -349,5 +349,5 @@ def _reason_against(trainer: L.Trainer, module: L.LightningModule) -> str:
 
 def _no_memory_for_state(why: str) -> UserError:
     what = f"memory ran out in the first step of the optimizer, whose state is twice the weights ({why})"
-    mend = "Freeze layers, train with model.lora.rank=8, or take a smaller model; smaller batches change little."
-    return UserError("training", what, mend=mend)
+    hint = "Freeze layers, train with model.lora.rank=8, or take a smaller model; smaller batches change little."
+    return UserError("training", what, hint=hint)

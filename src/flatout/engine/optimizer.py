@@ -75,8 +75,8 @@ class OptimConfig:
         require(base is None or base >= 1, "optim.base_batch", f"{base}", allowed="1 or more")
         require(cap is None or cap > 0, "optim.max_lr", f"{cap}", allowed="above 0")
         is_based = self.scale_lr is ScaleRate.none or base is not None
-        mend = "Set optim.base_batch to the rows a step that optim.lr was chosen for."
-        require(is_based, "optim.scale_lr", f"{self.scale_lr.value} without a base", mend=mend)
+        hint = "Set optim.base_batch to the rows a step that optim.lr was chosen for."
+        require(is_based, "optim.scale_lr", f"{self.scale_lr.value} without a base", hint=hint)
         require(self.lr is None or self.lr > 0, "optim.lr", f"{self.lr}", allowed="above 0")
         require(self.weight_decay >= 0, "optim.weight_decay", f"{self.weight_decay}", allowed="0 or more")
         for name in ("beta1", "beta2"):
@@ -122,7 +122,7 @@ class OptimConfig:
         count = getattr(model, "depths", None)
         if count is None:
             what = f"{type(model).__name__} has no layers that could decay"
-            raise UserError("optim.layer_decay", what, mend="Leave it at 1, or set model=transformer.")
+            raise UserError("optim.layer_decay", what, hint="Leave it at 1, or set model=transformer.")
         found: dict[str, int] = count()
         return found
 

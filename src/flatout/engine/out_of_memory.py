@@ -1,7 +1,7 @@
 """Errors that say memory did not suffice, of all the kinds that libraries have, and what gives memory back.
 
 Only what says so plainly counts. cuDNN's "no engine" and cuBLAS's "not initialized" often mean the same, but as often
-something that smaller batches do not mend; on a CPU the system mostly ends a process before any error is raised.
+something that smaller batches do not cure; on a CPU the system mostly ends a process before any error is raised.
 """
 
 from __future__ import annotations

@@ -180,12 +180,12 @@ class Passes:
         """Refuse where no rank can repeat a pass alone, and batches that flatout cannot cut."""
         size = "data.batch_size" if name == TRAINING else "data.eval_batch_size"
         if not all(isinstance(batch, FlatBatch) for batch in self._batches):
-            mend = f"Lower {size} or the batch size of your DataModule. The last checkpoint is kept."
-            raise UserError(f"{name} ran out of memory {self._at()}", why, mend=mend)
+            hint = f"Lower {size} or the batch size of your DataModule. The last checkpoint is kept."
+            raise UserError(f"{name} ran out of memory {self._at()}", why, hint=hint)
         if getattr(self.loop.module, "shares_weights", False):
             what = f"no rank can take smaller pieces by itself where weights are shared out ({why})"
-            mend = f"Set a smaller {size}. {self._smaller_rows()} The last checkpoint is kept."
-            raise UserError(f"{name} ran out of memory {self._at()}", what, mend=mend)
+            hint = f"Set a smaller {size}. {self._smaller_rows()} The last checkpoint is kept."
+            raise UserError(f"{name} ran out of memory {self._at()}", what, hint=hint)
 
     def _halve(self, name: str, batches: list[FlatBatch], why: str) -> None:
         """Twice as many pieces, where there are rows for them."""
@@ -194,7 +194,7 @@ class Passes:
             longest = max(batch.longest() for batch in batches)
             where = f"{name} ran out of memory {self._at()}"
             what = f"a single row at once, of at most {longest} tokens, is too much ({why})"
-            raise UserError(where, what, mend=f"{self._smaller_rows()} The last checkpoint is kept.")
+            raise UserError(where, what, hint=f"{self._smaller_rows()} The last checkpoint is kept.")
         give_back_memory()
         self.pieces[name] *= 2
 
@@ -217,8 +217,8 @@ class Passes:
         self.pieces[TRAINING] *= 2
         self._report(TRAINING, before, why, has_ended=True)
         what = f"memory ran out {self._at()} while ranks exchanged gradients ({why})"
-        mend = "The next run starts with smaller pieces: type the same command with resume=auto."
-        return UserError("training", what, mend=mend)
+        hint = "The next run starts with smaller pieces: type the same command with resume=auto."
+        return UserError("training", what, hint=hint)
 
     def _report(self, name: str, before: int, why: str, has_ended: bool = False) -> None:
         self.report(name, self.pieces[name], before, self.loop.trainer.global_step, why, has_ended)

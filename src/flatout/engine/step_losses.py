@@ -120,11 +120,11 @@ class StepLosses:
 
     def _not_finite(self, step: int) -> UserError:
         what = f"the loss or its gradient is not finite at step {step + 1}{self.describe_rows(step)}"
-        mend = (
+        hint = (
             "Lower optim.lr, set precision=fp32, or leave such steps out with optim.not_finite=skip."
             " No weight was changed by it, and the last checkpoint is kept."
         )
-        return UserError("training", what, mend=mend)
+        return UserError("training", what, hint=hint)
 
 
 def _are_too_many(skipped: list[int]) -> bool:

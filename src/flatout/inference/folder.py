@@ -33,9 +33,9 @@ class ModelFolder:
             if (folder / SETTINGS).is_file() and (folder / WEIGHTS).is_file():
                 return cls(folder)
         if not path.exists():
-            raise UserError(str(path), "no such run", mend="Name a folder below outputs/.")
+            raise UserError(str(path), "no such run", hint="Name a folder below outputs/.")
         raise UserError(
-            str(path), "no finished run: it has no model/ folder", mend="Name a run whose summary.json says finished."
+            str(path), "no finished run: it has no model/ folder", hint="Name a run whose summary.json says finished."
         )
 
     def settings(self) -> dict[str, Any]:
@@ -71,9 +71,9 @@ class ModelFolder:
             raise
         except Exception as error:  # tokenizers raises Exception itself for bytes that are odd
             reason = next(iter(str(error).strip().splitlines()), "")
-            mend = "It is damaged, or was not written by this program."
+            hint = "It is damaged, or was not written by this program."
             where, what = f"{self.path}", f"no model that can be read ({type(error).__name__}: {reason})"
-            raise UserError(where, what, mend=mend) from error
+            raise UserError(where, what, hint=hint) from error
 
     def write(self, model: nn.Module, model_config: Any, labels: list[str], settings: dict[str, Any]) -> None:
         """`model_config` must be of a class in MODELS."""

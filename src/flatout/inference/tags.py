@@ -91,7 +91,7 @@ class TagPredictor:
     def _read(cls, folder: ModelFolder, device: torch.device) -> TagPredictor:
         settings = folder.settings()
         if settings.get("problem") != cls.problem:
-            raise UserError(str(folder.path), "no run on tags", mend="It answers whole texts.")
+            raise UserError(str(folder.path), "no run on tags", hint="It answers whole texts.")
         names, data = folder.labels(), settings["data"]
         model, vocabulary = load_encoder(folder, Outputs(names, "tags"), separator=False)
         roles = Roles(tuple(data["columns"]["texts"]), data["columns"]["label"])

@@ -76,7 +76,7 @@ class Predictor:
     def _read(cls, folder: ModelFolder, device: torch.device) -> Predictor:
         settings = folder.settings()
         if "scale" not in settings:
-            raise UserError(str(folder.path), "a run on bit strings", mend="It answers bit strings, not texts.")
+            raise UserError(str(folder.path), "a run on bit strings", hint="It answers bit strings, not texts.")
         vocabulary = read_encoder((folder.path / TOKENIZER).read_text(encoding="utf-8"))
         classes = folder.labels()
         labels = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"])

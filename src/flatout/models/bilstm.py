@@ -53,7 +53,7 @@ class BiLSTMConfig:
     def __post_init__(self) -> None:
         self.pooling = as_choice(Pooling, self.pooling, "model.pooling")
         has_vectors = self.vectors is not None or not self.freeze_vectors
-        require(has_vectors, "model.freeze_vectors", "is set without model.vectors", mend="Set model.vectors=FILE.")
+        require(has_vectors, "model.freeze_vectors", "is set without model.vectors", hint="Set model.vectors=FILE.")
         for name in ("embedding", "hidden", "layers"):
             require(getattr(self, name) >= 1, f"model.{name}", f"{getattr(self, name)}", allowed="1 or more")
         for name in ("dropout", "embedding_dropout"):

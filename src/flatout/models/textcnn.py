@@ -46,7 +46,7 @@ class TextCNNConfig:
 
     def __post_init__(self) -> None:
         has_vectors = self.vectors is not None or not self.freeze_vectors
-        require(has_vectors, "model.freeze_vectors", "is set without model.vectors", mend="Set model.vectors=FILE.")
+        require(has_vectors, "model.freeze_vectors", "is set without model.vectors", hint="Set model.vectors=FILE.")
         for name in ("embedding", "filters"):
             require(getattr(self, name) >= 1, f"model.{name}", f"{getattr(self, name)}", allowed="1 or more")
         is_list = bool(self.widths) and all(width >= 1 for width in self.widths)

@@ -26,7 +26,7 @@ def load_vectors(path: str, vocabulary: dict[str, int] | None, embedding: Tensor
     file, width = Path(path), embedding.shape[1]
     require(file.is_file(), "model.vectors", f"no such file: {path}")
     if vocabulary is None:
-        raise UserError("model.vectors", "no vocabulary to find its words by", mend="Pass build(vocabulary=...).")
+        raise UserError("model.vectors", "no vocabulary to find its words by", hint="Pass build(vocabulary=...).")
     rows = {word.encode(): row for word, row in vocabulary.items()}
     found: dict[int, np.ndarray] = {}
     for number, word, numbers in _entries(file, width):
@@ -82,9 +82,9 @@ def _is_number(field: bytes) -> bool:
 
 
 def _check_width(file: Path, count: int, width: int) -> None:
-    mend = f"Set model.embedding={count}." if count else "It must hold a word and its numbers a line, as text."
+    hint = f"Set model.embedding={count}." if count else "It must hold a word and its numbers a line, as text."
     what = f"{count} numbers a word"
-    require(count == width, f"model.vectors: {file}:1", what, allowed=f"model.embedding is {width}", mend=mend)
+    require(count == width, f"model.vectors: {file}:1", what, allowed=f"model.embedding is {width}", hint=hint)
 
 
 def _wrong_count(where: str, word: bytes, count: int, width: int) -> UserError:

@@ -160,6 +160,6 @@ def verdict_text(verdict: dict[str, Any] | None) -> str:
         return ""
     if sentence := verdict.get("sentence"):
         return str(sentence)
-    share, fix = verdict.get("share"), verdict.get("mend")
+    share, fix = verdict.get("share"), verdict.get("fix", verdict.get("mend"))
     measured = f" {share:.1%}" if share is not None else ""
     return f"{verdict['limit']}{measured}" + (f": {fix}" if fix else "")

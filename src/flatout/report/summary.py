@@ -147,13 +147,13 @@ def read_summary(folder: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(str(folder), "no summary.json there", mend="Name a run folder, below outputs/.") from None
+        raise UserError(str(folder), "no summary.json there", hint="Name a run folder, below outputs/.") from None
     except OSError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UserError(str(path), f"not valid JSON: {error}") from None
     if not isinstance(values, dict) or "schema" not in values:
-        raise UserError(str(path), "not the summary of a run", mend="Name a run folder, below outputs/.")
+        raise UserError(str(path), "not the summary of a run", hint="Name a run folder, below outputs/.")
     return values
 
 
@@ -222,7 +222,7 @@ def _nulls(names: str) -> dict[str, Any]:
 
 
 _LATER: dict[str, Callable[[], dict[str, Any]]] = {
-    "verdict": lambda: _nulls("limit share mend predicted_gain cause sentence others"),
+    "verdict": lambda: _nulls("limit share mend fix predicted_gain cause sentence others"),
     "baseline": lambda: {"name": None, "metrics": {}},
     "calibration": lambda: _nulls("temperature error_before error_after fitted error_fitted"),
 }

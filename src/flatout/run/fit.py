@@ -30,11 +30,11 @@ def fit(
     `data` is a DataModule or its Config; `model` a task, the Config of a network, or a network. `epochs` is another
     name for `max_epochs`.
     """
-    require(epochs is None or max_epochs is None, "fit", "epochs and max_epochs", mend="Leave one of them out.")
+    require(epochs is None or max_epochs is None, "fit", "epochs and max_epochs", hint="Leave one of them out.")
     epochs = epochs if max_epochs is None else max_epochs
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         what = "is called while another process reads this script"
-        raise UserError("fit", what, mend="Put it below: if __name__ == '__main__':")
+        raise UserError("fit", what, hint="Put it below: if __name__ == '__main__':")
     unknown = settings.keys() - RunConfig.__dataclass_fields__.keys()
     if unknown:
         allowed = ", ".join(RunConfig.__dataclass_fields__)

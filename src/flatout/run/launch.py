@@ -52,15 +52,15 @@ def start(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[
     if ranks.are_several:
         given = config.trainer.get("devices") not in (None, "auto", -1)
         started = f"{ranks.local_world} ranks are running on this machine"
-        mend = "Leave trainer.devices out: who starts the ranks decides."
-        require(not given or len(wanted) == ranks.local_world, "trainer.devices", started, mend=mend)
+        hint = "Leave trainer.devices out: who starts the ranks decides."
+        require(not given or len(wanted) == ranks.local_world, "trainer.devices", started, hint=hint)
     elif config.trainer.get("num_nodes", 1) != 1:
         what = f"{config.trainer['num_nodes']}, but nobody has started a rank on another machine"
-        raise UserError("trainer.num_nodes", what, mend="Start the run on each machine with torchrun or srun.")
+        raise UserError("trainer.num_nodes", what, hint="Start the run on each machine with torchrun or srun.")
     are_alone = not ranks.are_several and len(wanted) == 1
     what = "one device has nobody to share with"
-    mend = "Set trainer.devices=N, or leave it out."
-    require(not (config.shares_weights and are_alone), "trainer.strategy: fsdp", what, mend=mend)
+    hint = "Set trainer.devices=N, or leave it out."
+    require(not (config.shares_weights and are_alone), "trainer.strategy: fsdp", what, hint=hint)
     place = json.loads(ranks.agreed("folder", lambda: json.dumps(_place(config, folder, overrides))))
     at = Path(place["folder"])
     if place["is_finished"]:
@@ -95,8 +95,8 @@ def devices_wanted(trainer: dict[str, Any]) -> list[int]:
     accelerator, asked = trainer.get("accelerator", "auto"), trainer.get("devices")
     count = torch.cuda.device_count() if accelerator in ("auto", "gpu", "cuda") else 0
     is_missing = accelerator in ("gpu", "cuda") and not count
-    mend = "Set trainer=cpu, or leave it out."
-    require(not is_missing, "trainer.accelerator", f"{accelerator}, but this machine has no GPU", mend=mend)
+    hint = "Set trainer=cpu, or leave it out."
+    require(not is_missing, "trainer.accelerator", f"{accelerator}, but this machine has no GPU", hint=hint)
     name, there = ("GPUs", count) if count else ("cores", len(cores_here()))
     if isinstance(asked, str) and asked != "auto":
         parts = [part.strip() for part in asked.split(",")]
@@ -125,8 +125,8 @@ def devices_wanted(trainer: dict[str, Any]) -> list[int]:
 def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Sequence[str]) -> Result:
     """Start a process a device, wait for all of them, and tell what the first one found."""
     if isinstance(config.model, nn.Module):
-        mend = "Start your script with torchrun, or name the model's settings."
-        raise UserError("trainer.devices", "a model of your own cannot be handed to other processes", mend=mend)
+        hint = "Start your script with torchrun, or name the model's settings."
+        raise UserError("trainer.devices", "a model of your own cannot be handed to other processes", hint=hint)
     warm_start()
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # they tell in pages what we say in a line
@@ -235,8 +235,8 @@ def _told(error: ChildFailedError, count: int, folder: Path) -> BaseException:
     rest = f" The last checkpoint is {kept}." if kept.exists() else " There was no checkpoint yet."
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
-        mend = " Out of memory is the usual cause." if name == "SIGKILL" else ""
-        return RunBroke(f"rank {rank} of {count} was ended by {name}; the other ranks were stopped.{mend}{rest}")
+        hint = " Out of memory is the usual cause." if name == "SIGKILL" else ""
+        return RunBroke(f"rank {rank} of {count} was ended by {name}; the other ranks were stopped.{hint}{rest}")
     if failure.exitcode > 128:
         return KeyboardInterrupt() if failure.exitcode == 128 + signal.SIGINT else SystemExit(failure.exitcode)
     trace = told.get("py_callstack", "")

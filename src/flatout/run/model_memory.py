@@ -90,7 +90,7 @@ def _too_large(settings: Any, needed: int, free: int) -> UserError:
     first, *others = sorted(growth, key=lambda name: -growth[name])
     what = f"needs about {_in_units(needed)} for weights, gradients and optimizer, {_in_units(free)} are free"
     lower = " or ".join(f"model.{name}" for name in (first, *others[:1]))
-    return UserError(f"model.{first}={getattr(settings, first)}", what, mend=f"Lower {lower}.")
+    return UserError(f"model.{first}={getattr(settings, first)}", what, hint=f"Lower {lower}.")
 
 
 def _growth(settings: Any, name: str) -> float:

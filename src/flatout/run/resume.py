@@ -221,11 +221,11 @@ def require_same_run(then: dict[str, Any], now: dict[str, Any], *, anyway: bool)
         lines.append(f"resume: saved with torch {then.get('torch')}, this is {now['torch']}: last digits may differ")
     if then.get("model") != now["model"]:
         what = "; ".join(["the model has other weights", *told])
-        mend = "Set the model back, or leave resume out: a new run begins."
-        raise UserError("resume", f"this is not the run that was begun: {what}", mend=mend)
+        hint = "Set the model back, or leave resume out: a new run begins."
+        raise UserError("resume", f"this is not the run that was begun: {what}", hint=hint)
     if told and not anyway:
-        mend = "Set it back, or add resume_anyway=true to go on all the same; without resume a new run begins."
-        raise UserError("resume", f"this is not the run that was begun: {'; '.join(told)}", mend=mend)
+        hint = "Set it back, or add resume_anyway=true to go on all the same; without resume a new run begins."
+        raise UserError("resume", f"this is not the run that was begun: {'; '.join(told)}", hint=hint)
     return [*lines, *(f"resume: going on although {each}" for each in told)]
 
 
@@ -258,8 +258,8 @@ def folder_of_one(folder: Path) -> Iterator[None]:
             until = time.monotonic() + _PATIENCE_S
             while not _locked(handle):
                 if time.monotonic() > until:
-                    mend = "Wait for it or end it, or leave resume out: a new run begins."
-                    raise UserError("resume", f"{folder} is still being trained in by another process", mend=mend)
+                    hint = "Wait for it or end it, or leave resume out: a new run begins."
+                    raise UserError("resume", f"{folder} is still being trained in by another process", hint=hint)
                 time.sleep(0.1)
         yield
     finally:

@@ -192,7 +192,7 @@ def prepare_data(config: RunConfig, ranks: Ranks, place: RunFolder) -> StoreData
     data.setup()
     if data.info.key != key:
         what = f"rank {ranks.rank} sees other data than the first rank"
-        raise UserError("data", what, mend="Every machine needs the same files, or one folder that all can read.")
+        raise UserError("data", what, hint="Every machine needs the same files, or one folder that all can read.")
     facts = data.info.summary()
     rows = {_SHORT[split]: count for split, count in facts.pop("rows").items()}
     report = data.info.report
@@ -286,7 +286,7 @@ def scale_rate(config: RunConfig, optim: OptimConfig, plan: PlanSettings, place:
         return optim
     if plan.tokens_per_batch is not None:
         what = f"{optim.scale_lr.value}, but data.tokens_per_batch makes steps of unequal rows"
-        raise UserError("optim.scale_lr", what, mend="Leave one of them out.")
+        raise UserError("optim.scale_lr", what, hint="Leave one of them out.")
     rows = plan.rows_per_batch * plan.parts
     scaled = optim.scaled(rows)
     product, rates = f"{plan.rows_per_batch} × {plan.accumulate} × {plan.world}", (optim.highest, scaled.highest)
@@ -348,8 +348,8 @@ def where_to_start(config: RunConfig, about: dict[str, Any], ranks: Ranks, place
             place.log.say(line)
         if start is None:
             if lines and not config.resume_anyway:
-                mend = "Add resume_anyway=true to train it from the beginning."
-                raise UserError("resume", f"{place.path} has no whole checkpoint left", mend=mend)
+                hint = "Add resume_anyway=true to train it from the beginning."
+                raise UserError("resume", f"{place.path} has no whole checkpoint left", hint=hint)
             why = "has no whole checkpoint left" if lines else "has no checkpoint yet"
             place.log.say(f"resume: {place.path} {why}: it starts from the beginning")
             return ""
@@ -376,9 +376,9 @@ def _require_more_to_train(config: RunConfig, start: Start) -> None:
     """A run cannot be asked for less than it has done."""
     epochs, most = config.trainer.get("max_epochs") or EPOCHS, config.trainer.get("max_steps") or -1
     begun = start.about["position"]["epoch"] + 1
-    mend = "The run's model/ and report are what it has reached so far."
-    require(epochs >= begun, "trainer.max_epochs", f"{epochs}, but epoch {begun} has begun", mend=mend)
-    require(most == -1 or most >= start.step, "trainer.max_steps", f"{most}, but {start.step} are done", mend=mend)
+    hint = "The run's model/ and report are what it has reached so far."
+    require(epochs >= begun, "trainer.max_epochs", f"{epochs}, but epoch {begun} has begun", hint=hint)
+    require(most == -1 or most >= start.step, "trainer.max_steps", f"{most}, but {start.step} are done", hint=hint)
 
 
 def train(
@@ -411,7 +411,7 @@ def train(
                 with suppress(OSError):
                     listener.close()
     curves.steps, curves.epochs = trainer.global_step, trainer.current_epoch
-    require(trainer.global_step > 0, "trainer", "not one step was planned", mend="Give it rows, epochs and time.")
+    require(trainer.global_step > 0, "trainer", "not one step was planned", hint="Give it rows, epochs and time.")
     if skipped := training.loop.skipped:
         rows = training.loop.losses.describe_rows(skipped[0])
         place.log.say(f"{len(skipped)} steps were skipped, their gradient was not finite: the first{rows}")

@@ -104,8 +104,8 @@ def open_run_folder(
     except OSError as error:
         if error.errno not in REFUSALS:
             raise
-        mend = "Make room, or set output=FOLDER on another disk. Checkpoints that are there are kept."
-        raise out_of_space(error, path, None, "output", mend) from None
+        hint = "Make room, or set output=FOLDER on another disk. Checkpoints that are there are kept."
+        raise out_of_space(error, path, None, "output", hint) from None
 
 
 @contextmanager

@@ -65,8 +65,8 @@ def whole_steps(trainer: dict[str, Any], feed: Feed, place: RunFolder) -> dict[s
         settings["limit_train_batches"] = min(batches, len(feed))
     interval = settings.get("val_check_interval")
     is_timed = interval is not None and not isinstance(interval, int | float)
-    mend = "Count batches, or set data.accumulate=1: the clock knows no steps."
-    require(not is_timed or accumulate == 1, "trainer.val_check_interval", f"{interval}", mend=mend)
+    hint = "Count batches, or set data.accumulate=1: the clock knows no steps."
+    require(not is_timed or accumulate == 1, "trainer.val_check_interval", f"{interval}", hint=hint)
     if accumulate > 1 and isinstance(interval, int | float) and interval != 1.0:
         asked = _count(interval, batches_in_epoch(settings, feed))
         settings["val_check_interval"] = batches = _whole(asked, accumulate)
@@ -178,7 +178,7 @@ def quiet_trainer(settings: dict[str, Any], callbacks: list[L.Callback]) -> L.Tr
     try:
         return L.Trainer(**settings, callbacks=callbacks)
     except (TypeError, ValueError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
-        raise UserError("trainer", str(error), mend="These settings go to Lightning's Trainer.") from None
+        raise UserError("trainer", str(error), hint="These settings go to Lightning's Trainer.") from None
 
 
 def listeners_of(
@@ -235,10 +235,10 @@ def strategy_of(
     if not config.shares_weights:
         is_ours = ranks.are_several and asked in (None, "auto", "ddp")
         return {"strategy": ddp(task, device)} if is_ours else {}
-    what, mend = "does not go with fp16: its scaler looks at whole gradients", "Set precision=fp32."
-    require(precision.precision is not Precision.fp16, f"trainer.strategy: {asked}", what, mend=mend)
+    what, hint = "does not go with fp16: its scaler looks at whole gradients", "Set precision=fp32."
+    require(precision.precision is not Precision.fp16, f"trainer.strategy: {asked}", what, hint=hint)
     what = "batch normalisation would have other means on every rank"
-    require(not _has_means(task), f"trainer.strategy: {asked}", what, mend="Leave it out.")
+    require(not _has_means(task), f"trainer.strategy: {asked}", what, hint="Leave it out.")
     from flatout.distributed.fsdp import SharedOut
 
     # A trained weight comes with its gradient and with two numbers of AdamW.

@@ -65,7 +65,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise UserError("sweep", f"another process is at work in {folder}", mend="Wait for it, or end it.") from None
+        raise UserError("sweep", f"another process is at work in {folder}", hint="Wait for it, or end it.") from None
     try:
         yield
     finally:
@@ -145,10 +145,10 @@ def _require_own_folders(trials: list[Trial]) -> None:
     seen: set[Path] = set()
     for trial in trials:
         is_free = trial.is_again or not trial.folder.exists() or not any(trial.folder.iterdir())
-        mend = "Choose another hydra.sweep.dir, or add resume=auto to go on with what the same command has begun."
-        require(is_free, "hydra.sweep.dir", f"{trial.folder} holds something already", mend=mend)
-        mend = "Let hydra.sweep.subdir be another for each trial."
-        require(trial.folder not in seen, "hydra.sweep.subdir", f"{trial.folder} twice", mend=mend)
+        hint = "Choose another hydra.sweep.dir, or add resume=auto to go on with what the same command has begun."
+        require(is_free, "hydra.sweep.dir", f"{trial.folder} holds something already", hint=hint)
+        hint = "Let hydra.sweep.subdir be another for each trial."
+        require(trial.folder not in seen, "hydra.sweep.subdir", f"{trial.folder} twice", hint=hint)
         seen.add(trial.folder)
 
 

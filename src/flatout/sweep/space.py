@@ -54,8 +54,8 @@ class Interval:
 
     def listed(self, key: str) -> tuple[str, ...]:
         if not self.is_whole:
-            mend = "List values, as in choice(1e-3,1e-2), or set sampler=tpe."
-            raise UserError(f"sweep: {key}", "an interval has no end of values for a grid", mend=mend)
+            hint = "List values, as in choice(1e-3,1e-2), or set sampler=tpe."
+            raise UserError(f"sweep: {key}", "an interval has no end of values for a grid", hint=hint)
         return tuple(str(number) for number in range(int(self.low), int(self.high) + 1, self.step))
 
     def text(self, value: object) -> str:
@@ -82,10 +82,10 @@ def suggested(trial: optuna.Trial, key: str, part: Part) -> str:
 
 def is_by_factors(key: str, tags: Collection[str], *, is_interval: bool) -> bool:
     """What the tags of a setting ask for: `log` is the only one there is, and it is said of numbers between two."""
-    where, mend = f"sweep: {key}", "Write tag(log,interval(1e-4,1e-1)), or leave tag out."
+    where, hint = f"sweep: {key}", "Write tag(log,interval(1e-4,1e-1)), or leave tag out."
     for tag in sorted(tags):
-        require(tag == "log", where, f"no tag {tag!r}", allowed="log", mend=did_you_mean(tag, ["log"]) or mend)
-        require(is_interval, where, "listed values have no factors between them", mend=mend)
+        require(tag == "log", where, f"no tag {tag!r}", allowed="log", hint=did_you_mean(tag, ["log"]) or hint)
+        require(is_interval, where, "listed values have no factors between them", hint=hint)
     return bool(tags)
 
 

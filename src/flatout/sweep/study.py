@@ -198,8 +198,8 @@ def _whole(journal: Path) -> Path:
         try:
             json.loads(line)
         except ValueError:
-            mend = "Begin a new sweep; the trials' own folders are as they were."
-            raise UserError(str(journal), f"line {number} is damaged", mend=mend) from None
+            hint = "Begin a new sweep; the trials' own folders are as they were."
+            raise UserError(str(journal), f"line {number} is damaged", hint=hint) from None
     return journal
 
 

@@ -69,7 +69,7 @@ def sweep(searched: Searched) -> Outcome:
 def _checked(searched: Searched) -> Trial:
     """What is wrong with a sweep is said before it has a folder; a trial that can be composed."""
     settings, space = searched.settings, searched.space
-    require(bool(space), "sweep", "nothing to search", mend="Set +sweep=NAME, or write key=choice(a,b) for a setting.")
+    require(bool(space), "sweep", "nothing to search", hint="Set +sweep=NAME, or write key=choice(a,b) for a setting.")
     for key, part in space.items():
         part.distribution(key)
     if settings.sampler is Sampler.grid:
@@ -176,5 +176,5 @@ class _Run:
         self._mistakes.append(note)
         if len(self._mistakes) == _SAME_MISTAKES and len(set(self._mistakes)) == 1:
             printed = Path(self.searched.folder, "0", "output.txt")
-            mend = f"What the first one printed: {printed}" if printed.is_file() else f"See {self.searched.folder}"
-            raise UserError("", f"the first {_SAME_MISTAKES} trials failed alike: {note}", mend=mend)
+            hint = f"What the first one printed: {printed}" if printed.is_file() else f"See {self.searched.folder}"
+            raise UserError("", f"the first {_SAME_MISTAKES} trials failed alike: {note}", hint=hint)

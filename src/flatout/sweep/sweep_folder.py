@@ -35,8 +35,8 @@ def held(searched: Searched) -> Iterator[None]:
     }
     path = folder / FILE
     if path.exists() and not settings.resume:
-        mend = f"Go on with it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
-        raise UserError("sweep", f"{folder} holds a sweep already", mend=mend)
+        hint = f"Go on with it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
+        raise UserError("sweep", f"{folder} holds a sweep already", hint=hint)
     with alone_in(folder):
         if settings.resume:
             _require_same(read_asked(folder), asked, folder)
@@ -60,24 +60,24 @@ def read_asked(folder: Path) -> dict[str, Any]:
     try:
         asked = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        mend = "Name the folder that a sweep printed when it began."
-        raise UserError(str(folder), f"no {FILE} there", mend=mend) from None
+        hint = "Name the folder that a sweep printed when it began."
+        raise UserError(str(folder), f"no {FILE} there", hint=hint) from None
     except OSError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise UserError(str(path), f"cannot be read: {error}", mend="Begin a new sweep.") from None
+        raise UserError(str(path), f"cannot be read: {error}", hint="Begin a new sweep.") from None
     if not isinstance(asked, dict) or "schema" not in asked:
-        raise UserError(str(path), "is not what a sweep writes there", mend="Begin a new sweep.")
+        raise UserError(str(path), "is not what a sweep writes there", hint="Begin a new sweep.")
     if asked["schema"] != _SCHEMA:
         raise UserError(str(path), f"schema {asked['schema']}", allowed=f"{_SCHEMA} in this version")
     kinds = {"typed": list, "fixed": list, "place": str, "search": dict, "space": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(asked.get(name), kind)]
     if wrong or not isinstance(asked.setdefault("conf", None), str | None):
         what = f"is not what a sweep writes there: {', '.join(wrong or ['conf'])}"
-        raise UserError(str(path), what, mend="Begin a new sweep.")
+        raise UserError(str(path), what, hint="Begin a new sweep.")
     if not Path(asked["place"]).is_dir():
-        mend = "Make it again: files of the sweep may be named from there."
-        raise UserError(str(path), f"was begun in {asked['place']}, which is gone", mend=mend)
+        hint = "Make it again: files of the sweep may be named from there."
+        raise UserError(str(path), f"was begun in {asked['place']}, which is gone", hint=hint)
     return asked
 
 
@@ -88,9 +88,9 @@ def _require_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> 
         for key in sorted(old.keys() | new.keys()):
             if old.get(key) != new.get(key):
                 what = f"{folder} was begun with {key}: {old.get(key)}, and now it is {new.get(key)}"
-                raise UserError("sweep", what, mend="Begin a new sweep, or take the change back.")
+                raise UserError("sweep", what, hint="Begin a new sweep, or take the change back.")
     if before["fixed"] != now["fixed"]:
         other = sorted(set(before["fixed"]) ^ set(now["fixed"]))
         raise UserError(
-            "sweep", f"{folder} was begun with other settings: {', '.join(other)}", mend="Begin a new sweep."
+            "sweep", f"{folder} was begun with other settings: {', '.join(other)}", hint="Begin a new sweep."
         )

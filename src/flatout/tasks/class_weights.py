@@ -27,7 +27,7 @@ def checked(choice: object, weights: Mapping[str, float]) -> tuple[ClassWeights,
     for name, weight in weights.items():
         require(0 <= weight < math.inf, f"task.weights.{name}", f"{weight}", allowed="0 or more")
     is_one_way = chosen is ClassWeights.none or not weights
-    require(is_one_way, "task.weights", "is set with task.class_weights=auto", mend="Leave out the one or the other.")
+    require(is_one_way, "task.weights", "is set with task.class_weights=auto", hint="Leave out the one or the other.")
     return chosen, {str(name): float(weight) for name, weight in weights.items()}
 
 
@@ -44,5 +44,5 @@ def named(weights: Mapping[str, float], classes: Sequence[str]) -> Tensor | None
     for name in weights:
         if name not in classes:
             allowed = ", ".join(classes) if len(classes) <= _MOST_NAMED else f"{len(classes):,} classes"
-            raise UserError("task.weights", f"no class {name!r}", allowed=allowed, mend=did_you_mean(name, classes))
+            raise UserError("task.weights", f"no class {name!r}", allowed=allowed, hint=did_you_mean(name, classes))
     return torch.tensor([weights.get(name, 1.0) for name in classes])

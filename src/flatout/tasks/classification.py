@@ -79,7 +79,7 @@ class Classifier(Task):
 
     def take_info(self, info: Any) -> None:
         what, hint = f"{type(info).__name__} has no classes", "Use Tagger for tags and GramDecoder for bit strings."
-        require(isinstance(getattr(info, "labels", None), Labels), "Classifier", what, mend=hint)
+        require(isinstance(getattr(info, "labels", None), Labels), "Classifier", what, hint=hint)
         self.take_labels(info.labels)
 
     def build_model(self, config: Any, info: Any) -> nn.Module:
@@ -201,12 +201,12 @@ def _require_classes(labels: Labels, config: ClassificationConfig) -> None:
     """Refuse what a regression cannot heed."""
     if labels.problem is not Problem.regression:
         return
-    mend = "Leave it out."
+    hint = "Leave it out."
     smoothing = config.label_smoothing
-    require(not smoothing, "task.label_smoothing", f"{smoothing}, but targets are numbers", mend=mend)
+    require(not smoothing, "task.label_smoothing", f"{smoothing}, but targets are numbers", hint=hint)
     what = "is set, but targets are numbers"
-    require(config.class_weights is ClassWeights.none, "task.class_weights", what, mend=mend)
-    require(not config.weights, "task.weights", what, mend=mend)
+    require(config.class_weights is ClassWeights.none, "task.class_weights", what, hint=hint)
+    require(not config.weights, "task.weights", what, hint=hint)
 
 
 def class_weights(labels: Labels) -> Tensor | None:

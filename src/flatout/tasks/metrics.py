@@ -61,7 +61,7 @@ def monitored_metric(problem: Problem) -> str:
 def require_metric(name: str, available: Iterable[str], where: str) -> None:
     names = list(available)
     if name not in names:
-        raise UserError(where, f"no metric {name!r}", allowed=", ".join(names), mend=did_you_mean(name, names))
+        raise UserError(where, f"no metric {name!r}", allowed=", ".join(names), hint=did_you_mean(name, names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class SingleMetrics(TaskMetrics):
         count = len(classes)
         if positive is not None and positive not in classes:
             allowed = ", ".join(classes)
-            raise UserError("positive", f"no class {positive!r}", allowed=allowed, mend=did_you_mean(positive, classes))
+            raise UserError("positive", f"no class {positive!r}", allowed=allowed, hint=did_you_mean(positive, classes))
         self.positive = 1 if positive is None else classes.index(positive)
         self.counts = MulticlassConfusionMatrix(count, validate_args=False)
         self.auroc: Metric | None = None

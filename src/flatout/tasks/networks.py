@@ -38,7 +38,7 @@ def _build_encoder(config: TransformerConfig, info: Any, outputs: Outputs) -> Tr
     table = model.net.get_input_embeddings().weight
     if encoder.size > len(table):
         what = f"{encoder.size:,} entries, but the encoder knows {len(table):,}"
-        raise UserError("data.tokenizer", what, mend="Leave it out: the model's own tokenizer is used.")
+        raise UserError("data.tokenizer", what, hint="Leave it out: the model's own tokenizer is used.")
     return model
 
 

@@ -84,7 +84,7 @@ class Tagger(Task):
 
     def take_info(self, info: Any) -> None:
         what, hint = f"{type(info).__name__} has no tags", "Use Classifier for classes and GramDecoder for bit strings."
-        require(isinstance(getattr(info, "labels", None), TagLabels), "Tagger", what, mend=hint)
+        require(isinstance(getattr(info, "labels", None), TagLabels), "Tagger", what, hint=hint)
         needs_counts = self.config.class_weights is ClassWeights.auto
         self.take_labels(replace(info.labels, counts=info.count_tags()) if needs_counts else info.labels)
 

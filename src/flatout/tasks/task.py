@@ -345,5 +345,5 @@ def _info_of(task: Task) -> Any:
     if info is None:
         name = type(task).__name__
         hint = f"Give the Trainer a datamodule, or pass {name}(network, labels=…) a network that is built."
-        raise UserError(name, "no datamodule says how many classes and words there are", mend=hint)
+        raise UserError(name, "no datamodule says how many classes and words there are", hint=hint)
     return info

@@ -23,7 +23,7 @@ def divided(wanted: int, most: int, world: int) -> tuple[int, int]:
         numbers = " or ".join(str(number) for number in nearest if number is not None)
         shared = f"{world} devices" if world > 1 else "one device"
         what = f"{wanted} rows cannot be divided evenly among {shared} in batches of {-(-most // 2)} to {most} rows"
-        require(False, "data.effective_batch", what, mend=f"Set {numbers}, or another data.batch_size.")
+        require(False, "data.effective_batch", what, hint=f"Set {numbers}, or another data.batch_size.")
     assert found is not None
     return found
 

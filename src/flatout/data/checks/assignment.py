@@ -79,6 +79,6 @@ def _by_group(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64
     needed = 1 + sum(share > 0 for share in splitting.shares.values())
     if len(groups) < needed:
         what = f"{counted(len(groups), 'group')} in {splitting.group!r} cannot be parted into {needed} splits"
-        raise UserError("data.group", what, mend="Name another column, or give a file for each split.")
+        raise UserError("data.group", what, hint="Name another column, or give a file for each split.")
     splits = split_groups(groups, rows, **splitting.shares, seed=splitting.seed)
     return lambda records: splits[np.searchsorted(groups, records["group"])]

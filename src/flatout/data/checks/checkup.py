@@ -95,7 +95,7 @@ def _errors(surveyed: Surveyed, found: Checkup, wanted: list[str]) -> Iterator[R
         surveyed.census.require_classes("labels")
     except UserError as mistake:
         what = mistake.what + (f" ({mistake.allowed})" if mistake.allowed else "")
-        yield Remark(Level.error, "labels", what, mistake.mend.rstrip("."))
+        yield Remark(Level.error, "labels", what, mistake.hint.rstrip("."))
 
 
 def _tokenised(config: TextDataConfig, surveyed: Surveyed, found: Checkup) -> list[Remark]:

@@ -88,8 +88,8 @@ def _refuse_missing(
     for is_refused, mask, name, what in asked:
         if is_refused and mask.any():
             place = findings.locate(int(rows[mask][0]) + 1)
-            mend = f"Fill it in, or keep the default of data.clean.{name}."
-            raise UserError(f"data.clean.{name}", f"{findings.source} row {place}: {what}", mend=mend)
+            hint = f"Fill it in, or keep the default of data.clean.{name}."
+            raise UserError(f"data.clean.{name}", f"{findings.source} row {place}: {what}", hint=hint)
 
 
 def read_texts(

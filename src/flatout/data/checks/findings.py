@@ -36,7 +36,7 @@ class Kind:
     level: Level
     sentence: str
     """What is so of the rows, after their number, and what was done."""
-    mend: str = ""
+    hint: str = ""
     """The setting that changes what is done."""
 
 
@@ -132,7 +132,7 @@ class Findings:
         rows = ", ".join(map(self.locate, finding.rows)) + more
         sentence = kind.sentence.format(other=finding.other)
         what = f"{counted(finding.count, 'row')} {sentence} (row{'' if finding.count == 1 else 's'} {rows})"
-        return Remark(kind.level, self.source, what, kind.mend, count=finding.count, rows=finding.rows)
+        return Remark(kind.level, self.source, what, kind.hint, count=finding.count, rows=finding.rows)
 
 
 def counted(number: int, thing: str) -> str:
@@ -152,17 +152,17 @@ class Remark:
     level: Level
     source: str
     what: str
-    mend: str = ""
+    hint: str = ""
     """The setting that changes it."""
     count: int | None = None
     rows: list[int] = field(default_factory=list)
 
     def line(self) -> str:
-        return printable(f"{self.source}: {self.what}" + (f"; {self.mend}" if self.mend else ""))
+        return printable(f"{self.source}: {self.what}" + (f"; {self.hint}" if self.hint else ""))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        plain = {"level": self.level.value, "source": self.source, "what": self.what, "mend": self.mend}
+        plain = {"level": self.level.value, "source": self.source, "what": self.what, "hint": self.hint}
         return {**plain, "count": self.count, "rows": self.rows}
 
 

@@ -44,8 +44,8 @@ def normalise_labels(
     if problem is Problem.multi:
         return _lists(labels, delimiter, source)
     if is_list(labels.type):
-        mend = "Set data.problem=multi."
-        raise UserError("data.label", f"{source} has a list of labels in each row", mend=mend)
+        hint = "Set data.problem=multi."
+        raise UserError("data.label", f"{source} has a list of labels in each row", hint=hint)
     return _names(labels, source)
 
 
@@ -61,8 +61,8 @@ def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
     has_lists = is_list(labels.type)
     if not has_lists:
         if not delimiter:
-            mend = "Set data.label_delimiter, for example data.label_delimiter='|'."
-            raise UserError("data.label", f"{source} has one text a row where several labels are asked for", mend=mend)
+            hint = "Set data.label_delimiter, for example data.label_delimiter='|'."
+            raise UserError("data.label", f"{source} has one text a row where several labels are asked for", hint=hint)
         labels = pc.split_pattern(_names(labels, source), delimiter)
     values, row = decoded(pc.list_flatten(labels)), pc.list_parent_indices(labels).to_numpy(zero_copy_only=False)
     values = values if has_lists else pc.utf8_trim_whitespace(values)
@@ -91,7 +91,7 @@ def _numbers(labels: pa.Array, rows: NDArray[np.int64], source: str, locate: Cal
         return numbers
     wrong = int(np.flatnonzero(is_wrong)[0])
     what = f"{source} row {locate(int(rows[wrong]) + 1)}: {str(labels[wrong].as_py())[:60]!r} is no number"
-    raise UserError("data.label", what, mend="Leave data.problem=single for classes.")
+    raise UserError("data.label", what, hint="Leave data.problem=single for classes.")
 
 
 class LabelCensus:
@@ -206,14 +206,14 @@ class LabelCensus:
                 what = (
                     f"no label of the {split} rows is one of the training rows: {_few(counts)}, but there {_few(train)}"
                 )
-                raise UserError(where, what, mend="Write the labels of all splits in one way.")
+                raise UserError(where, what, hint="Write the labels of all splits in one way.")
 
     def _require_no_ids(self, where: str, train: dict[str, int]) -> None:
         most = self._max_classes or min(_MOST_CLASSES, max(_IDS_FROM, sum(train.values()) // 2))
         if len(train) > most:
             what = f"{len(train):,} classes in {sum(train.values()):,} training rows, such as {_few(train)}"
-            mend = f"Is that a column of names or numbers? If not, set data.max_classes={len(train)}."
-            raise UserError(where, what, allowed=f"{most:,} or fewer", mend=mend)
+            hint = f"Is that a column of names or numbers? If not, set data.max_classes={len(train)}."
+            raise UserError(where, what, allowed=f"{most:,} or fewer", hint=hint)
 
     def targets(self, labels: pa.Array) -> NDArray[np.generic] | tuple[NDArray[np.generic], NDArray[np.generic]]:
         """Labels as the arrays that the store keeps."""

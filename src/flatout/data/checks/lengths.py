@@ -98,6 +98,6 @@ def loss_remarks(splits: dict[str, tuple[int, Lengths]], max_length: int) -> lis
     for split, (_, lengths) in splits.items():
         if cut := lengths.truncation(max_length):
             is_much = lengths.is_cut_much(max_length)
-            mend = f"data.max_length={lengths.fine_length()}" if is_much else ""
-            remarks.append(Remark(Level.warning if is_much else Level.note, split, cut, mend))
+            hint = f"data.max_length={lengths.fine_length()}" if is_much else ""
+            remarks.append(Remark(Level.warning if is_much else Level.note, split, cut, hint))
     return remarks

@@ -200,7 +200,7 @@ class Survey:
             if oddity in _ODD and self.cleaning.odd is Rows.refuse:
                 place = table.locate(int(clean.rows[places[0]]) + 1)
                 what = f"{table.name} row {place}: {KINDS[oddity].sentence.removesuffix(' kept as they are')}"
-                raise UserError("data.clean.odd", what, mend="Correct the text, or set data.clean.odd=keep or drop.")
+                raise UserError("data.clean.odd", what, hint="Correct the text, or set data.clean.odd=keep or drop.")
             if oddity in _ODD and self.cleaning.odd is Rows.drop:
                 kept[places] = False
             else:

@@ -78,7 +78,7 @@ class TaggedTable(Table):
         if (wrong := np.flatnonzero(words != marks)).size:
             row = int(wrong[0])
             what = f"{self.name} row {self.locate(int(rows[row]) + 1)}: {words[row]} words and {marks[row]} tags"
-            raise UserError("data.label", what, mend="Give every word one tag.")
+            raise UserError("data.label", what, hint="Give every word one tag.")
 
 
 def word_lists(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array:
@@ -91,9 +91,9 @@ def word_lists(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array
         column = column.cast(pa.list_(pa.large_string()))
         kind = column.type.value_type
     if not is_list(column.type) or not is_text(kind):
-        mend = "Write tags by their names, not by numbers." if pa.types.is_integer(kind) else ""
+        hint = "Write tags by their names, not by numbers." if pa.types.is_integer(kind) else ""
         what = f"column {name!r} of {table} holds {column.type}"
-        raise UserError(key, what, allowed="a list of texts in each row", mend=mend)
+        raise UserError(key, what, allowed="a list of texts in each row", hint=hint)
     return pc.fill_null(column.cast(pa.list_(pa.large_string())), pa.scalar([], pa.list_(pa.large_string())))
 
 

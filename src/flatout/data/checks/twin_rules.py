@@ -81,4 +81,4 @@ class TwinJudge:
         table = self.tables[SPLITS[first["table"]]]
         sentence = KINDS[name].sentence.format(other=other).removesuffix("kept").rstrip(" ,")
         what = f"{table.name} row {table.locate(int(first['row']) + 1)}: one of the rows {sentence}"
-        raise UserError(setting, what, mend=f"Correct such rows, or set {setting}=keep or drop.")
+        raise UserError(setting, what, hint=f"Correct such rows, or set {setting}=keep or drop.")

@@ -111,7 +111,7 @@ class Cache:
                     continue  # another process was quicker
                 if len(reasons) == _TRIES:
                     what = "the store is damaged just after it was built"
-                    raise UserError(f"cache {self.folder / key}", what, mend=_DISK)
+                    raise UserError(f"cache {self.folder / key}", what, hint=_DISK)
                 reasons.append(self._reason_for_miss(key, name, recipe))
                 if there is not None:
                     self._remove_damaged(key, there)
@@ -159,7 +159,7 @@ class Cache:
         return 1 if key else len(keys)
 
     def _closed_to_us(self, place: Path) -> UserError:
-        return UserError("data.cache", f"no permission to read {place}", mend=_ELSEWHERE)
+        return UserError("data.cache", f"no permission to read {place}", hint=_ELSEWHERE)
 
     def _folders(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("*") if _KEY.fullmatch(path.name) and path.is_dir())
@@ -209,8 +209,8 @@ class Cache:
             yield
         except WriteFailed as failed:
             is_full = failed.error.errno in (errno.ENOSPC, errno.EDQUOT)
-            mend = "Make room (python -m flatout cache clear), or set data.cache=FOLDER." if is_full else _ELSEWHERE
-            raise out_of_space(failed.error, self.folder, failed.needed, "data.cache", mend) from None
+            hint = "Make room (python -m flatout cache clear), or set data.cache=FOLDER." if is_full else _ELSEWHERE
+            raise out_of_space(failed.error, self.folder, failed.needed, "data.cache", hint) from None
 
     def _remove_leftovers(self, own: str | None = None) -> None:
         """Remove what dead builders left, of any key. `own`: the key whose lock this process holds."""

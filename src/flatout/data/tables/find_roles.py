@@ -52,7 +52,7 @@ def find_roles(
         " and ".join(f"data.{key}" for key in unclear),
         f"which column of {table.name} holds the {what}{choice}?",
         allowed=f"columns: {', '.join(table.columns[:20])}{', …' if len(table.columns) > 20 else ''}",
-        mend=f"Set {' '.join(f'data.{key}=COLUMN' for key in unclear)}.{_headless(table)}",
+        hint=f"Set {' '.join(f'data.{key}=COLUMN' for key in unclear)}.{_headless(table)}",
     )
 
 

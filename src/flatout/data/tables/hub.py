@@ -42,7 +42,7 @@ def from_hub(name: str, where: str) -> Any:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         near = did_you_mean(path, [each.name for each in Path().iterdir()])
         what = f"no file or folder {name}, and no data set of that name that could be fetched ({reason})"
-        raise UserError(where, what, mend=f"{near} {ways}".strip()) from None
+        raise UserError(where, what, hint=f"{near} {ways}".strip()) from None
 
 
 def fetched(name: str, where: str, opening: Callable[[], T]) -> T:
@@ -53,13 +53,13 @@ def fetched(name: str, where: str, opening: Callable[[], T]) -> T:
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if "trust_remote_code" in str(error):
-            mend = "Name a model whose code is part of transformers."
-            raise UserError(where, f"{name} comes with code of its own, which is never run", mend=mend) from None
+            hint = "Name a model whose code is part of transformers."
+            raise UserError(where, f"{name} comes with code of its own, which is never run", hint=hint) from None
         if Path(name).is_dir():
             what = f"{name} is no folder that transformers can open ({reason})"
-            raise UserError(where, what, mend="Name one that save_pretrained wrote, with its tokenizer.") from None
+            raise UserError(where, what, hint="Name one that save_pretrained wrote, with its tokenizer.") from None
         what = f"no folder {name}, and nothing of that name in the cache or on the Hub could be fetched ({reason})"
-        raise UserError(where, what, mend=_WAYS_OUT) from None
+        raise UserError(where, what, hint=_WAYS_OUT) from None
 
 
 _WAYS_OUT = (

@@ -43,7 +43,7 @@ class ReadingConfig:
         if self.format is not None:
             self.format = as_choice(Format, self.format, f"{where}.format")
         if self.encoding is not None:
-            require(_is_encoding(self.encoding), f"{where}.encoding", f"no encoding {self.encoding!r}", mend=_ENCODINGS)
+            require(_is_encoding(self.encoding), f"{where}.encoding", f"no encoding {self.encoding!r}", hint=_ENCODINGS)
         if self.delimiter is not None:
             self.delimiter = self.delimiter.replace("\\t", "\t")
             self._require_one_byte("delimiter", self.delimiter)

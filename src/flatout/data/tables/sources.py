@@ -78,7 +78,7 @@ def open_splits(
             continue
         if split in tables:
             what = f"{key} has {split} rows already ({tables[split].name})"
-            raise UserError(f"data.{split}", what, mend="Name the splits one by one, without data.source.")
+            raise UserError(f"data.{split}", what, hint="Name the splits one by one, without data.source.")
         tables[split] = open_source(each, where=f"data.{split}", reading=reading)
     return {split: tables[split] for split in _SPLIT_NAMES if split in tables}
 
@@ -114,9 +114,9 @@ def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = 
     require_file(file, where)
     form = reading.format or format_of(file)
     if form is None:
-        mend = "Name the format: data.read.format=csv." if where.startswith("data.") else ""
+        hint = "Name the format: data.read.format=csv." if where.startswith("data.") else ""
         what = f"{file} is no format we read"
-        raise UserError(where, what, allowed=f"{', '.join(ENDINGS)}; any of them also .gz", mend=mend)
+        raise UserError(where, what, allowed=f"{', '.join(ENDINGS)}; any of them also .gz", hint=hint)
     return _TABLES[form](file, where, reading)
 
 
@@ -139,7 +139,7 @@ def _many(given: list[Any], where: str, reading: ReadingConfig) -> Table:
     found = ManyFiles(tables, f"{tables[0].name} and {len(tables) - 1} more")
     if not found.columns:
         what = f"{tables[0].name} and {tables[-1].name} have no column in common"
-        raise UserError(where, what, mend="Name files of one kind.")
+        raise UserError(where, what, hint="Name files of one kind.")
     return found
 
 

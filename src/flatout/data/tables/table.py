@@ -53,8 +53,8 @@ def require_unchanged(tables: Mapping[str, Table], fingerprints: Mapping[str, st
 
 
 def changed(name: str) -> UserError:
-    mend = "Wait until it is written, then run the same command again."
-    return UserError("data", f"{name} changed while it was read", mend=mend)
+    hint = "Wait until it is written, then run the same command again."
+    return UserError("data", f"{name} changed while it was read", hint=hint)
 
 
 def require_columns(table: Table, wanted: Mapping[str, str]) -> None:
@@ -62,7 +62,7 @@ def require_columns(table: Table, wanted: Mapping[str, str]) -> None:
     keys: dict[str, str] = {}
     for key, name in wanted.items():
         if list(table.columns).count(name) > 1:
-            raise UserError(key, f"{table.name} has column {name} more than once", mend="Rename one of them.")
+            raise UserError(key, f"{table.name} has column {name} more than once", hint="Rename one of them.")
         if name in keys and name in table.columns:
             raise UserError(key, f"{name!r} is the column of {keys[name]} already", allowed=_listed(table.columns))
         keys[name] = key
@@ -70,9 +70,9 @@ def require_columns(table: Table, wanted: Mapping[str, str]) -> None:
     if not missing:
         return
     names = ", ".join(f"{name!r}" for name in missing.values())
-    mends = " ".join(filter(None, (did_you_mean(name, table.columns) for name in missing.values())))
+    hints = " ".join(filter(None, (did_you_mean(name, table.columns) for name in missing.values())))
     what = f"no column {names} in {table.lacking(next(iter(missing.values())))}"
-    raise UserError(" and ".join(missing), what, allowed=_listed(table.columns), mend=mends)
+    raise UserError(" and ".join(missing), what, allowed=_listed(table.columns), hint=hints)
 
 
 def _listed(columns: Sequence[str]) -> str:

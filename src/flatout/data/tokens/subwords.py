@@ -85,7 +85,7 @@ class Subwords:
             name, where, lambda: AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
         )
         if not getattr(found, "is_fast", False):
-            raise UserError(where, f"{name} has no fast tokenizer", mend="Convert it to a tokenizer.json first.")
+            raise UserError(where, f"{name} has no fast tokenizer", hint="Convert it to a tokenizer.json first.")
         if words and "ByteLevel" in found.backend_tokenizer.to_str():
             # Pieces with a blank before them are other pieces: each word of a list has one, as in a text.
             found = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False, add_prefix_space=True)

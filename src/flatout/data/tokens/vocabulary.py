@@ -97,7 +97,7 @@ class Vocabulary:
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
         if not path.is_file():
-            raise UserError(str(path), "no tokenizer there", mend="Is this the `model` folder of a finished run?")
+            raise UserError(str(path), "no tokenizer there", hint="Is this the `model` folder of a finished run?")
         return cls.from_json(path.read_text(encoding="utf-8"))
 
     def to_json(self) -> str:

@@ -34,8 +34,8 @@ def add_lora(net: Any, config: LoraConfig) -> None:
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
     except ImportError:
-        mend = "Install it with pip install 'flatout[lora]'."
-        raise UserError("model.lora.rank", "needs the package peft", mend=mend) from None
+        hint = "Install it with pip install 'flatout[lora]'."
+        raise UserError("model.lora.rank", "needs the package peft", hint=hint) from None
     backbone = net.base_model
     targets = config.targets or [name for name, module in backbone.named_modules() if isinstance(module, nn.Linear)]
     if not any(name.endswith(tuple(targets)) for name, _ in backbone.named_modules()):

@@ -131,11 +131,11 @@ class TransformerConfig:
         for name in ("freeze_layers", "unfreeze_epochs"):
             require(getattr(self, name) >= 0, f"model.{name}", f"{getattr(self, name)}", allowed="0 or more")
         is_frozen = self.freeze_layers > 0 or not self.unfreeze_epochs
-        require(is_frozen, "model.unfreeze_epochs", "nothing is frozen", mend="Set model.freeze_layers=N.")
+        require(is_frozen, "model.unfreeze_epochs", "nothing is frozen", hint="Set model.freeze_layers=N.")
         is_one_way = not (self.lora.rank and (self.freeze_layers or self.freeze_embeddings))
         what = f"{self.lora.rank} with model.freeze_layers or model.freeze_embeddings"
         allowed = "beside small matrices the whole encoder is frozen"
-        require(is_one_way, "model.lora.rank", what, allowed=allowed, mend="Leave out the one or the other.")
+        require(is_one_way, "model.lora.rank", what, allowed=allowed, hint="Leave out the one or the other.")
 
     def build(
         self, outputs: Outputs, *, vocabulary_size: int, padding_id: int, separator_id: int | None
@@ -155,7 +155,7 @@ class TransformerConfig:
         if self.gradient_checkpointing:
             can = model.net.supports_gradient_checkpointing
             what = f"{model.family} cannot compute its activations anew"
-            require(can, "model.gradient_checkpointing", what, mend="Leave it out, or set a smaller data.batch_size.")
+            require(can, "model.gradient_checkpointing", what, hint="Leave it out, or set a smaller data.batch_size.")
             enable = getattr(model.net, "activation_checkpointing_enable", model.net.gradient_checkpointing_enable)
             enable({"use_reentrant": False})
         return model.train()  # from_pretrained gives what is meant to answer, without dropout
@@ -193,14 +193,14 @@ class TransformerConfig:
             share = getattr(self, key)
             taken = [name for name in names if share is not None and hasattr(described, name)]
             is_taken = share is None or bool(taken) or key == "head_dropout"  # of which the head's own modules are told
-            require(is_taken, f"model.{key}", f"{described.model_type} has no such share", mend="Leave it out.")
+            require(is_taken, f"model.{key}", f"{described.model_type} has no such share", hint="Leave it out.")
             for name in taken:
                 setattr(described, name, share)
         _require_no_code(self.settings, "model.settings")
         for name, value in self.settings.items():
             if not hasattr(described, name):
-                mend = did_you_mean(name, list(described.to_dict()))
-                raise UserError(f"model.settings.{name}", f"no setting of {described.model_type}", mend=mend)
+                hint = did_you_mean(name, list(described.to_dict()))
+                raise UserError(f"model.settings.{name}", f"no setting of {described.model_type}", hint=hint)
             setattr(described, name, value)
         if self.pretrained is None:
             described.vocab_size, described.pad_token_id = vocabulary_size, padding_id
@@ -275,7 +275,7 @@ class Transformer(nn.Module):
         can_be_flat = self.family in FLAT_FAMILIES
         if compute is Compute.flat and not can_be_flat:
             allowed = ", ".join(FLAT_FAMILIES)
-            raise UserError("model.compute", f"{self.family} cannot run flat", allowed=allowed, mend="Set it to auto.")
+            raise UserError("model.compute", f"{self.family} cannot run flat", allowed=allowed, hint="Set it to auto.")
         self.is_flat = can_be_flat and compute is not Compute.padded
         self.layout = "flat" if self.is_flat else "padded"
         self.padding_id: int = net.config.pad_token_id or 0
@@ -375,7 +375,7 @@ class Transformer(nn.Module):
         """Drop so much in the head, also where a family's configuration has no word for it."""
         found = [module for module in self._head() if isinstance(module, nn.Dropout)]
         what = f"{self.family} drops nothing before its output"
-        require(bool(found) or not share, "model.head_dropout", what, mend="Leave it out.")
+        require(bool(found) or not share, "model.head_dropout", what, hint="Leave it out.")
         for module in found:
             module.p = share
 
@@ -556,14 +556,14 @@ def _require_no_code(described: Mapping[str, Any], where: str) -> None:
     for name, value in described.items():
         is_named = value is not None and name.removeprefix("_").removesuffix("_internal") in _CODE
         is_local = isinstance(value, str) and name != "auto_map" and not re.search(r"[/|:]", value)
-        require(not is_named or is_local, f"{where}: {name}", f"{value!r} names code of others", mend="Take it out.")
+        require(not is_named or is_local, f"{where}: {name}", f"{value!r} names code of others", hint="Take it out.")
 
 
 def _config_class(family: str) -> Any:
     from transformers import CONFIG_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
     if family not in CONFIG_MAPPING or CONFIG_MAPPING[family] not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        mend = did_you_mean(family, [*FLAT_FAMILIES, "deberta-v2", "mpnet"])
+        hint = did_you_mean(family, [*FLAT_FAMILIES, "deberta-v2", "mpnet"])
         allowed = f"{', '.join(FLAT_FAMILIES)}, or another of transformers that classifies"
-        raise UserError("model.family", f"no encoder {family!r}", allowed=allowed, mend=mend)
+        raise UserError("model.family", f"no encoder {family!r}", allowed=allowed, hint=hint)
     return CONFIG_MAPPING[family]

@@ -81,7 +81,7 @@ class Child:
             raise UserError(
                 "tune",
                 "the process that measures could not read this script",
-                mend="Put what trains below: if __name__ == '__main__':",
+                hint="Put what trains below: if __name__ == '__main__':",
             )
         return built if isinstance(built, NoAnswer) else None
 

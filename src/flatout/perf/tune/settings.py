@@ -50,8 +50,8 @@ class TuneConfig:
 
     def __post_init__(self) -> None:
         self.effective_batch = as_choice(StepRows, self.effective_batch, "tune.effective_batch")
-        require(self.budget_s > 0, "tune.budget_s", f"{self.budget_s:g}", allowed="above 0", mend=_OFF)
-        require(self.share > 0, "tune.share", f"{self.share:g}", allowed="above 0", mend=_OFF)
+        require(self.budget_s > 0, "tune.budget_s", f"{self.budget_s:g}", allowed="above 0", hint=_OFF)
+        require(self.share > 0, "tune.share", f"{self.share:g}", allowed="above 0", hint=_OFF)
         require(0 <= self.memory_margin < 1, "tune.memory_margin", f"{self.memory_margin:g}", allowed="0 to below 1")
         require(0 <= self.gain < 1, "tune.gain", f"{self.gain:g}", allowed="0 to below 1")
         require(self.steps >= 2, "tune.steps", f"{self.steps}", allowed="2 or more")
@@ -64,5 +64,5 @@ MODES = ("off", "auto")
 
 def tune_of(word: str) -> TuneConfig:
     """What `tune=off` and `tune=auto` stand for, for those who write it in Python."""
-    require(word in MODES, "tune", repr(word), allowed=", ".join(MODES), mend=did_you_mean(word, MODES))
+    require(word in MODES, "tune", repr(word), allowed=", ".join(MODES), hint=did_you_mean(word, MODES))
     return TuneConfig(enabled=word == "auto")

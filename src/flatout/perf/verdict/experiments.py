@@ -1,7 +1,7 @@
 """What a finished run tries: steps of its model in other ways, timed side by side with steps as they were.
 
 Nothing of it stays: the learning rate is zero, weights and random numbers are put back, and the time it may take is a
-small share of the run's. So a verdict can say what a mend is worth here, on this machine, with these rows.
+small share of the run's. So a verdict can say what a fix is worth here, on this machine, with these rows.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def tell_early(curves: RunCurves, feed: Feed, precision: str, batches_an_epoch: int, place: RunFolder) -> None:
-    """After some dozens of steps, where something plainly holds the run back: it can still be ended and mended."""
+    """After some dozens of steps, where something plainly holds the run back: it can still be ended and fixed."""
     epochs = curves.throughput.counted().batches / max(1, batches_an_epoch)
     evidence = evidence_of(curves, feed, precision, epochs)
     if evidence is None:
@@ -104,8 +104,8 @@ def evidence_in(folder: Path) -> Evidence:
     rows = [row for row in read_curves(folder) if row.get("speed/rows_per_s")]
     steps = int(float(rows[-1]["step"])) if rows else 0
     if steps < LEAST_STEPS:
-        mend = "Look again later." if summary["status"] == "running" else "Train it for longer."
-        raise UserError("run", f"{folder} tells of {steps} steps", allowed=f"{LEAST_STEPS} or more", mend=mend)
+        hint = "Look again later." if summary["status"] == "running" else "Train it for longer."
+        raise UserError("run", f"{folder} tells of {steps} steps", allowed=f"{LEAST_STEPS} or more", hint=hint)
     later = rows[1:] or rows  # the first steps warm up
 
     def mean(name: str) -> float:

@@ -1,7 +1,7 @@
-"""The verdict: what held a run back, by how much, and the override that would mend it.
+"""The verdict: what held a run back, by how much, and the override that would fix it.
 
 Each cause is a small rule over what was measured. A rule tells the share of the time its cause takes, the evidence it
-was read off, the mend, and how much faster the run would be: worked out from measured parts, or tried. Where a gain
+was read off, the fix, and how much faster the run would be: worked out from measured parts, or tried. Where a gain
 can be known by neither, none is told. The cause with the greatest gain is the verdict; others that count come after.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from flatout.perf.verdict.evidence import Evidence, Tried
 
 LEAST_GAIN = 1.1
-"""What a mend must be worth to be named."""
+"""What a fix must be worth to be named."""
 _LEAST_OF_DROPOUT = 1.25
 _NEAR_ROOF = 0.5
 """Share of the peak from which on a run is as fast as such a model gets."""
@@ -32,29 +32,30 @@ class Finding:
     share: float
     """Of the time, what it takes."""
     evidence: str
-    mend: str | None = None
+    fix: str | None = None
     """The override, or what to do where no override does it."""
     gain: float | None = None
     """How many times as fast the run would be."""
 
     def sentence(self) -> str:
         text = f"limited by {self.limit}: {self.share:.0%} of the time"
-        if self.mend and self.gain:
-            text += f"; {self.mend} would make this run ≈ {self.gain:.1f}× faster"
-        elif self.mend:
-            text += f"; {self.mend}"
+        if self.fix and self.gain:
+            text += f"; {self.fix} would make this run ≈ {self.gain:.1f}× faster"
+        elif self.fix:
+            text += f"; {self.fix}"
         return f"{text} ({self.evidence})"
 
 
 def verdict(evidence: Evidence) -> dict[str, Any]:
-    """In the words of `summary.json`: what limits the run, its share, the mend and the gain, and what else counts."""
+    """In the words of `summary.json`: what limits the run, its share, the fix and the gain, and what else counts."""
     found = findings(evidence)
     first, *others = found or [_nothing_left(evidence)]
     return {
         "cause": first.cause,
         "limit": first.limit,
         "share": round(first.share, 4),
-        "mend": first.mend,
+        "mend": first.fix,
+        "fix": first.fix,
         "predicted_gain": None if first.gain is None else round(first.gain, 3),
         "sentence": _sentence(first) + (f" [{evidence.not_tried}]" if evidence.not_tried else ""),
         "others": [asdict(each) | {"sentence": each.sentence()} for each in others[:_MOST_OTHERS]],
@@ -62,7 +63,7 @@ def verdict(evidence: Evidence) -> dict[str, Any]:
 
 
 def findings(evidence: Evidence) -> list[Finding]:
-    """Every cause that counts, the one whose mend gains most first."""
+    """Every cause that counts, the one whose fix gains most first."""
     found = [finding for rule in RULES if (finding := rule(evidence)) is not None]
     return sorted(found, key=_weight, reverse=True)
 
@@ -72,11 +73,11 @@ _ONLY_SEEN = ("throttling", "shared", "memory", "cpu", "precision")
 _PLAIN_GAIN, _PLAIN_SHARE = 1.25, 0.5
 """From where on a run that has just begun says so."""
 _OTHER_TRAINING = ("batch", "dropout", "communication")
-"""Causes whose mend changes what is learned, so that it takes more to name them first."""
+"""Causes whose fix changes what is learned, so that it takes more to name them first."""
 
 
 def is_plain(finding: Finding) -> bool:
-    """Whether it holds a run back so much that it is told at once: the run can still be ended and mended."""
+    """Whether it holds a run back so much that it is told at once: the run can still be ended and fixed."""
     if finding.gain is None and finding.cause in _ONLY_SEEN:
         return finding.share >= _PLAIN_SHARE
     return (finding.gain or 1 / max(1e-3, 1 - finding.share)) >= _PLAIN_GAIN
@@ -128,7 +129,7 @@ def _by_trying(evidence: Evidence, cause: str, limit: str, also: str = "") -> Fi
         return None
     tried, gain = found
     why = f"{also}; {_told(tried)}" if also else _told(tried)
-    return Finding(cause=cause, limit=limit, share=1 - 1 / gain, evidence=why, mend=tried.override, gain=gain)
+    return Finding(cause=cause, limit=limit, share=1 - 1 / gain, evidence=why, fix=tried.override, gain=gain)
 
 
 def waiting(evidence: Evidence) -> Finding | None:
@@ -142,12 +143,12 @@ def waiting(evidence: Evidence) -> Finding | None:
     limit, why = "waiting for data", f"{alone}{takes} rows/s"
     if (found := _best(evidence, "data")) is not None:
         tried, gain = found
-        return Finding(cause="data", limit=limit, share=share, evidence=why, mend=tried.override, gain=gain)
-    mend = None
+        return Finding(cause="data", limit=limit, share=share, evidence=why, fix=tried.override, gain=gain)
+    fix = None
     if not any(tried.cause == "data" for tried in evidence.tried):
-        mend = {"resident": "data.feed=threaded", "threaded": "data.feed=workers"}.get(evidence.feed, "data.workers")
-        mend = f"try {mend}" if mend != "data.workers" else "try more data.workers"
-    return Finding(cause="data", limit=limit, share=share, evidence=why, mend=mend)
+        fix = {"resident": "data.feed=threaded", "threaded": "data.feed=workers"}.get(evidence.feed, "data.workers")
+        fix = f"try {fix}" if fix != "data.workers" else "try more data.workers"
+    return Finding(cause="data", limit=limit, share=share, evidence=why, fix=fix)
 
 
 def callbacks(evidence: Evidence) -> Finding | None:
@@ -162,7 +163,7 @@ def callbacks(evidence: Evidence) -> Finding | None:
     why = f"{ms:.1f} ms of each batch" + (f", {reads:.0f} reads of the device's numbers a step" if reads else "")
     limit = f"the callback {name}" + (", which waits for the device," if reads and evidence.device != "cpu" else "")
     share = ms / evidence.total_ms
-    return Finding(cause="callbacks", limit=limit, share=share, evidence=why, mend=f"~callbacks.{name}", gain=gain)
+    return Finding(cause="callbacks", limit=limit, share=share, evidence=why, fix=f"~callbacks.{name}", gain=gain)
 
 
 def _unnamed_callbacks(evidence: Evidence) -> Finding | None:
@@ -172,7 +173,7 @@ def _unnamed_callbacks(evidence: Evidence) -> Finding | None:
         return None
     why, share = f"{ms:.1f} ms of each batch", evidence.share("callbacks")
     return Finding(
-        cause="callbacks", limit="callbacks of your own", share=share, evidence=why, mend="leaving them out", gain=gain
+        cause="callbacks", limit="callbacks of your own", share=share, evidence=why, fix="leaving them out", gain=gain
     )
 
 
@@ -184,9 +185,9 @@ def host_reads(evidence: Evidence) -> Finding | None:
     name = max(evidence.reads, key=lambda each: evidence.reads[each])
     share = evidence.share("other", "callbacks")
     why = f"{reads:.0f} reads a step; the device idles {share:.0%} of the time"
-    mend = f"~callbacks.{name}"
+    fix = f"~callbacks.{name}"
     return Finding(
-        cause="reads", limit="waiting for numbers of the device", share=share, evidence=why, mend=mend,
+        cause="reads", limit="waiting for numbers of the device", share=share, evidence=why, fix=fix,
         gain=1 / max(1 - share, 1e-3),
     )  # fmt: skip
 
@@ -206,7 +207,7 @@ def logging(evidence: Evidence) -> Finding | None:
     why = f"{times:,} times, {each:.1f} ms each, every {evidence.flush_every} steps"
     return Finding(
         cause="logging", limit="writing curves", share=evidence.share("logging"), evidence=why,
-        mend=f"monitor.flush_every={usual}", gain=gain,
+        fix=f"monitor.flush_every={usual}", gain=gain,
     )  # fmt: skip
 
 
@@ -224,8 +225,8 @@ def validating(evidence: Evidence) -> Finding | None:
         return None
     why = f"{times:,} validations in {evidence.epochs:.3g} epochs, {spent * evidence.batches / times:.0f} ms each"
     share = (spent + saving) / evidence.total_ms
-    mend = "++trainer.val_check_interval=1.0"
-    return Finding(cause="validation", limit="validations", share=share, evidence=why, mend=mend, gain=gain)
+    fix = "++trainer.val_check_interval=1.0"
+    return Finding(cause="validation", limit="validations", share=share, evidence=why, fix=fix, gain=gain)
 
 
 def saving(evidence: Evidence) -> Finding | None:
@@ -239,8 +240,8 @@ def saving(evidence: Evidence) -> Finding | None:
         return None
     why = f"{times:,} checkpoints, {spent * evidence.batches / times:.0f} ms each"
     share = evidence.share("checkpoint")
-    mend = "checkpoint.every_steps=null checkpoint.every_minutes=10"
-    return Finding(cause="checkpoint", limit="checkpoints", share=share, evidence=why, mend=mend, gain=gain)
+    fix = "checkpoint.every_steps=null checkpoint.every_minutes=10"
+    return Finding(cause="checkpoint", limit="checkpoints", share=share, evidence=why, fix=fix, gain=gain)
 
 
 def precision(evidence: Evidence) -> Finding | None:
@@ -249,8 +250,8 @@ def precision(evidence: Evidence) -> Finding | None:
     if evidence.native in ("", "fp32") or any(tried.cause == "precision" for tried in evidence.tried):
         return _by_trying(evidence, "precision", limit)
     why, share = f"{evidence.native} is native here, and was not tried", evidence.share("forward", "backward")
-    mend = f"precision={evidence.native}"
-    return Finding(cause="precision", limit=limit, share=share, evidence=why, mend=mend)
+    fix = f"precision={evidence.native}"
+    return Finding(cause="precision", limit=limit, share=share, evidence=why, fix=fix)
 
 
 def padding(evidence: Evidence) -> Finding | None:
@@ -261,7 +262,7 @@ def padding(evidence: Evidence) -> Finding | None:
     if evidence.padding_share < 0.3:
         return None
     share = evidence.padding_share * evidence.share("forward", "backward")
-    return Finding(cause="padding", limit="padding", share=share, evidence=also, mend="a model that runs flat")
+    return Finding(cause="padding", limit="padding", share=share, evidence=also, fix="a model that runs flat")
 
 
 def small_batches(evidence: Evidence) -> Finding | None:
@@ -298,8 +299,8 @@ def optimizing(evidence: Evidence) -> Finding | None:
     why = f"{evidence.ms['optimizer']:.1f} ms of each batch, whatever its size"
     found = _best(evidence, "batch")
     tried, gain = found if found else (None, None)
-    mend = None if tried is None else tried.override
-    return Finding(cause="optimizer", limit="the optimizer", share=share, evidence=why, mend=mend, gain=gain)
+    fix = None if tried is None else tried.override
+    return Finding(cause="optimizer", limit="the optimizer", share=share, evidence=why, fix=fix, gain=gain)
 
 
 def compiling(evidence: Evidence) -> Finding | None:
@@ -311,7 +312,7 @@ def compiling(evidence: Evidence) -> Finding | None:
     why = f"{graphs:.0f} graphs in {seconds:.0f} s"
     return Finding(
         cause="compile", limit="compiling again and again", share=min(share, 1.0), evidence=why,
-        mend="compile=false", gain=1 / max(1 - share, 0.1),
+        fix="compile=false", gain=1 / max(1 - share, 0.1),
     )  # fmt: skip
 
 
@@ -326,8 +327,8 @@ def swapping(evidence: Evidence) -> Finding | None:
     left = evidence.host.get("available_memory_gb")
     why = f"{moved:.0f} MB/s to swap and back" + ("" if left is None else f", {left:.1f} GB of memory left")
     share = evidence.share("wait", "forward", "backward", "optimizer")
-    mend = "a smaller data.batch_size or data.eval_batch_size, or data.feed=threaded"
-    return Finding(cause="memory", limit="memory that is swapped", share=share, evidence=why, mend=mend)
+    fix = "a smaller data.batch_size or data.eval_batch_size, or data.feed=threaded"
+    return Finding(cause="memory", limit="memory that is swapped", share=share, evidence=why, fix=fix)
 
 
 def cut_batches(evidence: Evidence) -> Finding | None:
@@ -336,9 +337,9 @@ def cut_batches(evidence: Evidence) -> Finding | None:
         return None
     why = f"each batch goes through in {evidence.pieces} pieces, as it ran out of memory whole"
     is_wide = evidence.native not in ("", "fp32")
-    mend = f"precision={evidence.native}" if is_wide else "for encoders try model.gradient_checkpointing=true"
+    fix = f"precision={evidence.native}" if is_wide else "for encoders try model.gradient_checkpointing=true"
     share = evidence.share("forward", "backward")
-    return Finding(cause="memory", limit="memory", share=share, evidence=why, mend=mend)
+    return Finding(cause="memory", limit="memory", share=share, evidence=why, fix=fix)
 
 
 def throttling(evidence: Evidence) -> Finding | None:
@@ -353,11 +354,11 @@ def throttling(evidence: Evidence) -> Finding | None:
         return None
     reason = max(reasons, key=lambda each: reasons[each])
     facts = [f"{evidence.gpu[name]:.0f} {unit}" for name, unit in _CARD.items() if evidence.gpu.get(name) is not None]
-    mend = _HOLDING[reason]
+    fix = _HOLDING[reason]
     why = ", ".join([f"held down by {reason} in {reasons[reason]:.0%} of the looks", *facts])
     if most:
         why += f" of {most:.0f}"
-    return Finding(cause="throttling", limit="the card's clocks being held down", share=share, evidence=why, mend=mend)
+    return Finding(cause="throttling", limit="the card's clocks being held down", share=share, evidence=why, fix=fix)
 
 
 _HOLDING = {
@@ -377,8 +378,8 @@ def shared_card(evidence: Evidence) -> Finding | None:
     if share < 0.3:
         return None
     why = f"{others['processes']} other processes in {share:.0%} of the looks"
-    mend = "another card by CUDA_VISIBLE_DEVICES"
-    return Finding(cause="shared", limit="a card that others use too", share=share, evidence=why, mend=mend)
+    fix = "another card by CUDA_VISIBLE_DEVICES"
+    return Finding(cause="shared", limit="a card that others use too", share=share, evidence=why, fix=fix)
 
 
 def starved(evidence: Evidence) -> Finding | None:
@@ -387,7 +388,7 @@ def starved(evidence: Evidence) -> Finding | None:
     if held >= 0.2:
         why = f"held back in {held:.0%} of its periods"
         return Finding(
-            cause="cpu", limit="the container's limit of cores", share=held, evidence=why, mend="allow it more cores"
+            cause="cpu", limit="the container's limit of cores", share=held, evidence=why, fix="allow it more cores"
         )
     machine, own = evidence.host.get("machine_cpu_share"), evidence.host.get("process_cpu_cores")
     if machine is None or own is None or machine < 0.9 or evidence.world > 1:  # ranks are other processes too
@@ -402,7 +403,7 @@ def starved(evidence: Evidence) -> Finding | None:
         limit="other processes on these cores",
         share=share,
         evidence=why,
-        mend="end or move what else runs",
+        fix="end or move what else runs",
     )
 
 
@@ -417,9 +418,9 @@ def uneven_ranks(evidence: Evidence) -> Finding | None:
         return None
     slowest = own.index(max(own))
     why = f"rank {slowest} takes {max(own):.1f} ms of its own for each batch, all together {sum(own) / len(own):.1f}"
-    mend = f"look at rank {slowest}'s machine, or leave it out"
+    fix = f"look at rank {slowest}'s machine, or leave it out"
     share = behind / evidence.total_ms
-    return Finding(cause="ranks", limit="the slowest rank", share=share, evidence=why, mend=mend, gain=gain)
+    return Finding(cause="ranks", limit="the slowest rank", share=share, evidence=why, fix=fix, gain=gain)
 
 
 def communicating(evidence: Evidence) -> Finding | None:
@@ -435,11 +436,11 @@ def communicating(evidence: Evidence) -> Finding | None:
         return None
     means = sum(together) / len(together), sum(alone) / len(alone)
     why = f"forward, backward and optimizer take {means[0]:.1f} ms a batch, without the other ranks {means[1]:.1f}"
-    mend = f"data.accumulate={2 * evidence.accumulate}"
+    fix = f"data.accumulate={2 * evidence.accumulate}"
     if evidence.effective_batch is not None:
-        mend = f"data.effective_batch={2 * evidence.effective_batch}"
+        fix = f"data.effective_batch={2 * evidence.effective_batch}"
     why += "; it is another step: mind optim.scale_lr"
-    return Finding(cause="communication", limit="exchanging gradients", share=share, evidence=why, mend=mend, gain=gain)
+    return Finding(cause="communication", limit="exchanging gradients", share=share, evidence=why, fix=fix, gain=gain)
 
 
 def framework(evidence: Evidence) -> Finding | None:
@@ -448,7 +449,7 @@ def framework(evidence: Evidence) -> Finding | None:
     if share < 0.3 or any(tried.cause in ("batch", "accumulation") for tried in evidence.tried):
         return None
     why = f"{evidence.ms['other']:.1f} ms of each batch of {evidence.rows_per_batch:.0f} rows are no work of the model"
-    return Finding(cause="batch", limit="small batches", share=share, evidence=why, mend="try a larger data.batch_size")
+    return Finding(cause="batch", limit="small batches", share=share, evidence=why, fix="try a larger data.batch_size")
 
 
 def _nothing_left(evidence: Evidence) -> Finding:

@@ -72,8 +72,8 @@ class Hdf5Table(FileTable):
         try:
             import h5py
         except ImportError:
-            mend = "Install it with: pip install 'flatout[hdf5]'"
-            raise UserError(self.where, f"{self.path}: reading HDF5 needs h5py", mend=mend) from None
+            hint = "Install it with: pip install 'flatout[hdf5]'"
+            raise UserError(self.where, f"{self.path}: reading HDF5 needs h5py", hint=hint) from None
         try:
             with h5py.File(self.whole, "r") as file:
                 sets = {name: values for name, values in file.items() if getattr(values, "ndim", 0) in (1, 2)}

@@ -44,8 +44,8 @@ class ConllTable(FileTable):
             self._separator = "\t" if "\t" in line else None
             self._width = len(line.split(self._separator))
             if self._width < 2:
-                mend = "Each line needs a word and its tag, with a blank or a tab between."
-                raise self._fail(f"line {number}: one column, {line[:40]!r}", mend)
+                hint = "Each line needs a word and its tag, with a blank or a tab between."
+                raise self._fail(f"line {number}: one column, {line[:40]!r}", hint)
             return list(COLUMNS)
         raise self._fail("no rows")
 
@@ -67,8 +67,8 @@ class ConllTable(FileTable):
             words.append(values[0])
             tags.append(values[-1].strip())
             if len(words) > _LONGEST_SENTENCE:
-                mend = "Part sentences by an empty line."
-                raise self._fail(f"line {number}: a sentence of over {_LONGEST_SENTENCE:,} words", mend)
+                hint = "Part sentences by an empty line."
+                raise self._fail(f"line {number}: a sentence of over {_LONGEST_SENTENCE:,} words", hint)
         if words:
             yield words, tags
 

@@ -116,7 +116,7 @@ class CsvTable(FileTable):
     def _given_columns(self, given: list[str], width: int) -> list[str]:
         if len(given) != width:
             what = f"{self.path}: its first row has {width} values, {len(given)} names are given: {', '.join(given)}"
-            raise UserError("data.read.columns", what, mend="Give one name for each column.")
+            raise UserError("data.read.columns", what, hint="Give one name for each column.")
         return given
 
     def _find_dialect(self, head: str, *, is_whole: bool) -> Dialect:
@@ -136,17 +136,17 @@ class CsvTable(FileTable):
         self._require_utf8()
         row, line, values, is_spread = self._misfit()
         if _OPEN_QUOTE in message and values == len(self.columns):
-            mend = 'Close it, or double a quote that is part of the text: "".'
-            return self._fail(f"row {row}: a quote is opened in line {line} and not closed", mend)
+            hint = 'Close it, or double a quote that is part of the text: "".'
+            return self._fail(f"row {row}: a quote is opened in line {line} and not closed", hint)
         if values == 0:
             what = f"row {row}: longer than {LONGEST_ROW >> 20} MB from line {line} on"
             return self._fail(what, "Is a quote opened there and not closed?")
         if values == len(self.columns):
             is_long = "straddling" in message
             return self._fail(f"a row is longer than {LONGEST_ROW >> 20} MB" if is_long else message.splitlines()[0])
-        mend = f"Quote values that hold {self.dialect.delimiter!r} or line ends."
-        mend += " Is the quote that opens there closed?" if is_spread else ""
-        return self._fail(f"row {row}: expected {len(self.columns)} columns, got {values} (line {line})", mend)
+        hint = f"Quote values that hold {self.dialect.delimiter!r} or line ends."
+        hint += " Is the quote that opens there closed?" if is_spread else ""
+        return self._fail(f"row {row}: expected {len(self.columns)} columns, got {values} (line {line})", hint)
 
     def _misfit(self) -> tuple[int, int, int, bool]:
         """Row, line and number of values of the first row that does not fit, and whether it goes over several lines.

@@ -61,8 +61,8 @@ class FileTable(Table):
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         if twice := sorted({name for name in columns if list(self.columns).count(name) > 1}):
-            mend = "Rename one of them."
-            raise UserError(self.where, f"{self.path} has column {', '.join(twice)} more than once", mend=mend)
+            hint = "Rename one of them."
+            raise UserError(self.where, f"{self.path} has column {', '.join(twice)} more than once", hint=hint)
         for block in self._blocks(list(columns), rows_per_block):
             for start in range(0, block.num_rows, rows_per_block):
                 yield block.slice(start, rows_per_block)
@@ -103,8 +103,8 @@ class FileTable(Table):
             for number, line in enumerate(file, 1):
                 require_utf8(self.path, line, self.where, first_line=number)
 
-    def _fail(self, what: str, mend: str = "") -> UserError:
-        return UserError(self.where, f"{self.path}: {what}", mend=mend)
+    def _fail(self, what: str, hint: str = "") -> UserError:
+        return UserError(self.where, f"{self.path}: {what}", hint=hint)
 
 
 class _Stream(io.RawIOBase):
@@ -162,14 +162,14 @@ class Gunzipped(_Stream):
             data = self._file.read(HEAD_BYTES)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             what = f"{self.path}: not a whole gzip file ({error})"
-            raise UserError(self.where, what, mend="Was it cut short?") from None
+            raise UserError(self.where, what, hint="Was it cut short?") from None
         self._unpacked += len(data)
         is_bomb = self._unpacked > _RATIO_FROM and self._unpacked > _RATIO_CAP * self._packed
         if is_bomb or self._unpacked > _SIZE_CAP:
             what = f"{self.path}: {self._packed:,} bytes unpack to more than {self._unpacked:,}"
             allowed = f"at most {_RATIO_CAP} times as much, {_SIZE_CAP >> 30} GB"
-            mend = "If that is meant, unpack it with gunzip and name the plain file."
-            raise UserError(self.where, what, allowed=allowed, mend=mend)
+            hint = "If that is meant, unpack it with gunzip and name the plain file."
+            raise UserError(self.where, what, allowed=allowed, hint=hint)
         return data
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ class _Recoded(_Stream):
                 recoded = text.encode()
             except UnicodeError as error:
                 what = f"{self.path}: not {self._encoding} from about line {self._line} on ({_reason(error)})"
-                raise UserError(self.where, what, mend="Set data.read.encoding to its own.") from None
+                raise UserError(self.where, what, hint="Set data.read.encoding to its own.") from None
             self._line += text.count("\n")
             if recoded:
                 return recoded
@@ -217,13 +217,13 @@ def require_utf8(path: Path, data: bytes, where: str, first_line: int) -> None:
     except UnicodeDecodeError as error:
         line = first_line + data.count(b"\n", 0, error.start)
         what = f"{path} line {line}: byte 0x{data[error.start]:02x} is not UTF-8"
-        raise UserError(where, what, mend=_encoding_mend(path, data, where)) from None
+        raise UserError(where, what, hint=_encoding_mend(path, data, where)) from None
 
 
 def require_no_utf16(path: Path, head: bytes, where: str) -> None:
     """A file in UTF-16 is full of zeros, which some readers take for text."""
     if head.startswith(_UTF16_MARKS):
-        raise UserError(where, f"{path}: written in UTF-16", mend=_encoding_mend(path, head, where))
+        raise UserError(where, f"{path}: written in UTF-16", hint=_encoding_mend(path, head, where))
 
 
 def _encoding_mend(path: Path, data: bytes, where: str) -> str:
@@ -240,10 +240,10 @@ def require_file(file: Path, where: str) -> None:
         raise UserError(where, f"{str(file)!r} can be no file's name")
     try:
         if file.is_dir():
-            raise UserError(where, f"{file} is a folder", allowed="one file", mend="Name a file in it.")
+            raise UserError(where, f"{file} is a folder", allowed="one file", hint="Name a file in it.")
         if not file.exists():
             _require_sound_links(file, where)
-            raise UserError(where, f"no such file: {file}", mend=did_you_mean(file.name, _neighbours(file.parent)))
+            raise UserError(where, f"no such file: {file}", hint=did_you_mean(file.name, _neighbours(file.parent)))
         if not file.is_file():
             raise UserError(where, f"{file} is a pipe or a device", allowed="a file, which can be read twice")
         with file.open("rb") as opened:
@@ -261,8 +261,8 @@ def _require_sound_links(file: Path, where: str) -> None:
         return
     end = os.path.realpath(link)
     if Path(end).is_symlink():  # the way ends at a link only where it goes in a circle
-        raise UserError(where, f"{link} is a link that leads to itself", mend="Name the file itself.")
-    raise UserError(where, f"{link} is a link to {end}, which is not there", mend="Name a file that is there.")
+        raise UserError(where, f"{link} is a link that leads to itself", hint="Name the file itself.")
+    raise UserError(where, f"{link} is a link to {end}, which is not there", hint="Name a file that is there.")
 
 
 def _neighbours(folder: Path) -> list[str]:

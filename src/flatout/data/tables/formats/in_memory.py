@@ -51,7 +51,7 @@ def _arrow_table(rows: Any, where: str) -> pa.Table:
         raise
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:  # lone surrogates are a ValueError
         what = f"cannot make a table of these columns: {first_line(error)}"
-        raise UserError(where, what, mend=ONE_WAY) from None
+        raise UserError(where, what, hint=ONE_WAY) from None
     return found
 
 

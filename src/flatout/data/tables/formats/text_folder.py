@@ -68,7 +68,7 @@ class TextFolder(Table):
             return data.decode(self._encoding)
         except UnicodeError as error:
             what = f"{file}: not {self._encoding} ({getattr(error, 'reason', error)})"
-            raise UserError(self.where, what, mend="Set data.read.encoding to its own.") from None
+            raise UserError(self.where, what, hint="Set data.read.encoding to its own.") from None
 
     def _bytes(self, file: Path) -> bytes:
         try:
@@ -78,7 +78,7 @@ class TextFolder(Table):
             raise UserError(self.where, f"cannot read {file}: {error.strerror}") from None
         if len(data) > _LONGEST_TEXT:
             what = f"{file}: longer than {_LONGEST_TEXT >> 20} MB"
-            raise UserError(self.where, what, mend="One file is one text.")
+            raise UserError(self.where, what, hint="One file is one text.")
         return data
 
 
