@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from tests.data.tiny_module import TinyModule, quiet_trainer
-from tests.scale.started import begin, free_port, said_by_all
+from tests.started import begin, free_port, said_by_all
 
 from flatout.data import TagData, TextData, TextDataConfig
 from flatout.data.batches.plan import Layout

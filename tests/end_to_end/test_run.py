@@ -13,7 +13,7 @@ import lightning as L
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.monitor.recorded_nvml import hot_4090, shared_card
+from tests.callbacks.recorded_nvml import hot_4090, shared_card
 from tests.verbs import verb
 from torch import nn
 

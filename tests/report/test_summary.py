@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from tests.monitor.recorded_nvml import hot_4090
+from tests.callbacks.recorded_nvml import hot_4090
 
 from flatout.callbacks.gpu import GPU_CURVES, find_card
 from flatout.callbacks.host import HOST_CURVES

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.scale.started import ours, started
+from tests.started import ours, started
 
 __all__ = ["ours", "started"]

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from flatout.checkpoints.folder import require_whole
-from tests.scale.started import SMALL, begin, free_port, losses, said_by_all, slurm, wait_for
+from tests.started import SMALL, begin, free_port, losses, said_by_all, slurm, wait_for
 
 pytestmark = pytest.mark.soak(seconds=25)
 LAST = Path("checkpoints", "last")

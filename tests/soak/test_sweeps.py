@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.scale.started import begin, wait_for
+from tests.started import begin, wait_for
 
 TRIALS = 12
 KILLS = 3
 WORDS = [
     "model.hidden=choice(8,16,24)",
     "optim.lr=tag(log,interval(1e-4,1e-1))",
-    "+callbacks.planted._target_=tests.scale.planted.PlantedByNumber",
+    "+callbacks.planted._target_=tests.sweep.planted.PlantedByNumber",
     "+callbacks.planted.crash=4",
     "+callbacks.planted.hang=6",
     "data.sample.rows=300",

@@ -9,7 +9,6 @@ import math
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
-from tests.tasks.test_step import make_task, quiet_trainer
 
 from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
@@ -19,6 +18,7 @@ from flatout.data.problem import Problem
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.step_losses import NotFinite
 from flatout.errors import UserError
+from tests.tasks.test_step import make_task, quiet_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 

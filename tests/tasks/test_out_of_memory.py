@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.scarce import Scarce
-from tests.tasks.test_step import make_task, quiet_trainer
 
 from flatout import BitMLPConfig, BitsDataConfig, EncodingConfig, GramsConfig, OptimConfig, PeopleConfig
 from flatout.bits.grams import LABELS
@@ -25,6 +23,8 @@ from flatout.models.encoder.transformer import Outputs, TransformerConfig
 from flatout.tasks.classification import Classifier, ClassWeights
 from flatout.tasks.tagging import Tagger, TagLabels
 from flatout.tasks.task import Task
+from tests.scarce import Scarce
+from tests.tasks.test_step import make_task, quiet_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 

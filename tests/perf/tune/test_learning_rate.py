@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flatout.perf.tune.learning_rate import LEAST, MOST, STEPS, range_test, smoothed, suggested
-from tests.tune.planted import small_parts
+from tests.perf.tune.planted import small_parts
 
 RATES = np.geomspace(LEAST, MOST, STEPS).tolist()
 

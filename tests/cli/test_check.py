@@ -8,12 +8,12 @@ import sys
 from itertools import product
 
 import pytest
-from tests.verbs import verb
 
 from flatout.cli.dotted_settings import with_overrides
 from flatout.data.checks.cleaning_settings import CleaningConfig, Rows
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
+from tests.verbs import verb
 
 
 @pytest.fixture

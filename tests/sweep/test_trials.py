@@ -39,8 +39,8 @@ from flatout.sweep.many import Multirun, begun_with, newest_of, run_all
 from flatout.sweep.slots import slots
 from flatout.sweep.stopping import to_go_on
 from flatout.sweep.trials import Ending, Readings, Status, Trial, can_go_on, endings
-from tests.scale.planted import Planted
-from tests.scale.started import begin, wait_for
+from tests.started import begin, wait_for
+from tests.sweep.planted import Planted
 
 MODEL = BiLSTMConfig(hidden=8, embedding=8)
 QUIET = Board("trials", "val/accuracy", "max", None, lambda line: None)

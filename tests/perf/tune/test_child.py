@@ -13,7 +13,7 @@ import pytest
 
 from flatout.distributed.processes import warm_start
 from flatout.perf.tune.child import Child, NoAnswer
-from tests.tune import planted
+from tests.perf.tune import planted
 
 
 @pytest.fixture

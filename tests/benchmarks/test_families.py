@@ -10,7 +10,7 @@ from benchmarks.families import PADDED_FAMILIES, family_claims, largest_differen
 
 from flatout.models.encoder.transformer import FLAT_FAMILIES
 
-PAGE = Path(__file__).parents[1] / "docs" / "transformers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
 
 
 @pytest.mark.parametrize("family", ["albert", "modernbert", "mpnet"])

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.verbs import verb
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
@@ -33,6 +32,7 @@ from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.inference.folder import WEIGHTS
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from tests.verbs import verb
 
 TEXTS = ["A senate, a ballot!", "", "striker playoff goal " * 60, "comet 42 ünknown"]
 

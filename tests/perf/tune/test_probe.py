@@ -15,7 +15,7 @@ from flatout.engine.precision import Precision
 from flatout.perf.tune import probe
 from flatout.perf.tune.probe import Setting, about, feeds_alone, longest_batch, losses, measure
 from flatout.run.run import parts_of
-from tests.tune.planted import config, small_parts
+from tests.perf.tune.planted import config, small_parts
 
 SETTING = Setting(feed=FeedKind.resident, precision=Precision.fp32, rows=32, accumulate=1)
 

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from benchmarks.claim import at_least, bounded, in_turn
-from tests.verbs import verb
 
 from flatout import BiLSTMConfig, HeadlinesConfig, TextDataConfig, fit
 from flatout.cli import rows as rows_of_a_file
 from flatout.cli.bench import line
 from flatout.tasks.calibration import Sureness, calibration_error
+from tests.verbs import verb
 
 
 @pytest.fixture(scope="module")

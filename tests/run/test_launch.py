@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import train
-from tests.scale.started import SMALL, begin, free_port, losses, slurm
+from tests.started import SMALL, begin, free_port, losses, slurm
 
 
 @pytest.fixture(scope="module")

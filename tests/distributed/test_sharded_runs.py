@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from flatout import OptimConfig, TextDataConfig, TransformerConfig, UserError, fit
 from flatout.data.problem import Problem
 from flatout.inference.folder import WEIGHTS
+from tests.distributed.test_processes import CASES, ENCODER, SEVERAL, losses, texts, trained
 from tests.faults.plants import KillAt, SignalAt
 from tests.faults.ranks import alike
 from tests.faults.runs import Spec, attempt, differences, run_folder, said
-from tests.scale.test_processes import CASES, ENCODER, SEVERAL, losses, texts, trained
 
 TOGETHER = {"devices": 2, "strategy": "fsdp"}
 THAWING = replace(ENCODER, freeze_layers=2, unfreeze_epochs=1.0)

@@ -21,8 +21,8 @@ from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.tuning import begun_with, is_outdated, kept, override_line, smallest, with_values
 from flatout.report.summary import read_summary
 from flatout.run.run import Result
-from tests.test_train import run_train
-from tests.tune.planted import SMALL
+from tests.cli.test_train import run_train
+from tests.perf.tune.planted import SMALL
 from tests.verbs import verb
 
 MODEL = BiLSTMConfig(embedding=8, hidden=8)
@@ -50,7 +50,7 @@ def choices(result: Result) -> dict[str, dict[str, Any]]:
 
 
 def composed(*words: str) -> tuple[RunConfig, list[str]]:
-    from tests.test_train import compose_run
+    from tests.cli.test_train import compose_run
 
     return compose_run(["tune=auto", *words]), ["tune=auto", *words]
 

@@ -38,7 +38,7 @@ from flatout.sweep.study import JOURNAL, Pruner, Sampler, Study
 from flatout.sweep.sweep_folder import FILE, read_asked
 from flatout.sweep.trials import Ending, Status, Trial
 from flatout.tasks.tagging import Tagger, TaggingConfig, TagLabels
-from tests.scale.started import begin, wait_for
+from tests.started import begin, wait_for
 from tests.verbs import verb
 
 SPACE: dict[str, Part] = {
@@ -375,7 +375,7 @@ def test_a_sweep_that_is_begun_twice_or_taken_up_with_another_space_is_refused(t
 def test_every_trial_of_a_sweep_that_meets_a_crash_and_a_hang_is_accounted_for(tmp_path, capfd):
     folder = tmp_path / "sweep"
     planted = [
-        "+callbacks.planted._target_=tests.scale.planted.Planted",
+        "+callbacks.planted._target_=tests.sweep.planted.Planted",
         "+callbacks.planted.what=choice(nothing,die,hang)",
         "+allow_targets=[tests]",
     ]

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.monitor.recorded_nvml import RecordedNvml, a16_board, cut_a100, hot_4090, plain_t4, shared_card
 
 from flatout.callbacks.gpu import GPU_CURVES, bus_place, find_card, visible_entries, watched_card
 from flatout.callbacks.hardware_monitor import Watch
+from tests.callbacks.recorded_nvml import RecordedNvml, a16_board, cut_a100, hot_4090, plain_t4, shared_card
 
 
 def test_every_curve_of_a_card_that_tells_all():

@@ -41,7 +41,7 @@ def test_an_interrupt_while_a_command_starts_ends_it_without_a_traceback(words, 
         stdout=subprocess.DEVNULL,
         cwd=tmp_path,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
     )
     assert process.stderr is not None
     try:
