@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.verbs import verb
 
 from flatout.cli.composing import known_keys
 from flatout.cli.settings import all_settings
+from tests.verbs import verb
 
 
 @pytest.fixture(scope="module")
