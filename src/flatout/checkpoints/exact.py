@@ -322,7 +322,7 @@ def _real_checkpoints(folder: Path) -> Iterator[Path]:
 
 def best_mode(metric: str) -> str:
     """Whether a metric is better when higher (`max`) or lower (`min`)."""
-    return "min" if metric == "loss" else BEST_MODE[metric]
+    return "min" if metric == "loss" or metric.startswith("rmse_") else BEST_MODE[metric]
 
 
 def _put_back_weights(module: L.LightningModule) -> None:
