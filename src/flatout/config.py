@@ -233,7 +233,12 @@ def _name_of(group: str, part: object) -> str:
 
 COMPONENTS: dict[str, dict[str, type]] = {
     "data": {"text": TextDataConfig, "bits": BitsDataConfig, "sequence": SequenceDataConfig},
-    "data.sample": {"headlines": HeadlinesConfig, "tweets": TweetsConfig, "tagged_tweets": TaggedTweetsConfig, "cells": CellsConfig},
+    "data.sample": {
+        "headlines": HeadlinesConfig,
+        "tweets": TweetsConfig,
+        "tagged_tweets": TaggedTweetsConfig,
+        "cells": CellsConfig,
+    },
     "model": dict(MODELS),
     "task": {
         "classification": ClassificationConfig,

@@ -21,7 +21,7 @@ def is_even(batch: FlatBatch) -> bool:
 
 
 def rectangle(batch: FlatBatch) -> Tensor:
-    """`[B, L, C]`: rows side by side, a plain view where all have one length; behind a row's end stands its last sample.
+    """`[B, L, C]`: rows side by side, a plain view where all have one length. Behind a row stands its last sample.
 
     What stands there is never read: recurrent states are taken before it, and answers beyond a row are left out.
     """

@@ -21,7 +21,9 @@ from flatout.models.series import flatten, rectangle
 class Augment:
     """Changes the inputs of a batch at random."""
 
-    def __init__(self, config: SequenceDataConfig, columns: list[str], factor: list[float], shape: SequenceShape) -> None:
+    def __init__(
+        self, config: SequenceDataConfig, columns: list[str], factor: list[float], shape: SequenceShape
+    ) -> None:
         self.shape = shape
         self._noise = _sizes(config.noise, columns, factor)
         self._offset = _sizes(config.offset, columns, factor)

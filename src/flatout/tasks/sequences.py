@@ -7,6 +7,7 @@ units. Chunks that continue each other carry the network's hidden state from bat
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
+from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import as_choice, require
 from flatout.models.carried_state import CarriedState
@@ -25,6 +28,7 @@ from flatout.models.series import answers_of
 from flatout.run_log import RunLog
 from flatout.tasks.augment import Augment
 from flatout.tasks.classification import Classifier
+from flatout.tasks.metrics import TaskMetrics
 from flatout.tasks.sequence_baselines import Baseline, build_baselines
 from flatout.tasks.sequence_scores import SequenceScores, names_of
 from flatout.tasks.task import Task
@@ -54,7 +58,7 @@ class SequenceRegressionConfig:
         self.loss = as_choice(SequenceLoss, self.loss, "task.loss")
 
 
-_LOSSES = {
+_LOSSES: dict[SequenceLoss, Callable[..., Tensor]] = {
     SequenceLoss.mse: F.mse_loss,
     SequenceLoss.mae: F.l1_loss,
     SequenceLoss.huber: F.huber_loss,
@@ -89,7 +93,9 @@ class SequenceRegressor(Task):
         self.shape = info.shape
         self.shift_K, self.factor_K = map(torch.tensor, info.scaler.of_targets(self.shape.targets))
         self.scores = SequenceScores(len(info.recording_names), info.targets, self.factor_K.tolist())
-        self._recording = {split: torch.from_numpy(info.recording_of_rows(split).astype("int64")) for split in info.segments}
+        self._recording = {
+            split: torch.from_numpy(info.recording_of_rows(split).astype("int64")) for split in info.segments
+        }
         self._is_first = {split: info.begins_recording(split) for split in info.segments}
         self._steps_a_row = float(info.mean_steps())
         self._augment = Augment.of(info)
@@ -175,7 +181,10 @@ class SequenceRegressor(Task):
 
     def compare(self, split: str) -> list[str]:
         """The table of the network, its baselines and the known floor."""
-        rows = [(type(self.model).__name__, self.results), *((each.name, each.metrics[split]) for each in self.baselines)]
+        rows = [
+            (type(self.model).__name__, self.results),
+            *((each.name, each.metrics[split]) for each in self.baselines),
+        ]
         lines = [f"{split:<26}" + "".join(f"{name:>12}" for name in _SHOWN)]
         lines += [f"{name:<26}" + "".join(f"{values[key]:>12.5g}" for key in _SHOWN) for name, values in rows]
         floors = self.info.floors
@@ -251,6 +260,20 @@ class SequenceLabeller(Classifier):
         return super().training_step(batch if self._augment is None else self._augment(batch), batch_idx)
 
     training_step.__dict__["__signature__"] = inspect.signature(training_step)
+
+
+def sequence_task(config: SequenceDataConfig) -> type[SequenceRegressor] | type[SequenceLabeller]:
+    """The LightningModule for some recordings."""
+    return SequenceLabeller if config.problem is SequenceProblem.label else SequenceRegressor
+
+
+def sequence_metrics(config: SequenceDataConfig) -> list[str]:
+    """The metrics to choose from before there is any data, the usual one first."""
+    if config.problem is SequenceProblem.label:
+        kinds = (Problem.single, Problem.regression)
+        return ["loss", *(name for kind in kinds for name in TaskMetrics.build(kind, ["no", "yes"]).names())]
+    first = "rmse" if len(config.targets) == 1 else "mse_scaled"
+    return list(dict.fromkeys([first, *names_of(config.targets), "loss"]))
 
 
 __all__ = ["SequenceLabeller", "SequenceRegressionConfig", "SequenceRegressor"]

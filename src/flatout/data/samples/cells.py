@@ -41,7 +41,7 @@ class CellsConfig:
     """Samples of a discharge, one every ten seconds; recordings end earlier where the cell is empty."""
     soc_noise: float = 0.02
     """Standard deviation of the reference of the state of charge."""
-    voltage_noise: float = 0.01
+    voltage_noise: float = 0.005
     """Standard deviation of the voltage sensor, in volts."""
     current_noise: float = 0.01
     """Standard deviation of the current sensor, in amperes."""
@@ -88,7 +88,7 @@ def discharge_cell(config: CellsConfig, split: str, cell: int) -> pa.RecordBatch
     """All discharges of one cell: its samples one after the other."""
     stream = _SPLIT_STREAM[split] * 1_000_000 + cell
     random = np.random.Generator(np.random.Philox(key=[config.seed, stream]))
-    capacity_ah, resistance = random.uniform(1.9, 2.1), random.uniform(0.045, 0.055)
+    capacity_ah, resistance = random.uniform(1.96, 2.04), random.uniform(0.048, 0.052)
     ambient = random.choice([10.0, 25.0, 40.0], config.cycles)
     current = draw_currents(random, config.cycles, config.samples)
     soc = random.uniform(0.85, 1.0, config.cycles)[:, None] - _charge_drawn(current, capacity_ah)

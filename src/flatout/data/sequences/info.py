@@ -111,10 +111,12 @@ class SequenceInfo(DataInfo):
             "tokens": int(lengths.sum(dtype=np.int64)),
             "mean_length": float(lengths.mean()),
             "truncated_rows": 0,
-            "recordings": {name: counts["recordings"] for name, counts in splits.items()},
-            "samples": {name: counts["samples"] for name, counts in splits.items()},
-            "step_s": self.facts["step"],
-            "floor": self.floors,
+            "sequences": {
+                "recordings": {name: counts["recordings"] for name, counts in splits.items()},
+                "samples": {name: counts["samples"] for name, counts in splits.items()},
+                "step_s": self.facts["step"],
+                "floor": self.floors,
+            },
         }
 
 
@@ -137,4 +139,3 @@ def read_columns(config: SequenceDataConfig) -> list[str]:
     """Columns of the store: features, then targets; a forecast reads its targets too."""
     features = [name for name in config.features or [] if name not in config.targets]
     return features if config.problem is SequenceProblem.label else [*features, *config.targets]
-

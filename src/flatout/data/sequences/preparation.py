@@ -14,13 +14,13 @@ from functools import partial
 import numpy as np
 
 from flatout.data.feeding import require_other_content
+from flatout.data.samples.cells import CellsTable
 from flatout.data.sequences.info import SequenceInfo, read_columns, rules_of
 from flatout.data.sequences.recordings import ReadingNotes, Recording, files_of, read_recordings
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.sequences.splitting import Splitter
 from flatout.data.sequences.survey import Survey
 from flatout.data.sequences.views import RECORDINGS, SEGMENTS, open_views
-from flatout.data.samples.cells import CellsTable
 from flatout.data.store.cache import Cache, Recipe
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import SCHEMA, Column, StoreWriter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from flatout.data.checks.findings import counted
 from flatout.data.sequences.columns import Floats, name_rows, read_groups, read_numbers, read_seconds
 from flatout.data.sequences.settings import Missing
 from flatout.data.tables.formats.many_files import ManyFiles
@@ -171,16 +173,14 @@ def _without_missing(file: Table, recording: Recording, rules: RecordingRules, n
         return recording
     where = name_rows(recording.rows[lacking], file)
     columns = ", ".join(np.array(rules.columns)[is_missing.any(axis=0)])
-    what = f"{int(lacking.sum()):,} rows without {columns} (rows {where})"
+    what = f"{counted(int(lacking.sum()), 'row')} without {columns} (rows {where})"
     if rules.missing is Missing.refuse:
         raise UserError("data.missing", f"{recording.name}: {what}", hint="Set data.missing=fill or data.missing=drop.")
     if rules.missing is Missing.drop:
         notes.dropped[recording.name] = what
         kept = np.flatnonzero(~lacking)
         require(kept.size > 0, "data.missing", f"{recording.name}: no row is whole", hint="Leave out the column.")
-        return replace(
-            recording, values=recording.values[kept], times=recording.times[kept], rows=recording.rows[kept]
-        )
+        return replace(recording, values=recording.values[kept], times=recording.times[kept], rows=recording.rows[kept])
     notes.filled[recording.name] = what
     values = recording.values.copy()
     for number, name in enumerate(rules.columns):
@@ -193,7 +193,7 @@ def _without_missing(file: Table, recording: Recording, rules: RecordingRules, n
 def _cut_at_gaps(recording: Recording, max_gap: float) -> list[Recording]:
     cuts = np.flatnonzero(np.diff(recording.times) > max_gap) + 1
     bounds: Sequence[int] = [0, *cuts.tolist(), len(recording.times)]
-    pieces = [recording.slice(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    pieces = [recording.slice(start, stop) for start, stop in itertools.pairwise(bounds)]
     if len(pieces) == 1:
         return pieces
     return [replace(piece, name=f"{piece.name} part {number}") for number, piece in enumerate(pieces, 1)]

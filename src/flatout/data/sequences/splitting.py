@@ -92,8 +92,8 @@ class Splitter:
             what = f"{len(samples)} {kind.get(by, 'recordings') if by else 'recordings'} for {needed} splits"
             raise UserError("data.split_by", what, hint="Set data.split_by=time, or give a file for each split.")
         hashes, rows = hash_texts(pa.array(list(samples))), np.array(list(samples.values()))
-        settings = {"validation_share": validation, "test_share": test, "seed": self.config.split_seed}
-        splits = split_groups(hashes, rows, **settings)
+        shares = {"validation_share": validation, "test_share": test}
+        splits = split_groups(hashes, rows, **shares, seed=self.config.split_seed)
         return {name: SPLITS[split] for name, split in zip(samples, splits.tolist(), strict=True)}
 
     def _cut(self, number: int, each: Found) -> list[Segment]:

@@ -9,7 +9,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from flatout.data.sequences.recordings import Recording
-from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
+from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.shape import Scaler
 from flatout.data.sequences.splitting import Found, Segment, Splitter
 from flatout.data.tables.splits import SPLITS
@@ -86,7 +86,9 @@ class Survey:
     def lines(self) -> list[str]:
         """What is printed of the recordings."""
         splits = self.facts()["splits"]
-        counts = ", ".join(f"{name} {each['recordings']:,} ({each['samples']:,} samples)" for name, each in splits.items())
+        counts = ", ".join(
+            f"{name} {each['recordings']:,} ({each['samples']:,} samples)" for name, each in splits.items()
+        )
         return [f"recordings: {counts}; {self.splitter.how}", *self._warnings]
 
     def label_numbers(self) -> Floats:
@@ -116,7 +118,8 @@ class Survey:
         return _merge(np.stack(parts)) if parts else None
 
     def _require_varying(self, train: dict[str, Floats]) -> None:
-        names = np.array(self.columns)[train["least"] == train["most"]]
+        are_constant = (train["least"] == train["most"]).tolist()
+        names = [name for name, is_constant in zip(self.columns, are_constant, strict=True) if is_constant]
         for name in names:
             key = "data.target" if name in self.config.targets else "data.features"
             value = float(train["least"][self.columns.index(name)])
