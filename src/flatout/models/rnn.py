@@ -130,7 +130,7 @@ class RNN(nn.Module):
         """`[T, K]` for each sample, `[B, K]` for windows, `[B, H, K]` for forecasts, `[B, labels]`."""
         shape = self.shape
         if shape.horizon:
-            return self._forecast(windows_of(batch, shape), batch)
+            return self.answer(windows_of(batch, shape))
         inputs_BLF = rectangle(batch)[..., : shape.inputs]
         if self.is_both:
             return self.output(self.dropout(self._both_ways(inputs_BLF, batch)))
@@ -182,13 +182,18 @@ class RNN(nn.Module):
             after.append(end if self.is_lstm else (end,))
         return states, tuple(torch.cat(parts) for parts in zip(*after, strict=True))
 
-    def _forecast(self, windows_BLF: Tensor, batch: FlatBatch) -> Tensor:
-        last_B1F = windows_BLF[:, -1:]
-        centred_BLF = windows_BLF - last_B1F
-        states_BLH, _ = self._recur(centred_BLF, self.zeros(centred_BLF))
+    def answer(self, windows_BLF: Tensor) -> Tensor:
+        """`[B, K]`, or `[B, H, K]` of a forecast, from whole windows."""
         shape = self.shape
-        answers = self.output(self.dropout(states_BLH[:, -1])).view(-1, shape.horizon, shape.targets)
-        return answers + (last_B1F[..., -shape.targets :] if self.ridge is None else self.ridge(batch))
+        last_B1F = windows_BLF[:, -1:]
+        inputs_BLF = windows_BLF - last_B1F if shape.horizon else windows_BLF
+        states_BLH, _ = self._recur(inputs_BLF, self.zeros(inputs_BLF))
+        answers = self.output(self.dropout(states_BLH[:, -1]))
+        if shape.horizon:
+            answers = answers.view(-1, shape.horizon, shape.targets)
+        if self.ridge is not None:
+            return answers + self.ridge.answer(windows_BLF)
+        return answers + last_B1F[..., -shape.targets :] if shape.horizon else answers
 
     def _both_ways(self, inputs_BLF: Tensor, batch: FlatBatch) -> Tensor:
         """`[B, 2H]`: the state at the end of a recording, and at its beginning of the way back."""
