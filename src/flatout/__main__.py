@@ -16,7 +16,7 @@ VERBS = {
     "check": "what a run would find in its data: gaps, repeats, leaks, lengths, odd characters",
     "predict": "classes and probabilities for the rows of a file",
     "tune": "what is fastest here for a run: feed, precision, rows at once; measured, with a table, and no training",
-    "sweep": "many runs in search of the best settings: suggested, pruned, taken up again after a kill",
+    "sweep": "many runs in search of the best settings: suggested, pruned, resumed after a kill",
     "settings": "each setting: what it does, what it may be, its default",
     "doctor": "what held a run back, and the override that would fix it",
     "evaluate": "metrics of a finished run on another labelled file",

@@ -97,7 +97,7 @@ class TrialSweeper(Sweeper):
         from flatout.sweep.sweep import sweep
 
         _require_one_process()
-        hint = "Go on by: python -m flatout sweep resume FOLDER."
+        hint = "Resume it by: python -m flatout sweep resume FOLDER."
         require(not any(map(_is_resume, arguments)), "resume", "is of runs, and this is a sweep", hint=hint)
         launcher = self.hydra_config.launcher
         if launcher.get("_target_") != LauncherSettings._target_:
@@ -147,7 +147,7 @@ def _is_resume(word: str) -> bool:
 
 
 def _goes_on(words: Sequence[str]) -> bool:
-    """Whether these words ask to go on with what they have begun before."""
+    """Whether these words ask to resume what they have begun before."""
     asked = [word.partition("=")[2].strip("\"'") for word in words if _is_resume(word)][-1:]
     hint = "Set resume=auto, and hydra.sweep.dir=FOLDER where it is not the newest one."
     require(asked in ([], ["auto"], ["null"]), "resume", f"{''.join(asked)} is one run, and -m are many", hint=hint)
@@ -166,8 +166,8 @@ def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | N
         found = None if before is None else folder
     else:
         found = newest_of(words, folder.parent)
-    none = f"resume: no trials in {folder if is_named else folder.parent} were begun by this command; they begin anew"
-    print(none if found is None else f"resume: going on in {found}", flush=True)
+    none = f"resume: no trials in {folder if is_named else folder.parent} were begun by this command; new ones begin"
+    print(none if found is None else f"resume: resuming in {found}", flush=True)
     return found
 
 
@@ -178,7 +178,7 @@ def _conf_of(config: DictConfig) -> list[str]:
 
 
 def _source(config: DictConfig, provider: str) -> str:
-    """The folder of settings that somebody has named; empty where they have not."""
+    """The folder of settings that the command names; empty without one."""
     places = [each.path for each in config.hydra.runtime.config_sources if each.provider == provider]
     return str(places[0]) if places else ""
 
@@ -188,7 +188,7 @@ def _is_of_resuming(word: str) -> bool:
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:
-    """What the run is told, without what Hydra is told."""
+    """The settings of the run, without Hydra's."""
     with open_dict(composed):
         kept = composed.copy()
         del kept["hydra"]

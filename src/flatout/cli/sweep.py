@@ -32,7 +32,7 @@ confirm=3          the best settings again with three other seeds
 a space:           +sweep=headlines, or in place:
                    'model.hidden=choice(64,128)' 'optim.lr=tag(log,interval(1e-4,1e-2))'
                    'model.layers=int(interval(1,3))'
-to go on:          python -m flatout sweep resume FOLDER [trials=60] [for=1h]
+to resume:         python -m flatout sweep resume FOLDER [trials=60] [for=1h]
 """
 
 
