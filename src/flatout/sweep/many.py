@@ -38,7 +38,7 @@ class Multirun:
     again: str
     """The command that resumes it."""
     is_again: bool = False
-    """Whether it was given to go on."""
+    """Whether it is resumed."""
 
 
 def run_all(
