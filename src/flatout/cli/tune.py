@@ -72,7 +72,7 @@ def decide(config: object, overrides: Sequence[str]) -> None:
         print(f"{choice.name}: {choice.value} ({choice.why}; {choice.evidence})")
     print(
         override_line(answers.values, config.optim)
-        or "nothing was left open, or nothing could be measured: train as it is"
+        or "nothing was left open, or nothing could be measured: train with these settings"
     )
 
 
