@@ -42,7 +42,7 @@ _MODEL = BiLSTMConfig(embedding=200, hidden=256, dropout=0.3)
 def claims(options: Options) -> Iterator[Claim]:
     """Speed, waiting and accuracy of both."""
     with tempfile.TemporaryDirectory() as folder:
-        bench = HeadlinesBench(Path(folder), options.choose(30_000, 8_000, 200), options.choose(4_000, 4_000, 60))
+        bench = HeadlinesBench(Path(folder), options.choose(30_000, 8_000, 600), options.choose(4_000, 4_000, 60))
         yield from bench.speed(options)
         yield from bench.quality(seeds=options.choose(3, 1, 1), epochs=options.choose(6, 2, 1))
 
