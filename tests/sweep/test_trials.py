@@ -294,7 +294,7 @@ def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(tmp_path):
     again.send_signal(signal.SIGINT)
     said, _ = again.communicate(timeout=60)
     assert again.returncode == 130
-    assert f"resume: resuming in {folder}" in said
+    assert f"resume: continuing in {folder}" in said
     assert re.search(r"trial 0: complete, val/accuracy 0\.\d+, 0\.0 s, had finished before", said)
     assert (folder / "0" / "summary.json").read_bytes() == kept
     assert read_summary(folder / "1")["training"]["resumed_from"] == int(step.removeprefix("step-"))
