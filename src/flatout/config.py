@@ -197,7 +197,7 @@ class RunConfig:
         """Texts and bit strings have different models and tasks."""
         if isinstance(self.data, SequenceDataConfig):
             return
-        rows, hint = ("bit strings", _BITS_MEND) if is_bits else ("texts", _TEXT_MEND)
+        rows, hint = ("bit strings", _BITS_HINT) if is_bits else ("texts", _TEXT_HINT)
         for name in ("model", "task"):
             part = getattr(self, name)
             require(not isinstance(part, _OF_SEQUENCES), name, f"{_name_of(name, part)} does not fit {rows}", hint=hint)
@@ -222,8 +222,8 @@ class RunConfig:
 
 _OF_SEQUENCES = (RNNConfig, WindowMLPConfig, SequenceRegressionConfig)
 _SEQUENCE_HINT = "Set model=rnn or model=window_mlp, or start from +experiment=battery_soc."
-_BITS_MEND = "Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams."
-_TEXT_MEND = "Set data=bits for bit strings, or model=bilstm task=classification for texts."
+_BITS_HINT = "Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams."
+_TEXT_HINT = "Set data=bits for bit strings, or model=bilstm task=classification for texts."
 
 
 def _name_of(group: str, part: object) -> str:

@@ -41,6 +41,7 @@ from flatout.errors import UserError, require
 from flatout.inference.load import Answers, build_predictor
 from flatout.perf.verdict.judge import judge, report_early
 from flatout.perf.verdict.rules import verdict
+from flatout.report.sequence_charts import draw_answers
 from flatout.report.summary import hardware
 from flatout.run.build import RunBuilder
 from flatout.run.closing import find_peak, save_model, summarise, write_reports
@@ -117,6 +118,7 @@ def run(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number:
             folder.summary.set("metric", build.choose_metric(task))
             take_whole_weights(training, task)
             per_class, predictor = task.per_class(), build_predictor(task)
+            charts = draw_answers(task, feeds)
             if ranks.is_first:
                 save_model(predictor, build.network, folder)
             find_peak(training, feeds, ranks)
@@ -128,8 +130,8 @@ def run(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number:
             summarise(folder, task, feeds, training, seconds)
             if isinstance(task, GramDecoder):
                 report_exposure(task, cast(GramPredictor, predictor), feeds, folder.summary.values, folder.path, folder)
-            settings = build.compared_settings(task)
-            write_reports(folder, task, per_class, settings=settings, has_tensorboard=build.writes_tensorboard)
+            settings: dict[str, Any] = {"settings": build.compared_settings(task), "charts": charts}
+            write_reports(folder, task, per_class, **settings, has_tensorboard=build.writes_tensorboard)
         metric = build.choose_metric(task)
         return Result(folder.path, metrics, per_class, predictor, folder.summary.values, metric)
 
@@ -204,7 +206,7 @@ def set_up(
     batches = batches_in_epoch(build.trainer, feeds.train)
     about = about_run(build.settings, data.info.key, task.model, feeds.train, batches, precision.lightning_name)
     start = where_to_start(build, about, ranks, folder)
-    if not build.shards_weights:  # ranks that wait for each other in every layer cannot cut batches by themselves
+    if not build.shards_weights:  # ranks that wait for each other in every layer cannot cut batches alone
         mind_memory(task, loop, feeds, about, ranks, data.config.cache, folder)
     if folder.is_first and isinstance(data.info, TokenInfo):
         save_split_rows(data.store, folder.path / SPLIT_ROWS)
@@ -264,7 +266,7 @@ def where_to_start(build: RunBuilder, about: dict[str, Any], ranks: Ranks, folde
         _require_more_to_train(build.trainer, start)
         folder.summary.set("training.resumed_from", start.step)
         position = start.about["position"]
-        folder.say(f"resume: going on from step {start.step}, in epoch {position['epoch'] + 1} ({path})")
+        folder.say(f"resume: continuing from step {start.step}, in epoch {position['epoch'] + 1} ({path})")
     folder.begin()
     if start is not None and folder.is_first:
         set_aside(start, folder.path)
@@ -319,9 +321,9 @@ def train(
 def tell_of_signal(number: int, training: Training, folder: RunFolder) -> None:
     """Say where training stopped; where SLURM gave the warning, ask it for another turn."""
     name, step = signal.Signals(number).name, training.checkpoints.at.step
-    folder.say(f"stopped by {name} after step {step}: the same command with resume=auto goes on from there")
-    if folder.is_first and (told := requeue_with_slurm(number)):
-        folder.say(told)
+    folder.say(f"stopped by {name} after step {step}: the same command with resume=auto resumes there")
+    if folder.is_first and (line := requeue_with_slurm(number)):
+        folder.say(line)
 
 
 def load_best(training: Training, task: Task) -> None:

@@ -155,6 +155,10 @@ class SequenceRegressor(Task):
         answers, _ = self._real(self._outputs(batch), batch)
         return {"values": self.in_units(answers)}
 
+    def answers_and_truths(self, batch: FlatBatch) -> tuple[Tensor, Tensor]:
+        """Scaled answers to the rows that count, and what they should be."""
+        return self._real(self._outputs(batch), batch)
+
     def in_units(self, scaled: Tensor) -> Tensor:
         """Scaled answers in the targets' own units."""
         return scaled * self.factor_K.to(scaled.device) + self.shift_K.to(scaled.device)
