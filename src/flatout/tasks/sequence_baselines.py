@@ -131,4 +131,8 @@ def _blocks(
         places = np.maximum(ends[:, None] + np.arange(-lookback, 0), rows.start[chosen, None])
         windows = torch.from_numpy(values[places][..., : shape.inputs])
         after = ends[:, None] + np.arange(shape.horizon) if shape.horizon else ends - 1
-        yield windows, torch.from_numpy(values[after][..., -shape.targets :]), torch.from_numpy(rows.recording[chosen])
+        yield (
+            windows,
+            torch.from_numpy(values[after][..., -shape.targets :]),
+            torch.from_numpy(rows.recording[chosen].astype(np.int64)),
+        )

@@ -43,7 +43,7 @@ class Rows:
 
     start: Places
     length: NDArray[np.int32]
-    recording: Places
+    recording: NDArray[np.integer]
 
 
 def open_views(info: SequenceInfo) -> None:
@@ -76,7 +76,7 @@ def open_views(info: SequenceInfo) -> None:
             raise _too_short(info, split, int((stop - begin).max()))
         columns: dict[str, Array | Ragged] = {
             "tokens": Ragged(values, rows.start, rows.length),
-            "recording": rows.recording.astype(np.int32),
+            "recording": rows.recording.astype(np.int32, copy=False),
         }
         if config.problem is SequenceProblem.label:
             labels = recordings.fixed("label")[recording]
@@ -88,36 +88,45 @@ def open_views(info: SequenceInfo) -> None:
 
 def estimate_windows(segments: Segments, lookback: int, stride: int = 1) -> Rows:
     """Windows that end at every `stride`-th sample; the first ones of a recording are shorter."""
-    ends, segment = _every(segments.first, segments.stop, stride)
-    start = np.maximum(segments.start[segment], ends - lookback + 1)
-    return Rows(start, (ends + 1 - start).astype(np.int32), segments.recording[segment])
+    start, counts = _every(segments.first - lookback + 1, segments.stop - lookback + 1, stride)
+    length = np.full(len(start), lookback, np.int32)
+    begin = np.cumsum(counts) - counts
+    for number in np.flatnonzero(segments.first - lookback + 1 < segments.start):
+        head = slice(begin[number], begin[number] + min(counts[number], -(-(lookback - 1) // stride)))
+        before = np.maximum(segments.start[number] - start[head], 0)
+        start[head] += before
+        length[head] -= before.astype(np.int32)
+    return Rows(start, length, _of_rows(segments, counts))
 
 
 def forecast_windows(segments: Segments, lookback: int, horizon: int, stride: int = 1) -> Rows:
     """Windows of `lookback` samples with the `horizon` samples behind them, which all have their answers here."""
     earliest = np.maximum(segments.first, segments.start + lookback)
-    firsts, segment = _every(earliest, segments.stop - horizon + 1, stride)
-    length = np.broadcast_to(np.int32(lookback + horizon), len(firsts))
-    return Rows(firsts - lookback, length, segments.recording[segment])
+    start, counts = _every(earliest - lookback, segments.stop - horizon + 1 - lookback, stride)
+    length = np.broadcast_to(np.int32(lookback + horizon), len(start))
+    return Rows(start, length, _of_rows(segments, counts))
 
 
 def chunks(segments: Segments, size: int) -> Rows:
     """Runs of `size` samples one after the other; the last of a recording is shorter."""
-    start, segment = _every(segments.first, segments.stop, size)
-    length = np.minimum(size, segments.stop[segment] - start).astype(np.int32)
-    return Rows(start, length, segments.recording[segment])
+    start, counts = _every(segments.first, segments.stop, size)
+    length = np.minimum(size, np.repeat(segments.stop, counts) - start).astype(np.int32)
+    return Rows(start, length, _of_rows(segments, counts))
 
 
 def _every(first: Places, stop: Places, stride: int) -> tuple[Places, Places]:
-    """Every `stride`-th place from `first` to before `stop`, and the number of its segment."""
+    """Every `stride`-th place from `first` to before `stop`, segment after segment, and how many each has."""
     counts = np.maximum(0, -(-(stop - first) // stride))
-    segment = np.repeat(np.arange(len(first)), counts)
-    ends = np.cumsum(counts)
-    places = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
-    places -= np.repeat(ends - counts, counts)
-    places *= stride
-    places += first[segment]
-    return places, segment
+    places = np.empty(int(counts.sum()), np.int64)
+    end = 0
+    for begin, count in zip(first.tolist(), counts.tolist(), strict=True):
+        places[end : end + count] = np.arange(begin, begin + count * stride, stride)
+        end += count
+    return places, counts
+
+
+def _of_rows(segments: Segments, counts: Places) -> NDArray[np.int32]:
+    return np.repeat(segments.recording.astype(np.int32), counts)
 
 
 def _too_short(info: SequenceInfo, split: str, longest: int) -> UserError:
