@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flatout.data.sequences.info import SequenceInfo
-from flatout.data.sequences.views import Rows, estimate_windows, forecast_windows
+from flatout.data.sequences.windows import Rows, estimate_windows, forecast_windows
 from flatout.models.window_ridge import WindowRidge, own_pasts
 from flatout.tasks.sequence_scores import SequenceScores
 
