@@ -24,8 +24,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatout.checkpoints.exact import CHECKPOINTS, shelve
 from flatout.checkpoints.folder import ABOUT, MAKE_ROOM, MANIFEST, STATE, TENSORS, FolderCheckpointIO, require_whole
+from flatout.checkpoints.kept import CHECKPOINTS, shelve
 from flatout.distributed.processes import end_with_parent, warm_start
 from flatout.errors import UserError
 from flatout.run.resume import find_checkpoint

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.checkpoints.exact import CHECKPOINTS
+from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.run.resume import find_checkpoint
 from tests.faults import disks, ranks, stores
 from tests.faults.plants import STEPS, KillAt, KillInSave, NotANumberAt, Planted, RaiseAt, SignalAt

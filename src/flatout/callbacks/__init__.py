@@ -14,6 +14,7 @@ _PLACES = {
     "Throughput": "flatout.callbacks.throughput",
     "ProfileSteps": "flatout.callbacks.profile_steps",
     "ProgressLine": "flatout.callbacks.progress_line",
+    "ExactCheckpoint": "flatout.checkpoints.exact",
 }
 __all__ = sorted(_PLACES)
 

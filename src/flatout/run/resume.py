@@ -21,12 +21,12 @@ import torch
 import xxhash
 import yaml
 
-from flatout.checkpoints.exact import CHECKPOINTS, newest_first
-from flatout.checkpoints.folder import require_whole
+from flatout.checkpoints.kept import CHECKPOINTS, find_newest_whole, newest_first
+from flatout.checkpoints.same_training import plan_facts
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed
 from flatout.errors import UserError
-from flatout.files import fcntl, put_back
+from flatout.files import fcntl
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
 from flatout.run.run_folder import OVERRIDES, plain
@@ -162,36 +162,19 @@ def set_aside(start: Start, folder: Path) -> None:
 
 def find_checkpoint(folder: Path) -> tuple[Start | None, list[str]]:
     """The newest whole checkpoint of a run, and what is to be said of those that are not."""
-    lines = []
-    put_back(folder / CHECKPOINTS)
-    for path in newest_first(folder / CHECKPOINTS):
-        try:
-            about = require_whole(path)
-            if not isinstance(about.get("position"), dict):
-                raise UserError(f"checkpoint {path}", "says no position")
-        except UserError as error:
-            lines.append(f"resume: {error}; passed over")
-            continue
-        return Start(path, about), lines
-    return None, lines
+    found, lines = find_newest_whole(folder / CHECKPOINTS)
+    return None if found is None else Start(*found), lines
 
 
 def about_run(
     config: RunConfig, data_key: str, model: torch.nn.Module, feed: Feed, batches_in_epoch: int, precision: str
 ) -> dict[str, Any]:
     """What a run is of, as its checkpoints say it."""
-    plan = feed.plan
     shapes = [(name, list(weight.shape)) for name, weight in model.named_parameters()]
     return {
         "data": data_key,
         "model": xxhash.xxh3_128_hexdigest(json.dumps(shapes).encode()),
-        "plan": {
-            "rows": feed.split.num_rows,
-            "rows a step": None if plan.tokens_per_batch else plan.rows_per_batch * plan.parts,
-            "tokens a step": plan.tokens_per_batch and plan.tokens_per_batch * plan.parts,
-            "steps an epoch": batches_in_epoch // plan.accumulate,
-            "layout": str(plan.layout),
-        },
+        "plan": plan_facts(feed, batches_in_epoch),
         "precision": precision,
         "asked": asked_of(config.trainer, config.checkpoint.patience),
         "settings": deciding_settings(plain(config)),

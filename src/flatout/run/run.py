@@ -26,8 +26,8 @@ from flatout.bits.exposure_report import report_exposure
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.task import GramDecoder
 from flatout.callbacks.profile_steps import TABLE, TRACE
-from flatout.checkpoints.exact import CHECKPOINTS
 from flatout.checkpoints.folder import read_weights, require_whole
+from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.plan import Layout, PlanSettings

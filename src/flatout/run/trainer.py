@@ -22,8 +22,10 @@ from flatout.callbacks.progress_line import ProgressLine
 from flatout.callbacks.run_curves import Listener, MetricsFile, RunCurves
 from flatout.callbacks.step_timer import StepTimer
 from flatout.callbacks.throughput import Throughput
-from flatout.checkpoints.exact import CHECKPOINTS, Checkpoints, best_mode
+from flatout.checkpoints.exact import ExactCheckpoint
 from flatout.checkpoints.folder import FolderCheckpointIO
+from flatout.checkpoints.kept import CHECKPOINTS
+from flatout.checkpoints.settings import best_mode
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, free_memory
 from flatout.distributed.ranks import Ranks
@@ -49,7 +51,7 @@ class Training:
     trainer: L.Trainer
     curves: RunCurves
     loggers: RunLoggers
-    checkpoints: Checkpoints
+    checkpoints: ExactCheckpoint
     loop: FastLoop
 
 
@@ -124,16 +126,17 @@ def build_trainer(
     listeners = listeners_of(config, task, metric, place, loggers, after)
     every = config.monitor.flush_every
     curves = RunCurves(listeners, every, timer=timer, throughput=throughput, monitor=monitor)
-    checkpoints = Checkpoints(
+    checkpoints = ExactCheckpoint(
         place.path / CHECKPOINTS,
-        config.checkpoint,
-        metric,
-        feed=feed,
-        batches_in_epoch=batches_in_epoch(config.trainer, feed),
+        every_steps=config.checkpoint.every_steps,
+        every_minutes=config.checkpoint.every_minutes,
+        monitor=f"val/{metric}",
+        mode=best_mode(metric),
+        min_delta=config.checkpoint.min_delta,
         about=about,
         signals=signals,
         others_draw=bool(config.callbacks),
-        clock=curves.clock,
+        log=place,
     )
     stopping = [] if config.checkpoint.patience is None else [_early_stopping(config, metric)]
     looking = profile_of(config, place)
