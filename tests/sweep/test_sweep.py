@@ -29,14 +29,16 @@ from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
 from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.engine.optimizer import OptimConfig
+from flatout.engine.run_length import validations
 from flatout.errors import UserError
-from flatout.run.problems import metric_names, usual_metric
+from flatout.run.build import RunBuilder, metric_names, usual_metric
+from flatout.run.job import RunJob
 from flatout.sweep.confirming import confirm
-from flatout.sweep.searched import Searched, SweepSettings, validations
+from flatout.sweep.searched import Searched, SweepSettings
 from flatout.sweep.space import Choice, Interval, Part, grid
 from flatout.sweep.study import JOURNAL, Pruner, Sampler, Study
 from flatout.sweep.sweep_folder import FILE, read_asked
-from flatout.sweep.trials import Ending, Status, Trial
+from flatout.sweep.trial import Ending, Status, Trial
 from flatout.tasks.tagging import Tagger, TaggingConfig, TagLabels
 from tests.started import begin, wait_for
 from tests.verbs import verb
@@ -201,7 +203,9 @@ def test_short_words_stand_for_hydra_s_and_any_folder_can_be_named():
 
 def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_again(tmp_path):
     space: dict[str, Part] = {"model.hidden": Choice(("8",))}
-    searched = Searched(SweepSettings(confirm=3), space, [], lambda words, number: RunConfig(), tmp_path)
+    searched = Searched(
+        SweepSettings(confirm=3), space, [], lambda words, number: RunJob(RunBuilder(RunConfig())), tmp_path
+    )
     given = [Ending(Status.complete, 1.0, 0.9, {"val/accuracy": 0.9}), Ending(Status.failed, 1.0, note="no memory")]
     given.append(Ending(Status.complete, 1.0, 0.8, {"val/accuracy": 0.8}))
     asked: list[str] = []

@@ -33,12 +33,15 @@ from flatout import (
 from flatout.distributed.signals import asking
 from flatout.errors import RunBroke
 from flatout.report.summary import read_summary
+from flatout.run.build import RunBuilder
+from flatout.run.job import RunJob
 from flatout.sweep.board import Board
 from flatout.sweep.durations import seconds
 from flatout.sweep.many import Multirun, begun_with, newest_of, run_all
 from flatout.sweep.slots import slots
 from flatout.sweep.stopping import to_go_on
-from flatout.sweep.trials import Ending, Readings, Status, Trial, can_go_on, endings
+from flatout.sweep.trial import Ending, Status, Trial
+from flatout.sweep.trials import Readings, endings
 from tests.started import begin, wait_for
 from tests.sweep.planted import Planted
 
@@ -53,7 +56,7 @@ def config(**settings: Any) -> RunConfig:
 
 
 def trial(folder: Path, number: int = 0, **settings: Any) -> Trial:
-    return Trial(number, folder / str(number), config(**settings), [], [f"number={number}"])
+    return Trial(number, folder / str(number), RunJob(RunBuilder(config(**settings))), [], [f"number={number}"])
 
 
 def ended(trials: list[Trial], parallel: int = 1, **settings: Any) -> dict[int, Ending]:
@@ -81,7 +84,10 @@ def test_what_goes_wrong_stays_with_its_trial(tmp_path):
     planted = {number: {"callbacks": {"planted": Planted(what)}} for number, what in enumerate(("raise", "die"))}
     wrong = TextDataConfig(train=str(tmp_path / "nothing.csv"))
     trials = [trial(tmp_path, number, **settings) for number, settings in planted.items()]
-    trials += [Trial(2, tmp_path / "2", RunConfig(data=wrong, model=MODEL), [], []), trial(tmp_path, 3)]
+    trials += [
+        Trial(2, tmp_path / "2", RunJob(RunBuilder(RunConfig(data=wrong, model=MODEL))), [], []),
+        trial(tmp_path, 3),
+    ]
     found = ended(trials)
     assert [found[number].status.value for number in range(4)] == ["failed", "failed", "failed", "complete"]
     assert found[0].note == "ValueError: planted here"
@@ -191,11 +197,11 @@ def test_a_trial_that_was_stopped_goes_on_where_it_was(tmp_path):
 
 def test_only_what_the_same_words_began_is_gone_on_with(tmp_path):
     first = replace(trial(tmp_path), overrides=["data.batch_size=32"])
-    assert not can_go_on(first)
+    assert not first.job.can_resume(first.folder, first.overrides)
     ended([first])
-    assert can_go_on(first)
+    assert first.job.can_resume(first.folder, first.overrides)
     other = replace(first, overrides=["data.batch_size=64"], is_again=True)
-    assert not can_go_on(other)
+    assert not other.job.can_resume(other.folder, other.overrides)
     again = ended([other])
     assert again[0].status is Status.complete
     assert read_summary(tmp_path / "0")["training"]["resumed_from"] is None

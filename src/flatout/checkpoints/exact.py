@@ -28,7 +28,7 @@ from flatout.checkpoints.folder import ABOUT, as_plain, require_whole
 from flatout.checkpoints.kept import find_newest_whole, link, shelve
 from flatout.checkpoints.position import Batches, Position, loops_at
 from flatout.checkpoints.routing import route_folders
-from flatout.checkpoints.same_training import batches_in_epoch, facts_of, require_same_training
+from flatout.checkpoints.same_training import batches_of, facts_of, require_same_training
 from flatout.data.store_data import StoreData
 from flatout.distributed.collectives import are_several, of_all_ranks
 from flatout.distributed.signals import Signals, SignalWatch
@@ -385,7 +385,7 @@ def _batches_at(
     position: Position, checkpoint: dict[str, Any], trainer: L.Trainer, data: StoreData[Any, Any] | None
 ) -> Batches:
     if data is not None:
-        return Batches.of(position, trainer.accumulate_grad_batches, batches_in_epoch(trainer, data.feeds.train))
+        return Batches.of(position, trainer.accumulate_grad_batches, batches_of(trainer, data.feeds.train))
     if "batches" not in checkpoint:
         hint = "Give the Trainer the DataModule that the checkpoint was saved with."
         raise UserError("ExactCheckpoint", "the checkpoint is of a DataModule of flatout", hint=hint)

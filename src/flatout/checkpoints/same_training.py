@@ -8,23 +8,23 @@ import lightning as L
 
 from flatout.data.batches.feed import Feed
 from flatout.data.store_data import StoreData
+from flatout.engine.run_length import batches_in_epoch
 from flatout.errors import require
 
 
-def batches_in_epoch(trainer: L.Trainer, feed: Feed) -> int:
+def batches_of(trainer: L.Trainer, feed: Feed) -> int:
     """Batches of one rank in each epoch, before Lightning has counted them."""
-    limit = trainer.limit_train_batches
-    return min(len(feed), limit) if isinstance(limit, int) else int(len(feed) * float(limit or 0))
+    return batches_in_epoch({"limit_train_batches": trainer.limit_train_batches}, feed)
 
 
-def plan_facts(feed: Feed, batches_in_epoch: int) -> dict[str, Any]:
+def plan_facts(feed: Feed, batches: int) -> dict[str, Any]:
     """What decides which rows each step trains."""
     plan = feed.plan
     return {
         "rows": feed.split.num_rows,
         "rows a step": None if plan.tokens_per_batch else plan.rows_per_batch * plan.parts,
         "tokens a step": plan.tokens_per_batch and plan.tokens_per_batch * plan.parts,
-        "steps an epoch": batches_in_epoch // plan.accumulate,
+        "steps an epoch": batches // plan.accumulate,
         "layout": str(plan.layout),
     }
 
@@ -35,7 +35,7 @@ def facts_of(trainer: L.Trainer, data: StoreData[Any, Any] | None) -> dict[str, 
     if data is None:
         return facts
     feed = data.feeds.train
-    return {**facts, "data": data.info.key, "plan": plan_facts(feed, batches_in_epoch(trainer, feed))}
+    return {**facts, "data": data.info.key, "plan": plan_facts(feed, batches_of(trainer, feed))}
 
 
 def require_same_training(then: dict[str, Any], now: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,15 +20,15 @@ import torch
 import xxhash
 import yaml
 
-from flatout.checkpoints.kept import CHECKPOINTS, find_newest_whole, newest_first
+from flatout.checkpoints.kept import CHECKPOINTS, newest_first
 from flatout.checkpoints.same_training import plan_facts
-from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed
 from flatout.errors import UserError
 from flatout.files import fcntl
+from flatout.report.plain import plain
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
-from flatout.run.run_folder import OVERRIDES, plain
+from flatout.run.run_folder import OVERRIDES, SETTINGS
 
 AUTO = "auto"
 _PATIENCE_S = 30.0
@@ -59,6 +58,23 @@ _FREE = (
 
 
 @dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What a command asks for, as the search for an earlier run compares it."""
+
+    resume: str | None
+    runs: Path
+    """The folder of the runs of this name."""
+    settings: dict[str, Any]
+    """All settings as plain values."""
+    overrides: Sequence[str]
+
+    @property
+    def length(self) -> dict[str, Any]:
+        """How long it shall train."""
+        return length_of(self.settings)
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """A run to go on with, or a new one."""
 
@@ -70,52 +86,43 @@ class Found:
     """Whether everything it was asked for is done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where training goes on."""
-
-    checkpoint: Path
-    about: dict[str, Any]
-
-    @property
-    def step(self) -> int:
-        return int(self.about["position"]["step"])
-
-
-def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
+def find_run(request: RunRequest) -> Found:
     """The run that `resume` asks for."""
-    if config.resume is None:
+    if request.resume is None:
         return Found(None)
-    if config.resume != AUTO:
-        folder = Path(config.resume).expanduser()
-        read_summary(folder)  # tells what is no run's folder
-        return _found(config, folder.absolute())
-    place = Path(config.output) / config.name
-    runs = sorted(place.glob(f"*/{SUMMARY}"), key=lambda path: path.parent.name, reverse=True)
-    same = [path.parent for path in runs if _is_same_command(path.parent, config, overrides)]
+    if request.resume != AUTO:
+        folder = Path(request.resume).expanduser()
+        read_summary(folder)  # refuses what is not the folder of a run
+        return _found(request, folder.absolute())
+    runs = sorted(request.runs.glob(f"*/{SUMMARY}"), key=lambda path: path.parent.name, reverse=True)
+    same = [path.parent for path in runs if _is_same_command(path.parent, request)]
     if not same:
         count = f"none of the {len(runs)} runs" if runs else "no run"
-        hint = "; resume=FOLDER goes on with one of your choice" if runs else ""
-        return Found(None, [f"resume: {count} in {place} was begun by this command; a new one begins{hint}"])
-    return _found(config, same[0].absolute())
+        hint = "; resume=FOLDER resumes one of your choice" if runs else ""
+        return Found(None, [f"resume: {count} in {request.runs} was begun by this command; a new one begins{hint}"])
+    return _found(request, same[0].absolute())
 
 
-def _found(config: RunConfig, folder: Path) -> Found:
-    if read_summary(folder)["status"] == "finished" and _is_all_done(config, folder):
+def _found(request: RunRequest, folder: Path) -> Found:
+    if read_summary(folder)["status"] == "finished" and _is_all_done(request, folder):
         return Found(folder, [f"resume: {folder} has finished; there is nothing left to train"], is_finished=True)
     return Found(folder)
 
 
-def _is_same_command(folder: Path, config: RunConfig, overrides: Sequence[str]) -> bool:
-    """Whether a run was begun by the same words, or from Python by the same settings; those that are free apart."""
+def _is_same_command(folder: Path, request: RunRequest) -> bool:
+    """Whether a run began with the same words, or from Python with the same settings; free ones may differ."""
     try:
         words = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
-        if words or overrides:
-            return _deciding(words) == _deciding(overrides)
-        then = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        if words or request.overrides:
+            return _deciding(words) == _deciding(request.overrides)
+        return deciding_settings(request.settings) == deciding_settings(_settings_in(folder))
     except (OSError, ValueError, yaml.YAMLError):
         return False
-    return bool(deciding_settings(plain(config)) == deciding_settings(then))
+
+
+def _settings_in(folder: Path) -> dict[str, Any]:
+    settings: dict[str, Any] = yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8"))
+    return settings
 
 
 def _deciding(words: Sequence[str]) -> list[str]:
@@ -133,51 +140,35 @@ def _is_free(key: str, but: Sequence[str] = ()) -> bool:
     return key not in but and any(key == name or key.startswith(f"{name}.") for name in _FREE)
 
 
-def _is_all_done(config: RunConfig, folder: Path) -> bool:
-    """Whether a finished run is asked for just what it was: neither other settings nor more epochs, steps or time."""
+def _is_all_done(request: RunRequest, folder: Path) -> bool:
+    """Whether a finished run did all that is asked for: the same settings, and no more epochs, steps or time."""
     try:
-        then = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        is_same = deciding_settings(plain(config)) == deciding_settings(then)
-        return is_same and asked_of(config.trainer, config.checkpoint.patience) == asked_of(
-            then["trainer"], then["checkpoint"]["patience"]
-        )
+        then = _settings_in(folder)
+        is_same = deciding_settings(request.settings) == deciding_settings(then)
+        return is_same and request.length == length_of(then)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return False
 
 
-def asked_of(trainer: dict[str, Any], patience: int | None) -> dict[str, Any]:
-    """How long a run shall go on."""
-    names = ("max_epochs", "max_steps", "max_time")
-    return {**{name: plain(trainer.get(name)) for name in names}, "patience": patience}
-
-
-def set_aside(start: Start, folder: Path) -> None:
-    """Rename checkpoints that were passed over, so that they count for none."""
-    for path in newest_first(folder / CHECKPOINTS):
-        if path == start.checkpoint:
-            return
-        shutil.rmtree(path.with_name(f"damaged-{path.name}"), ignore_errors=True)
-        path.rename(path.with_name(f"damaged-{path.name}"))
-
-
-def find_checkpoint(folder: Path) -> tuple[Start | None, list[str]]:
-    """The newest whole checkpoint of a run, and what is to be said of those that are not."""
-    found, lines = find_newest_whole(folder / CHECKPOINTS)
-    return None if found is None else Start(*found), lines
+def length_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that decide how long a run trains."""
+    trainer = settings["trainer"]
+    lengths = {name: plain(trainer.get(name)) for name in ("max_epochs", "max_steps", "max_time")}
+    return {**lengths, "patience": settings["checkpoint"]["patience"]}
 
 
 def about_run(
-    config: RunConfig, data_key: str, model: torch.nn.Module, feed: Feed, batches_in_epoch: int, precision: str
+    settings: dict[str, Any], data_key: str, model: torch.nn.Module, feed: Feed, batches_in_epoch: int, precision: str
 ) -> dict[str, Any]:
-    """What a run is of, as its checkpoints say it."""
+    """The data, model, plan and settings of a run, as its checkpoints keep them; `settings` as plain values."""
     shapes = [(name, list(weight.shape)) for name, weight in model.named_parameters()]
     return {
         "data": data_key,
         "model": xxhash.xxh3_128_hexdigest(json.dumps(shapes).encode()),
         "plan": plan_facts(feed, batches_in_epoch),
         "precision": precision,
-        "asked": asked_of(config.trainer, config.checkpoint.patience),
-        "settings": deciding_settings(plain(config)),
+        "asked": length_of(settings),
+        "settings": deciding_settings(settings),
         "torch": torch.__version__,
     }
 
@@ -260,12 +251,11 @@ def _locked(handle: int) -> bool:
     return True
 
 
-def unfinished_before(config: RunConfig, overrides: Sequence[str]) -> str | None:
-    """A word about a run of this command that was cut short, for one who begins it anew."""
-    place = Path(config.output) / config.name
+def unfinished_before(request: RunRequest) -> str | None:
+    """A line about an earlier run of this command that did not finish; None without one."""
     try:
-        newest = max(place.glob(f"*/{SUMMARY}"), key=lambda path: path.parent.name, default=None)
-        if newest is None or not _is_same_command(newest.parent, config, overrides):
+        newest = max(request.runs.glob(f"*/{SUMMARY}"), key=lambda path: path.parent.name, default=None)
+        if newest is None or not _is_same_command(newest.parent, request):
             return None
         status = read_summary(newest.parent)["status"]
         has_any = bool(newest_first(newest.parent / CHECKPOINTS))

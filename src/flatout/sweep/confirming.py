@@ -12,7 +12,7 @@ from typing import Any
 from flatout.report.summary import json_safe, write_atomically
 from flatout.report.sweep_page import Confirmed
 from flatout.sweep.searched import Searched
-from flatout.sweep.trials import Ending, Status, Trial
+from flatout.sweep.trial import Ending, Status, Trial
 
 _FILE = "confirmed.json"
 Runner = Callable[[Callable[[], Trial | None], int], Iterator[tuple[Trial, Ending]]]
@@ -46,7 +46,7 @@ class Confirmation:
 def confirm(searched: Searched, chosen: Mapping[str, str], number: int, run: Runner, is_over: bool) -> Confirmation:
     """Run settings again with other seeds; those that are known from an earlier sitting are not run again."""
     count, path = searched.settings.confirm, searched.folder / _FILE
-    first = searched.trial(number, chosen).config.seed + 1
+    first = searched.trial(number, chosen).job.seed + 1
     found = _known(path, chosen)
     seeds = {each: first + each for each in range(count)}
     missing = {each: seed for each, seed in seeds.items() if seed not in found}

@@ -27,7 +27,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from flatout.errors import UserError
 from flatout.sweep.space import Space, grid, suggested
-from flatout.sweep.trials import Ending, Status
+from flatout.sweep.trial import Ending, Status
 
 JOURNAL = "journal.log"
 _NAME = "sweep"

@@ -14,19 +14,19 @@ from pathlib import Path
 
 from flatout.checkpoints.settings import best_mode
 from flatout.errors import UserError, require
-from flatout.run.problems import metric_names
 from flatout.sweep.board import Board
 from flatout.sweep.confirming import confirm
 from flatout.sweep.durations import seconds
 from flatout.sweep.findings import Findings, Outcome
 from flatout.sweep.many import metric_of
-from flatout.sweep.searched import Searched, validations
+from flatout.sweep.searched import Searched
 from flatout.sweep.slots import Slot, slots
 from flatout.sweep.space import grid, words
 from flatout.sweep.stopping import to_go_on
 from flatout.sweep.study import Pruner, Sampler, Study
 from flatout.sweep.sweep_folder import forget, held
-from flatout.sweep.trials import Ending, Judge, Status, Trial, endings, last_line
+from flatout.sweep.trial import Ending, Judge, Status, Trial
+from flatout.sweep.trials import endings, last_line
 from flatout.tasks.metrics import require_metric
 
 _SAME_MISTAKES = 3
@@ -49,9 +49,9 @@ def sweep(searched: Searched) -> Outcome:
             sampler=settings.sampler,
             pruner=settings.pruner,
             seed=settings.seed,
-            most_validations=validations(first.config.trainer),
+            most_validations=first.job.validations,
         )
-        findings = Findings(searched, study, metric, first.config.name)
+        findings = Findings(searched, study, metric, first.job.name)
         run = _Run(searched, study, findings, shares, started)
         try:
             with to_go_on(f"python -m flatout sweep resume {folder}"):
@@ -78,7 +78,7 @@ def _checked(searched: Searched) -> Trial:
     if not settings.resume:  # one that was begun goes on with what it has: such a trial fails
         searched.require_that_all_fit()
     if settings.metric is not None:
-        require_metric(settings.metric, metric_names(first.config.data), "metric")
+        require_metric(settings.metric, first.job.metrics, "metric")
     return first
 
 
@@ -151,7 +151,7 @@ class _Run:
     def _judge(self, trial: Trial, count: int, value: float) -> bool:
         """A trial at its last validation has cost all it can: it is not pruned any more."""
         should_end = self.study.should_end(trial.number, count, value)
-        return should_end and count < validations(trial.config.trainer)
+        return should_end and count < trial.job.validations
 
     def _endings(
         self, ask: Callable[[], Trial | None], total: int, judge: Judge | None

@@ -164,3 +164,12 @@ class AnswerStore:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
             warnings.warn(f"tune: {path} cannot be kept: {error.strerror}", UserWarning, stacklevel=3)
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """Why a question has none."""
+
+    why: str
+    is_memory: bool = False
+    """Whether it was, or may have been, too much memory."""

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch
 from flatout.distributed.processes import end_with_parent, use_own_resource_tracker, warm_start
 from flatout.engine.allocator import keep_freed_memory
 from flatout.errors import UserError
+from flatout.perf.tune.answers import NoAnswer
 from flatout.perf.tune.learning_rate import range_test
 from flatout.perf.tune.probe import Parts, about, feeds_alone, losses, measure
 
@@ -30,15 +30,6 @@ Build = Callable[[], Parts]
 _GRACE_S = 1.0
 _LAUNCHERS = ("TORCHELASTIC_", "GROUP_", "ROLE_", "SLURM_")
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-@dataclass(frozen=True, slots=True)
-class NoAnswer:
-    """Why a question has none."""
-
-    why: str
-    is_memory: bool = False
-    """Whether it was, or may have been, too much memory."""
 
 
 class Child:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
-from flatout.perf.tune.answers import Answers, AnswerStore, Choice, Tried
+from flatout.perf.tune.answers import Answers, AnswerStore, Choice, NoAnswer, Tried
 from flatout.perf.tune.batch_size import divisors, doublings, first_guess, knee, predicted_bytes
-from flatout.perf.tune.child import Child, NoAnswer
 from flatout.perf.tune.learning_rate import STEPS as RANGE_STEPS
 from flatout.perf.tune.learning_rate import suggested
 from flatout.perf.tune.probe import Measured, Setting
@@ -67,11 +66,21 @@ def allowed_seconds(asked: Asked, step_s: float) -> float:
     return min(settings.budget_s, settings.share * run_s) if asked.counts_time else settings.budget_s
 
 
+class Prober(Protocol):
+    """Answers questions by measuring, in a process that can be lost."""
+
+    def ask(self, what: str, latest: float, **asked: Any) -> Any:
+        """The answer to a question, or a NoAnswer; `latest` is a time of the system's clock."""
+
+    def close(self) -> None:
+        """End the process; the next question starts another."""
+
+
 class Search:
     """One search; `decide` once."""
 
-    def __init__(self, asked: Asked, child: Child, store: AnswerStore, say: Callable[[str], None]) -> None:
-        self.asked, self.child, self.store, self.say = asked, child, store, say
+    def __init__(self, asked: Asked, prober: Prober, store: AnswerStore, say: Callable[[str], None]) -> None:
+        self.asked, self.prober, self.store, self.say = asked, prober, store, say
         self.settings = asked.settings
         self.answers = Answers()
         self.now = asked.start
@@ -89,7 +98,7 @@ class Search:
         try:
             self._decide()
         finally:
-            self.child.close()
+            self.prober.close()
         self.answers.seconds = round(time.time() - self._began, 2)
         self.answers.unrest = self._unrest()
         self.answers.row_key = self._about.get("row_keys", {}).get(str(self.now.precision), "")
@@ -145,7 +154,7 @@ class Search:
     # The first probe: what the settings as they are do.
 
     def _begin(self) -> Measured | NoAnswer:
-        told = self.child.ask("about", self._until)
+        told = self.prober.ask("about", self._until)
         if isinstance(told, NoAnswer):
             return told
         self._about = told
@@ -185,7 +194,7 @@ class Search:
 
     def _decide_feed(self) -> None:
         kinds = self.asked.feeds
-        alone = self.child.ask("feeds", self._until, kinds=[str(kind) for kind in kinds])
+        alone = self.prober.ask("feeds", self._until, kinds=[str(kind) for kind in kinds])
         if isinstance(alone, NoAnswer):
             self._choose("feed", self.now.feed, "not measured", alone.why)
             return
@@ -214,7 +223,7 @@ class Search:
         if len(names) == 1:
             self._settle("precision", names[0], "the only one this device has in hardware", "no native sixteen bits")
             return
-        found = self.child.ask("losses", self._until, precisions=names, rows=min(_LOSS_ROWS, self.now.rows))
+        found = self.prober.ask("losses", self._until, precisions=names, rows=min(_LOSS_ROWS, self.now.rows))
         if isinstance(found, NoAnswer):
             self._choose("precision", self.now.precision, "not measured", found.why)
             return
@@ -334,8 +343,8 @@ class Search:
             self.answers.is_complete = False
             return
         now = self.now
-        self.child.close()  # what was measured before has trained its weights
-        found = self.child.ask(
+        self.prober.close()  # what was measured before has trained its weights
+        found = self.prober.ask(
             "range",
             self._until,
             feed=str(now.feed),
@@ -356,7 +365,7 @@ class Search:
             return
         self.answers.values["optim.lr"] = suggestion.rate
         self._choose("optim.lr", f"{suggestion.rate:g}", suggestion.why, suggestion.evidence)
-        self.child.close()  # such steps have spoilt the weights
+        self.prober.close()  # such steps have spoilt the weights
 
     def _decide_compile(self) -> None:
         self.answers.values["compile"] = False
@@ -374,7 +383,7 @@ class Search:
         if why:
             self._choose("compile", False, "not tried", why)
             return
-        self.child.close()  # what is compiled stays so
+        self.prober.close()  # what is compiled stays so
         setting = replace(self.now, compile=True)
         found = self._measure(setting, "compile", steps=self.settings.steps)
         if isinstance(found, NoAnswer):
@@ -411,7 +420,7 @@ class Search:
             return NoAnswer(why, is_memory=True)
         began = time.time()
         soon = began + (self._until - began) / (_PROBES_A_SEARCH if what != "compile" else 1)
-        found = self.child.ask("measure", self._until, setting=setting, steps=steps or self.settings.steps, until=soon)
+        found = self.prober.ask("measure", self._until, setting=setting, steps=steps or self.settings.steps, until=soon)
         took_s = time.time() - began
         if isinstance(found, NoAnswer):
             self.answers.tried.append(Tried(what=what, value=value, verdict=found.why))

@@ -14,6 +14,8 @@ from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
 from flatout.distributed.ranks import cores_here
 
+LEAST_GAIN = 1.1
+"""What a fix must be worth to be named."""
 LEAST_STEPS = 30
 """Optimizer steps from which on there is something to tell."""
 

@@ -12,10 +12,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flatout.perf.verdict.evidence import Evidence, Tried
+from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence, Tried
 
-LEAST_GAIN = 1.1
-"""What a fix must be worth to be named."""
 _LEAST_OF_DROPOUT = 1.25
 _NEAR_ROOF = 0.5
 """Share of the peak from which on a run is as fast as such a model gets."""
