@@ -15,6 +15,7 @@ _PLACES = {
     "ProfileSteps": "flatout.callbacks.profile_steps",
     "ProgressLine": "flatout.callbacks.progress_line",
     "ExactCheckpoint": "flatout.checkpoints.exact",
+    "ScaleBatch": "flatout.perf.scale_batch",
 }
 __all__ = sorted(_PLACES)
 
