@@ -45,7 +45,7 @@ class TrialLauncher(Launcher):
         self.composer = _Composer(hydra_context, config)
         task, hydra = (list(map(str, config.hydra.overrides[kind])) for kind in ("task", "hydra"))
         words = [word for word in task if not _is_resume(word)]
-        is_again, is_named = _goes_on(task), any(word.startswith("hydra.sweep.dir=") for word in hydra)
+        is_again, is_named = _asks_to_resume(task), any(word.startswith("hydra.sweep.dir=") for word in hydra)
         folder = Path(str(config.hydra.sweep.dir)).absolute()
         self.begun = _begun_before(folder, words, is_named=is_named) if is_again else None
         typed = [*(word for word in hydra if not word.startswith("hydra.mode=")), *words, "resume=auto"]
@@ -97,7 +97,7 @@ class TrialSweeper(Sweeper):
         from flatout.sweep.sweep import sweep
 
         _require_one_process()
-        hint = "Go on by: python -m flatout sweep resume FOLDER."
+        hint = "Resume it by: python -m flatout sweep resume FOLDER."
         require(not any(map(_is_resume, arguments)), "resume", "is of runs, and this is a sweep", hint=hint)
         launcher = self.hydra_config.launcher
         if launcher.get("_target_") != LauncherSettings._target_:
@@ -146,8 +146,8 @@ def _is_resume(word: str) -> bool:
     return word.lstrip("+").partition("=")[0] == "resume"
 
 
-def _goes_on(words: Sequence[str]) -> bool:
-    """Whether these words ask to go on with what they have begun before."""
+def _asks_to_resume(words: Sequence[str]) -> bool:
+    """Whether these words ask to resume their earlier trials."""
     asked = [word.partition("=")[2].strip("\"'") for word in words if _is_resume(word)][-1:]
     hint = "Set resume=auto, and hydra.sweep.dir=FOLDER where it is not the newest one."
     require(asked in ([], ["auto"], ["null"]), "resume", f"{''.join(asked)} is one run, and -m are many", hint=hint)
@@ -166,8 +166,9 @@ def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | N
         found = None if before is None else folder
     else:
         found = newest_of(words, folder.parent)
-    none = f"resume: no trials in {folder if is_named else folder.parent} were begun by this command; they begin anew"
-    print(none if found is None else f"resume: going on in {found}", flush=True)
+    searched = folder if is_named else folder.parent
+    none = f"resume: this command began no trials in {searched}; all start from the beginning"
+    print(none if found is None else f"resume: continuing in {found}", flush=True)
     return found
 
 
@@ -178,7 +179,7 @@ def _conf_of(config: DictConfig) -> list[str]:
 
 
 def _source(config: DictConfig, provider: str) -> str:
-    """The folder of settings that somebody has named; empty where they have not."""
+    """The folder of settings given by one provider; empty where it gives none."""
     places = [each.path for each in config.hydra.runtime.config_sources if each.provider == provider]
     return str(places[0]) if places else ""
 
@@ -188,7 +189,7 @@ def _is_of_resuming(word: str) -> bool:
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:
-    """What the run is told, without what Hydra is told."""
+    """The run's settings, without Hydra's own."""
     with open_dict(composed):
         kept = composed.copy()
         del kept["hydra"]

@@ -281,7 +281,7 @@ def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(tmp_path):
     os.killpg(first.pid, signal.SIGTERM)  # as `timeout` and batch systems do
     said, _ = first.communicate(timeout=60)
     assert first.returncode == 143
-    assert f"to go on: python -m train -m data.sample.rows=300 model.hidden=8 {' '.join(words)} resume=auto" in said
+    assert f"to resume: python -m train -m data.sample.rows=300 model.hidden=8 {' '.join(words)} resume=auto" in said
     folder = last.parents[2]
     assert [read_summary(folder / name)["status"] for name in "01"] == ["finished", "interrupted"]
     step, kept = last.resolve().name, (folder / "0" / "summary.json").read_bytes()
@@ -294,7 +294,7 @@ def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(tmp_path):
     again.send_signal(signal.SIGINT)
     said, _ = again.communicate(timeout=60)
     assert again.returncode == 130
-    assert f"resume: going on in {folder}" in said
+    assert f"resume: continuing in {folder}" in said
     assert re.search(r"trial 0: complete, val/accuracy 0\.\d+, 0\.0 s, had finished before", said)
     assert (folder / "0" / "summary.json").read_bytes() == kept
     assert read_summary(folder / "1")["training"]["resumed_from"] == int(step.removeprefix("step-"))
@@ -337,7 +337,7 @@ def test_every_signal_that_asks_trials_to_end_is_heard_once_and_says_how_to_go_o
         finally:
             os.kill(os.getpid(), number)  # an echo: it must not disturb the ending
             time.sleep(0.01)
-    assert capsys.readouterr().out == "to go on: this\n"
+    assert capsys.readouterr().out == "to resume: this\n"
     assert number == signal.SIGINT or left.value.code == 128 + number
     assert signal.getsignal(number) is before
 

@@ -1,6 +1,6 @@
 """`compile=true`: the model compiled by torch, in place, so that its weights keep their names.
 
-Only where it is trained: validation and answers come in other sizes, and each would be compiled anew.
+Only where it is trained: validation and answers come in other sizes, and each would be compiled again.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Forward and backward passes of a step's batches; after out-of-memory they are repeated in smaller pieces.
 
-The plan, the feed and the checkpoints know nothing of it: a batch is cut *inside* the step. The gradients of a step's
-batches are dropped, the random numbers set back, and the same rows pass in twice as many pieces, then and in all later
-steps. Losses are divided by the rows of the whole step, so the gradients of the pieces add up to the same.
+The plan, the feed and the checkpoints know nothing of it: a batch is cut *inside* the step. It drops the gradients of
+the step's batches and sets the random numbers back. The same rows then pass in twice as many pieces, now and in all
+later steps. Losses are divided by the rows of the whole step, so the gradients of the pieces add up to the same.
 
-On several ranks each repeats alone while the others wait. Gradients that DDP has begun to exchange cannot be called
-back: then the run ends with its last checkpoint, notes the size that fits, and `resume=auto` continues with it.
+On several ranks each repeats alone while the others wait. DDP cannot call back an exchange that it has begun.
+Then the run ends with its last checkpoint and notes the size that fits; `resume=auto` continues with it.
 
 A step that has enough memory pays one list append and a note of the random state.
 """

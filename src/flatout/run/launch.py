@@ -53,10 +53,10 @@ def start(build: RunBuilder, *, folder: Path | None = None, overrides: Sequence[
         hint = "Leave trainer.devices out: who starts the ranks decides."
         require(not given or len(wanted) == ranks.local_world, "trainer.devices", started, hint=hint)
     elif build.trainer.get("num_nodes", 1) != 1:
-        what = f"{build.trainer['num_nodes']}, but nobody has started a rank on another machine"
+        what = f"{build.trainer['num_nodes']}, but no rank runs on another machine"
         raise UserError("trainer.num_nodes", what, hint="Start the run on each machine with torchrun or srun.")
     are_alone = not ranks.are_several and len(wanted) == 1
-    what = "one device has nobody to share with"
+    what = "a single device has no other to share weights with"
     hint = "Set trainer.devices=N, or leave it out."
     require(not (build.shards_weights and are_alone), "trainer.strategy: fsdp", what, hint=hint)
     chosen = json.loads(ranks.agreed("folder", lambda: json.dumps(_choose_folder(build, folder, overrides))))
@@ -136,9 +136,9 @@ def _on_ranks(build: RunBuilder, devices: list[int], folder: Path, overrides: Se
             environment = _environment(build.accelerator, devices)
             found = launch(build.for_one_rank(), folder, list(overrides), environment)[0]
     except ChildFailedError as error:
-        told = _told(error, len(devices), folder)
-        mark_broken(folder, started, "interrupted" if isinstance(told, SystemExit) else "failed")
-        raise told from None
+        failure = explain_failure(error, len(devices), folder)
+        mark_broken(folder, started, "interrupted" if isinstance(failure, SystemExit) else "failed")
+        raise failure from None
     except SignalException as stopped:
         mark_broken(folder, started, "interrupted")
         if stopped.sigval is signal.SIGINT:
@@ -221,12 +221,12 @@ def _of_torchrun() -> set[str]:
     return names | {name for name in os.environ if name.startswith(prefixes)}
 
 
-def _told(error: ChildFailedError, count: int, folder: Path) -> BaseException:
-    """What the first failure means to a person."""
+def explain_failure(error: ChildFailedError, count: int, folder: Path) -> BaseException:
+    """The first failure, as an error to raise."""
     rank, failure = _first_cause(error)
     words = failure.error_file_data.get("message")
-    told = words.get("extraInfo", {}) if isinstance(words, dict) else {}
-    if mistake := told.get("mistake"):
+    details = words.get("extraInfo", {}) if isinstance(words, dict) else {}
+    if mistake := details.get("mistake"):
         where = mistake.pop("where")
         return UserError(where, mistake.pop("what"), **mistake)
     kept = folder / CHECKPOINTS / "last"
@@ -237,7 +237,7 @@ def _told(error: ChildFailedError, count: int, folder: Path) -> BaseException:
         return RunBroke(f"rank {rank} of {count} was ended by {name}; the other ranks were stopped.{hint}{rest}")
     if failure.exitcode > 128:
         return KeyboardInterrupt() if failure.exitcode == 128 + signal.SIGINT else SystemExit(failure.exitcode)
-    trace = told.get("py_callstack", "")
+    trace = details.get("py_callstack", "")
     return RunBroke(f"{trace}\nrank {rank} of {count} failed; the other ranks were stopped.{rest}".strip())
 
 

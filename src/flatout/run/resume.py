@@ -2,7 +2,7 @@
 
 `resume=auto` finds the newest run that this command has begun; `resume=FOLDER` names one. What a checkpoint is of
 (data, model, plan, settings) stands in its manifest and must be what this run is of, or the difference is shown. A
-fresh start is always said.
+fresh start is always reported.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ AUTO = "auto"
 _PATIENCE_S = 30.0
 """How long a run that is just ending may still hold its folder."""
 _FREE = (
-    # Settings that may differ: they decide how long, where and how fast is trained and what is said, not what.
+    # Settings that may differ: they decide how long, where and how fast to train, not what.
     *(f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_time", "min_epochs", "min_steps")),
     *(f"trainer.{name}" for name in ("devices", "num_nodes", "accelerator", "strategy", "logger")),
     *(f"trainer.{name}" for name in ("val_check_interval", "check_val_every_n_epoch", "limit_val_batches")),
     *(f"data.{name}" for name in ("feed", "workers", "cache", "eval_batch_size")),
-    *("tune", "compile"),  # a run that is gone on with has the answers it was begun with
+    *("tune", "compile"),  # a resumed run keeps the answers of its beginning
     # Compared as what they make: rows a step, steps an epoch, arithmetic.
     *("data.batch_size", "data.accumulate", "data.effective_batch", "precision", "trainer.limit_train_batches"),
     *("experiment", "data.builtin", "data.tweets", "data.tagged_tweets"),  # of checkpoints of earlier versions
@@ -76,12 +76,12 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A run to go on with, or a new one."""
+    """A run to resume, or a new one."""
 
     folder: Path | None
     """None: a new run begins."""
     lines: list[str] = field(default_factory=list)
-    """What a person should know of the search."""
+    """What the search has to report."""
     is_finished: bool = False
     """Whether everything it was asked for is done."""
 
@@ -188,19 +188,19 @@ def deciding_settings(settings: dict[str, Any], prefix: str = "") -> dict[str, A
 
 
 def require_same_run(then: dict[str, Any], now: dict[str, Any], *, anyway: bool) -> list[str]:
-    """Refuse a checkpoint of another run, with the difference; what is said where it is taken all the same."""
-    told = list(_differences(then, now))
+    """Refuse a checkpoint of another run, with the difference; the lines to print where it is taken anyway."""
+    differences = list(_differences(then, now))
     lines = []
     if then.get("torch") != now["torch"]:
         lines.append(f"resume: saved with torch {then.get('torch')}, this is {now['torch']}: last digits may differ")
     if then.get("model") != now["model"]:
-        what = "; ".join(["the model has other weights", *told])
+        what = "; ".join(["the model has other weights", *differences])
         hint = "Set the model back, or leave resume out: a new run begins."
         raise UserError("resume", f"this is not the run that was begun: {what}", hint=hint)
-    if told and not anyway:
+    if differences and not anyway:
         hint = "Set it back, or add resume_anyway=true to go on all the same; without resume a new run begins."
-        raise UserError("resume", f"this is not the run that was begun: {'; '.join(told)}", hint=hint)
-    return [*lines, *(f"resume: going on although {each}" for each in told)]
+        raise UserError("resume", f"this is not the run that was begun: {'; '.join(differences)}", hint=hint)
+    return [*lines, *(f"resume: resuming although {each}" for each in differences)]
 
 
 def _differences(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
@@ -263,4 +263,4 @@ def unfinished_before(request: RunRequest) -> str | None:
         return None
     if status == "finished" or not has_any:
         return None
-    return f"an earlier run of this command ended early ({os.path.relpath(newest.parent)}): resume=auto goes on with it"
+    return f"an earlier run of this command ended early ({os.path.relpath(newest.parent)}): resume=auto resumes it"

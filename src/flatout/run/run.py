@@ -204,7 +204,7 @@ def set_up(
     batches = batches_in_epoch(build.trainer, feeds.train)
     about = about_run(build.settings, data.info.key, task.model, feeds.train, batches, precision.lightning_name)
     start = where_to_start(build, about, ranks, folder)
-    if not build.shards_weights:  # ranks that wait for each other in every layer cannot cut batches by themselves
+    if not build.shards_weights:  # ranks that wait for each other in every layer cannot cut batches alone
         mind_memory(task, loop, feeds, about, ranks, data.config.cache, folder)
     if folder.is_first and isinstance(data.info, TokenInfo):
         save_split_rows(data.store, folder.path / SPLIT_ROWS)
@@ -264,7 +264,7 @@ def where_to_start(build: RunBuilder, about: dict[str, Any], ranks: Ranks, folde
         _require_more_to_train(build.trainer, start)
         folder.summary.set("training.resumed_from", start.step)
         position = start.about["position"]
-        folder.say(f"resume: going on from step {start.step}, in epoch {position['epoch'] + 1} ({path})")
+        folder.say(f"resume: continuing from step {start.step}, in epoch {position['epoch'] + 1} ({path})")
     folder.begin()
     if start is not None and folder.is_first:
         set_aside(start, folder.path)
@@ -319,9 +319,9 @@ def train(
 def tell_of_signal(number: int, training: Training, folder: RunFolder) -> None:
     """Say where training stopped; where SLURM gave the warning, ask it for another turn."""
     name, step = signal.Signals(number).name, training.checkpoints.at.step
-    folder.say(f"stopped by {name} after step {step}: the same command with resume=auto goes on from there")
-    if folder.is_first and (told := requeue_with_slurm(number)):
-        folder.say(told)
+    folder.say(f"stopped by {name} after step {step}: the same command with resume=auto resumes there")
+    if folder.is_first and (line := requeue_with_slurm(number)):
+        folder.say(line)
 
 
 def load_best(training: Training, task: Task) -> None:

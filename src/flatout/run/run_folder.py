@@ -38,7 +38,7 @@ class RunFolder:
     """What `begin` writes."""
 
     def begin(self) -> None:
-        """Write down what this run is; one taken up again keeps what it has until it is known to be the same."""
+        """Write down what this run is; a resumed run keeps its files until it proves to be the same."""
         if not self.is_first or self.has_begun:
             return
         for name, text in self.files.items():

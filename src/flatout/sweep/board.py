@@ -18,7 +18,7 @@ _COLOURS = {"complete": "green", "pruned": "yellow", "failed": "red", "running":
 
 
 class Board:
-    """Told of every trial that starts, is validated and ends."""
+    """Shows every trial that starts, is validated and ends."""
 
     def __init__(self, title: str, metric: str, mode: str, total: int | None, say: Callable[[str], None]) -> None:
         self.title, self.metric, self.mode, self.total, self.say = title, metric, mode, total, say

@@ -36,15 +36,15 @@ class Confirmation:
             return []
         names = self.done[0].metrics if self.done else {}
         spreads = [_spread(name, self.done) for name in sorted(names) if name.endswith(f"/{metric}")]
-        told = [f"confirmed by {len(self.done)} of {self.wanted} seeds: {', '.join(spreads)}"] if self.done else []
+        lines = [f"confirmed by {len(self.done)} of {self.wanted} seeds: {', '.join(spreads)}"] if self.done else []
         if len(self.done) < self.wanted:
             left = self.wanted - len(self.done)
-            told.append(f"not confirmed by {left} of {self.wanted} seeds: {self.why_not}")
-        return told
+            lines.append(f"not confirmed by {left} of {self.wanted} seeds: {self.why_not}")
+        return lines
 
 
 def confirm(searched: Searched, chosen: Mapping[str, str], number: int, run: Runner, is_over: bool) -> Confirmation:
-    """Run settings again with other seeds; those that are known from an earlier sitting are not run again."""
+    """Run settings again with other seeds, but for those that ran before an interruption."""
     count, path = searched.settings.confirm, searched.folder / _FILE
     first = searched.trial(number, chosen).job.seed + 1
     found = _known(path, chosen)

@@ -1,4 +1,4 @@
-"""A list of trials, from first to last: what `-m` with several values asks for, and how it goes on.
+"""A list of trials, from first to last: what `-m` with several values asks for, and how to resume it.
 
 The words of the command are written into the folder, so that the same command with `resume=auto` finds it: trials that
 have finished are left as they are, others go on from their checkpoints, or are trained where there are none.
@@ -36,9 +36,9 @@ class Multirun:
     folder: Path
     words: list[str]
     again: str
-    """The command that goes on with it."""
+    """The command that resumes it."""
     is_again: bool = False
-    """Whether it was given to go on."""
+    """Whether it is resumed."""
 
 
 def run_all(
@@ -112,7 +112,7 @@ def newest_of(words: Sequence[str], place: Path) -> Path | None:
 
 
 def _finished(trials: list[Trial], metric: str) -> dict[int, Ending]:
-    """Trials that are gone on with and have nothing left to do, with what they gave."""
+    """Resumed trials that have finished before, with their results."""
     found = {}
     for trial in trials:
         if trial.is_again and trial.job.is_finished(trial.folder, trial.overrides):
@@ -137,7 +137,7 @@ def _require_own_folders(trials: list[Trial]) -> None:
     seen: set[Path] = set()
     for trial in trials:
         is_free = trial.is_again or not trial.folder.exists() or not any(trial.folder.iterdir())
-        hint = "Choose another hydra.sweep.dir, or add resume=auto to go on with what the same command has begun."
+        hint = "Choose another hydra.sweep.dir, or add resume=auto to resume the trials of the same command."
         require(is_free, "hydra.sweep.dir", f"{trial.folder} holds something already", hint=hint)
         hint = "Let hydra.sweep.subdir be another for each trial."
         require(trial.folder not in seen, "hydra.sweep.subdir", f"{trial.folder} twice", hint=hint)

@@ -43,17 +43,17 @@ class SweepSettings:
             self.metric = self.metric.removeprefix("val/")
 
     def of_the_search(self) -> dict[str, Any]:
-        """What must be the same when a sweep is taken up again; more trials, more time or helpers may be asked for."""
+        """What must be the same when a sweep is resumed; you may ask for more trials, time or slots."""
         kept = {name: value for name, value in asdict(self).items() if name in ("sampler", "pruner", "metric", "seed")}
         return kept | ({"trials": None} if self.sampler is Sampler.grid else {})
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """How a person began a sweep."""
+    """The command that began a sweep."""
 
     typed: Sequence[str] = ()
-    """Their words, so that it can be taken up."""
+    """Its words, to resume it by."""
     conf: str | None = None
     """The folder behind `--config-dir`."""
     train: Sequence[str] = ()

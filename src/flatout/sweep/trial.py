@@ -74,7 +74,7 @@ class Trial:
     changed: list[str]
     """What tells it from the others."""
     is_again: bool = False
-    """Whether its folder may hold what was left when it was killed, which is gone on with; else it must be new."""
+    """Whether its folder may hold an interrupted run, which is resumed; else it must be new."""
     name: str = ""
     """What it is called, where that is not its number."""
 
@@ -95,8 +95,8 @@ class Ending:
     note: str = ""
     """Why it failed, or where it was pruned."""
     is_mistake: bool = False
-    """Whether its settings were a person's mistake."""
+    """Whether its settings were a user's mistake."""
 
 
 Judge = Callable[[Trial, int, float], bool]
-"""Told of each validation of a trial (its number, counted from 1, and its metric): whether to end the trial."""
+"""Gets each validation of a trial (its number, counted from 1, and its metric): whether to end the trial."""

@@ -53,7 +53,7 @@ def endings(
 ) -> Generator[tuple[Trial, Ending], None, None]:
     """Run what `ask` names until it names no more, as many at once as there are slots; trials as they end.
 
-    `limit_s` is the most a trial may take; at `until` (of the monotonic clock) all are stopped. Whoever leaves early,
+    `limit_s` is the most a trial may take; at `until` (of the monotonic clock) all are stopped. An early end,
     by an error or Ctrl-C, leaves no process behind.
     """
     warm_start()
@@ -108,7 +108,7 @@ class _Pool:
                 yield each.trial, ending
 
     def stop(self) -> None:
-        """End all of them: told at once, then awaited one by one."""
+        """End all of them: signalled at once, then awaited one by one."""
         for each in self._running:
             each.signal(signal.SIGINT)
         for each in self._running:
@@ -167,7 +167,7 @@ class _Running:
             self._process.kill()
 
     def stop(self) -> None:
-        """End it, gently at first; whoever was told already is not told twice."""
+        """End it, gently at first; a trial gets the signal once."""
         if self._is_closed:
             return
         if not self._was_told:
@@ -226,7 +226,7 @@ class Readings:
     def new(self) -> list[float]:
         """Values of the column since the last call; a row that is not finished is left for the next.
 
-        A trial that goes on takes rows away that came after its checkpoint, and writes them again: each is told once.
+        A resumed trial removes rows after its checkpoint and writes them again: each counts once.
         """
         try:
             with self.path.open(encoding="utf-8", newline="") as file:
@@ -277,7 +277,7 @@ def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connec
         print(broken, file=sys.stderr, flush=True)
         answer.send({"note": last_line(broken)})
         sys.exit(1)
-    except Exception as error:  # a defect of any class: the sweep is told its name, then it is raised again
+    except Exception as error:  # a defect of any class: the sweep gets its name, then it is raised again
         answer.send({"note": f"{type(error).__name__}: {last_line(error)}"})
         raise
     answer.send({"value": result.objective, "metrics": result.metrics})

@@ -220,7 +220,7 @@ def test_a_run_whose_answers_are_its_settings_has_the_same_weights_to_the_last_b
     # Other rows, another question; and a damaged file is measured anew.
     (path,) = (path for path in AnswerStore().folder.glob("*.json"))
     path.write_text("{", encoding="utf-8")
-    with pytest.warns(UserWarning, match="is damaged: measured anew"):
+    with pytest.warns(UserWarning, match="is damaged: measured again"):
         anew = trained(tmp_path / "anew", TuneConfig(**ALL_KEPT))
     assert not anew.summary["tune"]["cached"]
 
@@ -260,7 +260,7 @@ def test_a_run_that_is_gone_on_with_has_the_answers_it_was_begun_with(tmp_path, 
 def test_a_run_begun_without_it_goes_on_as_it_was(tmp_path, capsys):
     first = trained(tmp_path / "run")
     result = trained(tmp_path / "run", TuneConfig(**ALL_KEPT), resume=str(first.folder), epochs=2)
-    assert "tune: this run was begun without it, and goes on as it was" in capsys.readouterr().out
+    assert "tune: this run began without it and continues without it" in capsys.readouterr().out
     assert result.summary["tune"] is None
 
 

@@ -121,7 +121,7 @@ def _environment() -> dict[str, str]:
 
 
 def _serve(build: Build, threads: int, environment: dict[str, str], pipe: Connection) -> None:
-    """Build the parts, and answer until nobody asks."""
+    """Build the parts, and answer until no question is left."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells it too; who started it ends it
     pipe.send(("begun", None))
@@ -144,11 +144,11 @@ def _serve(build: Build, threads: int, environment: dict[str, str], pipe: Connec
         pipe.send(("mistake", str(mistake)))
     except (torch.OutOfMemoryError, MemoryError):
         pipe.send(("memory", "out of memory"))
-    except Exception as error:  # a person's model may raise anything; the run goes on without this answer
+    except Exception as error:  # your own model may raise anything; the run continues without this answer
         words = (str(error).strip().splitlines() or [""])[0]
         is_memory = any(sign in words for sign in ("ALLOC_FAILED", "out of memory", "can't allocate memory"))
-        told = "out of memory" if is_memory else f"{type(error).__name__}: {words}"[:_MOST_WORDS]
-        pipe.send(("memory" if is_memory else "error", told))
+        why = "out of memory" if is_memory else f"{type(error).__name__}: {words}"[:_MOST_WORDS]
+        pipe.send(("memory" if is_memory else "error", why))
 
 
 def _be_silent() -> None:

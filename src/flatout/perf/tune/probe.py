@@ -268,7 +268,7 @@ def probing_trainer(
         accumulate_grad_batches=accumulate,
         gradient_clip_val=parts.clip or None,
         callbacks=[FastLoop(**loop), *callbacks],
-        plugins=[LightningEnvironment()],  # whoever has started ranks, this process is none of them
+        plugins=[LightningEnvironment()],  # this process is no rank, even where ranks run
     )
 
 

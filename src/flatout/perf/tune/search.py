@@ -1,7 +1,7 @@
 """The search before training: feed, precision, rows at once, learning rate, compile, in turn and within a budget.
 
-The settings as they are come first and are the measure of all: something else takes their place only where it is
-faster by `gain` twice, the two measured in turn. What the time was too short for stays as it is, and that is said.
+The settings as they are come first. Another value takes the place of one only where it is faster by `gain` twice, the
+two measured in turn. What the time was too short for stays unchanged, and the run reports it.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Asked:
     """Most rows at once that may be chosen; None: what fits."""
     planned_steps: int
     kept: dict[str, str] = field(default_factory=dict)
-    """Settings that are not looked at, by their keys, and why; empty where nobody asks."""
+    """Settings that are not looked at, by their keys, and why; empty without a reason to print."""
     room_bytes: int
     """Memory that may be taken, the margin left out."""
     is_cpu: bool
     is_capped: bool = False
     """Whether tokens, not rows, decide how much is computed at once."""
     counts_time: bool = True
-    """Whether the expected run bounds the time; not where somebody asked for nothing else."""
+    """Whether the expected run bounds the time; false for a search alone."""
     compile_why_not: str = ""
 
 
@@ -126,11 +126,11 @@ class Search:
         self.answers.allowed_s = allowed_s
         self._until = self._began + allowed_s
         if not self._affords(_LEAST_PROBES):
-            told = (
+            why = (
                 f"the run takes about {run_s:,.0f} s, {self.settings.share:.0%} of it is too little to measure anything"
             )
             is_bounded = allowed_s < self.settings.budget_s
-            self._end_early(told if is_bounded else f"{self.settings.budget_s:g} s are too little to measure anything")
+            self._end_early(why if is_bounded else f"{self.settings.budget_s:g} s are too little to measure anything")
             return
         for name, decide in (
             ("data.feed", self._decide_feed),
@@ -156,13 +156,13 @@ class Search:
     # The first probe: what the settings as they are do.
 
     def _begin(self) -> Measured | NoAnswer:
-        told = self.prober.ask("about", self._until)
-        if isinstance(told, NoAnswer):
-            return told
-        self._about = told
+        about = self.prober.ask("about", self._until)
+        if isinstance(about, NoAnswer):
+            return about
+        self._about = about
         start = self.asked.start
         if "data.batch_size" not in self.asked.kept:
-            self._most = self.store.known_micro_batch(told["row_keys"][start.precision])
+            self._most = self.store.known_micro_batch(about["row_keys"][start.precision])
         sizes = self._sizes()
         if self._most is not None and start.rows > self._most:
             start = self._with_rows(start, sizes[-1])
@@ -393,13 +393,15 @@ class Search:
             self._choose("compile", False, "it did not come to an end here", found.why)
             return
         saved_s = run_s - self._run_s(found)
-        told = f"{found.rows_per_s:,.0f} rows/s against {self._rate(self.now):,.0f}; compiled in {found.warm_s:.0f} s"
+        evidence = (
+            f"{found.rows_per_s:,.0f} rows/s against {self._rate(self.now):,.0f}; compiled in {found.warm_s:.0f} s"
+        )
         is_worth = found.rows_per_s > self._rate(self.now) * (1 + self.settings.gain) and saved_s > found.warm_s
         if not is_worth:
-            self._choose("compile", False, "it does not pay in this run", f"{told}; {max(saved_s, 0):.0f} s saved")
+            self._choose("compile", False, "it does not pay in this run", f"{evidence}; {max(saved_s, 0):.0f} s saved")
             return
         self.answers.values["compile"] = True
-        self._choose("compile", True, f"it saves about {saved_s:,.0f} s of this run", told)
+        self._choose("compile", True, f"it saves about {saved_s:,.0f} s of this run", evidence)
 
     # Measuring.
 

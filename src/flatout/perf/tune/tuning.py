@@ -1,8 +1,8 @@
 """`tune=auto`: what a run leaves open is decided by measuring, once, before anything of it is built.
 
 What the person asked for stays: a value that was typed, or that differs from `auto`. The rest is measured in processes
-that are thrown away (`tune/`), or taken from what was measured before. A run that is gone on with has the answers it
-was begun with. Of several ranks one measures for each kind of device, and the smallest answer is everybody's.
+that are thrown away (`tune/`), or taken from what was measured before. A resumed run keeps the answers of its
+beginning. Of several ranks one measures for each kind of device, and the smallest answer is everybody's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from flatout.report.plain import plain
 _WAIT_S = 30.0
 """How much longer than its budget another process may take to measure the same."""
 _MORE_TIME, _MORE_STEPS = 1.5, 4.0
-"""From how much more time, or steps, on a search that was cut short is begun anew."""
+"""From how much more time, or steps, on a search that was cut short begins again."""
 _BUSY = 1.5
 _BATCH_COUNTS = ("limit_train_batches", "val_check_interval")
 
@@ -103,8 +103,8 @@ def of_all_devices(question: Question, say: Callable[[str], None]) -> Found:
         found = measured_for(question, say)
         return json.dumps({**asdict(found), "answers": found.answers.as_dict()})
 
-    told = [json.loads(text) for text in ranks.gathered("answers", measure) if text]
-    each = [Found(**{**found, "answers": Answers.of(found["answers"])}) for found in told]
+    given = [json.loads(text) for text in ranks.gathered("answers", measure) if text]
+    each = [Found(**{**found, "answers": Answers.of(found["answers"])}) for found in given]
     return replace(each[0], answers=smallest([found.answers for found in each]))
 
 
@@ -115,7 +115,7 @@ def measured_for(question: Question, say: Callable[[str], None]) -> Found:
     with store.measuring(key, settings.tune.budget_s + _WAIT_S, say):
         known = None if settings.tune.fresh else store.read(key)
         if known is not None and not is_outdated(known, asked, store):
-            return Found(known, key, True, [f"tune: cached ({store.path(key)}; tune.fresh=true measures anew)"])
+            return Found(known, key, True, [f"tune: cached ({store.path(key)}; tune.fresh=true measures again)"])
         say(f"tune: measuring in a process apart, for {settings.tune.budget_s:g} s at most")
         search = Search(asked, Child(question.build, torch.get_num_threads()), store, say)
         answers = search.decide()
@@ -125,8 +125,8 @@ def measured_for(question: Question, say: Callable[[str], None]) -> Found:
     rest = "" if answers.is_complete else "; the time was not enough for all"
     lines = [f"tune: {count} probes in {answers.seconds:.1f} s{rest}"]
     if answers.unrest > _BUSY:
-        told = f"the same settings were {answers.unrest:.1f} times as fast at their best as at their worst"
-        lines.append(f"tune: this machine is busy: {told}; tune.fresh=true measures anew")
+        spread = f"the same settings were {answers.unrest:.1f} times as fast at their best as at their worst"
+        lines.append(f"tune: this machine is busy: {spread}; tune.fresh=true measures again")
     return Found(answers, key, False, lines)
 
 
@@ -156,13 +156,15 @@ def smallest(found: Sequence[Answers]) -> Answers:
             values[name] = max((each.values[name] for each in found), key=best_first.index)
     if "optim.lr" in shared:
         values["optim.lr"] = min(each.values["optim.lr"] for each in found)
-    told = "; ".join(override_line(each.values) or "nothing" for each in found)
-    choice = Choice(name="unlike devices", value=override_line(values), why="what the smallest can do", evidence=told)
+    evidence = "; ".join(override_line(each.values) or "nothing" for each in found)
+    choice = Choice(
+        name="unlike devices", value=override_line(values), why="what the smallest can do", evidence=evidence
+    )
     return replace(least, values=values, choices=[*least.choices, choice])
 
 
 _ORDERS: dict[str, list[Any]] = {
-    # Later ones can be done wherever earlier ones can.
+    # A device that can do an earlier one can do the later ones.
     "data.feed": ["resident", "threaded", "workers"],
     "precision": ["bf16", "fp16", "fp32"],
     "compile": [True, False],

@@ -408,7 +408,7 @@ def _long_round(side: _Side, seconds: float) -> bool:
     side.rates.clear()
     spent_s = time.perf_counter() - began
     even_s = side.round() / side.steps
-    rows = len(feed.split.lengths(TOKENS))  # it starts anew each epoch
+    rows = len(feed.split.lengths(TOKENS))  # it restarts each epoch
     side.rates = [rows / (rows / side.rates[0] + max(0.0, spent_s - warm * even_s))]
     return True
 

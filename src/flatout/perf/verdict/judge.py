@@ -1,4 +1,4 @@
-"""The verdict of a run: while it goes on, at its end, and for a folder that lies there."""
+"""The verdict of a run: while it trains, at its end, and for a finished run folder."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _of_all_ranks(task: Task, feeds: Feeds, curves: RunCurves, seconds: float, p
     counted = curves.timer.counted()
     own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
     if seconds and pieces == 1:
-        with suppress(Exception):  # a person's model may raise anything, and the other ranks wait for this one
+        with suppress(Exception):  # your own model may raise anything, and the other ranks wait for this one
             own["alone"] = alone_ms(task, feeds, min(seconds, 5.0))
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
