@@ -14,7 +14,7 @@ from flatout.bits.data import BitsDataConfig
 from flatout.bits.task import GramsConfig
 from flatout.callbacks.loggers import chosen_loggers
 from flatout.callbacks.profile_steps import ProfileConfig
-from flatout.checkpoints.exact import CheckpointConfig
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.samples.tweets import TaggedTweetsConfig, TweetsConfig

@@ -22,8 +22,10 @@ from flatout.callbacks.progress_line import ProgressLine
 from flatout.callbacks.run_curves import Listener, MetricsFile, RunCurves
 from flatout.callbacks.step_timer import StepTimer
 from flatout.callbacks.throughput import Throughput
-from flatout.checkpoints.exact import CHECKPOINTS, Checkpoints
+from flatout.checkpoints.exact import ExactCheckpoint
 from flatout.checkpoints.find_checkpoint import Start
+from flatout.checkpoints.kept import CHECKPOINTS
+from flatout.checkpoints.settings import best_mode
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.plan import Layout
@@ -350,16 +352,17 @@ class RunBuilder:
         every = config.monitor.flush_every
         timer, throughput = StepTimer(callbacks=config.callbacks), Throughput()
         curves = RunCurves(listeners, every, timer=timer, throughput=throughput, monitor=monitor)
-        checkpoints = Checkpoints(
+        checkpoints = ExactCheckpoint(
             folder.path / CHECKPOINTS,
-            config.checkpoint,
-            metric,
-            feed=feed,
-            batches_in_epoch=in_epoch,
+            every_steps=config.checkpoint.every_steps,
+            every_minutes=config.checkpoint.every_minutes,
+            monitor=f"val/{metric}",
+            mode=best_mode(metric),
+            min_delta=config.checkpoint.min_delta,
             about=about,
             signals=signals,
             others_draw=bool(config.callbacks),
-            clock=curves.clock,
+            log=folder,
         )
         settings = {
             **trainers.lightning_defaults(precision, ranks, folder.path),

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from flatout.callbacks.profile_steps import TABLE, TRACE
-from flatout.checkpoints.exact import CHECKPOINTS
+from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.data.batches.feed import Feeds
 from flatout.distributed.ranks import Ranks
 from flatout.engine.peaks import measured_peak
