@@ -71,7 +71,7 @@ def compile_layers(model: Transformer) -> None:
         except failures as error:
             for each in layers:
                 each.compiled = None
-            reason = str(error).strip().partition("\n")[0][:200]
+            reason = " ".join(str(error).split())[:200]
             warnings.warn(f"compile: torch could not compile a layer ({reason}). Layers run eagerly.", stacklevel=2)
             return layer.finish(*inputs)
         return found

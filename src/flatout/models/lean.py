@@ -126,7 +126,10 @@ def draw_words(shape: torch.Size) -> Tensor:
 def drop_by_words(values: Tensor, words: Tensor, share: float) -> Tensor:
     """Dropout that random words decide; a compiled function gets them from outside, and so stays the same each time."""
     edge = round(share * _SIXTEEN_BITS)
-    dropped: Tensor = _Dropped.apply(values, words >= edge - _SIXTEEN_BITS // 2, _SIXTEEN_BITS / (_SIXTEEN_BITS - edge))
+    stays, scale = words >= edge - _SIXTEEN_BITS // 2, _SIXTEEN_BITS / (_SIXTEEN_BITS - edge)
+    if torch.compiler.is_compiling():  # the compiler fuses it, and warns of functions with gradients of their own
+        return values * stays * scale
+    dropped: Tensor = _Dropped.apply(values, stays, scale)
     return dropped
 
 

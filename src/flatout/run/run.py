@@ -30,6 +30,7 @@ from flatout.checkpoints.exact import CHECKPOINTS
 from flatout.checkpoints.folder import read_weights, require_whole
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, Feeds
+from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.info import TokenInfo
 from flatout.data.plans import Placement
@@ -37,14 +38,15 @@ from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks, cores_here, end_group, others_watched
 from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.engine.allocator import keep_freed_memory
-from flatout.engine.compile import compile_in_place
+from flatout.engine.compile import choose_compile, compile_in_place, compile_layers
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.limits import limits
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.peaks import measured_peak
-from flatout.engine.precision import PrecisionChoice, choose_precision, fast_fp32_products
+from flatout.engine.precision import PrecisionChoice, choose_precision, fast_fp32_products, product_type
 from flatout.errors import UserError, require
 from flatout.inference.load import Answers, build_predictor
+from flatout.models.encoder.network import Transformer
 from flatout.perf.tune.probe import Parts
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.tuning import Question, tuned
@@ -53,7 +55,7 @@ from flatout.report.closing import print_closing
 from flatout.report.dashboard import write_dashboard
 from flatout.report.hyperparameters import compared_settings
 from flatout.report.page import read_curves, write_page
-from flatout.report.summary import hardware
+from flatout.report.summary import choice_of, hardware
 from flatout.run.micro_batches import mind_memory
 from flatout.run.model_memory import require_memory
 from flatout.run.problems import build_data, task_class
@@ -70,7 +72,7 @@ from flatout.run.trainer import (
     planned_steps,
     whole_steps,
 )
-from flatout.tasks.networks import report_network
+from flatout.tasks.networks import report_attention, report_network
 from flatout.tasks.task import Task
 
 
@@ -106,6 +108,7 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
     """One run, or one rank's part of it, from its settings to its report; alone, on the GPU of that number."""
     started = time.perf_counter()
     ranks, is_again = Ranks.here(), config.resume is not None
+    before = choice_of(folder, "compile") if is_again else None
     with (
         Signals() as signals,
         open_run_folder(config, folder, overrides, is_first=ranks.is_first, is_again=is_again) as place,
@@ -132,6 +135,7 @@ def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), numbe
         with training.loggers, fast_fp32_products(precision.precision, device) as found:
             if found is not None:
                 place.choose("fp32 products", found.value, found.why, found.evidence)
+            compile_model(config, task, feeds, precision, ranks, place, before)
             train(training, task, data, place, signals, start)
             load_best(training, task)
             task.to(device)  # Lightning has taken it back to the host
@@ -215,11 +219,39 @@ def require_memory_for_model(config: RunConfig, data: StoreData[Any, Any], ranks
     require_memory(config.model, build, device, copies / shares)
 
 
-def compile_model(config: RunConfig, model: nn.Module, device: torch.device, place: RunFolder) -> None:
-    """Have the model compiled where that is asked for, or was found to pay."""
+def compile_model(
+    config: RunConfig,
+    task: Task,
+    feeds: Feeds,
+    precision: PrecisionChoice,
+    ranks: Ranks,
+    place: RunFolder,
+    before: dict[str, Any] | None,
+) -> None:
+    """Have the model compiled where that is asked for, or its layers where they were found to pay.
+
+    `before`: what the run that resumes here had chosen, so that it computes to the end as it began.
+    """
+    model, device = task.model, feeds.train.device
     if config.compile:
         compile_in_place(model, device)
         place.choose("compile", True, "asked for", "the first step waits for it")
+    if config.compile is not None or not isinstance(model, Transformer) or not model.is_flat:
+        return
+    if before is not None:
+        if before["value"]:
+            compile_layers(model)
+        place.choose("compile", before["value"], before["why"], before["evidence"])
+        return
+    if ranks.are_several or config.shares_weights:
+        place.choose("compile", False, "compile=auto measures on one device", "compile=true compiles on several")
+        return
+    plan = feeds.train.plan
+    rows = plan.rows_per_batch * float(feeds.train.split.lengths(TOKENS).mean())
+    tokens = int(min(rows, plan.tokens_per_batch or rows))
+    passes = (task.total_steps or 1) * plan.accumulate
+    found = choose_compile(model, device, precision.precision, tokens=tokens, passes=passes)
+    place.choose("compile", found.value, found.why, found.evidence)
 
 
 def probed(config: RunConfig, ranks: Ranks, device: torch.device) -> Callable[[], Parts]:
@@ -317,7 +349,7 @@ def set_up(
     if place.is_first and isinstance(data.info, TokenInfo):
         save_split_rows(data.store, place.path / SPLIT_ROWS)
     put_facts(task.prepare(feeds, place, config.seed), place)
-    compile_model(config, task.model, feeds.train.device, place)
+    report_attention(task.model, feeds.train.device, product_type(precision.precision), place)
     parts: dict[str, Any] = {"about": about, "signals": signals, "start": start}
     training = build_trainer(config, task, loop, feeds.train, precision, ranks, place, **parts)
     trainer, curves = training.trainer, training.curves
