@@ -36,7 +36,6 @@ from flatout.data.tag_data import TagData
 from flatout.data.text_data import TextData
 from flatout.distributed.ranks import Ranks
 from flatout.distributed.signals import Signals
-from flatout.engine.compile import compile_in_place
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.lightning_internals import disable_signal_handling, silence_unused_hooks
 from flatout.engine.optimizer import ScaleRate
@@ -52,6 +51,7 @@ from flatout.report.hyperparameters import compared_settings
 from flatout.report.plain import plain
 from flatout.report.summary import read_summary
 from flatout.run import trainer as trainers
+from flatout.run.compiling import compile_network
 from flatout.run.learning_rate import set_rate
 from flatout.run.model_memory import require_memory
 from flatout.run.resume import RunRequest
@@ -211,11 +211,19 @@ class RunBuilder:
         """Prepare a task for its data; facts for the summary."""
         return task.prepare(feeds, log, self.config.seed)
 
-    def compile_network(self, task: Task, device: torch.device, log: RunLog) -> None:
-        """Compile the network where the settings or a measurement say so."""
-        if self.config.compile:
-            compile_in_place(task.model, device)
-            log.decision("compile", True, "asked for", "the first step waits for it")
+    def compile_network(
+        self,
+        task: Task,
+        feeds: Feeds,
+        precision: PrecisionChoice,
+        ranks: Ranks,
+        folder: RunFolder,
+        before: dict[str, Any] | None,
+    ) -> None:
+        """Compile the network where the settings say so, or its layers where that pays; `before`: a resumed choice."""
+        compile_network(
+            task, feeds, precision, folder, asked=self.config.compile, may_measure=not ranks.are_several, before=before
+        )
 
     # Measured settings.
 
@@ -242,7 +250,7 @@ class RunBuilder:
             optim=config.optim,
             trainer=config.trainer,
             precision=config.precision,
-            compile=config.compile,
+            compile=bool(config.compile),
             tune=config.tune,
         )
 
@@ -429,7 +437,7 @@ class RunBuilder:
             batches_in_epoch=batches_in_epoch(config.trainer, feeds.train),
             effective_batch=config.data.effective_batch,
             is_fp32_asked=config.precision is Precision.fp32 and not is_precision_measured,
-            is_compiled=config.compile,
+            is_compiled=bool(config.compile),
             may_try=config.monitor.verdict and not config.shares_weights,
             pieces=pieces,
         )

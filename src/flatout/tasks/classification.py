@@ -21,7 +21,7 @@ from flatout.run_log import RunLog
 from flatout.tasks.calibration import as_two_classes, best_thresholds, calibrated
 from flatout.tasks.class_weights import ClassWeights, balanced, checked, named
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics, monitored_metric
-from flatout.tasks.networks import build_text_network, report_attention
+from flatout.tasks.networks import build_text_network
 from flatout.tasks.task import Task
 
 
@@ -121,7 +121,6 @@ class Classifier(Task):
         return self.metrics.compute()
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
-        report_attention(self.model, feeds.train.device, log)
         ceilings = getattr(self.info, "ceilings", {})
         if not ceilings:
             return {}
