@@ -24,6 +24,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
+from flatout.cli.export_sequences import export_sequences, is_of_sequences
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.problem import Problem
 from flatout.errors import UserError, require
@@ -43,13 +44,22 @@ _MOST_IN_ONE_FILE = 1 << 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", type=Path, help="folder of a finished run of model=transformer")
+    parser.add_argument(
+        "run", metavar="RUN", type=Path, help="folder of a finished run of model=transformer, or on recordings"
+    )
     parser.add_argument("--out", metavar="FOLDER", type=Path, help="folder that is made (default: RUN/export)")
     parser.add_argument("--onnx", action="store_true", help=f"also write {ONNX}; needs flatout[onnx]")
 
 
 def run(arguments: argparse.Namespace) -> None:
     folder: Path = arguments.run / "export" if arguments.out is None else arguments.out
+    if is_of_sequences(arguments.run):
+        require(arguments.onnx, "export", "a run on recordings is exported as ONNX", hint="Add --onnx.")
+        _require_onnx()
+        with _made_whole(folder) as beside, _quiet_exporter():
+            lines = export_sequences(arguments.run, beside)
+        print("\n".join([f"written to {folder}", *lines]))
+        return
     _require_transformer(arguments.run)
     if arguments.onnx:
         _require_onnx()

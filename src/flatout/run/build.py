@@ -31,6 +31,8 @@ from flatout.data.batches.feed import Feeds
 from flatout.data.batches.plan import Layout
 from flatout.data.plans import Placement
 from flatout.data.problem import Problem
+from flatout.data.sequence_data import SequenceData
+from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.store_data import StoreData
 from flatout.data.tag_data import TagData
 from flatout.data.text_data import TextData
@@ -61,6 +63,7 @@ from flatout.run_log import RunLog
 from flatout.tasks.classification import Classifier
 from flatout.tasks.metrics import TaskMetrics, monitored_metric, require_metric
 from flatout.tasks.networks import report_network
+from flatout.tasks.sequences import sequence_metrics, sequence_task
 from flatout.tasks.tagging import METRICS as TAG_METRICS
 from flatout.tasks.tagging import Tagger
 from flatout.tasks.task import Task
@@ -462,13 +465,17 @@ def data_class(config: Any) -> type[StoreData[Any, Any]]:
     """The DataModule of some data settings."""
     if isinstance(config, BitsDataConfig):
         return BitData
+    if isinstance(config, SequenceDataConfig):
+        return SequenceData
     return TagData if config.problem is Problem.tags else TextData
 
 
-def task_class(config: Any) -> type[Classifier] | type[Tagger] | type[GramDecoder]:
+def task_class(config: Any) -> Callable[..., Task]:
     """The LightningModule for some data settings."""
     if isinstance(config, BitsDataConfig):
         return GramDecoder
+    if isinstance(config, SequenceDataConfig):
+        return sequence_task(config)
     return Tagger if config.problem is Problem.tags else Classifier
 
 
@@ -476,6 +483,8 @@ def usual_metric(config: Any) -> str:
     """The metric that decides unless the settings name one."""
     if isinstance(config, BitsDataConfig):
         return "dice"
+    if isinstance(config, SequenceDataConfig):
+        return sequence_metrics(config)[0]
     return "f1" if config.problem is Problem.tags else monitored_metric(config.problem)
 
 
@@ -483,6 +492,8 @@ def metric_names(config: Any) -> list[str]:
     """The metrics of some data settings."""
     if isinstance(config, BitsDataConfig):
         return [*NAMES, "loss"]
+    if isinstance(config, SequenceDataConfig):
+        return sequence_metrics(config)
     if config.problem is Problem.tags:
         return [*TAG_METRICS, "loss"]
     return [*TaskMetrics.build(config.problem, ["no", "yes"]).names(), "loss"]

@@ -41,6 +41,7 @@ from flatout.errors import UserError, require
 from flatout.inference.load import Answers, build_predictor
 from flatout.perf.verdict.judge import judge, report_early
 from flatout.perf.verdict.rules import verdict
+from flatout.report.sequence_charts import draw_answers
 from flatout.report.summary import choice_of, hardware
 from flatout.run.build import RunBuilder
 from flatout.run.closing import find_peak, save_model, summarise, write_reports
@@ -120,6 +121,7 @@ def run(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number:
             folder.summary.set("metric", build.choose_metric(task))
             take_whole_weights(training, task)
             per_class, predictor = task.per_class(), build_predictor(task)
+            charts = draw_answers(task, feeds)
             if ranks.is_first:
                 save_model(predictor, build.network, folder)
             find_peak(training, feeds, ranks)
@@ -131,8 +133,8 @@ def run(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number:
             summarise(folder, task, feeds, training, seconds)
             if isinstance(task, GramDecoder):
                 report_exposure(task, cast(GramPredictor, predictor), feeds, folder.summary.values, folder.path, folder)
-            settings = build.compared_settings(task)
-            write_reports(folder, task, per_class, settings=settings, has_tensorboard=build.writes_tensorboard)
+            settings: dict[str, Any] = {"settings": build.compared_settings(task), "charts": charts}
+            write_reports(folder, task, per_class, **settings, has_tensorboard=build.writes_tensorboard)
         metric = build.choose_metric(task)
         return Result(folder.path, metrics, per_class, predictor, folder.summary.values, metric)
 
