@@ -12,7 +12,7 @@ from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.data.batches.feed import Feeds
 from flatout.distributed.ranks import Ranks
 from flatout.engine.peaks import measured_peak
-from flatout.inference.load import Answers
+from flatout.inference.folder import Answers
 from flatout.report.closing import print_closing
 from flatout.report.dashboard import write_dashboard
 from flatout.report.figures import Chart

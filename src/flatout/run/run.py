@@ -38,7 +38,8 @@ from flatout.engine.passes import TRAINING
 from flatout.engine.precision import PrecisionChoice, fast_fp32_products, product_type
 from flatout.engine.run_length import EPOCHS, batches_in_epoch
 from flatout.errors import UserError, require
-from flatout.inference.load import Answers, build_predictor
+from flatout.inference.folder import Answers
+from flatout.inference.load import build_predictor
 from flatout.perf.verdict.judge import judge, report_early
 from flatout.perf.verdict.rules import verdict
 from flatout.report.sequence_charts import draw_answers
