@@ -75,7 +75,7 @@ def people(rows: int) -> pa.Table:
 
 def preparing(folder: Path, options: Options) -> Iterator[Claim]:
     """From a table in memory to bits and labels that a training step can take."""
-    rows, their_rows = (20_000, 500) if options.quick else (100_000, 2_000)
+    rows, their_rows = options.choose(100_000, 20_000, 200), options.choose(2_000, 500, 10)
     table = people(rows)
     frame = table.slice(0, their_rows).to_pandas()
     numbers = iter(range(1000))
@@ -98,7 +98,7 @@ def preparing(folder: Path, options: Options) -> Iterator[Claim]:
 
 def encoding(options: Options) -> Iterator[Claim]:
     """How many records a minute are encoded and labelled."""
-    rows = 50_000 if options.quick else 200_000
+    rows = options.choose(200_000, 50_000, 500)
     blocks = list(PeopleTable(PeopleConfig(rows=rows)).blocks(FIELDS))
     raw = raw_texts([pa.concat_arrays([block.column(name) for block in blocks]) for name in FIELDS])
 
@@ -123,7 +123,7 @@ def encoding(options: Options) -> Iterator[Claim]:
 
 def training(folder: Path, options: Options) -> Iterator[Claim]:
     """An epoch, and the Dice after the same number of passes."""
-    rows, passes = (4_000, 3) if options.quick else (20_000, 8)
+    rows, passes = options.choose(20_000, 4_000, 300), options.choose(8, 3, 1)
     data = BitsDataConfig(sample=PeopleConfig(rows=rows), batch_size=512, cache=str(folder / "cache"))
     with quiet():
         usual = UsualLoop(data.prepare())
@@ -135,7 +135,7 @@ def training(folder: Path, options: Options) -> Iterator[Claim]:
         "output": str(folder),
         "task": GramsConfig(exposure=False),
     }
-    seeds = 1 if options.quick else _SEEDS
+    seeds = options.choose(_SEEDS, 1, 1)
     for number in range(passes):  # in turn: a pass or two of theirs, then a run of ours
         usual_times.append(usual.epoch())
         if number % (passes // seeds) == 0 and len(results) < seeds:
@@ -164,7 +164,7 @@ def same_network(data: BitsDataConfig, folder: Path, options: Options) -> Iterat
         model = BitMLPConfig(detectors=False, straight=False, widths=[HIDDEN], dropout=DROPOUT, blend=False)
         small = BitsDataConfig(sample=data.sample, batch_size=BATCH, cache=data.cache)
     times, theirs = [], []
-    for seed in range(2 if options.quick else 3):
+    for seed in range(options.choose(3, 2, 1)):
         theirs.append(usual.epoch())
         with quiet():
             result = fit(small, model, epochs=1, seed=seed, output=str(folder), task=GramsConfig(exposure=False))
@@ -193,7 +193,7 @@ class TinyReader(nn.Module):
 
 def framework(folder: Path, options: Options) -> Iterator[Claim]:
     """Microseconds a step above a bare loop that computes the same loss over the same batches."""
-    steps = 1000 if options.quick else 3000
+    steps = options.choose(3000, 1000, 20)
     table = people(8 * steps)
     encodings = EncodingConfig(size=64, hashes=2)
     with quiet():
@@ -221,7 +221,7 @@ def framework(folder: Path, options: Options) -> Iterator[Claim]:
 
 def many_records(options: Options) -> Iterator[Claim]:
     """A run over very many records, in a process of its own: bytes a record and peak memory."""
-    rows = 100_000 if options.quick else 1_000_000
+    rows = options.choose(1_000_000, 100_000, 300)
     with tempfile.TemporaryDirectory() as folder:
         found = measured_apart("benchmarks.bits:train_many", {"rows": rows, "folder": folder})
     note = (

@@ -21,7 +21,9 @@ class Options:
     """How long a bench may take, and where it finds data."""
 
     quick: bool = False
-    """Fewer rounds and rows, to see that it works."""
+    """Fewer rounds and rows, under two minutes."""
+    tiny: bool = False
+    """A few rows in one round, for the tests of a bench's rows; its figures mean nothing."""
     data: Path | None = None
     """Folder of published data sets."""
     pretrained: str | None = None
@@ -29,7 +31,13 @@ class Options:
 
     @property
     def rounds(self) -> int:
-        return 3 if self.quick else 5
+        return self.choose(5, 3, 1)
+
+    def choose(self, full: int, quick: int, tiny: int) -> int:
+        """The size of this measurement."""
+        if self.tiny:
+            return tiny
+        return quick if self.quick else full
 
 
 @dataclass(frozen=True, slots=True)

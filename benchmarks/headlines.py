@@ -42,17 +42,17 @@ _MODEL = BiLSTMConfig(embedding=200, hidden=256, dropout=0.3)
 def claims(options: Options) -> Iterator[Claim]:
     """Speed, waiting and accuracy of both."""
     with tempfile.TemporaryDirectory() as folder:
-        bench = HeadlinesBench(Path(folder), rows=8_000 if options.quick else 30_000)
+        bench = HeadlinesBench(Path(folder), options.choose(30_000, 8_000, 600), options.choose(4_000, 4_000, 60))
         yield from bench.speed(options)
-        yield from bench.quality(seeds=1 if options.quick else 3, epochs=2 if options.quick else 6)
+        yield from bench.quality(seeds=options.choose(3, 1, 1), epochs=options.choose(6, 2, 1))
 
 
 class HeadlinesBench:
     """Both sides over the same rows."""
 
-    def __init__(self, folder: Path, rows: int) -> None:
+    def __init__(self, folder: Path, rows: int, eval_rows: int) -> None:
         self.folder = folder
-        self.sample = HeadlinesConfig(rows=rows, eval_rows=4_000, classes=_CLASSES)
+        self.sample = HeadlinesConfig(rows=rows, eval_rows=eval_rows, classes=_CLASSES)
         self.texts, self.targets, self.names = _read(self.sample, "train")
         self.test_texts, self.test_targets, _ = _read(self.sample, "test", self.names)
         self.vocabulary = WordVocabulary(self.texts)

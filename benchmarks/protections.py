@@ -40,7 +40,7 @@ def claims(options: Options) -> Iterator[Claim]:
 
 
 def _costs(place: Path, options: Options) -> Iterator[Claim]:
-    rows = 4_000 if options.quick else 20_000
+    rows = options.choose(20_000, 4_000, 160)
     text, bits = TextDataConfig(batch_size=32), BitsDataConfig(batch_size=128)
     text.sample.rows = bits.sample.rows = rows
     for name, data, model in (
@@ -50,7 +50,7 @@ def _costs(place: Path, options: Options) -> Iterator[Claim]:
         protecting_us, step_us = _times(data, model, place / name)
         note = f"{protecting_us:,.0f} of {step_us:,.0f} µs: the gradient looked at, the boundary noted"
         yield _at_most(f"R24 protections above a step, {name}", protecting_us, step_us, 1.0, note)
-    size = 1_000_000 if options.quick else 4_000_000
+    size = options.choose(4_000_000, 1_000_000, 1_000)
     tensors = {f"weight-{number}": torch.randn(size) for number in range(8)}
     sealed, bare = in_turn([lambda: _save_s(place, tensors), lambda: _bare_save_s(place, tensors)], options.rounds)
     megabytes = sum(tensor.nbytes for tensor in tensors.values()) / 1e6

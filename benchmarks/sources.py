@@ -31,7 +31,7 @@ def claims(options: Options) -> Iterator[Claim]:
     keep_freed_memory()  # as the command does; the other side has it too
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rows = 100_000 if options.quick else 1_000_000
+        rows = options.choose(1_000_000, 100_000, 500)
         path = write_headlines(folder / "rows.csv", rows)
         yield reading(path, rows, folder, options)
         yield checking(rows, options)

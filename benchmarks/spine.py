@@ -42,10 +42,10 @@ def claims(options: Options) -> Iterator[Claim]:
     """Batches, framework cost, and the ten-million-row table."""
     keep_freed_memory()  # as every run on a CPU does; the other side has it too
     with tempfile.TemporaryDirectory() as folder:
-        split = random_split(Path(folder) / "rows", _ROWS)
+        split = random_split(Path(folder) / "rows", options.choose(_ROWS, _ROWS, 2 * _BATCH))
         yield from batches(split, options)
         yield from framework(Path(folder), options)
-    yield from many_rows(1_000_000 if options.quick else 10_000_000)
+    yield from many_rows(options.choose(10_000_000, 1_000_000, 2_000))
 
 
 def batches(split: StoreSplit, options: Options) -> Iterator[Claim]:
@@ -58,7 +58,7 @@ def batches(split: StoreSplit, options: Options) -> Iterator[Claim]:
         {"input_ids": [piece.tolist() for piece in pieces], "label": split.fixed("targets")}
     )
     feed = Feed(split, PlanSettings(rows_per_batch=_BATCH, layout=Layout.padded), kind=FeedKind.resident)
-    epochs = iter(range(1, 10_000))
+    epochs, num_rows = iter(range(1, 10_000)), split.num_rows
 
     def epoch() -> Iterator[object]:
         feed.set_epoch(next(epochs))
@@ -66,16 +66,16 @@ def batches(split: StoreSplit, options: Options) -> Iterator[Claim]:
 
     def ours() -> float:
         # Many epochs, so that both sides run for about as long.
-        return _rows_per_s((batch for _ in range(_OUR_EPOCHS) for batch in epoch()), _OUR_EPOCHS * _ROWS)
+        return _rows_per_s((batch for _ in range(_OUR_EPOCHS) for batch in epoch()), _OUR_EPOCHS * num_rows)
 
     def theirs(workers: int) -> Callable[[], float]:
         loader = DataLoader(rows, batch_size=_BATCH, shuffle=True, collate_fn=_pad, num_workers=workers)
-        return lambda: _rows_per_s(iter(loader))
+        return lambda: _rows_per_s(iter(loader), num_rows)
 
     ours()
     fast, *usual = in_turn([ours, *(theirs(workers) for workers in (0, 1, 2))], options.rounds)
     listed = ", ".join(f"{workers}: {rate:,.0f}" for workers, rate in enumerate(usual))
-    note = f"{_ROWS:,} rows of 11 tokens, batches of {_BATCH}; theirs by workers {listed}"
+    note = f"{num_rows:,} rows of 11 tokens, batches of {_BATCH}; theirs by workers {listed}"
     yield at_least("store to padded batches, against datasets", fast, max(usual), "rows/s", 50.0, note)
 
 
@@ -85,7 +85,7 @@ def _pad(examples: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
     return nn.utils.rnn.pad_sequence(rows, batch_first=True), labels
 
 
-def _rows_per_s(batches: Iterator[object], rows: int = _ROWS) -> float:
+def _rows_per_s(batches: Iterator[object], rows: int) -> float:
     started = time.perf_counter()
     for _ in batches:
         pass
@@ -131,7 +131,7 @@ class PlainTask(L.LightningModule):
 
 def framework(folder: Path, options: Options) -> Iterator[Claim]:
     """Microseconds a step above a bare loop over the same batches that clips, sets its rate and steps alike."""
-    steps = 1000 if options.quick else 3000
+    steps = options.choose(3000, 1000, 20)
     split = random_split(folder / "tiny", 8 * steps)
     feed = Feed(split, PlanSettings(rows_per_batch=8), kind=FeedKind.resident)
     threads = torch.get_num_threads()

@@ -16,9 +16,9 @@ VERBS = {
     "check": "what a run would find in its data: gaps, repeats, leaks, lengths, odd characters",
     "predict": "classes and probabilities for the rows of a file",
     "tune": "what is fastest here for a run: feed, precision, rows at once; measured, with a table, and no training",
-    "sweep": "many runs in search of the best settings: suggested, pruned, taken up again after a kill",
+    "sweep": "many runs in search of the best settings: suggested, pruned, resumed after a kill",
     "settings": "each setting: what it does, what it may be, its default",
-    "doctor": "what held a run back, and the override that would fix it",
+    "doctor": "what limited a run, and the override that would fix it",
     "evaluate": "metrics of a finished run on another labelled file",
     "export": "a finished run's encoder as a folder that transformers opens, or as ONNX",
     "encode": "records with their encoding: Bloom filter, MinHash or two-step hash",
@@ -30,7 +30,7 @@ VERBS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point; a person's mistake ends with one message and exit code 2."""
+    """Entry point; a user's mistake ends with one message and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     with leaving_at_once():
         command, parsed = _parsed(given)
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _parsed(given: list[str]) -> tuple[ModuleType, argparse.Namespace]:
     """The command behind a verb, and what it was given."""
     parser = argparse.ArgumentParser(
-        prog="python -m flatout", description=__doc__, epilog="python -m flatout VERB --help tells more of each."
+        prog="python -m flatout", description=__doc__, epilog="python -m flatout VERB --help prints its arguments."
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, about in VERBS.items():

@@ -190,7 +190,7 @@ class RunConfig:
 
     def _require_parts_that_fit(self, is_bits: bool) -> None:
         """Texts and bit strings have different models and tasks."""
-        rows, hint = ("bit strings", _BITS_MEND) if is_bits else ("texts", _TEXT_MEND)
+        rows, hint = ("bit strings", _BITS_HINT) if is_bits else ("texts", _TEXT_HINT)
         for name, of_bits in (("model", BitMLPConfig), ("task", GramsConfig)):
             part = getattr(self, name)
             known = name == "task" or type(part) in MODELS.values()
@@ -198,8 +198,8 @@ class RunConfig:
             require(fits, name, f"{_name_of(name, part)} does not fit {rows}", hint=hint)
 
 
-_BITS_MEND = "Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams."
-_TEXT_MEND = "Set data=bits for bit strings, or model=bilstm task=classification for texts."
+_BITS_HINT = "Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams."
+_TEXT_HINT = "Set data=bits for bit strings, or model=bilstm task=classification for texts."
 
 
 def _name_of(group: str, part: object) -> str:

@@ -1,7 +1,7 @@
-"""A person's mistake, said so that it can be fixed at once.
+"""Messages for a user's mistake: each says how to fix it.
 
-Every error a person can cause has one shape: where it is (a key, a file, a row), what is wrong (with the value),
-what is allowed or nearest, and how to fix it. Entry points print it without a traceback and exit with code 2;
+They have one shape: where (a key, a file, a row), what is wrong (with the value), what is allowed, how to fix it.
+Entry points print it without a traceback and exit with code 2;
 an error of any other class is a defect of ours and keeps its traceback.
 """
 
@@ -23,7 +23,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class UserError(ValueError):
-    """A mistake of the person at the keyboard: where, what, what is allowed, how to fix it."""
+    """A user's mistake: where, what, what is allowed, how to fix it."""
 
     def __init__(self, where: str, what: str, *, allowed: str = "", hint: str = "") -> None:
         self.where, self.what, self.allowed, self.hint = where, what, allowed, hint
@@ -37,7 +37,7 @@ class UserError(ValueError):
 
 
 class RunBroke(RuntimeError):
-    """A run was ended from outside, or by a rank of it: said in a few lines, exit code 1."""
+    """Something outside, or one of its ranks, ended a run: a short message, exit code 1."""
 
 
 def write_for_launcher(error: UserError | RunBroke) -> None:
@@ -45,10 +45,10 @@ def write_for_launcher(error: UserError | RunBroke) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
-    told: dict[str, Any] = {"timestamp": str(int(time.time()))}
+    extra: dict[str, Any] = {"timestamp": str(int(time.time()))}
     if isinstance(error, UserError):
-        told["mistake"] = {name: getattr(error, name) for name in ("where", "what", "allowed", "hint")}
-    Path(path).write_text(json.dumps({"message": {"message": str(error), "extraInfo": told}}), encoding="utf-8")
+        extra["mistake"] = {name: getattr(error, name) for name in ("where", "what", "allowed", "hint")}
+    Path(path).write_text(json.dumps({"message": {"message": str(error), "extraInfo": extra}}), encoding="utf-8")
 
 
 def printable(text: str) -> str:
@@ -84,7 +84,7 @@ def require(condition: bool, where: str, what: str, *, allowed: str = "", hint: 
 
 
 def out_of_space(error: OSError, place: Path, needed: int | None, where: str, hint: str) -> UserError:
-    """What to tell a person when a disk refuses a write; `needed` are the bytes of the whole, where they are known.
+    """The message when a disk refuses a write; `needed` are the bytes of the whole, where they are known.
 
     `where` is the setting that names the place. What was written in vain should be gone by now: it counts as free.
     """
@@ -106,7 +106,7 @@ def out_of_space(error: OSError, place: Path, needed: int | None, where: str, hi
 
 
 def _free_bytes(place: Path) -> int | None:
-    """Bytes that this person may still write on the disk of a folder, or of the nearest one above that exists."""
+    """Bytes that this user may still write on the disk of a folder, or of the nearest one above that exists."""
     for folder in (place, *place.absolute().parents):
         try:
             return shutil.disk_usage(folder).free

@@ -1,7 +1,7 @@
 """Files that are there whole or not at all, also after a crash of the machine: written beside, synced, renamed.
 
-A rename alone is atomic for other processes, not for the disk: without the three syncs (the file's bytes, the names in
-its folder, the name in the parent's) a power cut may leave a name with nothing behind it.
+A rename alone is atomic for other processes, not for the disk. Three syncs are needed: the file's bytes, the names in
+its folder, the name in the parent's. Without them a power cut may leave a name with nothing behind it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 
 
 def sync_file(path: Path) -> None:
-    """Wait until a file's bytes are on the disk; the disk's late errors are told here and nowhere else."""
+    """Wait until a file's bytes are on the disk; the disk reports late errors here only."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

@@ -45,7 +45,7 @@ class TrialLauncher(Launcher):
         self.composer = _Composer(hydra_context, config)
         task, hydra = (list(map(str, config.hydra.overrides[kind])) for kind in ("task", "hydra"))
         words = [word for word in task if not _is_resume(word)]
-        is_again, is_named = _goes_on(task), any(word.startswith("hydra.sweep.dir=") for word in hydra)
+        is_again, is_named = _asks_to_resume(task), any(word.startswith("hydra.sweep.dir=") for word in hydra)
         folder = Path(str(config.hydra.sweep.dir)).absolute()
         self.begun = _begun_before(folder, words, is_named=is_named) if is_again else None
         typed = [*(word for word in hydra if not word.startswith("hydra.mode=")), *words, "resume=auto"]
@@ -56,8 +56,10 @@ class TrialLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from flatout.cli.boundary import read_config
+        from flatout.run.build import RunBuilder
+        from flatout.run.job import RunJob
         from flatout.sweep.many import Multirun, run_all
-        from flatout.sweep.trials import Trial
+        from flatout.sweep.trial import Trial
 
         _require_one_process()
         common = set.intersection(*(set(words) for words in job_overrides)) if len(job_overrides) > 1 else set()
@@ -68,7 +70,7 @@ class TrialLauncher(Launcher):
             shown = [word for word in filter_overrides(words) if word not in common]
             config = read_config(without_hydra(composed[-1]), words)
             folder, is_again = self._folder(composed[-1]), self.begun is not None
-            trials.append(Trial(number, folder, config, words, shown, is_again=is_again))
+            trials.append(Trial(number, folder, RunJob(RunBuilder(config)), words, shown, is_again=is_again))
         of = Multirun(self.folder, self.words, self.again, self.is_again)
         found = run_all(trials, parallel=self.parallel, limit=self.limit, of=of)
         return [_returned(*parts) for parts in zip(job_overrides, composed, found, strict=True)]
@@ -95,7 +97,7 @@ class TrialSweeper(Sweeper):
         from flatout.sweep.sweep import sweep
 
         _require_one_process()
-        hint = "Go on by: python -m flatout sweep resume FOLDER."
+        hint = "Resume it by: python -m flatout sweep resume FOLDER."
         require(not any(map(_is_resume, arguments)), "resume", "is of runs, and this is a sweep", hint=hint)
         launcher = self.hydra_config.launcher
         if launcher.get("_target_") != LauncherSettings._target_:
@@ -107,13 +109,16 @@ class TrialSweeper(Sweeper):
         fixed, space = _fixed_and_searched(self.composer, [*written, *arguments])
         settings = SweepSettings(**self.settings, parallel=launcher.parallel, limit=launcher.limit)
         folder = Path(str(self.hydra_config.sweep.dir)).absolute()
-        return sweep(Searched(settings, space, fixed, self._config_of, folder, self._begun(fixed)))
+        return sweep(Searched(settings, space, fixed, self._compose, folder, self._begun(fixed)))
 
-    def _config_of(self, words: Sequence[str], number: int) -> Any:
+    def _compose(self, words: Sequence[str], number: int) -> Any:
         from flatout.cli.boundary import read_config
+        from flatout.run.build import RunBuilder
+        from flatout.run.job import RunJob
 
         with explain_errors():
-            return read_config(without_hydra(self.composer.compose(words, number)), words)
+            config = read_config(without_hydra(self.composer.compose(words, number)), words)
+        return RunJob(RunBuilder(config))
 
     def _begun(self, fixed: list[str]) -> Any:
         """How the person began this sweep, and what trains one of its trials alone."""
@@ -141,8 +146,8 @@ def _is_resume(word: str) -> bool:
     return word.lstrip("+").partition("=")[0] == "resume"
 
 
-def _goes_on(words: Sequence[str]) -> bool:
-    """Whether these words ask to go on with what they have begun before."""
+def _asks_to_resume(words: Sequence[str]) -> bool:
+    """Whether these words ask to resume their earlier trials."""
     asked = [word.partition("=")[2].strip("\"'") for word in words if _is_resume(word)][-1:]
     hint = "Set resume=auto, and hydra.sweep.dir=FOLDER where it is not the newest one."
     require(asked in ([], ["auto"], ["null"]), "resume", f"{''.join(asked)} is one run, and -m are many", hint=hint)
@@ -161,8 +166,9 @@ def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | N
         found = None if before is None else folder
     else:
         found = newest_of(words, folder.parent)
-    none = f"resume: no trials in {folder if is_named else folder.parent} were begun by this command; they begin anew"
-    print(none if found is None else f"resume: going on in {found}", flush=True)
+    searched = folder if is_named else folder.parent
+    none = f"resume: this command began no trials in {searched}; all start from the beginning"
+    print(none if found is None else f"resume: continuing in {found}", flush=True)
     return found
 
 
@@ -173,7 +179,7 @@ def _conf_of(config: DictConfig) -> list[str]:
 
 
 def _source(config: DictConfig, provider: str) -> str:
-    """The folder of settings that somebody has named; empty where they have not."""
+    """The folder of settings given by one provider; empty where it gives none."""
     places = [each.path for each in config.hydra.runtime.config_sources if each.provider == provider]
     return str(places[0]) if places else ""
 
@@ -183,7 +189,7 @@ def _is_of_resuming(word: str) -> bool:
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:
-    """What the run is told, without what Hydra is told."""
+    """The run's settings, without Hydra's own."""
     with open_dict(composed):
         kept = composed.copy()
         del kept["hydra"]

@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="SOURCE",
-        help="a file, a quoted pattern, a folder with a file a split or a folder a class, or a name of the Hub;"
-        " and settings of the data in the words of training, data.KEY=VALUE",
+        help="a file, a quoted pattern, a folder with one file per split or one folder per class, or a name of the Hub."
+        " data.KEY=VALUE sets the data as in training.",
     )
     parser.add_argument("--strict", action="store_true", help="exit code 1 where there is a warning")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
@@ -89,9 +89,9 @@ def show(found: Checkup, command: str) -> None:
     rows = ", ".join(f"{split} {count:,}" for split, count in found.rows.items())
     console.print(f"\nrows for {rows or 'nothing'}")
     errors, warnings = found.count(Level.error), found.count(Level.warning)
-    told = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
+    counts = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
     is_ready = not errors and found.problem is not Problem.tags
-    console.print(f"{told}{'; to train: ' + escape(command) if is_ready else ''}")
+    console.print(f"{counts}{'; to train: ' + escape(command) if is_ready else ''}")
 
 
 def bars(lengths: Lengths) -> list[str]:

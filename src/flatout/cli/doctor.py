@@ -1,4 +1,4 @@
-"""`python -m flatout doctor RUN`: what held a run back, and what would fix it."""
+"""`python -m flatout doctor RUN`: what limited a run, and what would fix it."""
 
 from __future__ import annotations
 

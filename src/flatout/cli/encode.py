@@ -59,11 +59,11 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("--form", "packed bits are bytes", hint="Write them to a .parquet file with --out.")
     started, rows = time.perf_counter(), 0
     with block_writer(arguments.out) as write, Progress() as progress:
-        told = progress.task("encoding")
+        advance = progress.task("encoding")
         for block in encoded(table, columns, config, form, uid=arguments.uid, drops_text=arguments.drop_text):
             write(block)
             rows += block.num_rows
-            told(block.num_rows)
+            advance(block.num_rows)
     print(f"{config.line()}: {rows:,} records in {time.perf_counter() - started:.1f} s", file=sys.stderr)
 
 

@@ -51,7 +51,7 @@ from flatout.tasks.calibration import Sureness
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics
 from flatout.tasks.tagging import EntityScores
 
-Told = Callable[[int], None]
+Advance = Callable[[int], None]
 """Is called with each number of rows done."""
 
 
@@ -97,19 +97,19 @@ class Scored:
     """Words that a tagger did not see; None where answers are not word by word."""
 
 
-def _scored(arguments: argparse.Namespace, predictors: list[Any], table: Table, told: Told) -> Scored:
+def _scored(arguments: argparse.Namespace, predictors: list[Any], table: Table, advance: Advance) -> Scored:
     """The scores of whichever kind of run."""
     predictor = predictors[0]
     if isinstance(predictor, GramPredictor):
-        return score_grams(predictors, table, arguments.bits or predictor.bits_column, told)
+        return score_grams(predictors, table, arguments.bits or predictor.bits_column, advance)
     texts = predictor.roles.texts if arguments.text is None else (arguments.text,)
     roles = replace(predictor.roles, texts=texts, label=arguments.label or predictor.roles.label)
     if isinstance(predictor, TagPredictor):
-        return score_tags(predictors, table, roles, told)
-    return score_texts(predictors, table, roles, told)
+        return score_tags(predictors, table, roles, advance)
+    return score_texts(predictors, table, roles, advance)
 
 
-def score_grams(predictors: list[GramPredictor], table: Table, bits: str, told: Told) -> Scored:
+def score_grams(predictors: list[GramPredictor], table: Table, bits: str, advance: Advance) -> Scored:
     """Over all records of a table that holds encodings and plain texts."""
     predictor = predictors[0]
     columns = {f"column {number + 1} of the run": name for number, name in enumerate(predictor.text_columns)}
@@ -129,12 +129,12 @@ def score_grams(predictors: list[GramPredictor], table: Table, bits: str, told: 
     for probabilities, targets in in_order(_outputs, predictors, labelled()):
         metrics.update(probabilities, targets)
         total += len(targets)
-        told(len(targets))
+        advance(len(targets))
     _require_rows(total, table)
     return Scored(total, metrics.compute())
 
 
-def score_tags(predictors: list[TagPredictor], table: Table, roles: Roles, told: Told) -> Scored:
+def score_tags(predictors: list[TagPredictor], table: Table, roles: Roles, advance: Advance) -> Scored:
     """Over all rows of a table of words and tags, and of each type."""
     require_columns(table, {"--text": roles.texts[0], "--label": roles.label})
     census = TagCensus(table.name)
@@ -156,12 +156,12 @@ def score_tags(predictors: list[TagPredictor], table: Table, roles: Roles, told:
         scores.add(found.ids, given, found.offsets, np.zeros(rows, np.bool_))
         total += rows
         lost += found.lost
-        told(rows)
+        advance(rows)
     _require_rows(total, table)
     return Scored(total, scores.values(), scores.per_type(), lost_words=lost)
 
 
-def score_texts(predictors: list[Predictor], table: Table, roles: Roles, told: Told) -> Scored:
+def score_texts(predictors: list[Predictor], table: Table, roles: Roles, advance: Advance) -> Scored:
     """Over all rows of a table that have a label, and of each class."""
     predictor = predictors[0]
     require_text_columns(table, roles, label=roles.label)
@@ -185,7 +185,7 @@ def score_texts(predictors: list[Predictor], table: Table, roles: Roles, told: T
         metrics.update(outputs / predictor.temperature if problem is Problem.multi else outputs, targets)
         if problem is Problem.single:
             sureness.add(predictor.shares(outputs), targets)
-        told(len(targets))
+        advance(len(targets))
     hint = "Name the column of labels with --label, or another file."
     require(findings.rows_kept > 0, "FILE", f"{table.name}: no row has a label", hint=hint)
     values = metrics.compute()

@@ -58,13 +58,13 @@ def run(arguments: argparse.Namespace) -> None:
         found = export(predictor, beside)
         rows = made_up_rows(predictor)
         checked = f"on {len(rows)} made-up rows of {len(rows[0])} to {len(rows[-1])} tokens"
-        said = [f"largest difference from the run's own logits: {found:.1e} {checked}"]
+        checks = [f"largest difference from the run's own logits: {found:.1e} {checked}"]
         if arguments.onnx:
             apart = export_onnx(predictor, beside)
-            said.append(f"{ONNX}: largest difference from transformers: {apart:.1e} on batches of two shapes")
+            checks.append(f"{ONNX}: largest difference from transformers: {apart:.1e} on batches of two shapes")
     print(f"written to {folder}")
     print(f"open it with {auto_class(predictor).__name__}.from_pretrained({str(folder)!r}), and with AutoTokenizer")
-    print("\n".join(said))
+    print("\n".join(checks))
 
 
 def export(predictor: Any, folder: Path) -> float:
@@ -183,7 +183,7 @@ def _scale_outputs(net: Any, mean: float, spread: float) -> None:
 
 
 def _save_tokenizer(predictor: Any, folder: Path) -> None:
-    """The tokenizer's files, told how long rows were in training and what this model is given."""
+    """Save the tokenizer's files, with the row length of training and the names of this model's inputs."""
     predictor.vocabulary.save(folder)
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
@@ -295,7 +295,7 @@ def _made_whole(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the library's progress bars and notes, which tell of files and not of what was asked."""
+    """Hide the library's progress bars and notes: they name files, not the result."""
     from transformers.utils import logging as library
 
     before, had_bars = library.get_verbosity(), library.is_progress_bar_enabled()

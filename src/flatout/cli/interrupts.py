@@ -1,4 +1,4 @@
-"""Ctrl-C while a program is still importing: nothing has begun, so there is nothing to tell and nothing to save.
+"""Ctrl-C while a program is still importing: nothing has begun, so there is nothing to print and nothing to save.
 
 It imports next to nothing itself, so that it is there before what it guards.
 """
@@ -34,7 +34,7 @@ def ignored_by_children() -> Iterator[None]:
 
 @contextmanager
 def _handled(handler: Handler) -> Iterator[None]:
-    """Another handler of Ctrl-C than the usual one; where somebody has set theirs, or in a thread, nothing changes."""
+    """Replace the usual handler of Ctrl-C; one set by other code stays, and a thread changes nothing."""
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
     if not is_main or before not in (signal.default_int_handler, _leave):

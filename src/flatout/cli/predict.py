@@ -82,10 +82,10 @@ def run(arguments: argparse.Namespace) -> None:
         answer = _answer_of(arguments, predictors[0], table)
         blocks = numbered_blocks(table, list(table.columns))
         with block_writer(arguments.out) as write, Progress() as progress:
-            told, lost, replaced = progress.task("predicting"), 0, list[str]()
+            advance, lost, replaced = progress.task("predicting"), 0, list[str]()
             for found in in_order(answer, predictors, blocks):
                 write(found.block)
-                told(found.block.num_rows)
+                advance(found.block.num_rows)
                 lost += found.lost_words
                 replaced = found.replaced
     if replaced:
@@ -191,7 +191,7 @@ def read_names(file: str) -> list[str]:
         raise UserError("--names", f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
     names = [line.strip() for line in lines if line.strip()]
     if not names:
-        raise UserError("--names", f"{file} names nobody", hint="Write one name a line.")
+        raise UserError("--names", f"{file} holds no name", hint="Write one name a line.")
     return names
 
 

@@ -36,7 +36,7 @@ Found = TypeVar("Found")
 
 @contextmanager
 def readable(file: str, verb: str) -> Iterator[str]:
-    """A file by its name; what comes over standard input is laid down first, so that its kind can be told."""
+    """A file by its name; standard input goes into a temporary file first, so that its format can be found."""
     if file != "-":
         yield file
         return
@@ -70,7 +70,7 @@ def numbered_blocks(table: Table, columns: Sequence[str]) -> Iterator[Numbered]:
 def in_order(answer: Callable[[Any, Piece], Found], predictors: list[Any], pieces: Iterable[Piece]) -> Iterator[Found]:
     """What is answered to each piece, in their order; each device answers one while others answer the next ones.
 
-    Pieces are made by whoever asks, one after the other; only `answer` is called from several threads.
+    The calling thread makes the pieces, one after the other; only `answer` runs in several threads.
     """
     free: queue.SimpleQueue[Any] = queue.SimpleQueue()
     for predictor in predictors:

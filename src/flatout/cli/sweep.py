@@ -1,4 +1,4 @@
-"""`python -m flatout sweep …`: search a space of settings; `sweep resume FOLDER` goes on where one stopped."""
+"""`python -m flatout sweep …`: search a space of settings; `sweep resume FOLDER` continues one that stopped."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = """\
-trials=30          how many settings are tried
-for=30m            how long the sweep may take; trial_for=5m: how long one trial may
-sampler=tpe        tpe, random or grid
-pruner=asha        asha, hyperband, median or none: when poor trials are ended
-metric=accuracy    the validation metric to compare by
-parallel=2         trials at once, each on its share of the GPUs or cores
-confirm=3          the best settings again with three other seeds
+trials=30          how many settings are tried.
+for=30m            how long the sweep may take; trial_for=5m: how long one trial may.
+sampler=tpe        tpe, random or grid.
+pruner=asha        asha, hyperband, median or none: when poor trials are ended.
+metric=accuracy    the validation metric to compare by.
+parallel=2         trials at once, each on its share of the GPUs or cores.
+confirm=3          the best settings again with three other seeds.
 
 a space:           +sweep=headlines, or in place:
                    'model.hidden=choice(64,128)' 'optim.lr=tag(log,interval(1e-4,1e-2))'
                    'model.layers=int(interval(1,3))'
-to go on:          python -m flatout sweep resume FOLDER [trials=60] [for=1h]
+to resume:         python -m flatout sweep resume FOLDER [trials=60] [for=1h]
 """
 
 
@@ -42,20 +42,20 @@ def run(arguments: argparse.Namespace) -> None:
     words = list(arguments.words)
     conf = [] if arguments.config_dir is None else ["--config-dir", str(Path(arguments.config_dir).absolute())]
     if words[:1] == ["resume"]:
-        words = _taken_up(words[1:], conf)
+        words = _words_of_resume(words[1:], conf)
     train.main(["-m", *conf, "hydra/sweeper=flatout", *map(in_full, words)])
 
 
-def _taken_up(said: list[str], conf: list[str]) -> list[str]:
-    """The words that go on with a sweep; this process then stands where it was begun."""
+def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:
+    """The words that resume a sweep; this process then works in the folder where the sweep began."""
     from flatout.sweep.sweep_folder import read_asked
 
-    if not said or "=" in said[0]:
+    if not typed or "=" in typed[0]:
         hint = "Name its folder: python -m flatout sweep resume FOLDER."
         raise UserError("sweep resume", "no folder is named", hint=hint)
-    folder, more = Path(said[0]).absolute(), said[1:]
+    folder, more = Path(typed[0]).absolute(), typed[1:]
     asked = read_asked(folder)
-    _require_said_again(asked, more, conf, folder)
+    _require_trust_typed(asked, more, conf, folder)
     warm_start()  # before this process stands in a folder that a file names: what is imported must not come from it
     os.chdir(asked["place"])
     if any(_trusts(word) for word in more):
@@ -64,9 +64,9 @@ def _taken_up(said: list[str], conf: list[str]) -> list[str]:
     return [*asked["typed"], *again, *(word for word in more if word not in asked["typed"])]
 
 
-def _require_said_again(asked: dict[str, Any], said: list[str], conf: list[str], folder: Path) -> None:
-    """A sweep's folder may come from anybody: what its words would trust must be trusted by the person who goes on."""
-    missing = [word for word in asked["typed"] if _trusts(word) and word not in said]
+def _require_trust_typed(asked: dict[str, Any], typed: list[str], conf: list[str], folder: Path) -> None:
+    """A sweep's folder may come from others: you type again each word that lets foreign code in."""
+    missing = [word for word in asked["typed"] if _trusts(word) and word not in typed]
     if asked["conf"] is not None and not conf:
         missing += ["--config-dir", asked["conf"]]
     if missing:

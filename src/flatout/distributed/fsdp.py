@@ -2,8 +2,8 @@
 
 Each rank keeps a slice of every weight, of its gradient and of what the optimizer remembers of it. Before a layer
 computes, its weights are gathered from all ranks; after it they are dropped again, and its gradients are summed where
-their slices lie. What is trained stays the same to rounding, and so do checkpoints: they hold whole tensors, so a run
-goes on with or without sharing, on any number of devices.
+their slices lie. Results stay the same to rounding. Checkpoints hold whole tensors, so a run resumes with or without
+sharing, on any number of devices.
 
 A gathering needs every rank, so ranks go through the same passes at the same time, in validation too.
 """
@@ -127,8 +127,8 @@ class SharedOut(ModelParallelStrategy):
 def slice_weights(model: nn.Module, ranks: DeviceMesh) -> None:
     """Keep a slice of each weight on each rank, and gather them a layer at a time.
 
-    They are gathered in fp32 whatever layers compute in: in bf16 half would be sent, but norms and embeddings, which
-    autocast leaves in fp32, would be rounded too, and gradients were measured four times as far from those of fp32.
+    They are gathered in fp32 whatever layers compute in. bf16 would send half the bytes, but it would also round norms
+    and embeddings, which autocast leaves in fp32. Gradients were then measured four times as far from those of fp32.
     """
     # The view that a last layer returns is only read.
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")

@@ -1,7 +1,7 @@
 """Processes that start at once and never outlive who started them.
 
-A warm server imports everything heavy once; each child is forked from it before anything has computed, so it is as
-clean as a new interpreter and there in a tenth of a second.
+A warm server imports everything heavy once. Each child is forked from it before anything has computed. So it is as
+clean as a new interpreter and starts in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def warm_start() -> None:
 
 
 def wait_until_warm() -> None:
-    """Return when the server has imported everything, so that its imports are nobody's time."""
+    """Return when the server has imported everything, so that no run pays for its imports."""
     if "forkserver" in multiprocessing.get_all_start_methods():
         process = multiprocessing.get_context("forkserver").Process(target=_nothing)
         process.start()

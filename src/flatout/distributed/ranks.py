@@ -1,7 +1,7 @@
-"""Which of several processes of one run this is: told by torchrun, SLURM, Ray or our own launch, never asked for.
+"""Rank and world size, read from the environment of torchrun, SLURM, Ray or our own launch.
 
-A rank trains its share of every step on its own device. Before the process group exists, ranks agree on little things
-(the run's folder, that the store is built) through the key-value store that starts the group; the first rank decides.
+A rank trains its share of every step on its own device. Before the process group exists, the first rank decides a few
+things, such as the run folder. The others read them from the key-value store that starts the group.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from flatout.errors import RunBroke, UserError, require
 
 Value = TypeVar("Value")
 _PATIENCE = timedelta(hours=24)
-"""How long ranks wait for the first one to build the store; one that fails tells them."""
+"""How long ranks wait for the first one to build the store; one that fails sends them word."""
 _FAILED = "\0"
 _SILENCE_S = 20.0
-"""How long the first wait for all ranks may take before it is said what is waited for."""
+"""How long the first wait for all ranks may take before a rank prints what it waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Ranks:
 
     @classmethod
     def here(cls) -> Ranks:
-        """As the environment tells; alone where it tells nothing."""
+        """The rank that the environment names; alone where it names none."""
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             world = _number("WORLD_SIZE")
             alone = 1 if world == 1 else None
@@ -64,7 +64,7 @@ class Ranks:
 
     @classmethod
     def _of_slurm(cls) -> Ranks:
-        """What srun tells, written down in the words of torchrun for whoever reads them next."""
+        """Read srun's variables, and set those of torchrun for the code that reads them next."""
         try:
             environment = SLURMEnvironment()
         except RuntimeError as error:
@@ -115,11 +115,9 @@ class Ranks:
         try:
             store.wait([key], _PATIENCE)
         except (RuntimeError, ValueError):
-            raise UserError(
-                f"rank {self.rank}", "the first rank has ended", hint="Its own message tells why."
-            ) from None
+            raise UserError(f"rank {self.rank}", "the first rank has ended", hint="Its own message says why.") from None
         if (value := store.get(key).decode()) == _FAILED:
-            raise UserError(f"rank {self.rank}", "the first rank has ended", hint="Its own message tells why.")
+            raise UserError(f"rank {self.rank}", "the first rank has ended", hint="Its own message says why.")
         return value
 
     def gathered(self, name: str, make: Callable[[], str]) -> list[str]:
@@ -141,7 +139,7 @@ class Ranks:
             except (RuntimeError, ValueError):
                 found.append(_FAILED)
             if found[-1] == _FAILED:
-                raise UserError(f"rank {self.rank}", f"rank {rank} has ended", hint="Its own message tells why.")
+                raise UserError(f"rank {self.rank}", f"rank {rank} has ended", hint="Its own message says why.")
         return found
 
     def join(self, device: torch.device) -> None:
@@ -174,7 +172,7 @@ class Ranks:
 
 
 class _Started(ClusterEnvironment):
-    """Processes that somebody has started, whoever it was."""
+    """Processes that are started already, by any launcher."""
 
     def __init__(self, ranks: Ranks, is_node: bool) -> None:
         super().__init__()
@@ -225,10 +223,10 @@ def _key_value_store() -> dist.Store:
     if not _kept:
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         words = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: waiting for the others at {place}."
-        words += " torchrun and srun start them; where nobody shall, unset RANK, or SLURM_PROCID."
-        telling = threading.Timer(_SILENCE_S, print, [words], {"file": sys.stderr, "flush": True})
-        telling.daemon = True
-        telling.start()
+        words += " torchrun and srun start them; for a run of one process unset RANK, or SLURM_PROCID."
+        reminder = threading.Timer(_SILENCE_S, print, [words], {"file": sys.stderr, "flush": True})
+        reminder.daemon = True
+        reminder.start()
         try:
             store, _, _ = next(iter(dist.rendezvous("env://")))
         except dist.DistNetworkError as error:
@@ -238,7 +236,7 @@ def _key_value_store() -> dist.Store:
         except (ValueError, dist.DistError) as error:
             raise UserError("ranks", str(error).splitlines()[0], hint="Start the run with torchrun or srun.") from None
         finally:
-            telling.cancel()
+            reminder.cancel()
         _kept.append(store)
     return _kept[0]
 
@@ -258,7 +256,9 @@ def others_watched() -> Iterator[None]:
     except RuntimeError as error:
         if not dist.is_initialized() or not re.search(_GONE, str(error)):
             raise
-        words = "another rank is gone, and this one cannot go on without it. Its own message, or its absence, tells why"
+        words = (
+            "another rank is gone, and this one cannot continue without it. Its own message, or its absence, says why"
+        )
         raise RunBroke(f"rank {dist.get_rank()} of {dist.get_world_size()}: {words}.") from None
 
 

@@ -1,9 +1,9 @@
 """Signals ask a run to end: it does so between two optimizer steps, with a checkpoint, on all ranks.
 
 While training waits for such a place a signal only sets a flag; everywhere else, and the second time, it ends the
-process at once. Ranks agree about twice a second whether one of them was asked, not in every step: Lightning lets the
-first rank tell the others before each batch, which is one wait for the device a batch and does not see signals to
-other ranks.
+process at once. Ranks agree about twice a second whether one of them was asked, not in every step. Lightning's own
+way is a broadcast from the first rank before each batch: one wait for the device a batch, blind to signals to other
+ranks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Signals:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """In here somebody looks for `number` often: a first signal disturbs nothing."""
+        """The caller reads `number` often in here: a first signal only sets it."""
         self._waits = True
         try:
             yield
@@ -115,9 +115,9 @@ class SignalWatch:
         return int(self._most(device, False, 0.0)[0])
 
     def _most(self, device: torch.device, is_due: bool, look_s: float) -> list[float]:
-        told = torch.tensor([float(self.signals.number), float(is_due), look_s, *self.shared], device=device)
-        dist.all_reduce(told, dist.ReduceOp.MAX)
-        *found, asked, due, slowest_s = told.roll(-3).tolist()
+        largest = torch.tensor([float(self.signals.number), float(is_due), look_s, *self.shared], device=device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        *found, asked, due, slowest_s = largest.roll(-3).tolist()
         self.shared = [int(number) for number in found]
         return [asked, due, slowest_s]
 

@@ -1,6 +1,6 @@
 """Tensors of which each rank holds a slice: the whole of one, and the slice of a whole one.
 
-Anything else passes through as it is, so that whoever clips, averages or saves need not know which kind there is.
+Other values pass through unchanged, so code that clips, averages or saves need not know the kind.
 """
 
 from __future__ import annotations

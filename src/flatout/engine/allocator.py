@@ -1,8 +1,8 @@
 """Memory that is freed each step and wanted again the next: on a CPU it should stay with the process.
 
 glibc hands large freed blocks straight back to the system and fetches fresh, zeroed pages for the next step's
-gradients and activations. Told to keep them, a BiLSTM of seven million parameters trains about a quarter faster. The
-process then holds its peak until it ends; where that matters, set MALLOC_TRIM_THRESHOLD_ yourself.
+gradients and activations. A BiLSTM of seven million parameters trains about a quarter faster when glibc keeps them.
+The process then holds its peak until it ends; where that matters, set MALLOC_TRIM_THRESHOLD_ yourself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LARGEST = 2**30
 
 
 def keep_freed_memory() -> bool:
-    """Ask the C library to keep freed blocks; whether it could be asked. A person's own setting stands."""
+    """Ask the C library to keep freed blocks; whether it could be asked. Your own setting stands."""
     if not sys.platform.startswith("linux") or {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys():
         return False
     try:

@@ -38,7 +38,7 @@ def free_bytes() -> int:
 
 
 def cpu_periods(root: Path = Path("/")) -> dict[str, float]:
-    """How many periods this process's own group has seen and was held back in; empty where it has no limit."""
+    """Count the scheduling periods of this process's own group, and those throttled; empty where it has no limit."""
     for group in _groups(root, "cpu"):
         if _cores(group) is not None:
             pairs = (line.split() for line in _read(group / "cpu.stat").splitlines())

@@ -1,7 +1,7 @@
 """Errors that say memory did not suffice, of all the kinds that libraries have, and what gives memory back.
 
-Only what says so plainly counts. cuDNN's "no engine" and cuBLAS's "not initialized" often mean the same, but as often
-something that smaller batches do not cure; on a CPU the system mostly ends a process before any error is raised.
+Only what says so plainly counts. cuDNN's "no engine" and cuBLAS's "not initialized" often mean the same. As often
+they mean something that smaller batches do not cure. On a CPU the system mostly ends a process before any error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def in_short(error: BaseException) -> str:
 
 
 def give_back_memory() -> None:
-    """What nobody holds any more goes back to the device; call it where the error's traceback is gone."""
+    """Return unused memory to the device; call it where the error's traceback is gone."""
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

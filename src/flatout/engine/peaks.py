@@ -1,9 +1,9 @@
 """What a device could do at most: the roof that MFU is measured against.
 
 For GPUs in the table it is the vendor's figure for *dense* products with fp32 sums, never the doubled one for sparse
-matrices; for every other device, and for every CPU, a product of matrices is timed here. Both are of one device. A
+matrices. For every other device, and for every CPU, a product of matrices is timed here. Both are of one device. A
 measured roof is what the library reaches, not what the silicon could, so it is a little low and says so by its source.
-On a CPU that others use as well, threads that must wait for each other reach a twentieth of what they could; then one
+On a CPU that others use as well, threads wait for each other and reach a twentieth of what they could. Then one
 thread is timed, and counts as often as there are cores.
 """
 
@@ -135,7 +135,7 @@ def measured_peak(device: torch.device, precision: str) -> Peak | None:
     """The best of some products of matrices, timed on this device with as many threads as the run has.
 
     Takes a tenth of a second or less, three on a busy machine, and no memory that a run would miss; draws from a
-    generator of its own. How fp32 products are made is as it is set at the moment.
+    generator of its own. fp32 products are made as torch is set at the moment.
     """
     arithmetic = arithmetic_of(precision)
     if arithmetic is None or device.type not in ("cpu", "cuda"):
@@ -185,7 +185,7 @@ def _multiplier(size: int, device: torch.device, dtype: torch.dtype) -> Callable
 
 
 def _best_s(act: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest of some calls, after one that nobody counts.
+    """Seconds of the fastest of some calls, after one that is not counted.
 
     On a machine that others use only a short call now and then is left in peace, hence the many.
     """

@@ -79,7 +79,7 @@ def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[P
     """fp32 products in the faster of two ways, where a try shows it to be as exact; None where there is no choice.
 
     Some libraries make an fp32 product of several bf16 ones, which is as exact and takes half the time; others just
-    round to bf16, and cards to TF32. Nothing but a try tells them apart.
+    round to bf16, and cards to TF32. Only a try shows which.
     """
     before = torch.get_float32_matmul_precision()
     if precision is not Precision.fp32 or device.type not in ("cpu", "cuda") or before != "highest":
@@ -111,7 +111,7 @@ def _product_error(device: torch.device) -> float:
 
 
 def bf16_is_native_on_cpu() -> bool:
-    """Whether the processor itself multiplies bf16; oneDNN's own answer is yes wherever it can emulate it."""
+    """Whether the processor itself multiplies bf16; oneDNN's own answer is yes also where it emulates it."""
     asked = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
     return any(question() for question in asked if question is not None)
 

@@ -1,6 +1,6 @@
 """The one shortcut through torchmetrics: its import of pyplot waits until a metric is plotted.
 
-Lightning imports torchmetrics, and torchmetrics imports pyplot wherever matplotlib is installed. It saves 0.8 s of the
+Lightning imports torchmetrics, and torchmetrics imports pyplot where matplotlib is installed. It saves 0.8 s of the
 5.5 s of CPU that `import lightning` takes (two slow cores), for plots that a run seldom draws. Where a name below is
 gone, everything is imported as usual.
 """

@@ -13,10 +13,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from flatout.errors import UserError, require
-from flatout.models import MODELS
 
 _MOST_CHARACTERS = 50_000_000
 WEIGHTS, SETTINGS, LABELS = "model.safetensors", "config.json", "labels.json"
+
+KINDS = {
+    "BiLSTMConfig": "bilstm",
+    "TextCNNConfig": "textcnn",
+    "BitMLPConfig": "bitmlp",
+    "TransformerConfig": "transformer",
+}
+"""Kinds of models by the names of their Configs; a folder needs no code of a model."""
 
 
 class ModelFolder:
@@ -44,7 +51,8 @@ class ModelFolder:
             what = f"{SETTINGS} holds no settings of a model"
             require(isinstance(settings, dict) and settings.get("schema") == 1, str(self.path), what)
             kind = settings["model"]["kind"]
-            require(kind in MODELS, f"{self.path}: {SETTINGS}", f"no model {kind!r}", allowed=", ".join(MODELS))
+            kinds = list(KINDS.values())
+            require(kind in kinds, f"{self.path}: {SETTINGS}", f"no model {kind!r}", allowed=", ".join(kinds))
             return settings
 
     def weights(self) -> dict[str, Tensor]:
@@ -76,13 +84,12 @@ class ModelFolder:
             raise UserError(where, what, hint=hint) from error
 
     def write(self, model: nn.Module, model_config: Any, labels: list[str], settings: dict[str, Any]) -> None:
-        """`model_config` must be of a class in MODELS."""
-        kinds = {config_class: kind for kind, config_class in MODELS.items()}
+        """`model_config` must be of a class in KINDS."""
         self.path.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
         save_file(tensors, self.path / WEIGHTS)
         self.write_json(LABELS, labels)
-        described = {"kind": kinds[type(model_config)], "config": asdict(model_config)}
+        described = {"kind": KINDS[type(model_config).__name__], "config": asdict(model_config)}
         self.write_json(SETTINGS, {"schema": 1, "model": described, **settings})
 
     def write_json(self, name: str, value: Any) -> None:

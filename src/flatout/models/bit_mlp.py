@@ -2,11 +2,11 @@
 
 An encoder hashes the raw text; what is asked for are grams of the plain text. The two differ (`2/5/1994` is hashed,
 `51` is asked for), so the model has two parts. *Detectors* are one linear layer from the bits to every gram that was
-hashed, each squeezed to 0 … 1; ridge regression gives them in closed form, and far better than gradients find them.
+hashed, each squeezed to 0 … 1. Ridge regression gives them in closed form, far better than gradients find them.
 The *composer* is a small network from detected grams to answers; a gram that is asked for as it was hashed also has a
-straight path. Answers and detections leave side by side, so that both can be trained. When training is
-over, ridge regression on the answers themselves may have a vote: where an encoding hides almost everything, a linear
-function is hard to beat, and a model should not lose to it.
+straight path. Answers and detections leave side by side, so that both can be trained. After
+training, ridge regression on the answers themselves may have a vote. Where an encoding hides almost everything, a
+linear function is hard to beat, and a model should not lose to it.
 
 Without detectors it is a plain network from bits to answers, with a straight linear path beside it if asked for.
 

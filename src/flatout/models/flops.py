@@ -1,10 +1,11 @@
 """How many operations a training step takes, counted from a model's own shape and its rows' real lengths.
 
 A model lists the products of matrices of one forward pass, in the order in which they come. Backwards each costs the
-gradient of its weight, where that is trained, and the gradient of what it reads, where anything before it is trained:
-three times the forward pass for a model that is trained whole, less for one with frozen layers. Only products count:
-no look-ups, norms or activations, nothing beyond a row's end, nothing that is computed twice to save memory, and no
-rows that a loss makes up on its own. This is what MFU divides by what the device could have done.
+gradient of its weight, where that is trained, and of its input, where anything before it is trained. In all that is
+three times the forward pass for a model that is trained whole, less for one with frozen layers.
+
+Only products count: no look-ups, norms or activations, and nothing beyond a row's end. Work repeated to save memory
+does not count, nor do rows that a loss makes up. This is what MFU divides by what the device could have done.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Two layers as torch has them, without what they waste on a CPU: the same mathematics, the same state.
 
-An embedding's gradient is a table of zeros with a few rows filled in. Torch makes that table anew each step, and a
-fresh table of fifty megabytes costs more in page faults than a small encoder's layers; here one is kept, the rows of
-the batch are added to it, and only these are cleared after the step. Ranks exchange only these rows, too.
+An embedding's gradient is a table of zeros with a few rows filled in. Torch makes a new table each step. One of
+fifty megabytes costs more in page faults than a small encoder's layers. Here one table is kept, the rows of the batch
+are added to it, and only these are cleared after the step. Ranks exchange only these rows, too.
 
 Dropout needs a random bit a number; torch draws a double for each. Here one draw of 64 bits decides four places, so a
 share is held to 1/65,536.
@@ -31,7 +31,7 @@ def make_lean(model: nn.Module) -> None:
 
 
 class LeanEmbedding(nn.Embedding):
-    """An embedding that adds to one kept gradient while `keeps_gradient`; whoever sets that calls `clear`."""
+    """An embedding that adds to one kept gradient while `keeps_gradient`; the code that sets it calls `clear`."""
 
     keeps_gradient = False
 

@@ -1,7 +1,7 @@
 """Convolutions of several widths over words, each filter's highest answer, and a linear output (Kim 2014).
 
-A row is seen as if zeros stood before and after it: windows may reach over its ends by up to half their width, so
-rows shorter than a filter work, and what a row answers depends on nothing but the row.
+A row is seen as if zeros stood before and after it. Windows may reach over its ends by up to half their width, so
+rows shorter than a filter work. A row's answer depends on the row alone.
 
 Shapes: B rows, L longest row, E embedding, F filters of one width, C outputs.
 """

@@ -1,7 +1,7 @@
 """Word vectors made elsewhere, from a text file: one word a line, then its numbers (GloVe, word2vec, fastText).
 
-The file is read once, as bytes and line by line; numbers are parsed only for words of the vocabulary, so that time
-goes with the file's size and memory with the vocabulary's.
+The file is read once, as bytes and line by line. Numbers are parsed only for words of the vocabulary. So time grows
+with the file, memory with the vocabulary.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _entries(file: Path, width: int) -> Iterator[tuple[int, bytes, bytes]]:
             _check_width(file, count, width)
         if is_header or not line.strip():
             continue
-        # No parsing for words that nobody asked for, but a line cut short means a damaged file.
+        # No parsing for words outside the vocabulary, but a line cut short means a damaged file.
         if numbers.count(b" ") + 1 < width:
             raise _wrong_count(f"model.vectors: {file}:{number}", word, len(numbers.split()), width)
         yield number, word, numbers

@@ -1,4 +1,4 @@
-"""How much each class counts in a loss: all alike, by how rare it is, or as a person says."""
+"""How much each class counts in a loss: all alike, by how rare it is, or as the settings say."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def balanced(counts: Sequence[int]) -> Tensor:
 
 
 def named(weights: Mapping[str, float], classes: Sequence[str]) -> Tensor | None:
-    """`[C]` weights that a person gave, one where none was; None where none was given at all."""
+    """`[C]` weights that the settings name, one for other classes; None where they name none."""
     if not weights:
         return None
     for name in weights:

@@ -54,7 +54,7 @@ _MOST_CLASSES_FOR_AUROC = 50
 
 
 def monitored_metric(problem: Problem) -> str:
-    """The metric that decides what is best when nobody said so."""
+    """The default metric by which the best checkpoint is chosen."""
     return {Problem.single: "accuracy", Problem.multi: "micro_f1", Problem.regression: "rmse"}[problem]
 
 
@@ -86,7 +86,7 @@ class TaskMetrics(nn.Module, ABC):
 
     @staticmethod
     def build(problem: Problem, classes: list[str], *, positive: str | None = None) -> TaskMetrics:
-        """`positive` is the class whose F1 is `f1` where there are two; the second one when nobody says."""
+        """`positive` is the class whose F1 is `f1` where there are two; the second one by default."""
         if problem is Problem.single:
             return SingleMetrics(classes, positive)
         return MultiMetrics(classes) if problem is Problem.multi else NumberMetrics(classes)

@@ -1,0 +1,141 @@
+"""Every bench prints its rows, whole and in one form. Their figures are for `python -m flatout bench`."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from benchmarks import BENCHES, claim
+from benchmarks.quality import TASKS
+
+from tests.verbs import verb
+
+COLUMNS = {
+    "claim": str,
+    "ours": float,
+    "theirs": float | None,
+    "unit": str,
+    "ratio": float | None,
+    "goal": str,
+    "holds": bool,
+    "note": str,
+}
+"""The columns of a row, which tools that read the tables rely on."""
+FIRST_ROWS = {
+    "spine": ["store to padded batches, against datasets", "framework cost a step above a bare loop"],
+    "sources": ["reading and checking a csv, against datasets reading it", "checking rows in memory"],
+    "headlines": ["BiLSTM epoch, against the usual loop", "the same, against tokenising in the loop"],
+    "bits": ["preparing records (bits and labels)", "encoding: Bloom filters"],
+    "protections": [
+        "R24 protections above a step, an encoder of 2 layers",
+        "R24 protections above a step, bit strings",
+    ],
+    "bert": ["albert, flat: largest difference of a logit", "albert, flat: largest difference of a gradient"],
+    "tune": ["BiLSTM, defaults: chosen against as set", "BiLSTM, defaults: time to choose"],
+    "scale": ["bert_tiny: two processes, one thread each", "tokens of the fullest of 2 ranks above the mean"],
+    "doctor": ["tiny batches", "8 batches of 4 a step"],
+    "quality": ["tweeteval_emotion, test macro_f1", "tweeteval_irony, test f1"],
+}
+IN_SECONDS = ["spine", "sources", "headlines", "bits", "protections"]
+"""Those whose smallest sizes take seconds; of the others even one row starts many runs."""
+
+
+@pytest.fixture(autouse=True)
+def same_logging() -> Iterator[None]:
+    """The verb hushes Lightning for good."""
+    log = logging.getLogger("lightning.pytorch")
+    before = log.level
+    yield
+    log.setLevel(before)
+
+
+def measured_here(function: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """In the place of a process of its own, whose memory is what is measured there."""
+    module, _, name = function.partition(":")
+    printed = io.StringIO()
+    with mock.patch("sys.stdin", io.StringIO(json.dumps(settings))), redirect_stdout(printed):
+        getattr(importlib.import_module(module), name)()
+    return json.loads(printed.getvalue().splitlines()[-1])
+
+
+def rows_of(name: str, folder: Path, *more: str) -> list[dict[str, Any]]:
+    """The rows that the verb writes."""
+    assert verb("bench", name, "--quick", "--json", folder / "rows.json", *more) == 0
+    return json.loads((folder / "rows.json").read_text(encoding="utf-8"))
+
+
+def require_rows(name: str, rows: list[dict[str, Any]], printed: str) -> None:
+    assert [row["claim"] for row in rows[:2]] == FIRST_ROWS[name]
+    for row in rows:
+        assert list(row) == list(COLUMNS)
+        assert all(isinstance(as_float(row[column]), kind) for column, kind in COLUMNS.items()), row
+        assert f"\n{row['claim']}" in printed
+    assert printed.split()[:6] == ["claim", "ours", "theirs", "ratio", "goal", "holds"]
+
+
+def as_float(value: Any) -> Any:
+    """A whole number counts as a figure; true and false do not."""
+    return float(value) if type(value) is int else value
+
+
+def test_every_bench_has_its_rows_checked():
+    assert FIRST_ROWS.keys() == BENCHES.keys()
+
+
+@pytest.mark.parametrize("name", IN_SECONDS)
+def test_a_bench_prints_and_writes_its_rows(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(claim, "Options", partial(claim.Options, tiny=True))
+    if hasattr(module := importlib.import_module(f"benchmarks.{name}"), "measured_apart"):
+        monkeypatch.setattr(module, "measured_apart", measured_here)
+    require_rows(name, rows_of(name, tmp_path), capsys.readouterr().out)
+
+
+@pytest.mark.soak(seconds=120)
+@pytest.mark.parametrize("name", [name for name in BENCHES if name != "quality"])
+def test_a_quick_bench_prints_and_writes_its_rows(name, tmp_path, capsys):
+    if name == "bert":
+        pytest.importorskip("accelerate", reason="the Trainer's side needs the extra bench")
+    require_rows(name, rows_of(name, tmp_path), capsys.readouterr().out)
+
+
+@pytest.mark.soak(seconds=60)
+def test_the_bench_of_published_data_reads_a_folder_a_data_set(tmp_path, capsys):
+    for task in TASKS:
+        write_data_set(tmp_path / "data" / task.folder, task.suffix)
+    rows = rows_of("quality", tmp_path, "--data", str(tmp_path / "data"))
+    require_rows("quality", rows, capsys.readouterr().out)
+    assert len(rows) == len(TASKS)
+
+
+def write_data_set(folder: Path, suffix: str) -> None:
+    """Two words a class, in each split other ones beside them."""
+    import pandas as pd
+
+    folder.mkdir(parents=True)
+    for number, split in enumerate(("train", "validation", "test")):
+        rows = [(f"{'good' if row % 2 else 'bad'} day {number}{row}", row % 2) for row in range(40)]
+        frame = pd.DataFrame(rows, columns=["text", "label"])
+        frame.to_csv(folder / f"{split}.csv", index=False) if suffix == ".csv" else frame.to_parquet(
+            folder / f"{split}.parquet"
+        )
+
+
+def test_the_bench_of_published_data_names_the_folders_it_wants(capsys):
+    assert verb("bench", "quality", "--quick") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("bench quality: needs published data sets. Set --data to a folder that holds")
+    assert all(task.folder in said for task in TASKS)
+
+
+def test_an_unknown_bench_is_refused_with_the_nearest_name(capsys):
+    assert verb("bench", "spin") == 2
+    assert "Did you mean 'spine'?" in capsys.readouterr().err

@@ -1,0 +1,238 @@
+"""Do the tests find defects? Twenty are planted, each in a copy of the project, and named test files must fail there.
+
+A defect is a small edit that type checks and runs: a sign, a step too far, a lost weight, a checksum left out. The
+copy without a defect passes the same files, so a failure is the defect's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("src", "tests", "conf", "benchmarks", "docs", "pyproject.toml", "README.md", "SECURITY.md")
+PASSED, FAILED = 0, 1
+"""Exit codes of pytest; others mean that no test ran."""
+
+
+@dataclass(frozen=True)
+class Defect:
+    """An edit of one file of the sources, and the test file that finds it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+DEFECTS = [
+    Defect(
+        "a step ends one batch too late",
+        "data/batches/plan.py",
+        "(np.arange(start, stop) + 1) % accumulate == 0",
+        "np.arange(start, stop) % accumulate == 0",
+        "tests/data/test_plan.py",
+    ),
+    Defect(
+        "rows that fill a rank's batch count",
+        "data/batches/plan.py",
+        "return filled, np.maximum(real, 1), real",
+        "return filled, np.maximum(real, 1), np.maximum(real, 1)",
+        "tests/data/test_plan.py",
+    ),
+    Defect(
+        "a piece of a batch weighs as a whole step",
+        "data/batches/cut.py",
+        "step_rows=batch.step_rows,",
+        "step_rows=stop - start,",
+        "tests/data/test_cut.py",
+    ),
+    Defect(
+        "labels of the rows beside",
+        "data/batches/gather.py",
+        "targets = self.targets[torch.from_numpy(rows).to(self.device, non_blocking=True)]",
+        "targets = self.targets[torch.from_numpy(rows).to(self.device, non_blocking=True)].roll(1)",
+        "tests/data/test_feed.py",
+    ),
+    Defect(
+        "a store's checksums are not compared",
+        "data/store/store.py",
+        'return path.stat().st_size == file["bytes"] and file_checksum(path) == file["xxh3"]',
+        'return path.stat().st_size == file["bytes"]',
+        "tests/data/test_cache.py",
+    ),
+    Defect(
+        "two processes build at once",
+        "data/store/lock.py",
+        "held.acquire(timeout=_PRINT_AFTER_S, poll_interval=_LOOK_S)",
+        "folder.exists()",
+        "tests/data/test_cache.py",
+    ),
+    Defect(
+        "no row goes to the test",
+        "data/tables/splits.py",
+        "is_taken, is_test = place < taken, place < test",
+        "is_taken, is_test = place < taken, place < 0",
+        "tests/data/test_splits.py",
+    ),
+    Defect(
+        "weights of classes are lost",
+        "tasks/classification.py",
+        'F.cross_entropy(outputs, targets, weight=weights_C, reduction="sum", label_smoothing=smoothing)',
+        'F.cross_entropy(outputs, targets, reduction="sum", label_smoothing=smoothing)',
+        "tests/tasks/test_classification.py",
+    ),
+    Defect(
+        "a batch's loss is its own mean, not its part of the step's",
+        "tasks/classification.py",
+        "self._targets(batch)) / batch.step_rows",
+        "self._targets(batch)) / batch.num_real",
+        "tests/tasks/test_step.py",
+    ),
+    Defect(
+        "Lightning's division by the batches of a step is forgotten",
+        "tasks/task.py",
+        "parts = trainer.accumulate_grad_batches * trainer.world_size",
+        "parts = trainer.world_size",
+        "tests/tasks/test_plain_trainer.py",
+    ),
+    Defect(
+        "entities that were cut off do not count as missed",
+        "tasks/tagging.py",
+        "counts[0] += self._lost",
+        "counts[0] += 0 * self._lost",
+        "tests/tasks/test_tagging.py",
+    ),
+    Defect(
+        "answers and labels are swapped in the metrics",
+        "tasks/metrics.py",
+        "correct, targets, answers = counts.diag(), counts.sum(1), counts.sum(0)",
+        "correct, targets, answers = counts.diag(), counts.sum(0), counts.sum(1)",
+        "tests/tasks/test_metrics.py",
+    ),
+    Defect(
+        "a temperature is kept although it does not help",
+        "tasks/calibration.py",
+        "helps = after < before",
+        "helps = after <= before + 1",
+        "tests/tasks/test_calibration.py",
+    ),
+    Defect(
+        "the warm-up begins at a rate of zero",
+        "engine/optimizer.py",
+        "return self.highest * (step + 1) / (warmup + 1)",
+        "return self.highest * step / (warmup + 1)",
+        "tests/engine/test_optimizer.py",
+    ),
+    Defect(
+        "random numbers are not set back before a step is repeated",
+        "engine/passes.py",
+        "        self._random.restore(module.device)\n",
+        "",
+        "tests/tasks/test_out_of_memory.py",
+    ),
+    Defect(
+        "a checkpoint's checksums are not compared",
+        "checkpoints/folder.py",
+        'return path.stat().st_size == written["bytes"] and file_checksum(path) == written["xxh3"]',
+        'return path.stat().st_size == written["bytes"]',
+        "tests/checkpoints/test_checkpoints.py",
+    ),
+    Defect(
+        "the sign of the bias in ridge regression",
+        "bits/ridge.py",
+        "(mean_G - mean_D @ weight_DG)",
+        "(mean_G + mean_D @ weight_DG)",
+        "tests/bits/test_ridge.py",
+    ),
+    Defect(
+        "padding and real tokens are swapped",
+        "callbacks/throughput.py",
+        "1 - self.tokens / self.computed",
+        "self.tokens / self.computed",
+        "tests/callbacks/test_alone.py",
+    ),
+    Defect(
+        "answers come in the order of their lengths",
+        "inference/text.py",
+        "found[batch.rows] = self.model(batch).float().cpu()",
+        "found[batch.rows.sort().values] = self.model(batch).float().cpu()",
+        "tests/cli/test_verbs.py",
+    ),
+    Defect(
+        "a path may climb out of its folder",
+        "files.py",
+        'and ".." not in parts and',
+        "and",
+        "tests/hostile/test_hostile.py",
+    ),
+]
+
+
+def run_tests(copy: Path, files: list[str], *options: str) -> subprocess.CompletedProcess[str]:
+    """Run some test files of a copy of the project, until one fails."""
+    paths = os.pathsep.join([str(copy / "src"), str(copy)])
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *options, *files],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": paths},
+        text=True,
+        capture_output=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def copy_of_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy whose named tests pass."""
+    folder = tmp_path_factory.mktemp("copy")
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / name)
+    ended = run_tests(folder, sorted({defect.tests for defect in DEFECTS}))
+    assert ended.returncode == PASSED, ended.stdout
+    return folder
+
+
+def require_found(defect: Defect, copy: Path) -> list[str]:
+    """Plant a defect, run its tests, and take it out again; what is wrong, or nothing."""
+    path = copy / "src" / "flatout" / defect.file
+    sound = path.read_text(encoding="utf-8")
+    assert sound.count(defect.old) == 1, f"{defect.file} has changed: {defect.old!r}"
+    path.write_text(sound.replace(defect.old, defect.new), encoding="utf-8")
+    try:
+        ended = run_tests(copy, [defect.tests], "-n0")
+    finally:
+        path.write_text(sound, encoding="utf-8")
+    return [] if ended.returncode == FAILED else [f"{defect.name}: {ended.stdout[-2000:]}{ended.stderr[-2000:]}"]
+
+
+@pytest.mark.soak(seconds=400)
+def test_the_tests_find_nearly_every_planted_defect(copy_of_project, survive):
+    """One in twenty may pass."""
+    found = [require_found(defect, copy_of_project) for defect in DEFECTS]
+    print(
+        "\n".join(f"{'MISSED' if problem else 'caught'}  {d.name}" for d, problem in zip(DEFECTS, found, strict=True))
+    )
+    missed = [problem for problem in found if problem]
+    survive([[] if len(missed) <= 1 else problem for problem in found])
+
+
+@pytest.mark.soak(seconds=1)
+def test_each_defect_can_be_planted():
+    """Code that a defect edits has not changed meanwhile."""
+    changed = [
+        defect.name
+        for defect in DEFECTS
+        if (ROOT / "src/flatout" / defect.file).read_text(encoding="utf-8").count(defect.old) != 1
+    ]
+    assert changed == []

@@ -1,0 +1,118 @@
+"""The package's structure, read off its import statements: few loose modules, no cycles."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "src" / "flatout"
+MOST_LOOSE_MODULES = 6
+LONGEST_CHAIN = 12
+READS_THE_SETTINGS = "flatout.run.build"
+"""The one module that reads `RunConfig`."""
+AT_THE_EDGE = {"flatout", "flatout.config"}
+"""Where `RunConfig` is defined and offered; the command line composes it."""
+
+Graph = Mapping[str, frozenset[str]]
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Each module of the package, and its file."""
+    return {module_name(path): path for path in PACKAGE.rglob("*.py")}
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    """The modules of the package that an import statement names."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+        names = [name if name in modules() else str(node.module) for name in names]
+    else:
+        return
+    yield from (name for name in names if name in modules())
+
+
+def when_imported(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements that run when a module is imported: none of functions, none for a type checker."""
+    for child in ast.iter_child_nodes(node):
+        is_for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+        if is_for_types or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        yield child
+        yield from when_imported(child)
+
+
+@cache
+def imports(*, everywhere: bool) -> Graph:
+    """Which modules each module imports: `everywhere` in its file, or just when it is imported itself."""
+    graph = {}
+    for name, path in modules().items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        nodes = ast.walk(tree) if everywhere else when_imported(tree)
+        graph[name] = frozenset(other for node in nodes for other in imported(node)) - {name}
+    return graph
+
+
+def find_cycle(graph: Graph) -> list[str]:
+    """A cycle of imports; empty where there is none."""
+    finished: set[str] = set()
+
+    def visit(name: str, above: list[str]) -> list[str]:
+        if name in above:
+            return [*above[above.index(name) :], name]
+        if name in finished:
+            return []
+        found = next(filter(None, (visit(other, [*above, name]) for other in sorted(graph[name]))), [])
+        finished.add(name)
+        return found
+
+    return next(filter(None, (visit(name, []) for name in sorted(graph))), [])
+
+
+def test_few_modules_lie_loose_in_the_package():
+    loose = sorted(path.name for path in PACKAGE.glob("*.py"))
+    assert len(loose) <= MOST_LOOSE_MODULES, loose
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    assert find_cycle(imports(everywhere=True)) == []
+
+
+def chain_below(name: str) -> list[str]:
+    """The longest chain of imports that begins with a module."""
+    graph = imports(everywhere=False)
+
+    @cache
+    def below(name: str) -> list[str]:
+        return [name, *max((below(other) for other in graph[name]), key=len, default=[])]
+
+    return below(name)
+
+
+def test_no_chain_of_imports_is_longer_than_twelve_modules():
+    longest = max((chain_below(name) for name in modules()), key=len)
+    assert len(longest) <= LONGEST_CHAIN, " -> ".join(longest)
+
+
+def names_of(path: Path) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Name)}
+
+
+def test_one_module_reads_the_settings_of_a_run():
+    readers = {name for name, path in modules().items() if "RunConfig" in names_of(path)} - AT_THE_EDGE
+    assert {name for name in readers if not name.startswith("flatout.cli.")} == {READS_THE_SETTINGS}
+
+
+def test_a_cycle_is_found_and_a_diamond_is_none():
+    graph = {"a": frozenset("bc"), "b": frozenset("d"), "c": frozenset("d"), "d": frozenset()}
+    assert find_cycle(graph) == []
+    assert find_cycle({**graph, "d": frozenset("a")}) == ["a", "b", "d", "a"]
