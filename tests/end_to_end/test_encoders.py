@@ -143,7 +143,7 @@ def test_a_gpu_answers_by_the_fused_kernel(classes, monkeypatch):
 
     calls, kernel = [], attention._varlen
     counted = lambda *given, **named: calls.append(1) or kernel(*given, **named)  # noqa: E731  # one line beside the next
-    monkeypatch.setitem(attention._KERNELS, attention.Kernel.varlen, counted)
+    monkeypatch.setitem(attention.KERNELS, attention.Kernel.varlen, counted)
     texts = table(60, seed=2)["text"]
     found = load_predictor(classes.folder, "cuda").predict(texts)
     assert len(calls) == SMALL.layers

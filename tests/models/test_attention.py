@@ -12,16 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flatout.models.encoder.attention import (
-    FlatRows,
-    Kernel,
-    KernelChoice,
-    attend,
-    attend_first,
-    choose_kernel,
-    pad_heads,
-)
-from flatout.models.encoder.rectangles import Scores
+from flatout.models.encoder.attention import Bounds, Kernel, KernelChoice, Scores, choose_kernel, pad_heads
+from flatout.models.encoder.rectangles import FlatRows
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -71,15 +63,16 @@ def test_heads_of_any_size_are_padded_without_a_change_of_the_answer(size):
 def test_the_longest_row_is_found_wherever_it_stands():
     lengths = torch.tensor([200, 3])
     rows = FlatRows.of(lengths, torch.tensor([0, 200, 203]), Kernel.varlen)
-    assert rows.longest == 256  # rounded up, so that shapes repeat
-    assert isinstance(rows.longest, int)
+    assert rows.bounds.longest == 256  # rounded up, so that shapes repeat
+    assert type(rows.bounds.longest) is int
 
 
 def test_rows_out_of_order_are_kept_apart_on_a_cpu():
     torch.manual_seed(0)
     qkv = torch.randn(203, 3, 2, 8)
     scores = Scores(8**-0.5, 0.0, None)
-    found = attend(qkv, FlatRows.of(torch.tensor([200, 3]), torch.tensor([0, 200, 203]), Kernel.rectangles), scores)
+    rows = FlatRows.of(torch.tensor([200, 3]), torch.tensor([0, 200, 203]), Kernel.rectangles)
+    found = rows.attend(qkv, scores)
     for begin, end in ((0, 200), (200, 203)):
         query, key, value = qkv[begin:end].permute(1, 2, 0, 3)
         alone = functional.scaled_dot_product_attention(query, key, value).transpose(0, 1)
@@ -150,7 +143,7 @@ def test_all_kernels_give_the_answers_and_gradients_of_rectangles(monkeypatch, k
     given += [torch.randn(6, 2, size, requires_grad=True)] if is_first else []
     for each in (Kernel.rectangles, Kernel(kernel)):
         rows = FlatRows.of(lengths, offsets, each)
-        answer = attend_first(given[1], given[0], rows, scores) if is_first else attend(given[0], rows, scores)
+        answer = rows.attend_first(given[1], given[0], scores) if is_first else rows.attend(given[0], scores)
         weights = torch.linspace(-1, 1, answer.numel()).view(answer.shape)
         found.append([answer.detach(), *torch.autograd.grad((answer * weights).sum(), given)])
     for expected, got in zip(*found, strict=True):
@@ -163,7 +156,7 @@ def test_all_kernels_give_the_answers_and_gradients_of_rectangles(monkeypatch, k
 def test_scores_are_dropped_as_the_settings_say(monkeypatch, kernel):
     operators = Operators(monkeypatch)
     rows = FlatRows.of(torch.tensor([2, 3]), torch.tensor([0, 2, 5]), Kernel(kernel))
-    attend(torch.randn(5, 3, 2, 8), rows, Scores(1.0, 0.25, None))
+    rows.attend(torch.randn(5, 3, 2, 8), Scores(1.0, 0.25, None))
     assert operators.dropouts == [0.25]
 
 
@@ -174,8 +167,8 @@ def test_the_operators_take_what_they_are_called_with(name):
     qkv = torch.empty(5, 3, 2, 12, device=meta, dtype=torch.bfloat16, requires_grad=True)
     offsets = torch.empty(3, dtype=torch.int32, device=meta)
     kernel = Kernel.varlen if "flash" in name else Kernel.efficient
-    rows = FlatRows(torch.tensor([2, 3]), offsets, kernel, 64)
-    answer = attend(qkv, rows, Scores(1.0, 0.1, None))
+    rows = FlatRows(torch.tensor([2, 3]), Bounds(offsets, 64), kernel)
+    answer = rows.attend(qkv, Scores(1.0, 0.1, None))
     assert answer.shape == (5, 2, 12)
     assert answer.requires_grad
     if kernel is Kernel.efficient:  # torch's stand-in for its backward pass does not take its own arguments

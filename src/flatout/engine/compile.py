@@ -57,6 +57,16 @@ def compile_in_place(model: nn.Module, device: torch.device) -> None:
     model._compiled_call_impl = call  # what Module.compile() sets, and no state holds
 
 
+def compiles_layers(model: nn.Module) -> bool:
+    """Whether a model is a flat encoder, whose layers are compiled rather than the whole of it."""
+    return isinstance(model, Transformer) and model.is_flat
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether layers of a flat encoder are compiled."""
+    return isinstance(model, Transformer) and any(layer.compiled is not None for layer in model.flat_layers())
+
+
 def compile_layers(model: Transformer) -> None:
     """Compile what follows attention, once for each kind of layer; after a failure they run eagerly."""
     layers = model.flat_layers()

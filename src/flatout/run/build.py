@@ -38,6 +38,7 @@ from flatout.data.tag_data import TagData
 from flatout.data.text_data import TextData
 from flatout.distributed.ranks import Ranks
 from flatout.distributed.signals import Signals
+from flatout.engine.compile import is_compiled
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.lightning_internals import disable_signal_handling, silence_unused_hooks
 from flatout.engine.optimizer import ScaleRate
@@ -433,14 +434,14 @@ class RunBuilder:
         """The Config of the network, or the user's own network."""
         return self.config.model
 
-    def judging(self, feeds: Feeds, pieces: int, *, is_precision_measured: bool) -> Judging:
+    def judging(self, task: Task, feeds: Feeds, pieces: int, *, is_precision_measured: bool) -> Judging:
         """What a verdict needs to know of these settings."""
         config = self.config
         return Judging(
             batches_in_epoch=batches_in_epoch(config.trainer, feeds.train),
             effective_batch=config.data.effective_batch,
             is_fp32_asked=config.precision is Precision.fp32 and not is_precision_measured,
-            is_compiled=bool(config.compile),
+            is_compiled=bool(config.compile) or is_compiled(task.model),
             may_try=config.monitor.verdict and not config.shares_weights,
             pieces=pieces,
         )

@@ -378,7 +378,7 @@ def evaluate(trainer: L.Trainer, task: Task, data: StoreData[Any, Any], folder: 
 def write_verdict(build: RunBuilder, task: Task, feeds: Feeds, training: Training, folder: RunFolder) -> None:
     """Judge what held the run back, and write evidence and verdict into the summary."""
     is_measured = "precision" in (folder.summary.values["tune"] or {}).get("values", {})
-    known = build.judging(feeds, training.loop.passes.pieces[TRAINING], is_precision_measured=is_measured)
+    known = build.judging(task, feeds, training.loop.passes.pieces[TRAINING], is_precision_measured=is_measured)
     evidence = judge(task, feeds, training.curves, known, folder)
     if evidence is not None and folder.is_first:
         folder.summary.update("evidence", evidence.as_dict())

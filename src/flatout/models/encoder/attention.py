@@ -1,7 +1,8 @@
 """Attention over a flat batch: each token reads its own row's tokens and no others, and nothing is padded around it.
 
 Which kernel does it is decided once for a device and a number format, by `choose_kernel`, and reported with its reason.
-A layer calls `attend` or, where only first tokens are read, `attend_first`; neither copies to the host nor waits.
+A layer calls `attend` of its rows or, where only first tokens are read, `attend_first`; neither copies to the host nor
+waits.
 
 - `varlen`: torch's flash kernel for rows of unequal length. CUDA, sixteen bits, compute capability 8.0 and later.
 - `efficient`: torch's memory-efficient kernel for such rows. CUDA otherwise; no memory for scores either.
@@ -16,24 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flatout.models.encoder.rectangles import (
-    Layout,
-    Scores,
-    attend_by_rectangles,
-    attend_first_by_rectangles,
-    lay_out_rows,
-)
-
 _LARGEST_FLASH_HEAD = 256
 _HEAD_MULTIPLE = 8
 """Both CUDA kernels take head sizes that are multiples of this; others are padded with zeros, which changes nothing."""
-_LENGTH_MULTIPLE = 64
-"""Bounds of row lengths are rounded up to it, so that the same few kernels serve all batches."""
 _NO_MASK = 0
 
 
@@ -55,30 +47,34 @@ class KernelChoice:
     evidence: str
 
 
-@dataclass(slots=True)
-class FlatRows:
-    """How the rows of a flat batch lie: all that attention needs to keep them apart."""
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How scores become shares."""
 
-    lengths: Tensor
-    """[B] on the host, shortest first."""
+    scale: float
+    dropout: float
+    window: int | None
+    """Tokens this far apart, or further, do not see each other; None: all of a row do."""
+
+
+class Rows(Protocol):
+    """The rows of a flat batch, as layers see them."""
+
+    def attend(self, qkv_T3HD: Tensor, scores: Scores) -> Tensor:
+        """`[T, H, D]`: each token reads the tokens of its row."""
+
+    def attend_first(self, query_BHD: Tensor, kv_T2HD: Tensor, scores: Scores) -> Tensor:
+        """`[B, H, D]`: the first token of each row reads the tokens of its row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where rows begin, and how long they are at most."""
+
     offsets: Tensor
     """[B+1] int32 on the tokens' device."""
-    kernel: Kernel
     longest: int
     """Upper bound of the lengths, known to the host."""
-    _layout: Layout | None = None
-
-    @classmethod
-    def of(cls, lengths: Tensor, offsets: Tensor, kernel: Kernel) -> FlatRows:
-        """The rows of a batch; the longest is looked for, as a transform may have changed their order."""
-        longest = int(lengths.max())
-        return cls(lengths, offsets.to(torch.int32), kernel, -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE)
-
-    def layout(self) -> Layout:
-        """The rows as rectangles; made once a batch, where they are needed."""
-        if self._layout is None:
-            self._layout = lay_out_rows(self.lengths.numpy())
-        return self._layout
 
 
 def choose_kernel(
@@ -114,29 +110,13 @@ def choose_kernel(
     return KernelChoice(Kernel.efficient, why, evidence)
 
 
-def attend(qkv_T3HD: Tensor, rows: FlatRows, scores: Scores) -> Tensor:
-    """`[T, H, D]`: each token reads the tokens of its row."""
-    if rows.kernel is Kernel.rectangles:
-        return attend_by_rectangles(qkv_T3HD, rows.layout(), scores)
-    query, key, value = qkv_T3HD.unbind(1)
-    return _KERNELS[rows.kernel](query, key, value, rows, scores, is_first=False)
-
-
-def attend_first(query_BHD: Tensor, kv_T2HD: Tensor, rows: FlatRows, scores: Scores) -> Tensor:
-    """`[B, H, D]`: the first token of each row reads the tokens of its row."""
-    if rows.kernel is Kernel.rectangles:
-        return attend_first_by_rectangles(query_BHD, kv_T2HD, rows.layout(), scores)
-    key, value = kv_T2HD.unbind(1)
-    return _KERNELS[rows.kernel](query_BHD, key, value, rows, scores, is_first=True)
-
-
 def pad_heads(size: int, *parts: Tensor) -> list[Tensor]:
     """The parts with zeros after each head, up to a multiple of `size`; a score and an answer stay what they were."""
     missing = -parts[0].shape[-1] % size
     return [functional.pad(part, (0, missing)) if missing else part for part in parts]
 
 
-def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: FlatRows, how: Scores, *, is_first: bool) -> Tensor:
+def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
     """The operator below torch's varlen_attn, which drops no scores; gradients are torch's own."""
     size = query.shape[-1]
     query, key, value = pad_heads(_HEAD_MULTIPLE, query, key, value)
@@ -161,7 +141,7 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: FlatRows, how: Scor
     return answer
 
 
-def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: FlatRows, how: Scores, *, is_first: bool) -> Tensor:
+def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
     """The kernel takes `[1, T, H, D]` and offsets; it needs the sums of scores only for gradients."""
     size = query.shape[-1]
     query, key, value = pad_heads(_HEAD_MULTIPLE, query, key, value)
@@ -184,7 +164,7 @@ def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: FlatRows, how: S
     return answer
 
 
-def _padded(query: Tensor, key: Tensor, value: Tensor, rows: FlatRows, how: Scores, *, is_first: bool) -> Tensor:
+def _padded(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
     """Padded on the device from offsets alone; `[B, 1, L, L]` of the mask are booleans."""
     starts, lengths = rows.offsets[:-1].long(), (rows.offsets[1:] - rows.offsets[:-1]).long()
     place = torch.arange(rows.longest, device=query.device)
@@ -206,15 +186,16 @@ def _padded(query: Tensor, key: Tensor, value: Tensor, rows: FlatRows, how: Scor
     return found.transpose(1, 2).flatten(0, 1).index_select(0, row_T * rows.longest + place_T)
 
 
-def _query_offsets(query: Tensor, rows: FlatRows, is_first: bool) -> tuple[Tensor, int]:
+def _query_offsets(query: Tensor, rows: Bounds, is_first: bool) -> tuple[Tensor, int]:
     """Where the queries of each row begin, and the most of a row."""
     if not is_first:
         return rows.offsets, rows.longest
     return torch.arange(len(query) + 1, dtype=torch.int32, device=query.device), 1
 
 
-_KERNELS: dict[Kernel, Callable[..., Tensor]] = {
+KERNELS: dict[Kernel, Callable[..., Tensor]] = {
     Kernel.varlen: _varlen,
     Kernel.efficient: _efficient,
     Kernel.padded: _padded,
 }
+"""What computes attention where it is no CPU: queries, keys and values `[T, H, D]`, bounds, scores, is_first."""

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flatout.models.encoder.attention import FlatRows, attend, attend_first
+from flatout.models.encoder.attention import Rows, Scores
 from flatout.models.encoder.families import PostNormNames, activation_of
-from flatout.models.encoder.rectangles import Scores
 from flatout.models.lean import draw_words, drop_by_words
 
 Finish = Callable[..., Tensor]
@@ -32,7 +31,7 @@ Finish = Callable[..., Tensor]
 class Pass:
     """What all layers of one forward pass share."""
 
-    rows: FlatRows
+    rows: Rows
     turns: dict[str, tuple[Tensor, Tensor]]
     """Cosines and sines `[T, 1, 1, D]` of the places of tokens, for each kind of layer."""
     kept: Tensor | None = None
@@ -100,9 +99,9 @@ class PostNormLayer(FlatLayer):
         own_KH = states_TH if kept is None else states_TH.index_select(0, kept)
         if kept is not None and shared.are_first:
             query = self.project(own_KH, names.query).squeeze(1)
-            read = attend_first(query, self.project(states_TH, names.key, names.value), shared.rows, scores)
+            read = shared.rows.attend_first(query, self.project(states_TH, names.key, names.value), scores)
         else:
-            read = attend(self.project(states_TH, names.query, names.key, names.value), shared.rows, scores)
+            read = shared.rows.attend(self.project(states_TH, names.query, names.key, names.value), scores)
             read = read if kept is None else read.index_select(0, kept)
         return self.run_finish(own_KH, read.flatten(1), *self.draw(own_KH))
 
@@ -155,10 +154,10 @@ class PreNormLayer(FlatLayer):
         if kept is not None and shared.are_first and type(attention.Wqkv) is nn.Linear:
             query, kv = self.project_first(normed_TH, kept)
             kv = torch.cat((_turn(kv[:, :1], *turns), kv[:, 1:]), 1)
-            read = attend_first(query, kv, shared.rows, scores)  # a first token's place is 0: it turns nothing
+            read = shared.rows.attend_first(query, kv, scores)  # a first token's place is 0: it turns nothing
         else:
             qkv = attention.Wqkv(normed_TH).view(-1, 3, self.heads, self.head_size)
-            read = attend(torch.cat((_turn(qkv[:, :2], *turns), qkv[:, 2:]), 1), shared.rows, scores)
+            read = shared.rows.attend(torch.cat((_turn(qkv[:, :2], *turns), qkv[:, 2:]), 1), scores)
             read = read if kept is None else read.index_select(0, kept)
         own_KH = states_TH if kept is None else states_TH.index_select(0, kept)
         return self.run_finish(own_KH, read.flatten(1))

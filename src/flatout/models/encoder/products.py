@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from flatout.models.encoder.families import FLAT_FAMILIES
 from flatout.models.flops import Lengths, Product, between, look_up, through
-
-if TYPE_CHECKING:
-    from flatout.models.encoder.network import Transformer
 
 _COUNTED_FAMILIES = {*FLAT_FAMILIES, "mpnet"}
 """Families whose layers are linear layers and plain attention, so that their operations can be counted."""
@@ -21,7 +18,7 @@ _JOINT = "Wqkv"
 """What makes all three at once."""
 
 
-def encoder_products(model: Transformer, lengths: Lengths) -> list[Product]:
+def encoder_products(model: Any, lengths: Lengths) -> list[Product]:
     """A token meets the weights of every layer (2 N forwards) and, in attention, each token of its row (4 L H T).
 
     The head sees rows; so does the last layer of a flat encoder whose head reads first tokens, but for its keys and
@@ -41,7 +38,7 @@ def encoder_products(model: Transformer, lengths: Lengths) -> list[Product]:
     return found
 
 
-def _block_products(model: Transformer, blocks: list[Any], lengths: Lengths) -> list[Product]:
+def _block_products(model: Any, blocks: list[Any], lengths: Lengths) -> list[Product]:
     """Of all layers; ALBERT goes through the same ones again."""
     found: list[Product] = []
     times = model.described.num_hidden_layers // len(blocks)

@@ -1,9 +1,10 @@
-"""Attention on a CPU: rows of nearly equal lengths are gathered into rectangles, forwards and backwards by hand.
+"""The rows of a flat batch, and their attention on a CPU.
 
-Rows come sorted by length, so a few rectangles hold them with little padding, and only scores are ever padded. A
-rectangle costs about as much to start as 1,300 scores; the edges follow from that. It computes in fp32, as fused bf16
-kernels of a CPU take four times as long backwards. Against torch's fused attention over the same groups it takes
-0.6 to 0.9 of the time with short rows, and less than half with dropout, which the fused kernel cannot do.
+There rows of nearly equal lengths are gathered into rectangles, forwards and backwards by hand. Rows come sorted by
+length, so a few rectangles hold them with little padding, and only scores are ever padded. A rectangle costs about as
+much to start as 1,300 scores; the edges follow from that. It computes in fp32, as fused bf16 kernels of a CPU take four
+times as long backwards. Against torch's fused attention over groups of rows it takes 0.6 to 0.9 of the time with short
+rows, and less than half with dropout and long rows, where the fused kernel drops nothing.
 
 Shapes: T tokens, B rows, H heads, D numbers a head; N rows of a rectangle, L its longest, P places of all rectangles.
 """
@@ -19,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flatout.models.encoder.attention import KERNELS, Bounds, Kernel, Scores
 from flatout.models.lean import kept_places
 
 _LONG = 160
@@ -128,14 +130,45 @@ def lay_out_rows(lengths: NDArray[np.int64]) -> Layout:
     return Layout(found, np.concatenate(tokens), np.concatenate(places))
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """How scores become shares."""
+_LENGTH_MULTIPLE = 64
+"""Bounds of row lengths are rounded up to it, so that the same few kernels serve all batches."""
 
-    scale: float
-    dropout: float
-    window: int | None
-    """Tokens this far apart, or further, do not see each other; None: all of a row do."""
+
+@dataclass(slots=True)
+class FlatRows:
+    """How the rows of a flat batch lie, and the attention that keeps them apart."""
+
+    lengths: Tensor
+    """[B] on the host, shortest first."""
+    bounds: Bounds
+    kernel: Kernel
+    _layout: Layout | None = None
+
+    @classmethod
+    def of(cls, lengths: Tensor, offsets: Tensor, kernel: Kernel) -> FlatRows:
+        """The rows of a batch; the longest is looked for, as a transform may have changed their order."""
+        longest = -(-int(lengths.max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+        return cls(lengths, Bounds(offsets.to(torch.int32), longest), kernel)
+
+    def layout(self) -> Layout:
+        """The rows as rectangles; made once a batch, where they are needed."""
+        if self._layout is None:
+            self._layout = lay_out_rows(self.lengths.numpy())
+        return self._layout
+
+    def attend(self, qkv_T3HD: Tensor, scores: Scores) -> Tensor:
+        """`[T, H, D]`: each token reads the tokens of its row."""
+        if self.kernel is Kernel.rectangles:
+            return attend_by_rectangles(qkv_T3HD, self.layout(), scores)
+        query, key, value = qkv_T3HD.unbind(1)
+        return KERNELS[self.kernel](query, key, value, self.bounds, scores, is_first=False)
+
+    def attend_first(self, query_BHD: Tensor, kv_T2HD: Tensor, scores: Scores) -> Tensor:
+        """`[B, H, D]`: the first token of each row reads the tokens of its row."""
+        if self.kernel is Kernel.rectangles:
+            return attend_first_by_rectangles(query_BHD, kv_T2HD, self.layout(), scores)
+        key, value = kv_T2HD.unbind(1)
+        return KERNELS[self.kernel](query_BHD, key, value, self.bounds, scores, is_first=True)
 
 
 def attend_by_rectangles(qkv_T3HD: Tensor, rows: Layout, scores: Scores) -> Tensor:
