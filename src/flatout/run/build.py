@@ -45,6 +45,7 @@ from flatout.engine.optimizer import ScaleRate
 from flatout.engine.precision import Precision, PrecisionChoice, choose_precision
 from flatout.engine.run_length import batches_in_epoch, whole_steps
 from flatout.errors import UserError
+from flatout.perf.tune.child import Child
 from flatout.perf.tune.probe import Parts
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.tuning import Question, RunSettings, is_typed, of_all_devices, override_line
@@ -241,8 +242,8 @@ class RunBuilder:
         counts_time: bool = True,
     ) -> Question:
         """What these settings leave open."""
-        build = self.probe(ranks, device)
-        return Question(self.open_settings, data.store, ranks, device, overrides, build, counts_time)
+        prober = Child(self.probe(ranks, device), torch.get_num_threads())
+        return Question(self.open_settings, data.store, ranks, device, overrides, prober, counts_time)
 
     @property
     def open_settings(self) -> RunSettings:
