@@ -50,6 +50,7 @@ def trained(folder: Path, kind: str, scarce: Scarce | None = None, *, accumulate
         monitor=MonitorConfig(flush_every=1, progress=False),
         callbacks={} if scarce is None else {"scarce": scarce},
         trainer={"devices": 2} | given.pop("trainer", {}),
+        logger="none",
         folder=folder,
         **given,
     )

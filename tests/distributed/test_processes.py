@@ -46,6 +46,7 @@ def trained(folder: Path, data: Any, model: Any, devices: int, strategy: str | N
         "epochs": 2,
         "threads": 1,
         "monitor": MonitorConfig(flush_every=1, progress=False),
+        "logger": "none",
     }
     return fit(
         data,
