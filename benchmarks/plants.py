@@ -12,10 +12,10 @@ from unittest.mock import patch
 
 import lightning as L
 
+from flatout.data.batches.batch_rows import BatchRows
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import Gatherer, Run
-from flatout.data.batches.plan import BatchRows
 
 
 class SlowSource(L.Callback):

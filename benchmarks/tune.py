@@ -24,8 +24,9 @@ from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.tune.child import Child
 from flatout.perf.tune.probe import Measured, Setting
 from flatout.perf.tune.settings import TuneConfig
-from flatout.perf.tune.tuning import Question, asked_of, measured_for, with_values
-from flatout.run.run import parts_of
+from flatout.perf.tune.tuning import asked_of, measured_for
+from flatout.run.build import RunBuilder
+from flatout.run_log import PrintLog
 
 _LEAST = 0.95
 """Nothing is taken that is not faster, so what was chosen may be slower by noise alone."""
@@ -53,13 +54,15 @@ def claims(options: Options) -> Iterator[Claim]:
 def of_case(name: str, config: RunConfig, options: Options) -> Iterator[Claim]:
     """One choice, what it brings, and what it took."""
     device, ranks = Ranks().device(config.trainer.get("accelerator", "auto")), Ranks()
-    store, words = config.data.prepare().store, ["tune=auto"]
-    build = partial(parts_of, replace(config, tune=TuneConfig()), ranks, device)
-    question = Question(config, store, ranks, device, words, build, counts_time=False)
+    build = RunBuilder(config)
+    data = build.build_data(PrintLog())
+    data.prepare_data()
+    data.setup()
+    question = build.question(data, ranks, device, ["tune=auto"], counts_time=False)
     found = measured_for(question, lambda line: None).answers
-    chosen = asked_of(replace(question, config=with_values(config, found.values))).start
+    chosen = asked_of(replace(question, settings=build.with_answers(found.values).open_settings)).start
     start = asked_of(question).start
-    child = Child(build, torch.get_num_threads())
+    child = Child(question.build, torch.get_num_threads())
     try:
         # Where nothing was found to be faster both sides are one, and measured once.
         sides = [partial(rate, child, setting) for setting in dict.fromkeys((chosen, start))]

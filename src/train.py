@@ -67,9 +67,10 @@ def job(cfg: DictConfig) -> float | None:
         _remove_empty(folder)  # all ranks write to the folder of the first
     try:
         config = read_config(cfg, overrides)
+        from flatout.run.build import RunBuilder
         from flatout.run.launch import start
 
-        result = start(config, folder=folder, overrides=overrides)
+        result = start(RunBuilder(config), folder=folder, overrides=overrides)
         if result.folder != folder.absolute():
             _remove_empty(folder)  # Hydra made it, but the run resumed another one
         return result.objective
@@ -79,21 +80,6 @@ def job(cfg: DictConfig) -> float | None:
     except BaseException:
         _remove_empty(folder)
         raise
-
-
-def tune_job(cfg: DictConfig) -> None:
-    """Measure what a run of the composed settings would measure before training, then end."""
-    from hydra.core.hydra_config import HydraConfig
-
-    from flatout.cli.boundary import as_typed, read_config
-
-    overrides = as_typed(HydraConfig.get().overrides.task)
-    try:
-        from flatout.cli.tune import decide
-
-        decide(read_config(cfg, overrides), overrides)
-    except UserError as mistake:
-        leave(mistake)
 
 
 def _remove_empty(folder: Path) -> None:

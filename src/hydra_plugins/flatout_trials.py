@@ -56,8 +56,10 @@ class TrialLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from flatout.cli.boundary import read_config
+        from flatout.run.build import RunBuilder
+        from flatout.run.job import RunJob
         from flatout.sweep.many import Multirun, run_all
-        from flatout.sweep.trials import Trial
+        from flatout.sweep.trial import Trial
 
         _require_one_process()
         common = set.intersection(*(set(words) for words in job_overrides)) if len(job_overrides) > 1 else set()
@@ -68,7 +70,7 @@ class TrialLauncher(Launcher):
             shown = [word for word in filter_overrides(words) if word not in common]
             config = read_config(without_hydra(composed[-1]), words)
             folder, is_again = self._folder(composed[-1]), self.begun is not None
-            trials.append(Trial(number, folder, config, words, shown, is_again=is_again))
+            trials.append(Trial(number, folder, RunJob(RunBuilder(config)), words, shown, is_again=is_again))
         of = Multirun(self.folder, self.words, self.again, self.is_again)
         found = run_all(trials, parallel=self.parallel, limit=self.limit, of=of)
         return [_returned(*parts) for parts in zip(job_overrides, composed, found, strict=True)]
@@ -95,7 +97,7 @@ class TrialSweeper(Sweeper):
         from flatout.sweep.sweep import sweep
 
         _require_one_process()
-        hint = "Go on by: python -m flatout sweep resume FOLDER."
+        hint = "Resume it by: python -m flatout sweep resume FOLDER."
         require(not any(map(_is_resume, arguments)), "resume", "is of runs, and this is a sweep", hint=hint)
         launcher = self.hydra_config.launcher
         if launcher.get("_target_") != LauncherSettings._target_:
@@ -107,13 +109,16 @@ class TrialSweeper(Sweeper):
         fixed, space = _fixed_and_searched(self.composer, [*written, *arguments])
         settings = SweepSettings(**self.settings, parallel=launcher.parallel, limit=launcher.limit)
         folder = Path(str(self.hydra_config.sweep.dir)).absolute()
-        return sweep(Searched(settings, space, fixed, self._config_of, folder, self._begun(fixed)))
+        return sweep(Searched(settings, space, fixed, self._compose, folder, self._begun(fixed)))
 
-    def _config_of(self, words: Sequence[str], number: int) -> Any:
+    def _compose(self, words: Sequence[str], number: int) -> Any:
         from flatout.cli.boundary import read_config
+        from flatout.run.build import RunBuilder
+        from flatout.run.job import RunJob
 
         with explain_errors():
-            return read_config(without_hydra(self.composer.compose(words, number)), words)
+            config = read_config(without_hydra(self.composer.compose(words, number)), words)
+        return RunJob(RunBuilder(config))
 
     def _begun(self, fixed: list[str]) -> Any:
         """How the person began this sweep, and what trains one of its trials alone."""

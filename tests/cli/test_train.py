@@ -41,7 +41,7 @@ MISTAKES = {
     "trainer.foo=3": "with a plus sign: +trainer.foo=VALUE.",
     "+trainer.max_epoch=3": "trainer.max_epoch: no argument of Lightning's Trainer. Did you mean 'max_epochs'?",
     "trainer.strategy=dpp": "(auto, ddp, ddp_find_unused_parameters_true, fsdp). Did you mean 'ddp'?",
-    "trainer.strategy=fsdp": "trainer.strategy: fsdp: one device has nobody to share with. Set trainer.devices=N",
+    "trainer.strategy=fsdp": "fsdp: a single device has no other to share weights with. Set trainer.devices=N",
     "trainer.devices=512": "trainer.devices: 512 (at most",
     "+trainer.gradient_clip_val=1": "trainer.gradient_clip_val: has a setting of its own. Set optim.clip instead.",
     "+trainer.precision=32": "trainer.precision: has a setting of its own. Set precision instead.",

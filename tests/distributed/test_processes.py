@@ -174,7 +174,7 @@ def test_devices_that_are_not_there_are_refused_before_anything_starts(devices, 
 
 
 def test_machines_that_nobody_started_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"nobody has started a rank on another machine\. Start the run on each"):
+    with pytest.raises(UserError, match=r"no rank runs on another machine\. Start the run on each"):
         fit(texts(), ENCODER, folder=tmp_path / "run", trainer={"num_nodes": 2})
 
 

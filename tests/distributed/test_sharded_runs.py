@@ -83,7 +83,7 @@ def test_a_run_goes_on_with_slices_and_with_whole_weights_in_turn(tmp_path):
 
 def test_what_cannot_be_shared_out_is_refused_before_anything_starts(tmp_path):
     refused = {
-        "one device has nobody to share with": {"trainer": {"strategy": "fsdp"}},
+        "a single device has no other to share weights with": {"trainer": {"strategy": "fsdp"}},
         "its scaler needs whole gradients": {"trainer": TOGETHER, "precision": "fp16"},
         "needs tune=off": {"trainer": TOGETHER, "tune": "auto"},
         "does not work with compile=true": {"trainer": TOGETHER, "compile": True},

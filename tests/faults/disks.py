@@ -25,10 +25,10 @@ import pytest
 import torch
 
 from flatout.checkpoints.exact import CHECKPOINTS, shelve
+from flatout.checkpoints.find_checkpoint import find_checkpoint
 from flatout.checkpoints.folder import ABOUT, MAKE_ROOM, MANIFEST, STATE, TENSORS, FolderCheckpointIO, require_whole
 from flatout.distributed.processes import end_with_parent, warm_start
 from flatout.errors import UserError
-from flatout.run.resume import find_checkpoint
 from tests.faults.runs import exit_code, side_by_side, start
 
 CALLS = (

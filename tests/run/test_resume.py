@@ -45,7 +45,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_the_same_settings_go_on_from_the_newest_checkpoint(cut_short, capfd):
     result = train(SMALL, cut_short)
-    assert "resume: going on from step 14, in epoch 2" in capfd.readouterr().out
+    assert "resume: continuing from step 14, in epoch 2" in capfd.readouterr().out
     assert result.folder == run_folder(cut_short)
     assert len(list((cut_short / "case").iterdir())) == 1
     summary = read_summary(result.folder)
@@ -81,7 +81,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path, capfd):
 def test_a_finished_run_goes_on_when_more_epochs_are_asked_for(tmp_path, capfd):
     first = train(SMALL, tmp_path / "runs")
     more = train(replace(SMALL, trainer={"max_epochs": 3}), tmp_path / "runs")
-    assert "resume: going on from step 20" in capfd.readouterr().out
+    assert "resume: continuing from step 20" in capfd.readouterr().out
     assert more.folder == first.folder and read_summary(more.folder)["training"]["steps"] == 30
 
 
@@ -117,7 +117,7 @@ def test_a_changed_run_goes_on_when_that_is_asked_for(cut_short, capfd):
     folder = run_folder(cut_short)
     spec = replace(SMALL, optim={"lr": 0.01}, settings={"resume_anyway": True})
     assert train(spec, cut_short, resume=str(folder)).folder == folder
-    assert "resume: going on although optim.lr was null and is 0.01" in capfd.readouterr().out
+    assert "resume: resuming although optim.lr was null and is 0.01" in capfd.readouterr().out
 
 
 def test_other_weights_are_refused_whatever_is_asked_for(cut_short):
@@ -166,7 +166,7 @@ def test_a_dangling_link_is_no_reason_to_start_afresh(cut_short, capfd):
     last.unlink()
     last.symlink_to("step-999")
     train(SMALL, cut_short)
-    assert "going on from step 14" in capfd.readouterr().out
+    assert "continuing from step 14" in capfd.readouterr().out
 
 
 def test_a_folder_that_is_no_run_is_told(tmp_path):
@@ -279,7 +279,7 @@ def test_the_same_words_on_the_command_line_go_on_with_the_run(tmp_path, capfd):
     begun = step // 4 + 1
     longer = [word.replace("=400", f"={begun + 2}") if "max_epochs" in word else word for word in words]
     command_line.main([*longer, "resume=auto"])
-    assert f"resume: going on from step {step}" in capfd.readouterr().out
+    assert f"resume: continuing from step {step}" in capfd.readouterr().out
     assert [path.name for path in (tmp_path / "outputs" / "default").iterdir()] == [folder.name]
     command_line.main([*longer, "resume=auto"])
     assert "nothing left to train" in capfd.readouterr().out

@@ -29,14 +29,16 @@ from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
 from flatout.engine.optimizer import OptimConfig
+from flatout.engine.run_length import validations
 from flatout.errors import UserError
-from flatout.run.problems import metric_names, usual_metric
+from flatout.run.build import RunBuilder, metric_names, usual_metric
+from flatout.run.job import RunJob
 from flatout.sweep.confirming import confirm
-from flatout.sweep.searched import Searched, SweepSettings, validations
+from flatout.sweep.searched import Searched, SweepSettings
 from flatout.sweep.space import Choice, Interval, Part, grid
 from flatout.sweep.study import JOURNAL, Pruner, Sampler, Study
 from flatout.sweep.sweep_folder import FILE, read_asked
-from flatout.sweep.trials import Ending, Status, Trial
+from flatout.sweep.trial import Ending, Status, Trial
 from flatout.tasks.tagging import Tagger, TaggingConfig, TagLabels
 from tests.started import begin, wait_for
 from tests.verbs import verb
@@ -201,7 +203,9 @@ def test_short_words_stand_for_hydra_s_and_any_folder_can_be_named():
 
 def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_again(tmp_path):
     space: dict[str, Part] = {"model.hidden": Choice(("8",))}
-    searched = Searched(SweepSettings(confirm=3), space, [], lambda words, number: RunConfig(), tmp_path)
+    searched = Searched(
+        SweepSettings(confirm=3), space, [], lambda words, number: RunJob(RunBuilder(RunConfig())), tmp_path
+    )
     given = [Ending(Status.complete, 1.0, 0.9, {"val/accuracy": 0.9}), Ending(Status.failed, 1.0, note="no memory")]
     given.append(Ending(Status.complete, 1.0, 0.8, {"val/accuracy": 0.8}))
     asked: list[str] = []
@@ -240,7 +244,7 @@ def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_ag
         (("+experiment=bert_tiny", "model.hidden=choice(32,64)", "model.heads=choice(4,3)"), "a multiple of 3 heads"),
         (("model.hidden=choice(8,16)", "metric=acuracy", "trials=3"), "metric: no metric 'acuracy' (accuracy, "),
         (("model.hidden=choice(8,16)", "metric=rmse"), "metric: no metric 'rmse' (accuracy, macro_f1, "),
-        (("model.hidden=choice(8,16)", "resume=auto"), "resume: is of runs, and this is a sweep. Go on by: "),
+        (("model.hidden=choice(8,16)", "resume=auto"), "resume: is of runs, and this is a sweep. Resume it by: "),
         (("model.hidden=choice(8,16)", "for=soon"), "for: 'soon' is no duration"),
         (("model.hidden=choice(8,16)", "sampler=bayes"), "sampler: 'bayes' (tpe, random, grid)"),
         (("model.hidden=choice(8,16)", "trials=0"), "trials: 0 (1 or more)"),
@@ -328,7 +332,7 @@ def test_a_sweep_that_is_killed_and_taken_up_gives_what_one_gives_that_was_not(w
     assert rows_of(cut) and (cut / "sweep.html").is_file()
     code, again = swept(capfd, "resume", str(cut))
     assert code == 0, again
-    assert re.search(r"taken up again: [123] of 3 trials have ended", again)
+    assert re.search(r"resumed: [123] of 3 trials have ended", again)
     assert kept(rows_of(cut)) == kept(rows_of(whole[0]))
     assert best_again(whole[1]) == best_again(again)
     assert (cut / "sweep.html").stat().st_size > 10_000
@@ -363,12 +367,12 @@ def test_a_sweep_that_is_begun_twice_or_taken_up_with_another_space_is_refused(t
     slow = ["+callbacks.planted._target_=tests.sweep.planted.Planted", "+callbacks.planted.what=slow"]
     begun.append(command(*SEARCHED, *slow, TRUST, "trainer.max_epochs=1000", "checkpoint.patience=null", place))
     wait_for_trial(folder, 0, begun[0])
-    assert verbally(capsys, *SEARCHED, place)[1].startswith(f"sweep: {folder} holds a sweep already. Go on with it")
+    assert verbally(capsys, *SEARCHED, place)[1].startswith(f"sweep: {folder} holds a sweep already. Resume it")
     assert "another process is at work in" in verbally(capsys, "resume", str(folder), TRUST)[1]
     os.killpg(begun[0].pid, signal.SIGTERM)
     said, _ = begun[0].communicate(timeout=60)
     assert begun[0].returncode == 143
-    assert f"to go on: python -m flatout sweep resume {folder}" in said
+    assert f"to resume: python -m flatout sweep resume {folder}" in said
     summaries = [json.loads(path.read_text())["status"] for path in folder.glob("*/summary.json")]
     assert "running" not in summaries and "interrupted" in summaries
     assert (folder / "sweep.csv").is_file() and (folder / "sweep.html").is_file()
@@ -490,5 +494,5 @@ def test_time_ends_a_sweep_and_it_can_be_taken_up(tmp_path, capfd):
     short = ["trainer.max_epochs=1", "logger=none", "pruner=none"]
     code, said = swept(capfd, *SEARCHED, *short, "trials=400", "for=8s", f"hydra.sweep.dir={folder}")
     assert code == 0, said
-    assert "the time is over; to go on: python -m flatout sweep resume" in said and "best: trial" in said
+    assert "the time is over; to resume: python -m flatout sweep resume" in said and "best: trial" in said
     assert 0 < len(rows_of(folder)) < 400

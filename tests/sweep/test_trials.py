@@ -34,12 +34,15 @@ from flatout import (
 from flatout.distributed.signals import asking
 from flatout.errors import RunBroke
 from flatout.report.summary import read_summary
+from flatout.run.build import RunBuilder
+from flatout.run.job import RunJob
 from flatout.sweep.board import Board
 from flatout.sweep.durations import seconds
 from flatout.sweep.many import Multirun, begun_with, newest_of, run_all
 from flatout.sweep.slots import slots
 from flatout.sweep.stopping import to_go_on
-from flatout.sweep.trials import Ending, Readings, Status, Trial, can_go_on, endings
+from flatout.sweep.trial import Ending, Status, Trial
+from flatout.sweep.trials import Readings, endings
 from tests.composed import run_train
 from tests.started import begin, wait_for
 from tests.sweep.planted import Planted
@@ -55,7 +58,7 @@ def config(**settings: Any) -> RunConfig:
 
 
 def trial(folder: Path, number: int = 0, **settings: Any) -> Trial:
-    return Trial(number, folder / str(number), config(**settings), [], [f"number={number}"])
+    return Trial(number, folder / str(number), RunJob(RunBuilder(config(**settings))), [], [f"number={number}"])
 
 
 def ended(trials: list[Trial], parallel: int = 1, **settings: Any) -> dict[int, Ending]:
@@ -83,7 +86,10 @@ def test_what_goes_wrong_stays_with_its_trial(tmp_path):
     planted = {number: {"callbacks": {"planted": Planted(what)}} for number, what in enumerate(("raise", "die"))}
     wrong = TextDataConfig(train=str(tmp_path / "nothing.csv"))
     trials = [trial(tmp_path, number, **settings) for number, settings in planted.items()]
-    trials += [Trial(2, tmp_path / "2", RunConfig(data=wrong, model=MODEL), [], []), trial(tmp_path, 3)]
+    trials += [
+        Trial(2, tmp_path / "2", RunJob(RunBuilder(RunConfig(data=wrong, model=MODEL))), [], []),
+        trial(tmp_path, 3),
+    ]
     found = ended(trials)
     assert [found[number].status.value for number in range(4)] == ["failed", "failed", "failed", "complete"]
     assert found[0].note == "ValueError: planted here"
@@ -193,11 +199,11 @@ def test_a_trial_that_was_stopped_goes_on_where_it_was(tmp_path):
 
 def test_only_what_the_same_words_began_is_gone_on_with(tmp_path):
     first = replace(trial(tmp_path), overrides=["data.batch_size=32"])
-    assert not can_go_on(first)
+    assert not first.job.can_resume(first.folder, first.overrides)
     ended([first])
-    assert can_go_on(first)
+    assert first.job.can_resume(first.folder, first.overrides)
     other = replace(first, overrides=["data.batch_size=64"], is_again=True)
-    assert not can_go_on(other)
+    assert not other.job.can_resume(other.folder, other.overrides)
     again = ended([other])
     assert again[0].status is Status.complete
     assert read_summary(tmp_path / "0")["training"]["resumed_from"] is None
@@ -277,7 +283,7 @@ def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(tmp_path, capf
     os.killpg(first.pid, signal.SIGTERM)  # as `timeout` and batch systems do
     said, _ = first.communicate(timeout=60)
     assert first.returncode == 143
-    assert f"to go on: python -m train -m data.sample.rows=300 model.hidden=8 {' '.join(words)} resume=auto" in said
+    assert f"to resume: python -m train -m data.sample.rows=300 model.hidden=8 {' '.join(words)} resume=auto" in said
     folder = last.parents[2]
     assert [read_summary(folder / name)["status"] for name in "01"] == ["finished", "interrupted"]
     step, kept = last.resolve().name, (folder / "0" / "summary.json").read_bytes()
@@ -339,7 +345,7 @@ def test_every_signal_that_asks_trials_to_end_is_heard_once_and_says_how_to_go_o
         finally:
             os.kill(os.getpid(), number)  # an echo: it must not disturb the ending
             time.sleep(0.01)
-    assert capsys.readouterr().out == "to go on: this\n"
+    assert capsys.readouterr().out == "to resume: this\n"
     assert number == signal.SIGINT or left.value.code == 128 + number
     assert signal.getsignal(number) is before
 

@@ -27,10 +27,6 @@ _GRAMS_SHOWN = 24
 _LEAST_SUPPORT = 5
 _NOTHING, _LITTLE, _MUCH = 0.1, 0.35, 0.8
 
-COMMONEST = 20
-EVERYBODY = f"dice of the {COMMONEST} commonest"
-"""Name of the trivial baseline: the same grams for every record."""
-
 
 @dataclass(frozen=True, slots=True)
 class GramCounts:

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from flatout.bits.exposure import (
-    COMMONEST,
-    EVERYBODY,
     LearningCurve,
     by_frequency,
     conclusion,
@@ -24,6 +22,7 @@ from flatout.bits.grams import FIELD_END
 from flatout.bits.info import BitInfo, GramLabels
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.reconstruct import Rates, rates
+from flatout.bits.ridge_start import COMMONEST, EVERYBODY
 from flatout.bits.scores import NAMES
 from flatout.bits.task import GramDecoder
 from flatout.data.batches.feed import Feed, Feeds

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flatout.bits.answers import finished_answers
 from flatout.bits.columns import BitColumn, Form, known_numbers
 from flatout.bits.encodings import Packed, Sets
 from flatout.bits.info import GramLabels
 from flatout.bits.reconstruct import LetterOrder, Reconstructor
-from flatout.bits.task import finished_answers
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import PlanSettings

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.bits.exposure import COMMONEST, EVERYBODY
 from flatout.bits.grams import GramIndex
 from flatout.bits.info import BitInfo, GramLabels
 from flatout.bits.recombine import Recombined, recombined_texts
@@ -21,6 +20,9 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.models.bit_mlp import BitMLP
 from flatout.run_log import RunLog
 
+COMMONEST = 20
+EVERYBODY = f"dice of the {COMMONEST} commonest"
+"""Name of the trivial baseline: the same grams for every record."""
 STEEPNESS = 15.0
 """Logits of a detector for each unit of ridge's score, which is 0 for an absent gram and 1 for a present one."""
 _RECOMBINED, _TEXTS_READ = 65_536, 131_072

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flatout.bits.answers import finished_answers
 from flatout.bits.info import GramLabels
 from flatout.bits.recombine import Recombined
 from flatout.bits.ridge_start import choose_ridge_share, recombine_training_texts, start_at_ridge
@@ -230,13 +231,6 @@ class GramDecoder(Task):
     def _answers_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Sum over records of the mean over answers."""
         return gram_loss(self.config.loss, outputs.float(), targets, self.weights_C) / self.labels.num_outputs
-
-
-def finished_answers(model: nn.Module, labels: GramLabels, batch: FlatBatch) -> Tensor:
-    """`[B, C]` logits of the answers, after whatever votes in the end; a network of a person's own just answers."""
-    logits = model(batch)[:, : labels.num_outputs].float()
-    blended = getattr(model, "blended", None)
-    return logits if blended is None else blended(logits, batch)
 
 
 def gram_loss(kind: GramLoss, logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:

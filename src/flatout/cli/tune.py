@@ -9,13 +9,20 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from flatout.distributed.processes import warm_start
+from flatout.errors import UserError
 from flatout.perf.tune.answers import Answers, Tried
+
+if TYPE_CHECKING:  # heavy modules are imported after the command line is read
+    from omegaconf import DictConfig
+
+    from flatout.config import RunConfig
 
 _MODE = "tune=auto"
 _LEAST_WIDTH = 140
@@ -32,35 +39,47 @@ def run(arguments: argparse.Namespace) -> None:
 
     words = [word for word in arguments.words if word.lstrip("+") != _MODE]
     with tempfile.TemporaryDirectory() as folder:  # Hydra wants one; nothing is written there
-        train.main([_MODE, *words, f"hydra.run.dir={folder}/none"], job=train.tune_job)
+        train.main([_MODE, *words, f"hydra.run.dir={folder}/none"], job=job)
 
 
-def decide(config: object, overrides: Sequence[str]) -> None:
+def job(cfg: DictConfig) -> None:
+    """Measure what a run of the composed settings would measure before training, then end."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from flatout.cli.boundary import as_typed, read_config
+    from train import leave
+
+    overrides = as_typed(HydraConfig.get().overrides.task)
+    try:
+        decide(read_config(cfg, overrides), overrides)
+    except UserError as mistake:
+        leave(mistake)
+
+
+def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     """Measure for these settings, and print what was found."""
-    from flatout.config import RunConfig
     from flatout.distributed.ranks import Ranks
-    from flatout.perf.tune.tuning import Found, Question, device_key, measured_for, override_line, smallest
+    from flatout.perf.tune.tuning import Found, device_key, measured_for, override_line, smallest
+    from flatout.run.build import RunBuilder
     from flatout.run.launch import devices_wanted
-    from flatout.run.run import prepare_data, probed, require_memory_for_model, share_processor
+    from flatout.run.run import prepare_data, share_processor
     from flatout.run.run_folder import unwritten_run
 
-    assert isinstance(config, RunConfig)
-    numbers = devices_wanted(config.trainer)
+    build = RunBuilder(config)
+    numbers = devices_wanted(build.trainer)
     ranks = Ranks(0, len(numbers), 0, len(numbers))
     alone = Ranks()
-    with unwritten_run() as place:
-        devices = {
-            str(device_key(device)): device for device in (alone.device(_accelerator(config), n) for n in numbers)
-        }
-        share_processor(config, ranks, next(iter(devices.values())), place)
-        data = prepare_data(config, alone, place)
+    with unwritten_run() as folder:
+        each_device = (alone.device(build.accelerator, number) for number in numbers)
+        devices = {str(device_key(device)): device for device in each_device}
+        share_processor(build, ranks, next(iter(devices.values())), folder)
+        data = prepare_data(build, alone, folder)
         for device in devices.values():
-            require_memory_for_model(config, data, ranks, device)
+            build.require_memory_for_model(data, ranks, device)
     print(data.info.report.line(), flush=True)
     found: list[Found] = []
     for device in devices.values():
-        build = probed(config, ranks, device)
-        question = Question(config, data.store, ranks, device, overrides, build, counts_time=False)
+        question = build.question(data, ranks, device, overrides, counts_time=False)
         found.append(measured_for(question, _say))
     for line in (line for each in found for line in each.lines):
         print(line)
@@ -70,14 +89,8 @@ def decide(config: object, overrides: Sequence[str]) -> None:
     console.print(table_of(answers))
     for choice in answers.choices:
         print(f"{choice.name}: {choice.value} ({choice.why}; {choice.evidence})")
-    print(
-        override_line(answers.values, config.optim)
-        or "nothing was left open, or nothing could be measured: train with these settings"
-    )
-
-
-def _accelerator(config: object) -> str:
-    return str(getattr(config, "trainer", {}).get("accelerator", "auto"))
+    nothing = "nothing was left open, or nothing could be measured: train with these settings"
+    print(override_line(answers.values, build.open_settings.optim) or nothing)
 
 
 def _say(line: str) -> None:

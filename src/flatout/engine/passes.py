@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import lightning as L
 import torch
 from torch import Tensor, nn
 
@@ -25,10 +26,24 @@ from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_
 from flatout.engine.random_state import RandomState
 from flatout.errors import UserError
 
-if TYPE_CHECKING:
-    from flatout.engine.fast_loop import FastLoop
-
 TRAINING, EVALUATION = "training", "evaluation"
+
+
+class Loop(Protocol):
+    """What passes need of the loop that runs them."""
+
+    trainer: L.Trainer
+    module: L.LightningModule
+    exchanges: bool
+    edge: Callable[[int], float]
+
+    def forward(self, batch: Any) -> Tensor | None: ...
+
+    def backward(self, loss: Tensor, *, ends_step: bool) -> None: ...
+
+    def exchange_context(self, *, ends_step: bool) -> Any: ...
+
+    def reset_gradients(self) -> None: ...
 
 
 class Report(Protocol):
@@ -44,7 +59,7 @@ def _report_nothing(name: str, pieces: int, before: int, step: int, why: str, ha
 class Passes:
     """Passes of a module, in as many pieces as memory asks for."""
 
-    def __init__(self, loop: FastLoop) -> None:
+    def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.pieces = {TRAINING: 1, EVALUATION: 1}
         """Into how many pieces each batch is cut."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from flatout.bits.data import BitsDataConfig
-from flatout.config import RunConfig
 from flatout.data.store_data import StoreData
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError, require
+from flatout.run.build import RunBuilder
 from flatout.run.launch import start
 from flatout.run.run import Result
 from flatout.tasks.task import Task
@@ -35,10 +35,6 @@ def fit(
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         what = "is called while another process reads this script"
         raise UserError("fit", what, hint="Put it below: if __name__ == '__main__':")
-    unknown = settings.keys() - RunConfig.__dataclass_fields__.keys()
-    if unknown:
-        allowed = ", ".join(RunConfig.__dataclass_fields__)
-        raise UserError("fit", f"no setting {', '.join(sorted(unknown))}", allowed=allowed)
     if isinstance(data, StoreData):
         settings.setdefault("seed", data.seed)
         data = data.config
@@ -46,7 +42,5 @@ def fit(
         settings = {"task": model.config, "optim": model.optim, **settings}
         model = model.model if model.model_config is None else model.model_config
     given: dict[str, Any] = {name: value for name, value in (("data", data), ("model", model)) if value is not None}
-    config = RunConfig(**given, **settings)
-    if epochs is not None:
-        config.trainer = {**config.trainer, "max_epochs": epochs}
-    return start(config, folder=None if folder is None else Path(folder))
+    build = RunBuilder.of(max_epochs=epochs, **given, **settings)
+    return start(build, folder=None if folder is None else Path(folder))

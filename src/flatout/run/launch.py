@@ -17,24 +17,22 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from flatout.checkpoints.exact import CHECKPOINTS
-from flatout.config import RunConfig
 from flatout.distributed.processes import end_with_parent, interrupt_once, redirect_output, warm_start
 from flatout.distributed.ranks import Ranks, cores_here
 from flatout.distributed.signals import asking
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require, write_for_launcher
 from flatout.inference.load import load_predictor
 from flatout.report.summary import mark_broken, read_summary
+from flatout.run.build import RunBuilder
 from flatout.run.resume import find_run, unfinished_before
 from flatout.run.run import Result, run
 from flatout.run.run_folder import new_folder
@@ -45,42 +43,43 @@ _LATER_S = 2
 """How long a rank that only misses another one waits, so that the launcher sees the other one's end first."""
 
 
-def start(config: RunConfig, *, folder: Path | None = None, overrides: Sequence[str] = ()) -> Result:
-    """One run, here or on as many processes as devices are asked for; one that is gone on with has its old folder."""
+def start(build: RunBuilder, *, folder: Path | None = None, overrides: Sequence[str] = ()) -> Result:
+    """One run, here or on as many processes as devices are asked for; a resumed run keeps its old folder."""
     ranks = Ranks.here()
-    wanted = devices_wanted(config.trainer)
+    wanted = devices_wanted(build.trainer)
     if ranks.are_several:
-        given = config.trainer.get("devices") not in (None, "auto", -1)
+        given = build.trainer.get("devices") not in (None, "auto", -1)
         started = f"{ranks.local_world} ranks are running on this machine"
         hint = "Leave trainer.devices out: who starts the ranks decides."
         require(not given or len(wanted) == ranks.local_world, "trainer.devices", started, hint=hint)
-    elif config.trainer.get("num_nodes", 1) != 1:
-        what = f"{config.trainer['num_nodes']}, but nobody has started a rank on another machine"
+    elif build.trainer.get("num_nodes", 1) != 1:
+        what = f"{build.trainer['num_nodes']}, but no rank runs on another machine"
         raise UserError("trainer.num_nodes", what, hint="Start the run on each machine with torchrun or srun.")
     are_alone = not ranks.are_several and len(wanted) == 1
-    what = "one device has nobody to share with"
+    what = "a single device has no other to share weights with"
     hint = "Set trainer.devices=N, or leave it out."
-    require(not (config.shares_weights and are_alone), "trainer.strategy: fsdp", what, hint=hint)
-    place = json.loads(ranks.agreed("folder", lambda: json.dumps(_place(config, folder, overrides))))
-    at = Path(place["folder"])
-    if place["is_finished"]:
-        return finished_result(at)
-    config = replace(config, resume=place["resume"])
+    require(not (build.shards_weights and are_alone), "trainer.strategy: fsdp", what, hint=hint)
+    chosen = json.loads(ranks.agreed("folder", lambda: json.dumps(_choose_folder(build, folder, overrides))))
+    path = Path(chosen["folder"])
+    if chosen["is_finished"]:
+        return finished_result(path)
+    build = build.resuming(chosen["resume"])
     if ranks.are_several or are_alone:
-        return run(config, at, overrides=overrides, number=wanted[0])
-    return _on_ranks(config, wanted, at, overrides)
+        return run(build, path, overrides=overrides, number=wanted[0])
+    return _on_ranks(build, wanted, path, overrides)
 
 
-def _place(config: RunConfig, folder: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """Where the run's folder is, and whether something is in it to go on with."""
-    found = find_run(config, overrides)
+def _choose_folder(build: RunBuilder, folder: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
+    """The run's folder, and whether it holds a run to resume."""
+    request = build.request(overrides)
+    found = find_run(request)
     for line in found.lines:
         print(line, flush=True)
     if found.folder is not None:
         return {"folder": str(found.folder), "resume": str(found.folder), "is_finished": found.is_finished}
-    if config.resume is None and (word := unfinished_before(config, overrides)):
-        print(word, flush=True)
-    return {"folder": str((folder or new_folder(config)).absolute()), "resume": None, "is_finished": False}
+    if not build.is_resumed and (hint := unfinished_before(request)):
+        print(hint, flush=True)
+    return {"folder": str((folder or new_folder(build.runs)).absolute()), "resume": None, "is_finished": False}
 
 
 def finished_result(folder: Path) -> Result:
@@ -122,25 +121,24 @@ def devices_wanted(trainer: dict[str, Any]) -> list[int]:
     return list(asked)
 
 
-def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Sequence[str]) -> Result:
+def _on_ranks(build: RunBuilder, devices: list[int], folder: Path, overrides: Sequence[str]) -> Result:
     """Start a process a device, wait for all of them, and tell what the first one found."""
-    if isinstance(config.model, nn.Module):
+    if build.has_own_network:
         hint = "Start your script with torchrun, or name the model's settings."
         raise UserError("trainer.devices", "a model of your own cannot be handed to other processes", hint=hint)
     warm_start()
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # they tell in pages what we say in a line
     launch = elastic_launch(_launch_of(len(devices)), _rank)
-    # Which devices are meant was said; the ranks count those they see.
-    config = replace(config, trainer={**config.trainer, "devices": None})
     started = time.time()
     try:
         with _handlers_given_back():
-            found = launch(config, folder, list(overrides), _environment(config, devices))[0]
+            environment = _environment(build.accelerator, devices)
+            found = launch(build.for_one_rank(), folder, list(overrides), environment)[0]
     except ChildFailedError as error:
-        told = _told(error, len(devices), folder)
-        mark_broken(folder, started, "interrupted" if isinstance(told, SystemExit) else "failed")
-        raise told from None
+        failure = explain_failure(error, len(devices), folder)
+        mark_broken(folder, started, "interrupted" if isinstance(failure, SystemExit) else "failed")
+        raise failure from None
     except SignalException as stopped:
         mark_broken(folder, started, "interrupted")
         if stopped.sigval is signal.SIGINT:
@@ -183,10 +181,10 @@ def _handlers_given_back() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _environment(config: RunConfig, devices: list[int]) -> dict[str, str]:
+def _environment(accelerator: str, devices: list[int]) -> dict[str, str]:
     """What the ranks shall find in theirs; they are forked from a process that may be older than our variables."""
     environment = dict(os.environ)
-    if config.trainer.get("accelerator", "auto") != "cpu" and torch.cuda.is_available():
+    if accelerator != "cpu" and torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[number] for number in devices)
@@ -194,7 +192,7 @@ def _environment(config: RunConfig, devices: list[int]) -> dict[str, str]:
 
 
 @record
-def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: dict[str, str]) -> dict[str, Any] | None:
+def _rank(build: RunBuilder, folder: Path, overrides: list[str], environment: dict[str, str]) -> dict[str, Any] | None:
     """One rank of a run, in its own process."""
     end_with_parent()
     signal.signal(signal.SIGINT, interrupt_once)
@@ -202,7 +200,7 @@ def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: di
     os.environ |= {name: value for name, value in environment.items() if name not in ours}
     redirect_output()
     try:
-        result = run(config, folder, overrides=overrides)
+        result = run(build, folder, overrides=overrides)
     except UserError as mistake:
         write_for_launcher(mistake)
         sys.exit(EXIT_CODE)
@@ -223,12 +221,12 @@ def _of_torchrun() -> set[str]:
     return names | {name for name in os.environ if name.startswith(prefixes)}
 
 
-def _told(error: ChildFailedError, count: int, folder: Path) -> BaseException:
-    """What the first failure means to a person."""
+def explain_failure(error: ChildFailedError, count: int, folder: Path) -> BaseException:
+    """The first failure, as an error to raise."""
     rank, failure = _first_cause(error)
     words = failure.error_file_data.get("message")
-    told = words.get("extraInfo", {}) if isinstance(words, dict) else {}
-    if mistake := told.get("mistake"):
+    details = words.get("extraInfo", {}) if isinstance(words, dict) else {}
+    if mistake := details.get("mistake"):
         where = mistake.pop("where")
         return UserError(where, mistake.pop("what"), **mistake)
     kept = folder / CHECKPOINTS / "last"
@@ -239,7 +237,7 @@ def _told(error: ChildFailedError, count: int, folder: Path) -> BaseException:
         return RunBroke(f"rank {rank} of {count} was ended by {name}; the other ranks were stopped.{hint}{rest}")
     if failure.exitcode > 128:
         return KeyboardInterrupt() if failure.exitcode == 128 + signal.SIGINT else SystemExit(failure.exitcode)
-    trace = told.get("py_callstack", "")
+    trace = details.get("py_callstack", "")
     return RunBroke(f"{trace}\nrank {rank} of {count} failed; the other ranks were stopped.{rest}".strip())
 
 

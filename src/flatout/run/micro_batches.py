@@ -61,13 +61,13 @@ def mind_memory(
             loop.passes.least[name] = pieces
         evidence = f"noted in {notes.path}; delete it to try whole batches again"
         value = f"{-(-whole // pieces)} {unit} of {whole}"
-        place.choose(_NAMES[name], value, "an earlier run like this one ran out of memory", evidence, anew=True)
+        place.choose(_NAMES[name], value, "an earlier run like this one ran out of memory", evidence, replaces=True)
 
     def tell(name: str, pieces: int, before: int, step: int, why: str, has_ended: bool) -> None:
         whole, unit = capacity(plans[name])
         most = -(-whole // pieces)
-        told = f"{most} {unit} (was {-(-whole // before)})"
-        _say_how_it_goes_on(name, told, step, why, task, place)
+        value = f"{most} {unit} (was {-(-whole // before)})"
+        _report_pieces(name, value, step, why, task, place)
         try:
             notes.note(f"{name} {unit}", Limit(most, has_ended), _row_key(task, feeds, str(about["precision"])))
         except OSError as error:
@@ -78,11 +78,11 @@ def mind_memory(
     loop.passes.report = tell
 
 
-def _say_how_it_goes_on(name: str, told: str, step: int, why: str, task: Task, place: RunFolder) -> None:
+def _report_pieces(name: str, value: str, step: int, why: str, task: Task, place: RunFolder) -> None:
     at = f"at step {step + 1}, whose rows stay the same" if name == TRAINING else f"after step {step}"
-    place.choose(_NAMES[name], told, f"out of memory {at}", why, anew=True)
+    place.choose(_NAMES[name], value, f"out of memory {at}", why, replaces=True)
     if name == TRAINING and running_statistics(task):
-        place.log.say("batch normalisation sees the smaller pieces by themselves: results differ a little from now on")
+        place.log.say("batch normalisation sees each smaller piece alone: results differ a little from now on")
 
 
 def _row_key(task: Task, feeds: Feeds, arithmetic: str) -> str:

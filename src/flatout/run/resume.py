@@ -2,14 +2,13 @@
 
 `resume=auto` finds the newest run that this command has begun; `resume=FOLDER` names one. What a checkpoint is of
 (data, model, plan, settings) stands in its manifest and must be what this run is of, or the difference is shown. A
-fresh start is always said.
+fresh start is always reported.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,25 +21,24 @@ import xxhash
 import yaml
 
 from flatout.checkpoints.exact import CHECKPOINTS, newest_first
-from flatout.checkpoints.folder import require_whole
-from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed
 from flatout.errors import UserError
-from flatout.files import fcntl, put_back
+from flatout.files import fcntl
+from flatout.report.plain import plain
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
-from flatout.run.run_folder import OVERRIDES, plain
+from flatout.run.run_folder import OVERRIDES, SETTINGS
 
 AUTO = "auto"
 _PATIENCE_S = 30.0
 """How long a run that is just ending may still hold its folder."""
 _FREE = (
-    # Settings that may differ: they decide how long, where and how fast is trained and what is said, not what.
+    # Settings that may differ: they decide how long, where and how fast to train, not what.
     *(f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_time", "min_epochs", "min_steps")),
     *(f"trainer.{name}" for name in ("devices", "num_nodes", "accelerator", "strategy", "logger")),
     *(f"trainer.{name}" for name in ("val_check_interval", "check_val_every_n_epoch", "limit_val_batches")),
     *(f"data.{name}" for name in ("feed", "workers", "cache", "eval_batch_size")),
-    *("tune", "compile"),  # a run that is gone on with has the answers it was begun with
+    *("tune", "compile"),  # a resumed run keeps the answers of its beginning
     # Compared as what they make: rows a step, steps an epoch, arithmetic.
     *("data.batch_size", "data.accumulate", "data.effective_batch", "precision", "trainer.limit_train_batches"),
     *("experiment", "data.builtin", "data.tweets", "data.tagged_tweets"),  # of checkpoints of earlier versions
@@ -59,63 +57,71 @@ _FREE = (
 
 
 @dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What a command asks for, as the search for an earlier run compares it."""
+
+    resume: str | None
+    runs: Path
+    """The folder of the runs of this name."""
+    settings: dict[str, Any]
+    """All settings as plain values."""
+    overrides: Sequence[str]
+
+    @property
+    def length(self) -> dict[str, Any]:
+        """How long it shall train."""
+        return length_of(self.settings)
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
-    """A run to go on with, or a new one."""
+    """A run to resume, or a new one."""
 
     folder: Path | None
     """None: a new run begins."""
     lines: list[str] = field(default_factory=list)
-    """What a person should know of the search."""
+    """What the search has to report."""
     is_finished: bool = False
     """Whether everything it was asked for is done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where training goes on."""
-
-    checkpoint: Path
-    about: dict[str, Any]
-
-    @property
-    def step(self) -> int:
-        return int(self.about["position"]["step"])
-
-
-def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
+def find_run(request: RunRequest) -> Found:
     """The run that `resume` asks for."""
-    if config.resume is None:
+    if request.resume is None:
         return Found(None)
-    if config.resume != AUTO:
-        folder = Path(config.resume).expanduser()
-        read_summary(folder)  # tells what is no run's folder
-        return _found(config, folder.absolute())
-    place = Path(config.output) / config.name
-    runs = sorted(place.glob(f"*/{SUMMARY}"), key=lambda path: path.parent.name, reverse=True)
-    same = [path.parent for path in runs if _is_same_command(path.parent, config, overrides)]
+    if request.resume != AUTO:
+        folder = Path(request.resume).expanduser()
+        read_summary(folder)  # refuses what is not the folder of a run
+        return _found(request, folder.absolute())
+    runs = sorted(request.runs.glob(f"*/{SUMMARY}"), key=lambda path: path.parent.name, reverse=True)
+    same = [path.parent for path in runs if _is_same_command(path.parent, request)]
     if not same:
         count = f"none of the {len(runs)} runs" if runs else "no run"
-        hint = "; resume=FOLDER goes on with one of your choice" if runs else ""
-        return Found(None, [f"resume: {count} in {place} was begun by this command; a new one begins{hint}"])
-    return _found(config, same[0].absolute())
+        hint = "; resume=FOLDER resumes one of your choice" if runs else ""
+        return Found(None, [f"resume: {count} in {request.runs} was begun by this command; a new one begins{hint}"])
+    return _found(request, same[0].absolute())
 
 
-def _found(config: RunConfig, folder: Path) -> Found:
-    if read_summary(folder)["status"] == "finished" and _is_all_done(config, folder):
+def _found(request: RunRequest, folder: Path) -> Found:
+    if read_summary(folder)["status"] == "finished" and _is_all_done(request, folder):
         return Found(folder, [f"resume: {folder} has finished; there is nothing left to train"], is_finished=True)
     return Found(folder)
 
 
-def _is_same_command(folder: Path, config: RunConfig, overrides: Sequence[str]) -> bool:
-    """Whether a run was begun by the same words, or from Python by the same settings; those that are free apart."""
+def _is_same_command(folder: Path, request: RunRequest) -> bool:
+    """Whether a run began with the same words, or from Python with the same settings; free ones may differ."""
     try:
         words = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
-        if words or overrides:
-            return _deciding(words) == _deciding(overrides)
-        then = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        if words or request.overrides:
+            return _deciding(words) == _deciding(request.overrides)
+        return deciding_settings(request.settings) == deciding_settings(_settings_in(folder))
     except (OSError, ValueError, yaml.YAMLError):
         return False
-    return bool(deciding_settings(plain(config)) == deciding_settings(then))
+
+
+def _settings_in(folder: Path) -> dict[str, Any]:
+    settings: dict[str, Any] = yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8"))
+    return settings
 
 
 def _deciding(words: Sequence[str]) -> list[str]:
@@ -133,53 +139,27 @@ def _is_free(key: str, but: Sequence[str] = ()) -> bool:
     return key not in but and any(key == name or key.startswith(f"{name}.") for name in _FREE)
 
 
-def _is_all_done(config: RunConfig, folder: Path) -> bool:
-    """Whether a finished run is asked for just what it was: neither other settings nor more epochs, steps or time."""
+def _is_all_done(request: RunRequest, folder: Path) -> bool:
+    """Whether a finished run did all that is asked for: the same settings, and no more epochs, steps or time."""
     try:
-        then = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        is_same = deciding_settings(plain(config)) == deciding_settings(then)
-        return is_same and asked_of(config.trainer, config.checkpoint.patience) == asked_of(
-            then["trainer"], then["checkpoint"]["patience"]
-        )
+        then = _settings_in(folder)
+        is_same = deciding_settings(request.settings) == deciding_settings(then)
+        return is_same and request.length == length_of(then)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return False
 
 
-def asked_of(trainer: dict[str, Any], patience: int | None) -> dict[str, Any]:
-    """How long a run shall go on."""
-    names = ("max_epochs", "max_steps", "max_time")
-    return {**{name: plain(trainer.get(name)) for name in names}, "patience": patience}
-
-
-def set_aside(start: Start, folder: Path) -> None:
-    """Rename checkpoints that were passed over, so that they count for none."""
-    for path in newest_first(folder / CHECKPOINTS):
-        if path == start.checkpoint:
-            return
-        shutil.rmtree(path.with_name(f"damaged-{path.name}"), ignore_errors=True)
-        path.rename(path.with_name(f"damaged-{path.name}"))
-
-
-def find_checkpoint(folder: Path) -> tuple[Start | None, list[str]]:
-    """The newest whole checkpoint of a run, and what is to be said of those that are not."""
-    lines = []
-    put_back(folder / CHECKPOINTS)
-    for path in newest_first(folder / CHECKPOINTS):
-        try:
-            about = require_whole(path)
-            if not isinstance(about.get("position"), dict):
-                raise UserError(f"checkpoint {path}", "says no position")
-        except UserError as error:
-            lines.append(f"resume: {error}; passed over")
-            continue
-        return Start(path, about), lines
-    return None, lines
+def length_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that decide how long a run trains."""
+    trainer = settings["trainer"]
+    lengths = {name: plain(trainer.get(name)) for name in ("max_epochs", "max_steps", "max_time")}
+    return {**lengths, "patience": settings["checkpoint"]["patience"]}
 
 
 def about_run(
-    config: RunConfig, data_key: str, model: torch.nn.Module, feed: Feed, batches_in_epoch: int, precision: str
+    settings: dict[str, Any], data_key: str, model: torch.nn.Module, feed: Feed, batches_in_epoch: int, precision: str
 ) -> dict[str, Any]:
-    """What a run is of, as its checkpoints say it."""
+    """The data, model, plan and settings of a run, as its checkpoints keep them; `settings` as plain values."""
     plan = feed.plan
     shapes = [(name, list(weight.shape)) for name, weight in model.named_parameters()]
     return {
@@ -193,8 +173,8 @@ def about_run(
             "layout": str(plan.layout),
         },
         "precision": precision,
-        "asked": asked_of(config.trainer, config.checkpoint.patience),
-        "settings": deciding_settings(plain(config)),
+        "asked": length_of(settings),
+        "settings": deciding_settings(settings),
         "torch": torch.__version__,
     }
 
@@ -214,19 +194,19 @@ def deciding_settings(settings: dict[str, Any], prefix: str = "") -> dict[str, A
 
 
 def require_same_run(then: dict[str, Any], now: dict[str, Any], *, anyway: bool) -> list[str]:
-    """Refuse a checkpoint of another run, with the difference; what is said where it is taken all the same."""
-    told = list(_differences(then, now))
+    """Refuse a checkpoint of another run, with the difference; the lines to print where it is taken anyway."""
+    differences = list(_differences(then, now))
     lines = []
     if then.get("torch") != now["torch"]:
         lines.append(f"resume: saved with torch {then.get('torch')}, this is {now['torch']}: last digits may differ")
     if then.get("model") != now["model"]:
-        what = "; ".join(["the model has other weights", *told])
+        what = "; ".join(["the model has other weights", *differences])
         hint = "Set the model back, or leave resume out: a new run begins."
         raise UserError("resume", f"this is not the run that was begun: {what}", hint=hint)
-    if told and not anyway:
+    if differences and not anyway:
         hint = "Set it back, or add resume_anyway=true to go on all the same; without resume a new run begins."
-        raise UserError("resume", f"this is not the run that was begun: {'; '.join(told)}", hint=hint)
-    return [*lines, *(f"resume: going on although {each}" for each in told)]
+        raise UserError("resume", f"this is not the run that was begun: {'; '.join(differences)}", hint=hint)
+    return [*lines, *(f"resume: resuming although {each}" for each in differences)]
 
 
 def _differences(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
@@ -277,12 +257,11 @@ def _locked(handle: int) -> bool:
     return True
 
 
-def unfinished_before(config: RunConfig, overrides: Sequence[str]) -> str | None:
-    """A word about a run of this command that was cut short, for one who begins it anew."""
-    place = Path(config.output) / config.name
+def unfinished_before(request: RunRequest) -> str | None:
+    """A line about an earlier run of this command that did not finish; None without one."""
     try:
-        newest = max(place.glob(f"*/{SUMMARY}"), key=lambda path: path.parent.name, default=None)
-        if newest is None or not _is_same_command(newest.parent, config, overrides):
+        newest = max(request.runs.glob(f"*/{SUMMARY}"), key=lambda path: path.parent.name, default=None)
+        if newest is None or not _is_same_command(newest.parent, request):
             return None
         status = read_summary(newest.parent)["status"]
         has_any = bool(newest_first(newest.parent / CHECKPOINTS))
@@ -290,4 +269,4 @@ def unfinished_before(config: RunConfig, overrides: Sequence[str]) -> str | None
         return None
     if status == "finished" or not has_any:
         return None
-    return f"an earlier run of this command ended early ({os.path.relpath(newest.parent)}): resume=auto goes on with it"
+    return f"an earlier run of this command ended early ({os.path.relpath(newest.parent)}): resume=auto resumes it"

@@ -13,64 +13,43 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flatout.bits.exposure_report import report_exposure
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.task import GramDecoder
-from flatout.callbacks.profile_steps import TABLE, TRACE
-from flatout.checkpoints.exact import CHECKPOINTS
+from flatout.checkpoints.find_checkpoint import Start, find_checkpoint, set_aside
 from flatout.checkpoints.folder import read_weights, require_whole
-from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, Feeds
-from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.info import TokenInfo
-from flatout.data.plans import Placement
 from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks, cores_here, end_group, others_watched
 from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.engine.allocator import keep_freed_memory
-from flatout.engine.compile import compile_in_place
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.limits import limits
-from flatout.engine.optimizer import OptimConfig, ScaleRate
-from flatout.engine.peaks import measured_peak
-from flatout.engine.precision import PrecisionChoice, choose_precision, fast_fp32_products
+from flatout.engine.passes import TRAINING
+from flatout.engine.precision import PrecisionChoice, fast_fp32_products
+from flatout.engine.run_length import EPOCHS, batches_in_epoch
 from flatout.errors import UserError, require
 from flatout.inference.load import Answers, build_predictor
-from flatout.perf.tune.probe import Parts
-from flatout.perf.tune.settings import TuneConfig
-from flatout.perf.tune.tuning import Question, tuned
-from flatout.perf.verdict.judge import judge, tell_early
-from flatout.report.closing import print_closing
-from flatout.report.dashboard import write_dashboard
-from flatout.report.hyperparameters import compared_settings
-from flatout.report.page import read_curves, write_page
+from flatout.perf.verdict.judge import judge, report_early
+from flatout.perf.verdict.rules import verdict
 from flatout.report.summary import hardware
+from flatout.run.build import RunBuilder
+from flatout.run.closing import find_peak, save_model, summarise, write_reports
+from flatout.run.learning_rate import set_rate
 from flatout.run.micro_batches import mind_memory
-from flatout.run.model_memory import require_memory
-from flatout.run.problems import build_data, task_class
-from flatout.run.resume import Start, about_run, find_checkpoint, folder_of_one, require_same_run, set_aside
-from flatout.run.run_folder import RunFolder, open_run_folder, plain, unwritten_run
+from flatout.run.resume import about_run, folder_of_one, require_same_run
+from flatout.run.run_folder import RunFolder, open_run_folder
 from flatout.run.split_rows import SPLIT_ROWS, save_split_rows
-from flatout.run.trainer import (
-    EPOCHS,
-    Training,
-    batches_in_epoch,
-    build_trainer,
-    chosen_metric,
-    clip_of,
-    planned_steps,
-    whole_steps,
-)
-from flatout.tasks.networks import report_network
+from flatout.run.trainer import Training
 from flatout.tasks.task import Task
 
 
@@ -102,60 +81,61 @@ class Result:
         return self.predictor.predict(rows)
 
 
-def run(config: RunConfig, folder: Path, *, overrides: Sequence[str] = (), number: int = 0) -> Result:
+def run(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number: int = 0) -> Result:
     """One run, or one rank's part of it, from its settings to its report; alone, on the GPU of that number."""
     started = time.perf_counter()
-    ranks, is_again = Ranks.here(), config.resume is not None
+    ranks = Ranks.here()
+    title = build.title(overrides)
     with (
         Signals() as signals,
-        open_run_folder(config, folder, overrides, is_first=ranks.is_first, is_again=is_again) as place,
-        folder_of_one(folder) if ranks.is_first else nullcontext(),
-        threads_put_back(),
+        open_run_folder(path, title, is_first=ranks.is_first, is_again=build.is_resumed) as folder,
+        folder_of_one(path) if ranks.is_first else nullcontext(),
+        restore_threads(),
     ):
-        L.seed_everything(config.seed, verbose=False)
-        device = ranks.device(config.trainer.get("accelerator", "auto"), number)
-        share_processor(config, ranks, device, place)
-        data = prepare_data(config, ranks, place)
-        require_memory_for_model(config, data, ranks, device)
-        build = probed(config, ranks, device)
-        config = tuned(Question(config, data.store, ranks, device, overrides, build), place)
-        data.config = config.data
-        task = build_task(config, data, place)
-        feeds = place_feeds(config, data, task, device, ranks)
-        config = replace(config, trainer=whole_steps(config.trainer, feeds.train, place))
-        set_rate(config, task, feeds, place)
-        precision = choose_precision(config.precision, device)
-        place.choose("precision", precision.precision.value, precision.why, precision.evidence)
-        loop = build_loop(config, feeds)
-        training, start = set_up(config, data, task, loop, feeds, precision, ranks, place, signals)
+        build.draw_from_seed()
+        device = ranks.device(build.accelerator, number)
+        share_processor(build, ranks, device, folder)
+        data = prepare_data(build, ranks, folder)
+        build.require_memory_for_model(data, ranks, device)
+        build = build.tune(data, ranks, device, overrides, folder)
+        task = build.build_task(data, folder)
+        feeds = build.place_feeds(data, task, device, ranks)
+        build = build.with_whole_steps(feeds, folder)
+        set_rate(task, data, build.trainer, folder)
+        precision = build.choose_precision(device, folder)
+        loop = build.build_loop(rows_of_steps(build.trainer, feeds.train))
+        training, start = set_up(build, data, task, loop, precision, ranks, folder, signals)
         ranks.join(device)
         with training.loggers, fast_fp32_products(precision.precision, device) as found:
             if found is not None:
-                place.choose("fp32 products", found.value, found.why, found.evidence)
-            train(training, task, data, place, signals, start)
+                folder.choose("fp32 products", found.value, found.why, found.evidence)
+            train(training, task, data, folder, signals, start)
             load_best(training, task)
             task.to(device)  # Lightning has taken it back to the host
-            put_facts(task.tune_answers(feeds, place), place)
-            metrics = evaluate(config, training.trainer, task, data, place)
+            put_facts(task.tune_answers(feeds, folder), folder)
+            metrics = evaluate(training.trainer, task, data, folder)
+            folder.summary.set("metric", build.choose_metric(task))
             take_whole_weights(training, task)
             per_class, predictor = task.per_class(), build_predictor(task)
             if ranks.is_first:
-                save_model(config, predictor, place)
+                save_model(predictor, build.network, folder)
             find_peak(training, feeds, ranks)
             training.loggers.log_final(metrics, training.curves.steps)
-            judge(config, task, feeds, training, place)
+            write_verdict(build, task, feeds, training, folder)
         end_group()
         if ranks.is_first:
             seconds = training.checkpoints.seconds_before + time.perf_counter() - started
-            summarise(place, task, feeds, training, seconds)
+            summarise(folder, task, feeds, training, seconds)
             if isinstance(task, GramDecoder):
-                report_exposure(task, cast(GramPredictor, predictor), feeds, place.summary.values, place.path, place)
-            show(config, task, place, per_class)
-        return Result(place.path, metrics, per_class, predictor, place.summary.values, chosen_metric(config, task))
+                report_exposure(task, cast(GramPredictor, predictor), feeds, folder.summary.values, folder.path, folder)
+            settings = build.compared_settings(task)
+            write_reports(folder, task, per_class, settings=settings, has_tensorboard=build.writes_tensorboard)
+        metric = build.choose_metric(task)
+        return Result(folder.path, metrics, per_class, predictor, folder.summary.values, metric)
 
 
 @contextmanager
-def threads_put_back() -> Iterator[None]:
+def restore_threads() -> Iterator[None]:
     """The next run of this process computes with as many threads as this one found."""
     before = torch.get_num_threads()
     try:
@@ -164,12 +144,11 @@ def threads_put_back() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def share_processor(config: RunConfig, ranks: Ranks, device: torch.device, place: RunFolder) -> None:
+def share_processor(build: RunBuilder, ranks: Ranks, device: torch.device, folder: RunFolder) -> None:
     """Divide the cores among the ranks of this machine, as torchrun would leave each a single thread; keep memory."""
     if device.type == "cpu" and keep_freed_memory():
-        place.choose("allocator", "keeps freed memory", "no fresh pages each step", "the C library took mallopt")
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+        folder.choose("allocator", "keeps freed memory", "no fresh pages each step", "the C library took mallopt")
+    if build.set_threads():
         return
     has_own = "SLURM_CPUS_PER_TASK" in os.environ  # srun has divided them
     if ranks.local_world > 1 and not has_own and os.environ.get("OMP_NUM_THREADS", "1") == "1":
@@ -177,12 +156,12 @@ def share_processor(config: RunConfig, ranks: Ranks, device: torch.device, place
         torch.set_num_threads(threads)
         if device.type == "cpu":
             evidence = f"{len(cores_here())} cores, {ranks.local_world} ranks on this machine"
-            place.choose("threads a rank", threads, "an equal share of the cores", evidence)
+            folder.choose("threads a rank", threads, "an equal share of the cores", evidence)
 
 
-def prepare_data(config: RunConfig, ranks: Ranks, place: RunFolder) -> StoreData[Any, Any]:
+def prepare_data(build: RunBuilder, ranks: Ranks, folder: RunFolder) -> StoreData[Any, Any]:
     """Open the store, which the first rank builds where it is missing; report what is in it."""
-    data = build_data(config.data, seed=config.seed, log=place)
+    data = build.build_data(folder)
 
     def prepare() -> str:
         data.prepare_data()
@@ -197,137 +176,57 @@ def prepare_data(config: RunConfig, ranks: Ranks, place: RunFolder) -> StoreData
     rows = {_SHORT[split]: count for split, count in facts.pop("rows").items()}
     report = data.info.report
     cache = {"key": report.key, "hit": report.hit, "seconds": round(report.seconds, 4)}
-    place.summary.update("data", {"source": data.info.source, "rows": rows, **facts, "cache": cache})
+    folder.summary.update("data", {"source": data.info.source, "rows": rows, **facts, "cache": cache})
     return data
 
 
 _SHORT = {"train": "train", "validation": "val", "test": "test"}
 
 
-def require_memory_for_model(config: RunConfig, data: StoreData[Any, Any], ranks: Ranks, device: torch.device) -> None:
-    """Refuse a model that this device cannot train, before it is built."""
-    copies = ranks.local_world if device.type == "cpu" else 1
-    shares = ranks.world if config.shares_weights else 1
-
-    def build(model: Any) -> nn.Module:
-        return task_class(config.data)(model, config.task).build(data.info)
-
-    require_memory(config.model, build, device, copies / shares)
-
-
-def compile_model(config: RunConfig, model: nn.Module, device: torch.device, place: RunFolder) -> None:
-    """Have the model compiled where that is asked for, or was found to pay."""
-    if config.compile:
-        compile_in_place(model, device)
-        place.choose("compile", True, "asked for", "the first step waits for it")
-
-
-def probed(config: RunConfig, ranks: Ranks, device: torch.device) -> Callable[[], Parts]:
-    """Builds, in a throw-away process, what this run would train."""
-    return partial(parts_of, replace(config, callbacks={}, tune=TuneConfig(), compile=False), ranks, device)
-
-
-def parts_of(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
-    """Task and feed as a run has them, for whoever only wants to see how fast they are."""
-    with unwritten_run() as place:
-        L.seed_everything(config.seed, verbose=False)
-        data = build_data(config.data, seed=config.seed, log=place)
-        data.setup()
-        task = build_task(config, data, place)
-        feeds = place_feeds(config, data, task, device, ranks)
-        config = replace(config, trainer=whole_steps(config.trainer, feeds.train, place))
-        set_rate(config, task, feeds, place)
-        task.prepare_probe(feeds, config.seed)
-        return Parts(task, feeds.train.split, feeds.train.plan, device, config.data.workers, clip_of(config))
-
-
-def build_task(config: RunConfig, data: StoreData[Any, Any], place: RunFolder) -> Task:
-    """The task of the data, with the network of the settings or the one that was handed over."""
-    task = task_class(config.data)(config.model, config.task, config.optim)
-    report_network(task.build(data.info), config.model, data.info, place)
-    return task
-
-
-def place_feeds(config: RunConfig, data: StoreData[Any, Any], task: Task, device: torch.device, ranks: Ranks) -> Feeds:
-    """One feed a split, for this rank and for the layout that the network reads."""
-    layout = Layout(getattr(task.model, "layout", Layout.flat))
-    repeats = bool(config.trainer.get("overfit_batches"))
-    data.place(Placement(ranks.rank, ranks.world, device, layout, repeats))
-    return data.feeds
-
-
-def set_rate(config: RunConfig, task: Task, feeds: Feeds, place: RunFolder) -> None:
-    """The planned steps, and the learning rate that was asked for or that suits the model."""
-    task.total_steps = planned_steps(config.trainer, feeds.train)
-    if (rate := task.take_recommended_rate()) is not None:
-        why = "usual for such a model"
-        place.choose("optim.lr", f"{rate:g}", why, "set optim.lr for another", anew=True)
-    task.optim = scale_rate(config, task.optim, feeds.train.plan, place)
-
-
-def put_facts(facts: dict[str, Any], place: RunFolder) -> None:
+def put_facts(facts: dict[str, Any], folder: RunFolder) -> None:
     """Put what a task found into the summary."""
     for name, value in facts.items():
-        place.summary.set(name, value)
-
-
-def build_loop(config: RunConfig, feeds: Feeds) -> FastLoop:
-    """The fast loop, which names the rows of a step that fails."""
-    steps_an_epoch = batches_in_epoch(config.trainer, feeds.train) // feeds.train.plan.accumulate
-    return FastLoop(
-        not_finite=config.optim.not_finite,
-        describe_rows=lambda step: rows_told(feeds.train, *divmod(step, steps_an_epoch)),
-    )
-
-
-def scale_rate(config: RunConfig, optim: OptimConfig, plan: PlanSettings, place: RunFolder) -> OptimConfig:
-    """The learning rate for the rows of a step, and how these come about, in one line where anybody asked."""
-    if config.data.effective_batch is None and optim.scale_lr is ScaleRate.none:
-        return optim
-    if plan.tokens_per_batch is not None:
-        what = f"{optim.scale_lr.value}, but data.tokens_per_batch makes steps of unequal rows"
-        raise UserError("optim.scale_lr", what, hint="Leave one of them out.")
-    rows = plan.rows_per_batch * plan.parts
-    scaled = optim.scaled(rows)
-    product, rates = f"{plan.rows_per_batch} × {plan.accumulate} × {plan.world}", (optim.highest, scaled.highest)
-    is_capped = scaled is not optim and scaled.highest == optim.max_lr
-    how = "not scaled" if scaled is optim else f"{optim.scale_lr.value} from {optim.base_batch} rows"
-    told = f"{product} = {rows} rows, lr {rates[0]:g} → {rates[1]:g}"
-    place.choose("micro × accumulation × devices", told, "as asked", f"lr {how}{', capped' if is_capped else ''}")
-    return scaled
+        folder.summary.set(name, value)
 
 
 def set_up(
-    config: RunConfig,
+    build: RunBuilder,
     data: StoreData[Any, Any],
     task: Task,
     loop: FastLoop,
-    feeds: Feeds,
     precision: PrecisionChoice,
     ranks: Ranks,
-    place: RunFolder,
+    folder: RunFolder,
     signals: Signals,
 ) -> tuple[Training, Start | None]:
-    """The Trainer, and the checkpoint that it begins with; from here on the run is known to be the one it was."""
-    batches = batches_in_epoch(config.trainer, feeds.train)
-    about = about_run(config, data.info.key, task.model, feeds.train, batches, precision.lightning_name)
-    start = where_to_start(config, about, ranks, place)
-    if not config.shares_weights:  # ranks that wait for each other in every layer cannot cut batches by themselves
-        mind_memory(task, loop, feeds, about, ranks, config.data.cache, place)
-    if place.is_first and isinstance(data.info, TokenInfo):
-        save_split_rows(data.store, place.path / SPLIT_ROWS)
-    put_facts(task.prepare(feeds, place, config.seed), place)
-    compile_model(config, task.model, feeds.train.device, place)
-    parts: dict[str, Any] = {"about": about, "signals": signals, "start": start}
-    training = build_trainer(config, task, loop, feeds.train, precision, ranks, place, **parts)
+    """The Trainer, and the checkpoint that it begins with: the same run as before, or refused."""
+    feeds = data.feeds
+    batches = batches_in_epoch(build.trainer, feeds.train)
+    about = about_run(build.settings, data.info.key, task.model, feeds.train, batches, precision.lightning_name)
+    start = where_to_start(build, about, ranks, folder)
+    if not build.shards_weights:  # ranks that wait for each other in every layer cannot cut batches alone
+        mind_memory(task, loop, feeds, about, ranks, data.config.cache, folder)
+    if folder.is_first and isinstance(data.info, TokenInfo):
+        save_split_rows(data.store, folder.path / SPLIT_ROWS)
+    put_facts(build.prepare_task(task, feeds, folder), folder)
+    build.compile_network(task, feeds.train.device, folder)
+    training = build.build_training(
+        task, loop, feeds, precision, ranks, folder, about=about, signals=signals, start=start
+    )
     trainer, curves = training.trainer, training.curves
-    curves.judge_early = lambda: tell_early(curves, feeds.train, str(trainer.precision), batches, place)
+    curves.judge_early = lambda: report_early(curves, feeds.train, str(trainer.precision), batches, folder)
     device, world = feeds.train.device, feeds.train.plan.world
-    place.summary.update("hardware", hardware(device, world, str(trainer.precision)) | limits().facts())
+    folder.summary.update("hardware", hardware(device, world, str(trainer.precision)) | limits().facts())
     return training, start
 
 
-def rows_told(feed: Feed, epoch: int, step: int, most: int = 12) -> str:
+def rows_of_steps(trainer: dict[str, Any], feed: Feed) -> Callable[[int], str]:
+    """Names the rows of an optimizer step of the run."""
+    steps_an_epoch = batches_in_epoch(trainer, feed) // feed.plan.accumulate
+    return lambda step: describe_rows(feed, *divmod(step, steps_an_epoch))
+
+
+def describe_rows(feed: Feed, epoch: int, step: int, most: int = 12) -> str:
     """The rows of the table that an optimizer step trains, in words."""
     numbers = feed.rows_of_step(epoch, step)
     if "rows" in feed.split.columns:
@@ -336,22 +235,22 @@ def rows_told(feed: Feed, epoch: int, step: int, most: int = 12) -> str:
     return f" (rows {shown}{', …' if len(numbers) > most else ''} of the table)"
 
 
-def where_to_start(config: RunConfig, about: dict[str, Any], ranks: Ranks, place: RunFolder) -> Start | None:
-    """The checkpoint to go on from, where the run is still the same; None at the beginning."""
+def where_to_start(build: RunBuilder, about: dict[str, Any], ranks: Ranks, folder: RunFolder) -> Start | None:
+    """The checkpoint to resume from, where the run is still the same; None at the beginning."""
     found: list[Start] = []
 
     def look() -> str:
-        if config.resume is None:
+        if not build.is_resumed:
             return ""
-        start, lines = find_checkpoint(place.path)
+        start, lines = find_checkpoint(folder.path)
         for line in lines:
-            place.log.say(line)
+            folder.say(line)
         if start is None:
-            if lines and not config.resume_anyway:
+            if lines and not build.resume_anyway:
                 hint = "Add resume_anyway=true to train it from the beginning."
-                raise UserError("resume", f"{place.path} has no whole checkpoint left", hint=hint)
+                raise UserError("resume", f"{folder.path} has no whole checkpoint left", hint=hint)
             why = "has no whole checkpoint left" if lines else "has no checkpoint yet"
-            place.log.say(f"resume: {place.path} {why}: it starts from the beginning")
+            folder.say(f"resume: {folder.path} {why}: it starts from the beginning")
             return ""
         found.append(start)
         return str(start.checkpoint)
@@ -360,21 +259,21 @@ def where_to_start(config: RunConfig, about: dict[str, Any], ranks: Ranks, place
     start = None
     if path:
         start = found[0] if found else Start(Path(path), require_whole(Path(path)))
-        for line in require_same_run(start.about, about, anyway=config.resume_anyway):
-            place.log.say(line)
-        _require_more_to_train(config, start)
-        place.summary.set("training.resumed_from", start.step)
+        for line in require_same_run(start.about, about, anyway=build.resume_anyway):
+            folder.say(line)
+        _require_more_to_train(build.trainer, start)
+        folder.summary.set("training.resumed_from", start.step)
         position = start.about["position"]
-        place.log.say(f"resume: going on from step {start.step}, in epoch {position['epoch'] + 1} ({path})")
-    place.begin()
-    if start is not None and place.is_first:
-        set_aside(start, place.path)
+        folder.say(f"resume: continuing from step {start.step}, in epoch {position['epoch'] + 1} ({path})")
+    folder.begin()
+    if start is not None and folder.is_first:
+        set_aside(start, folder.path)
     return start
 
 
-def _require_more_to_train(config: RunConfig, start: Start) -> None:
+def _require_more_to_train(trainer: dict[str, Any], start: Start) -> None:
     """A run cannot be asked for less than it has done."""
-    epochs, most = config.trainer.get("max_epochs") or EPOCHS, config.trainer.get("max_steps") or -1
+    epochs, most = trainer.get("max_epochs") or EPOCHS, trainer.get("max_steps") or -1
     begun = start.about["position"]["epoch"] + 1
     hint = "The run's model/ and report are what it has reached so far."
     require(epochs >= begun, "trainer.max_epochs", f"{epochs}, but epoch {begun} has begun", hint=hint)
@@ -385,13 +284,13 @@ def train(
     training: Training,
     task: Task,
     data: StoreData[Any, Any],
-    place: RunFolder,
+    folder: RunFolder,
     signals: Signals,
     start: Start | None,
 ) -> None:
     """Train to the end, or to where nothing gets better."""
     trainer, curves, plan = training.trainer, training.curves, data.feeds.train.plan
-    place.log.say(
+    folder.say(
         f"training: {sum(p.numel() for p in task.model.parameters()):,} parameters, {task.total_steps:,} steps of"
         f" {plan.rows_per_batch * plan.parts} rows"
     )
@@ -404,7 +303,7 @@ def train(
             if not number and trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
                 raise KeyboardInterrupt from None
             if number:
-                tell_of_signal(number, training, place)
+                tell_of_signal(number, training, folder)
             raise
         finally:
             for listener in listeners:
@@ -414,15 +313,15 @@ def train(
     require(trainer.global_step > 0, "trainer", "not one step was planned", hint="Give it rows, epochs and time.")
     if skipped := training.loop.skipped:
         rows = training.loop.losses.describe_rows(skipped[0])
-        place.log.say(f"{len(skipped)} steps were skipped, their gradient was not finite: the first{rows}")
+        folder.say(f"{len(skipped)} steps were skipped, their gradient was not finite: the first{rows}")
 
 
-def tell_of_signal(number: int, training: Training, place: RunFolder) -> None:
+def tell_of_signal(number: int, training: Training, folder: RunFolder) -> None:
     """Say where training stopped; where SLURM gave the warning, ask it for another turn."""
     name, step = signal.Signals(number).name, training.checkpoints.at.step
-    place.log.say(f"stopped by {name} after step {step}: the same command with resume=auto goes on from there")
-    if place.is_first and (told := requeue_with_slurm(number)):
-        place.log.say(told)
+    folder.say(f"stopped by {name} after step {step}: the same command with resume=auto resumes there")
+    if folder.is_first and (line := requeue_with_slurm(number)):
+        folder.say(line)
 
 
 def load_best(training: Training, task: Task) -> None:
@@ -456,9 +355,7 @@ def take_whole_weights(training: Training, task: Task) -> None:
         task.shares_weights = False
 
 
-def evaluate(
-    config: RunConfig, trainer: L.Trainer, task: Task, data: StoreData[Any, Any], place: RunFolder
-) -> dict[str, float]:
+def evaluate(trainer: L.Trainer, task: Task, data: StoreData[Any, Any], folder: RunFolder) -> dict[str, float]:
     """Metrics on the validation rows, and on the test rows where there are any."""
     metrics: dict[str, float] = {}
     with _without_loader_advice(), others_watched():
@@ -468,83 +365,18 @@ def evaluate(
         if data.feeds.test is not None:
             trainer.test(task, datamodule=data, verbose=False)
             metrics |= {f"test/{name}": value for name, value in task.results.items()}
-    place.summary.update("metrics", metrics)
-    place.summary.set("metric", chosen_metric(config, task))
+    folder.summary.update("metrics", metrics)
     return metrics
 
 
-def find_peak(training: Training, feeds: Feeds, ranks: Ranks) -> None:
-    """Where no table tells what the device could do, try it: now, so that no first step waits for it.
-
-    The run's threads and its way of making fp32 products are still set. So a CPU has no curve of its MFU: measured
-    before the first step it would delay every run, for a curve with the shape of that of rows a second.
-    """
-    throughput = training.curves.throughput
-    if ranks.is_first and throughput.peak is None and throughput.total.flops:
-        throughput.peak = measured_peak(feeds.train.device, str(training.trainer.precision))
-
-
-def save_model(config: RunConfig, predictor: Answers, place: RunFolder) -> None:
-    """The `model/` folder."""
-    if isinstance(config.model, nn.Module):
-        place.log.say("model/ is not written: the settings of a model of your own are not known to us")
-    else:
-        predictor.save(place.path / "model", config.model)
-
-
-def summarise(place: RunFolder, task: Task, feeds: Feeds, training: Training, seconds: float) -> None:
-    """Fill the summary with what was trained, on what, and how fast."""
-    summary, curves = place.summary, training.curves
-    throughput, timer = curves.throughput, curves.timer
-    rates = throughput.total.values()
-    parameters = list(task.model.parameters())
-    count = sum(parameter.numel() for parameter in parameters)
-    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    summary.update("model", {"name": type(task.model).__name__, "parameters": count, "trainable": trained})
-    if (peak := throughput.peak) is not None:
-        summary.update("hardware", {"peak_tflops": peak.tflops, "peak_source": peak.source})
-    summary.update(
-        "training",
-        {
-            "epochs": curves.epochs,
-            "steps": curves.steps,
-            "rows_per_step": feeds.train.plan.rows_per_batch * feeds.train.plan.parts,
-            "seconds": round(seconds, 2),
-            "seconds_to_first_step": timer.seconds_to_first_step,
-            "skipped_steps": len(training.loop.skipped),
-            "out_of_memory": training.loop.passes.times_out,
-        },
-    )
-    for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if task.counts_tokens else ())):
-        summary.set(f"speed.{name}", rates.get(f"speed/{name}", 0.0))
-    for name, value in timer.total.values().items():
-        summary.set(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value or None)
-    times = timer.step_times
-    summary.update("speed.step_percentiles_ms", {f"p{share}": _ms(times.percentile(share / 100)) for share in _SHARES})
-    summary.set("speed.first_steps_ms", [_ms(seconds) for seconds in times.first])
-    summary.set("speed.mfu", throughput.mfu(throughput.total))
-    for group, found in curves.monitor.summary().items():
-        summary.update(f"speed.{group}", found)
-
-
-_SHARES = (50, 90, 99)
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(1000 * seconds, 3)
-
-
-def show(config: RunConfig, task: Task, place: RunFolder, per_class: list[dict[str, Any]]) -> None:
-    """Write the page, print the closing table, and complete what TensorBoard shows."""
-    values = {**place.summary.values, "status": "finished"}
-    write_page(place.path, values, read_curves(place.path), per_class)
-    artifacts = {"model": "model", "checkpoints": CHECKPOINTS, "page": "report.html", "curves": "metrics.csv"}
-    artifacts |= {"trace": TRACE, "operators": TABLE}
-    place.summary.update("artifacts", {name: path for name, path in artifacts.items() if (place.path / path).exists()})
-    print_closing(values, place.path, per_class)
-    if "tensorboard" in config.logger:
-        settings = compared_settings(plain(config)) | {"optim.lr": task.optim.highest}
-        write_dashboard(place.path, values, settings, task.counted)
+def write_verdict(build: RunBuilder, task: Task, feeds: Feeds, training: Training, folder: RunFolder) -> None:
+    """Judge what held the run back, and write evidence and verdict into the summary."""
+    is_measured = "precision" in (folder.summary.values["tune"] or {}).get("values", {})
+    known = build.judging(feeds, training.loop.passes.pieces[TRAINING], is_precision_measured=is_measured)
+    evidence = judge(task, feeds, training.curves, known, folder)
+    if evidence is not None and folder.is_first:
+        folder.summary.update("evidence", evidence.as_dict())
+        folder.summary.update("verdict", verdict(evidence))
 
 
 @contextmanager

@@ -9,13 +9,11 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from flatout.config import RunConfig
 from flatout.errors import RunBroke, UserError, out_of_space
 from flatout.files import REFUSALS, refused_folder
 from flatout.report.page import read_curves, write_page
@@ -23,8 +21,8 @@ from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import Summary, write_atomically
 from flatout.run_log import LogFile
 
-OVERRIDES = "overrides.txt"
-"""What was typed, a word a line."""
+OVERRIDES, SETTINGS = "overrides.txt", "config.yaml"
+"""What was typed, a word a line; and all settings."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -40,7 +38,7 @@ class RunFolder:
     """What `begin` writes."""
 
     def begin(self) -> None:
-        """Write down what this run is; one taken up again keeps what it has until it is known to be the same."""
+        """Write down what this run is; a resumed run keeps its files until it proves to be the same."""
         if not self.is_first or self.has_begun:
             return
         for name, text in self.files.items():
@@ -60,23 +58,32 @@ class RunFolder:
         """Report one automatic choice; one that was measured before stands."""
         self.choose(name, value, why, evidence)
 
-    def choose(self, name: str, value: object, why: str, evidence: str, *, anew: bool = False) -> None:
+    def choose(self, name: str, value: object, why: str, evidence: str, *, replaces: bool = False) -> None:
         """Keep and print one choice that the run made by itself; what was measured stands, a rule comes after it.
 
-        `anew`: it is made another time, for what has happened since.
+        `replaces`: it takes the place of an earlier choice, for what has happened since.
         """
-        if not anew and any(choice["name"] == name for choice in self.summary.values["choices"]):
+        if not replaces and any(choice["name"] == name for choice in self.summary.values["choices"]):
             return
         self.summary.add_choice(name, value, why, evidence)
         self.log.say(f"{name}: {value} ({why}; {evidence})")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunTitle:
+    """What a run folder writes down of its run at the beginning."""
+
+    name: str
+    seed: int
+    settings: dict[str, Any]
+    """All settings as plain values."""
+    overrides: Sequence[str]
+
+
 @contextmanager
-def open_run_folder(
-    config: RunConfig, path: Path, overrides: Sequence[str], *, is_first: bool = True, is_again: bool = False
-) -> Iterator[RunFolder]:
-    """The folder of a run that is about to begin, or to go on; closes its summary with how the run ended."""
-    command = shlex.join(["python", "-m", "train", *overrides])
+def open_run_folder(path: Path, run: RunTitle, *, is_first: bool = True, is_again: bool = False) -> Iterator[RunFolder]:
+    """The folder of a run that is about to begin or resume; closes its summary with how the run ended."""
+    command = shlex.join(["python", "-m", "train", *run.overrides])
     if not is_first:
         with unwritten_run(path) as place:
             yield place
@@ -85,10 +92,10 @@ def open_run_folder(
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise refused_folder(error, path) from None
-    summary = Summary(None, experiment=config.name, command=command, seed=config.seed)
+    summary = Summary(None, experiment=run.name, command=command, seed=run.seed)
     files = {
-        "config.yaml": yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True),
-        OVERRIDES: "".join(f"{override}\n" for override in overrides),
+        SETTINGS: yaml.safe_dump(run.settings, sort_keys=False, allow_unicode=True),
+        OVERRIDES: "".join(f"{override}\n" for override in run.overrides),
     }
     try:
         with LogFile(path / "log.txt") as log:
@@ -127,24 +134,8 @@ def _close_early(place: RunFolder, error: BaseException) -> None:
     place.log.say(f"{status}: {place.path}")
 
 
-def plain(value: Any) -> Any:
-    """Settings as mappings, lists and plain values; an object a person handed over is named by its type."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value) if isinstance(value, Path) else f"<{type(value).__module__}.{type(value).__qualname__}>"
-
-
-def new_folder(config: RunConfig) -> Path:
+def new_folder(parent: Path) -> Path:
     """A folder named after this moment; a number is added when another run took the same second."""
-    parent = Path(config.output) / config.name
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     names = [stamp, *(f"{stamp}_{number}" for number in range(2, 100))]
     return next(parent / name for name in names if not os.path.lexists(parent / name))

@@ -1,4 +1,4 @@
-"""A sweep's command as a person types it: words go into Hydra's by `SHORT`, and come back from them."""
+"""A sweep's command as you type it: words go into Hydra's by `SHORT`, and come back from them."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def command_of_sweep(typed: Sequence[str], conf: str | None = None) -> str:
 
 
 def in_short(word: str) -> str:
-    """A word of Hydra's command line as the sweep command knows it; any other as it is."""
+    """A word of Hydra's command line as the sweep command knows it; any other unchanged."""
     key, equals, value = word.partition("=")
     return f"{_LONG[key]}={value}" if equals and key in _LONG else word

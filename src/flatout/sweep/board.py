@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from flatout.sweep.trials import Ending, Trial
+from flatout.sweep.trial import Ending, Trial
 
 _MOST_ROWS = 12
 _DRAW_S = 0.5
@@ -20,7 +18,7 @@ _COLOURS = {"complete": "green", "pruned": "yellow", "failed": "red", "running":
 
 
 class Board:
-    """Told of every trial that starts, is validated and ends."""
+    """Shows every trial that starts, is validated and ends."""
 
     def __init__(self, title: str, metric: str, mode: str, total: int | None, say: Callable[[str], None]) -> None:
         self.title, self.metric, self.mode, self.total, self.say = title, metric, mode, total, say

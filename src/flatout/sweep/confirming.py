@@ -12,7 +12,7 @@ from typing import Any
 from flatout.report.summary import json_safe, write_atomically
 from flatout.report.sweep_page import Confirmed
 from flatout.sweep.searched import Searched
-from flatout.sweep.trials import Ending, Status, Trial
+from flatout.sweep.trial import Ending, Status, Trial
 
 _FILE = "confirmed.json"
 Runner = Callable[[Callable[[], Trial | None], int], Iterator[tuple[Trial, Ending]]]
@@ -36,17 +36,17 @@ class Confirmation:
             return []
         names = self.done[0].metrics if self.done else {}
         spreads = [_spread(name, self.done) for name in sorted(names) if name.endswith(f"/{metric}")]
-        told = [f"confirmed by {len(self.done)} of {self.wanted} seeds: {', '.join(spreads)}"] if self.done else []
+        lines = [f"confirmed by {len(self.done)} of {self.wanted} seeds: {', '.join(spreads)}"] if self.done else []
         if len(self.done) < self.wanted:
             left = self.wanted - len(self.done)
-            told.append(f"not confirmed by {left} of {self.wanted} seeds: {self.why_not}")
-        return told
+            lines.append(f"not confirmed by {left} of {self.wanted} seeds: {self.why_not}")
+        return lines
 
 
 def confirm(searched: Searched, chosen: Mapping[str, str], number: int, run: Runner, is_over: bool) -> Confirmation:
-    """Run settings again with other seeds; those that are known from an earlier sitting are not run again."""
+    """Run settings again with other seeds, but for those that ran before an interruption."""
     count, path = searched.settings.confirm, searched.folder / _FILE
-    first = searched.trial(number, chosen).config.seed + 1
+    first = searched.trial(number, chosen).job.seed + 1
     found = _known(path, chosen)
     seeds = {each: first + each for each in range(count)}
     missing = {each: seed for each, seed in seeds.items() if seed not in found}

@@ -40,7 +40,7 @@ class Outcome:
 
 
 class Findings:
-    """What is known of a sweep's trials, as it is written and said."""
+    """What is known of a sweep's trials, as files and lines."""
 
     def __init__(self, searched: Searched, study: Study, metric: str, experiment: str) -> None:
         self.searched, self.study, self.metric, self.experiment = searched, study, metric, experiment

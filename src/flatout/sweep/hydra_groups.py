@@ -23,7 +23,7 @@ class LauncherSettings:
 
 @dataclass
 class SweeperSettings:
-    """`hydra/sweeper=flatout`: settings are suggested, poor trials pruned, the sweep can be taken up again."""
+    """`hydra/sweeper=flatout`: settings are suggested, poor trials pruned, and the sweep can be resumed."""
 
     _target_: str = f"{_MODULE}.TrialSweeper"
     space: dict[str, Any] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class SweeperSettings:
     seed: int = 0
     """Start of the sampler's random numbers."""
     resume: bool = False
-    """Go on with the sweep that the folder holds."""
+    """Resume the sweep in the folder."""
 
 
 def register() -> None:

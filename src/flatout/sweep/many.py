@@ -1,4 +1,4 @@
-"""A list of trials, from first to last: what `-m` with several values asks for, and how it goes on.
+"""A list of trials, from first to last: what `-m` with several values asks for, and how to resume it.
 
 The words of the command are written into the folder, so that the same command with `resume=auto` finds it: trials that
 have finished are left as they are, others go on from their checkpoints, or are trained where there are none.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -18,13 +18,12 @@ from rich.console import Console
 from flatout.checkpoints.exact import best_mode
 from flatout.errors import RunBroke, UserError, require
 from flatout.report.summary import read_summary, write_atomically
-from flatout.run.problems import usual_metric
-from flatout.run.resume import find_run
 from flatout.sweep.board import Board
 from flatout.sweep.durations import seconds
 from flatout.sweep.slots import slots
 from flatout.sweep.stopping import to_go_on
-from flatout.sweep.trials import Ending, Status, Trial, began, endings
+from flatout.sweep.trial import Ending, Status, Trial
+from flatout.sweep.trials import endings
 from flatout.tasks.metrics import BEST_MODE, require_metric
 
 WORDS, LOCK = "multirun.json", ".lock"
@@ -37,9 +36,9 @@ class Multirun:
     folder: Path
     words: list[str]
     again: str
-    """The command that goes on with it."""
+    """The command that resumes it."""
     is_again: bool = False
-    """Whether it was given to go on."""
+    """Whether it is resumed."""
 
 
 def run_all(
@@ -79,7 +78,7 @@ def _run_all(trials: list[Trial], parallel: int, limit: str | None) -> list[Endi
     shares, limit_s = slots(parallel), seconds(limit, "launcher.limit")
     found = _finished(trials, metric)
     waiting = iter([trial for trial in trials if trial.number not in found])
-    board = Board(trials[0].config.name, f"val/{metric}", mode, len(trials), print)
+    board = Board(trials[0].job.name, f"val/{metric}", mode, len(trials), print)
     for trial in trials:
         if trial.number in found:
             board.started(trial)
@@ -113,23 +112,16 @@ def newest_of(words: Sequence[str], place: Path) -> Path | None:
 
 
 def _finished(trials: list[Trial], metric: str) -> dict[int, Ending]:
-    """Trials that are gone on with and have nothing left to do, with what they gave."""
+    """Resumed trials that have finished before, with their results."""
     found = {}
     for trial in trials:
-        if trial.is_again and began(trial) and _is_finished(trial):
+        if trial.is_again and trial.job.is_finished(trial.folder, trial.overrides):
             metrics = {
                 name: value for name, value in read_summary(trial.folder)["metrics"].items() if value is not None
             }
             value = metrics.get(f"val/{metric}")
             found[trial.number] = Ending(Status.complete, 0.0, value, metrics, note="had finished before")
     return found
-
-
-def _is_finished(trial: Trial) -> bool:
-    try:
-        return find_run(replace(trial.config, resume=str(trial.folder)), trial.overrides).is_finished
-    except UserError:  # no summary, or half of one: it is trained
-        return False
 
 
 def _require_none_failed(found: dict[int, Ending], folder: Path) -> None:
@@ -145,7 +137,7 @@ def _require_own_folders(trials: list[Trial]) -> None:
     seen: set[Path] = set()
     for trial in trials:
         is_free = trial.is_again or not trial.folder.exists() or not any(trial.folder.iterdir())
-        hint = "Choose another hydra.sweep.dir, or add resume=auto to go on with what the same command has begun."
+        hint = "Choose another hydra.sweep.dir, or add resume=auto to resume the trials of the same command."
         require(is_free, "hydra.sweep.dir", f"{trial.folder} holds something already", hint=hint)
         hint = "Let hydra.sweep.subdir be another for each trial."
         require(trial.folder not in seen, "hydra.sweep.subdir", f"{trial.folder} twice", hint=hint)
@@ -154,7 +146,6 @@ def _require_own_folders(trials: list[Trial]) -> None:
 
 def metric_of(trials: Iterable[Trial]) -> str:
     """The metric that trials are compared by; the first one's, where they differ."""
-    config = next(iter(trials)).config
-    metric = config.checkpoint.metric or usual_metric(config.data)
+    metric = next(iter(trials)).job.metric
     require_metric(metric, [*BEST_MODE, "loss"], "checkpoint.metric")
     return metric

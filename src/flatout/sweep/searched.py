@@ -8,16 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.config import RunConfig
 from flatout.errors import UserError, as_choice, require
-from flatout.run.trainer import EPOCHS
 from flatout.sweep.durations import seconds
 from flatout.sweep.space import Choice, Interval, Part, Space, words
 from flatout.sweep.study import Pruner, Sampler
-from flatout.sweep.trials import Trial
+from flatout.sweep.trial import Job, Trial
 
-ConfigOf = Callable[[Sequence[str], int], RunConfig]
-"""Composes the settings of a trial from what is typed for it; a person's mistake is a `UserError`."""
+Compose = Callable[[Sequence[str], int], Job]
+"""Composes the run of a trial from what is typed for it; a user's mistake is a `UserError`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,17 +43,17 @@ class SweepSettings:
             self.metric = self.metric.removeprefix("val/")
 
     def of_the_search(self) -> dict[str, Any]:
-        """What must be the same when a sweep is taken up again; more trials, more time or helpers may be asked for."""
+        """What must be the same when a sweep is resumed; you may ask for more trials, time or slots."""
         kept = {name: value for name, value in asdict(self).items() if name in ("sampler", "pruner", "metric", "seed")}
         return kept | ({"trials": None} if self.sampler is Sampler.grid else {})
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """How a person began a sweep."""
+    """The command that began a sweep."""
 
     typed: Sequence[str] = ()
-    """Their words, so that it can be taken up."""
+    """Its words, to resume it by."""
     conf: str | None = None
     """The folder behind `--config-dir`."""
     train: Sequence[str] = ()
@@ -70,7 +68,7 @@ class Searched:
     space: Space
     fixed: list[str]
     """Words that are the same in all trials."""
-    config_of: ConfigOf
+    compose: Compose
     folder: Path
     begun: Begun = Begun()
 
@@ -85,8 +83,8 @@ class Searched:
     def trial(self, number: int, chosen: Mapping[str, str], name: str = "", *more: str) -> Trial:
         typed = [*self.typed(chosen), *more]
         folder = self.folder / (name or str(number))
-        config = self.config_of(typed, number)
-        return Trial(number, folder, config, typed, [*words(chosen), *more], is_again=True, name=name)
+        job = self.compose(typed, number)
+        return Trial(number, folder, job, typed, [*words(chosen), *more], is_again=True, name=name)
 
     def first_that_fits(self, key: str | None = None, text: str = "") -> Trial:
         """A trial that can be composed, with this value where one is named; else what is wrong with the plainest one.
@@ -113,14 +111,6 @@ class Searched:
         for key, part in self.space.items():
             if key != kept and isinstance(part, Choice):
                 yield from (chosen | {key: text} for text in part.values if text != chosen[key])
-
-
-def validations(trainer: Mapping[str, Any]) -> int:
-    """How many times a run validates, if nothing stops it early."""
-    epochs = trainer.get("max_epochs") or EPOCHS
-    share = trainer.get("val_check_interval") or 1.0
-    in_epoch = int(1 / share) if isinstance(share, float) and share < 1 else 1
-    return max(1, epochs * in_epoch // int(trainer.get("check_val_every_n_epoch") or 1))
 
 
 def _example(part: Part) -> str:

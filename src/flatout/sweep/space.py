@@ -1,4 +1,4 @@
-"""What a sweep searches: for each setting a choice of values or an interval, in Optuna's terms and in a person's."""
+"""What a sweep searches: for each setting a choice of values or an interval, in Optuna's terms and as you type it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def suggested(trial: optuna.Trial, key: str, part: Part) -> str:
 
 
 def is_by_factors(key: str, tags: Collection[str], *, is_interval: bool) -> bool:
-    """What the tags of a setting ask for: `log` is the only one there is, and it is said of numbers between two."""
+    """What the tags of a setting ask for: `log` is the only one, for numbers of an interval."""
     where, hint = f"sweep: {key}", "Write tag(log,interval(1e-4,1e-1)), or leave tag out."
     for tag in sorted(tags):
         require(tag == "log", where, f"no tag {tag!r}", allowed="log", hint=did_you_mean(tag, ["log"]) or hint)

@@ -17,9 +17,9 @@ _ECHO_S = 1.0
 
 @contextmanager
 def to_go_on(command: str, *, of_slurm: bool = False) -> Iterator[None]:
-    """Let a signal end what is done here as Ctrl-C does: trials are stopped, then it is said how to go on.
+    """Let a signal end what is done here as Ctrl-C does: trials are stopped, then the command to resume is printed.
 
-    The exit code is 128 + its number; a second signal waits for nothing. `of_slurm`: the same command goes on, so that
+    The exit code is 128 + its number; a second signal waits for nothing. `of_slurm`: the same command resumes, so that
     SLURM may give it again.
     """
     with _heard():
@@ -29,7 +29,7 @@ def to_go_on(command: str, *, of_slurm: bool = False) -> Iterator[None]:
             number = int(left.code or 0) - 128 if isinstance(left, SystemExit) else signal.SIGINT
             queued = requeue_with_slurm(number) if of_slurm else None
             with suppress(OSError):  # the terminal may be what has gone
-                print("\n".join(filter(None, [f"to go on: {command}", queued])), flush=True)
+                print("\n".join(filter(None, [f"to resume: {command}", queued])), flush=True)
             raise
 
 

@@ -1,7 +1,7 @@
-"""A sweep's memory: Optuna's study in a journal in the sweep's folder, asked for settings and told what they gave.
+"""A sweep's memory: Optuna's study in a journal in the sweep's folder, asked for settings and given their results.
 
-Every suggestion depends on the seed, the trial's number and what was told before, and on nothing else: a sweep that was
-killed and taken up again goes on as if nothing had happened. Trials that ran when it was killed are run again, under
+Every suggestion depends on the seed, the trial's number and earlier results, and on nothing else: a sweep that was
+killed and resumed continues as if nothing had happened. Trials that ran when it was killed are run again, under
 their numbers.
 """
 
@@ -27,7 +27,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from flatout.errors import UserError
 from flatout.sweep.space import Space, grid, suggested
-from flatout.sweep.trials import Ending, Status
+from flatout.sweep.trial import Ending, Status
 
 JOURNAL = "journal.log"
 _NAME = "sweep"
@@ -113,7 +113,7 @@ class Study:
         return self._trials[number].should_prune()
 
     def tell(self, number: int, ending: Ending) -> None:
-        """How a trial ended; one that was only stopped is run again when the sweep is taken up."""
+        """How a trial ended; one that was only stopped runs again when the sweep is resumed."""
         if ending.status is Status.stopped:
             return
         trial = self._trials[number]
@@ -170,7 +170,7 @@ class Study:
         return self._study.ask()
 
     def _sampler(self, number: int, key: str) -> BaseSampler:
-        """Anew for each setting of each trial, so that no state is lost when the sweep is killed."""
+        """A new one for each setting of each trial, so that no state is lost when the sweep is killed."""
         seed = zlib.crc32(f"{self.seed} {number} {key}".encode())
         if self.kind is Sampler.tpe:
             return TPESampler(seed=seed, n_startup_trials=max(4, min(10, self.total // 3)), constant_liar=True)
@@ -205,7 +205,7 @@ def _whole(journal: Path) -> Path:
 
 @contextmanager
 def _as_it_is() -> Iterator[None]:
-    """Optuna warns of what it calls experimental, and of a validation that is told a second time after a kill."""
+    """Optuna warns of what it calls experimental, and of a validation that is reported a second time after a kill."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         warnings.filterwarnings("ignore", message="The reported value is ignored because this `step`")

@@ -1,7 +1,7 @@
 """A sweep, from its first trial to its page: settings are suggested, trials run and pruned, the best one confirmed.
 
 Everything lies in the sweep's folder: `sweep.json` (what was asked for), `journal.log` (Optuna's study), a run's folder
-for each trial, and `sweep.csv` and `sweep.html`. A sweep that was killed goes on from there.
+for each trial, and `sweep.csv` and `sweep.html`. A sweep that was killed resumes from there.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from pathlib import Path
 
 from flatout.checkpoints.exact import best_mode
 from flatout.errors import UserError, require
-from flatout.run.problems import metric_names
 from flatout.sweep.board import Board
 from flatout.sweep.confirming import confirm
 from flatout.sweep.durations import seconds
 from flatout.sweep.findings import Findings, Outcome
 from flatout.sweep.many import metric_of
-from flatout.sweep.searched import Searched, validations
+from flatout.sweep.searched import Searched
 from flatout.sweep.slots import Slot, slots
 from flatout.sweep.space import grid, words
 from flatout.sweep.stopping import to_go_on
 from flatout.sweep.study import Pruner, Sampler, Study
 from flatout.sweep.sweep_folder import forget, held
-from flatout.sweep.trials import Ending, Judge, Status, Trial, endings, last_line
+from flatout.sweep.trial import Ending, Judge, Status, Trial
+from flatout.sweep.trials import endings, last_line
 from flatout.tasks.metrics import require_metric
 
 _SAME_MISTAKES = 3
-"""So many trials in a row that fail by the same mistake of a person's end the sweep."""
+"""So many trials in a row that fail by the same mistake end the sweep."""
 _OF_METRIC = "checkpoint.metric: "
 
 
 def sweep(searched: Searched) -> Outcome:
-    """Search a space of settings, or go on with it."""
+    """Search a space of settings, or resume the search."""
     started = time.monotonic()
     settings, folder = searched.settings, searched.folder
     first = _checked(searched)
@@ -49,9 +49,9 @@ def sweep(searched: Searched) -> Outcome:
             sampler=settings.sampler,
             pruner=settings.pruner,
             seed=settings.seed,
-            most_validations=validations(first.config.trainer),
+            most_validations=first.job.validations,
         )
-        findings = Findings(searched, study, metric, first.config.name)
+        findings = Findings(searched, study, metric, first.job.name)
         run = _Run(searched, study, findings, shares, started)
         try:
             with to_go_on(f"python -m flatout sweep resume {folder}"):
@@ -59,7 +59,7 @@ def sweep(searched: Searched) -> Outcome:
                 run.confirm()
         except _NoSuchMetric as mistake:
             forget(folder, study.total)
-            raise mistake.said from None
+            raise mistake.error from None
         except BaseException:
             findings.write()
             raise
@@ -67,7 +67,7 @@ def sweep(searched: Searched) -> Outcome:
 
 
 def _checked(searched: Searched) -> Trial:
-    """What is wrong with a sweep is said before it has a folder; a trial that can be composed."""
+    """Refuse a wrong sweep before it has a folder; a trial that can be composed."""
     settings, space = searched.settings, searched.space
     require(bool(space), "sweep", "nothing to search", hint="Set +sweep=NAME, or write key=choice(a,b) for a setting.")
     for key, part in space.items():
@@ -75,22 +75,22 @@ def _checked(searched: Searched) -> Trial:
     if settings.sampler is Sampler.grid:
         grid(space)
     first = searched.first_that_fits()
-    if not settings.resume:  # one that was begun goes on with what it has: such a trial fails
+    if not settings.resume:  # a resumed sweep keeps its space: such a trial fails
         searched.require_that_all_fit()
     if settings.metric is not None:
-        require_metric(settings.metric, metric_names(first.config.data), "metric")
+        require_metric(settings.metric, first.job.metrics, "metric")
     return first
 
 
 class _NoSuchMetric(Exception):
     """The data of a sweep has no such metric."""
 
-    def __init__(self, said: UserError) -> None:
-        self.said = said
+    def __init__(self, error: UserError) -> None:
+        self.error = error
 
 
 class _Run:
-    """One sitting of a sweep."""
+    """A sweep from its start, or its resumption, to its end."""
 
     def __init__(self, searched: Searched, study: Study, findings: Findings, slots: list[Slot], started: float) -> None:
         self.searched, self.study, self.findings, self.slots = searched, study, findings, slots
@@ -106,7 +106,7 @@ class _Run:
         how = f"{self.study.total} {how_many} by {settings.sampler}, pruning: {settings.pruner}"
         print(f"sweep in {folder}: {how}, by val/{self.findings.metric}")
         if ended:
-            print(f"taken up again: {len(ended)} of {self.study.total} trials have ended")
+            print(f"resumed: {len(ended)} of {self.study.total} trials have ended")
         for known in ended:
             self._count_mistake(bool(known.user_attrs.get("is_mistake")), known.user_attrs.get("note", ""))
         judge = None if settings.pruner is Pruner.none else self._judge
@@ -116,7 +116,7 @@ class _Run:
             self.findings.keep()
             self._count_mistake(ending.is_mistake, ending.note)
         if len(self.study.ended()) < self.study.total:
-            print(f"the time is over; to go on: python -m flatout sweep resume {folder} for=TIME")
+            print(f"the time is over; to resume: python -m flatout sweep resume {folder} for=TIME")
 
     def confirm(self) -> None:
         """The best settings again, with other seeds."""
@@ -137,7 +137,7 @@ class _Run:
         while (asked := self.study.ask()) is not None:
             try:
                 return self.searched.trial(asked.number, asked.settings)
-            except Exception as error:  # a person's own classes are made here and may raise anything: of this trial
+            except Exception as error:  # your own classes are made here and may raise anything: this trial failed
                 is_mistake = isinstance(error, UserError)
                 if not is_mistake:
                     traceback.print_exc()
@@ -151,7 +151,7 @@ class _Run:
     def _judge(self, trial: Trial, count: int, value: float) -> bool:
         """A trial at its last validation has cost all it can: it is not pruned any more."""
         should_end = self.study.should_end(trial.number, count, value)
-        return should_end and count < validations(trial.config.trainer)
+        return should_end and count < trial.job.validations
 
     def _endings(
         self, ask: Callable[[], Trial | None], total: int, judge: Judge | None

@@ -1,4 +1,4 @@
-"""A sweep's folder: for one process at a time, with what was asked for written down and compared when it goes on."""
+"""A sweep's folder: for one process at a time, with its command written down, and compared when it is resumed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def held(searched: Searched) -> Iterator[None]:
     }
     path = folder / FILE
     if path.exists() and not settings.resume:
-        hint = f"Go on with it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
+        hint = f"Resume it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
         raise UserError("sweep", f"{folder} holds a sweep already", hint=hint)
     with alone_in(folder):
         if settings.resume:
@@ -82,7 +82,7 @@ def read_asked(folder: Path) -> dict[str, Any]:
 
 
 def _require_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    """A sweep that goes on must search the same space in the same way."""
+    """A resumed sweep must search the same space in the same way."""
     for section in ("search", "space"):
         old, new = before[section], now[section]
         for key in sorted(old.keys() | new.keys()):

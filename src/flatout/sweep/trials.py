@@ -16,13 +16,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from flatout.config import RunConfig
 from flatout.distributed.processes import (
     OUTPUT,
     end_with_parent,
@@ -33,66 +30,15 @@ from flatout.distributed.processes import (
 )
 from flatout.errors import EXIT_CODE, RunBroke, UserError
 from flatout.report.summary import mark_broken
-from flatout.run.launch import start
-from flatout.run.resume import find_checkpoint
-from flatout.run.run_folder import OVERRIDES
 from flatout.sweep.board import Board
 from flatout.sweep.slots import Slot
+from flatout.sweep.trial import Ending, Judge, Status, Trial
 
 _LOOK_S = 0.05
 TOO_LONG = "ran longer than"
 """How the note begins of a trial that was stopped at its limit."""
 _GRACE_S = 6.0
 """How long a trial may take to write down that it was stopped."""
-
-
-class Status(StrEnum):
-    """How a trial ended."""
-
-    complete = "complete"
-    pruned = "pruned"
-    failed = "failed"
-    stopped = "stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One run of many."""
-
-    number: int
-    folder: Path
-    config: RunConfig
-    overrides: list[str]
-    """Everything that was typed, for this trial."""
-    changed: list[str]
-    """What tells it from the others."""
-    is_again: bool = False
-    """Whether its folder may hold what was left when it was killed, which is gone on with; else it must be new."""
-    name: str = ""
-    """What it is called, where that is not its number."""
-
-    @property
-    def label(self) -> str:
-        return self.name or f"trial {self.number}"
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """What became of a trial."""
-
-    status: Status
-    seconds: float
-    value: float | None = None
-    """The validation metric of its best checkpoint; of a pruned trial the last one seen."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    note: str = ""
-    """Why it failed, or where it was pruned."""
-    is_mistake: bool = False
-    """Whether its settings were a person's mistake."""
-
-
-Judge = Callable[[Trial, int, float], bool]
-"""Told of each validation of a trial (its number, counted from 1, and its metric): whether to end the trial."""
 
 
 def endings(
@@ -107,7 +53,7 @@ def endings(
 ) -> Generator[tuple[Trial, Ending], None, None]:
     """Run what `ask` names until it names no more, as many at once as there are slots; trials as they end.
 
-    `limit_s` is the most a trial may take; at `until` (of the monotonic clock) all are stopped. Whoever leaves early,
+    `limit_s` is the most a trial may take; at `until` (of the monotonic clock) all are stopped. An early end,
     by an error or Ctrl-C, leaves no process behind.
     """
     warm_start()
@@ -162,7 +108,7 @@ class _Pool:
                 yield each.trial, ending
 
     def stop(self) -> None:
-        """End all of them: told at once, then awaited one by one."""
+        """End all of them: signalled at once, then awaited one by one."""
         for each in self._running:
             each.signal(signal.SIGINT)
         for each in self._running:
@@ -174,8 +120,8 @@ class _Running:
 
     def __init__(self, trial: Trial, slot: Slot, metric: str) -> None:
         self.trial, self.slot = trial, slot
-        goes_on = trial.is_again and can_go_on(trial)
-        if not goes_on:
+        resumes = trial.is_again and trial.job.can_resume(trial.folder, trial.overrides)
+        if not resumes:
             new_trial_folder(trial.folder, is_again=trial.is_again)
         self._started, self._clock = time.time(), time.monotonic()
         self._readings = Readings(trial.folder / "metrics.csv", f"val/{metric}")
@@ -184,7 +130,7 @@ class _Running:
         context = multiprocessing.get_context("forkserver")
         self._answer, answer = context.Pipe(duplex=False)
         environment = {**os.environ, **slot.environment(), OUTPUT: str(trial.folder / "output.txt")}
-        self._process = context.Process(target=_trial, args=(trial, slot, environment, answer, goes_on))
+        self._process = context.Process(target=_trial, args=(trial, slot, environment, answer, resumes))
         self._process.start()
         answer.close()
 
@@ -221,7 +167,7 @@ class _Running:
             self._process.kill()
 
     def stop(self) -> None:
-        """End it, gently at first; whoever was told already is not told twice."""
+        """End it, gently at first; a trial gets the signal once."""
         if self._is_closed:
             return
         if not self._was_told:
@@ -260,20 +206,6 @@ class _Running:
         return Ending(status, time.monotonic() - self._clock, **{"value": self._value, **known})
 
 
-def can_go_on(trial: Trial) -> bool:
-    """Whether this very trial, and no other of its number, has left a whole checkpoint in its folder."""
-    return began(trial) and find_checkpoint(trial.folder)[0] is not None
-
-
-def began(trial: Trial) -> bool:
-    """Whether what lies in a trial's folder is this very trial's, and no other's of its number."""
-    try:
-        begun = (trial.folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return False
-    return begun == trial.overrides and not trial.folder.is_symlink()
-
-
 def new_trial_folder(folder: Path, *, is_again: bool) -> None:
     """Make a trial's folder; what was left there goes, and a link goes without what it leads to."""
     if folder.is_symlink():
@@ -294,7 +226,7 @@ class Readings:
     def new(self) -> list[float]:
         """Values of the column since the last call; a row that is not finished is left for the next.
 
-        A trial that goes on takes rows away that came after its checkpoint, and writes them again: each is told once.
+        A resumed trial removes rows after its checkpoint and writes them again: each counts once.
         """
         try:
             with self.path.open(encoding="utf-8", newline="") as file:
@@ -324,7 +256,7 @@ def last_line(error: Exception) -> str:
     return next(reversed(str(error).strip().splitlines()), "")
 
 
-def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connection, goes_on: bool) -> None:
+def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connection, resumes: bool) -> None:
     """One trial, in its own process."""
     os.setsid()
     end_with_parent()
@@ -334,9 +266,7 @@ def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connec
     redirect_output()
     slot.take()
     try:
-        monitor = replace(trial.config.monitor, verdict=False)  # what a trial tries, the next ones would wait for
-        config = replace(trial.config, monitor=monitor, resume=str(trial.folder) if goes_on else None)
-        result = start(config, folder=trial.folder, overrides=trial.overrides)
+        result = trial.job.train(trial.folder, trial.overrides, resumes=resumes)
     except UserError as mistake:
         print(mistake, file=sys.stderr, flush=True)
         answer.send({"note": str(mistake), "is_mistake": True})
@@ -347,7 +277,7 @@ def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connec
         print(broken, file=sys.stderr, flush=True)
         answer.send({"note": last_line(broken)})
         sys.exit(1)
-    except Exception as error:  # a defect of any class: the sweep is told its name, then it is raised again
+    except Exception as error:  # a defect of any class: the sweep gets its name, then it is raised again
         answer.send({"note": f"{type(error).__name__}: {last_line(error)}"})
         raise
     answer.send({"value": result.objective, "metrics": result.metrics})

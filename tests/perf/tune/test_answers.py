@@ -47,7 +47,7 @@ def test_a_damaged_file_is_named_and_counts_as_not_there(name, tmp_path):
     store.write("a", ANSWERS)
     path = store.path("a")
     path.write_text(DAMAGED[name](path.read_text(encoding="utf-8")), encoding="utf-8")
-    with pytest.warns(UserWarning, match="a.json is damaged: measured anew"):
+    with pytest.warns(UserWarning, match="a.json is damaged: measured again"):
         assert store.read("a") is None
 
 

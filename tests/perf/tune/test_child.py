@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from flatout.distributed.processes import warm_start
-from flatout.perf.tune.child import Child, NoAnswer
+from flatout.perf.tune.answers import NoAnswer
+from flatout.perf.tune.child import Child
 from tests.perf.tune import planted
 
 

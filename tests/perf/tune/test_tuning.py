@@ -18,8 +18,9 @@ from flatout.perf.tune.answers import Answers, AnswerStore
 from flatout.perf.tune.probe import Setting
 from flatout.perf.tune.search import Asked
 from flatout.perf.tune.settings import TuneConfig
-from flatout.perf.tune.tuning import begun_with, is_outdated, kept, override_line, smallest, with_values
+from flatout.perf.tune.tuning import RunSettings, is_outdated, kept, override_line, smallest
 from flatout.report.summary import read_summary
+from flatout.run.build import RunBuilder
 from flatout.run.run import Result
 from tests.cli.test_train import run_train
 from tests.perf.tune.planted import SMALL
@@ -49,10 +50,11 @@ def choices(result: Result) -> dict[str, dict[str, Any]]:
 # What is open, and what is kept.
 
 
-def composed(*words: str) -> tuple[RunConfig, list[str]]:
+def composed(*words: str) -> tuple[RunSettings, list[str]]:
     from tests.cli.test_train import compose_run
 
-    return compose_run(["tune=auto", *words]), ["tune=auto", *words]
+    config = compose_run(["tune=auto", *words])
+    return RunBuilder(config).open_settings, ["tune=auto", *words]
 
 
 @pytest.mark.parametrize(
@@ -83,8 +85,8 @@ def test_what_a_step_is_made_of_stays_open_where_only_its_rows_are_said(word):
 
 def test_from_python_what_differs_from_the_default_was_asked_for():
     python = RunConfig(data=TextDataConfig(batch_size=32), tune=TuneConfig(enabled=True))
-    assert kept(python, [])["data.batch_size"] == "asked for"
-    assert "data.batch_size" not in kept(RunConfig(tune=TuneConfig(enabled=True)), [])
+    assert kept(RunBuilder(python).open_settings, [])["data.batch_size"] == "asked for"
+    assert "data.batch_size" not in kept(RunBuilder(RunConfig(tune=TuneConfig(enabled=True))).open_settings, [])
 
 
 def test_answers_become_settings_and_words():
@@ -95,20 +97,20 @@ def test_answers_become_settings_and_words():
         "data.accumulate": 4,
         "compile": True,
     }
-    config = with_values(RunConfig(), values)
+    config = RunBuilder(RunConfig()).with_answers(values).config
     assert (config.data.feed, config.precision, config.compile) == ("threaded", Precision.bf16, True)
     assert config.data.batches(1) == (16, 4)
-    shared = with_values(RunConfig(data=TextDataConfig(effective_batch=64)), values)
+    shared = RunBuilder(RunConfig(data=TextDataConfig(effective_batch=64))).with_answers(values).config
     assert shared.data.batches(1) == (16, 4)
     assert override_line(values) == (
         "data.feed=threaded precision=bf16 data.batch_size=16 data.accumulate=4 compile=true"
     )
-    assert with_values(config, {}) is config
+    assert RunBuilder(config).with_answers({}).config is config
 
 
 def test_a_rate_that_was_found_is_not_scaled_again():
     optim = OptimConfig(scale_lr="linear", base_batch=32)
-    config = with_values(RunConfig(optim=optim), {"optim.lr": 1e-3})
+    config = RunBuilder(RunConfig(optim=optim)).with_answers({"optim.lr": 1e-3}).config
     assert (config.optim.lr, config.optim.scale_lr) == (1e-3, "none")
     assert override_line({"optim.lr": 1e-3}, optim) == "optim.lr=0.001 optim.scale_lr=none"
     assert override_line({"optim.lr": 1e-3}, OptimConfig()) == "optim.lr=0.001"
@@ -218,7 +220,7 @@ def test_a_run_whose_answers_are_its_settings_has_the_same_weights_to_the_last_b
     # Other rows, another question; and a damaged file is measured anew.
     (path,) = (path for path in AnswerStore().folder.glob("*.json"))
     path.write_text("{", encoding="utf-8")
-    with pytest.warns(UserWarning, match="is damaged: measured anew"):
+    with pytest.warns(UserWarning, match="is damaged: measured again"):
         anew = trained(tmp_path / "anew", TuneConfig(**ALL_KEPT))
     assert not anew.summary["tune"]["cached"]
 
@@ -250,15 +252,15 @@ def test_a_run_that_is_gone_on_with_has_the_answers_it_was_begun_with(tmp_path, 
     code = run_train([*more, "resume_anyway=true"], monkeypatch)
     told = capsys.readouterr().out
     assert code == 0
-    assert "tune: as this run was begun (data.feed=threaded precision=fp32 data.batch_size=16" in told
+    assert "tune: as at the beginning of this run (data.feed=threaded precision=fp32 data.batch_size=16" in told
     assert read_summary(folder)["tune"]["values"]["data.batch_size"] == 16
-    assert begun_with(RunConfig(resume=str(folder)), folder) is not None
+    assert isinstance(read_summary(folder)["tune"]["values"], dict)
 
 
 def test_a_run_begun_without_it_goes_on_as_it_was(tmp_path, capsys):
     first = trained(tmp_path / "run")
     result = trained(tmp_path / "run", TuneConfig(**ALL_KEPT), resume=str(first.folder), epochs=2)
-    assert "tune: this run was begun without it, and goes on as it was" in capsys.readouterr().out
+    assert "tune: this run began without it and continues without it" in capsys.readouterr().out
     assert result.summary["tune"] is None
 
 

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flatout.data.batches.batch_rows import BatchRows
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.batches.plan import BatchRows
 from flatout.data.store.store import Array, Ragged, StoreSplit
 
 TOKENS, TARGETS = "tokens", "targets"

@@ -18,9 +18,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.data.batches.batch_rows import BatchRows, Rows
 from flatout.errors import UserError, require
-
-Rows = NDArray[np.int64]
 
 
 class Layout(StrEnum):
@@ -64,22 +63,6 @@ class PlanSettings:
     def parts(self) -> int:
         """Pieces each optimizer step is divided into."""
         return self.world * self.accumulate
-
-
-@dataclass(slots=True, kw_only=True)
-class BatchRows:
-    """A run of consecutive batches: whose rows, how many each, and how many of those count."""
-
-    rows: Rows
-    """[R] row numbers, batch after batch, each batch shortest row first."""
-    bounds: Rows
-    """[batches + 1] where each batch begins in `rows`."""
-    num_real: Rows
-    """[batches] rows that count in each batch."""
-    step_rows: Rows
-    """[batches] real rows of the optimizer step each batch belongs to, over all ranks."""
-    ends_step: NDArray[np.bool_]
-    """[batches] whether the optimizer steps after it."""
 
 
 class Plan:

@@ -115,7 +115,7 @@ class AnswerStore:
 
     @contextmanager
     def measuring(self, key: str, patience_s: float, say: Callable[[str], None] = print) -> Iterator[None]:
-        """Let one process measure at a time; whoever waits finds the answers afterwards."""
+        """Let one process measure at a time; a process that waits finds the answers afterwards."""
         lock = None
         with suppress(OSError, Timeout):  # a cache that is read-only, or one who takes too long: measure all the same
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ class AnswerStore:
         return None
 
     def _warn(self, name: str) -> None:
-        warnings.warn(f"tune: {self.path(name)} is damaged: measured anew", UserWarning, stacklevel=4)
+        warnings.warn(f"tune: {self.path(name)} is damaged: measured again", UserWarning, stacklevel=4)
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
         """Replace the file in one step. Answers that a disk refuses are only measured again."""
@@ -164,3 +164,12 @@ class AnswerStore:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
             warnings.warn(f"tune: {path} cannot be kept: {error.strerror}", UserWarning, stacklevel=3)
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """Why a question has none."""
+
+    why: str
+    is_memory: bool = False
+    """Whether it was, or may have been, too much memory."""

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch
 from flatout.distributed.processes import end_with_parent, use_own_resource_tracker, warm_start
 from flatout.engine.allocator import keep_freed_memory
 from flatout.errors import UserError
+from flatout.perf.tune.answers import NoAnswer
 from flatout.perf.tune.learning_rate import range_test
 from flatout.perf.tune.probe import Parts, about, feeds_alone, losses, measure
 
@@ -30,15 +30,6 @@ Build = Callable[[], Parts]
 _GRACE_S = 1.0
 _LAUNCHERS = ("TORCHELASTIC_", "GROUP_", "ROLE_", "SLURM_")
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-@dataclass(frozen=True, slots=True)
-class NoAnswer:
-    """Why a question has none."""
-
-    why: str
-    is_memory: bool = False
-    """Whether it was, or may have been, too much memory."""
 
 
 class Child:
@@ -130,7 +121,7 @@ def _environment() -> dict[str, str]:
 
 
 def _serve(build: Build, threads: int, environment: dict[str, str], pipe: Connection) -> None:
-    """Build the parts, and answer until nobody asks."""
+    """Build the parts, and answer until no question is left."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells it too; who started it ends it
     pipe.send(("begun", None))
@@ -153,11 +144,11 @@ def _serve(build: Build, threads: int, environment: dict[str, str], pipe: Connec
         pipe.send(("mistake", str(mistake)))
     except (torch.OutOfMemoryError, MemoryError):
         pipe.send(("memory", "out of memory"))
-    except Exception as error:  # a person's model may raise anything; the run goes on without this answer
+    except Exception as error:  # your own model may raise anything; the run continues without this answer
         words = (str(error).strip().splitlines() or [""])[0]
         is_memory = any(sign in words for sign in ("ALLOC_FAILED", "out of memory", "can't allocate memory"))
-        told = "out of memory" if is_memory else f"{type(error).__name__}: {words}"[:_MOST_WORDS]
-        pipe.send(("memory" if is_memory else "error", told))
+        why = "out of memory" if is_memory else f"{type(error).__name__}: {words}"[:_MOST_WORDS]
+        pipe.send(("memory" if is_memory else "error", why))
 
 
 def _be_silent() -> None:

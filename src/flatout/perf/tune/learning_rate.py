@@ -117,5 +117,5 @@ def suggested(rates: Sequence[float], losses: Sequence[float]) -> Suggestion | N
     steepest = min(falls, key=lambda place: falls[place])
     rate = float(f"{rates[steepest]:.1e}")
     first, least = f"{seen[0]:.3f} at {rates[0]:.0e}", f"{seen[lowest]:.3f} at {rates[lowest]:.1e}"
-    told = f"smoothed loss {first}, {seen[steepest]:.3f} here, lowest {least}; {len(rates)} steps"
-    return Suggestion(rate, "the loss falls fastest there", told)
+    evidence = f"smoothed loss {first}, {seen[steepest]:.3f} here, lowest {least}; {len(rates)} steps"
+    return Suggestion(rate, "the loss falls fastest there", evidence)

@@ -22,10 +22,11 @@ import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import nn
 
+from flatout.data.batches.batch_rows import BatchRows
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import TOKENS, Gatherer, cut_run
-from flatout.data.batches.plan import BatchRows, PlanSettings
+from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.store.store import StoreSplit
 from flatout.engine.compile import compile_in_place
@@ -267,7 +268,7 @@ def probing_trainer(
         accumulate_grad_batches=accumulate,
         gradient_clip_val=parts.clip or None,
         callbacks=[FastLoop(**loop), *callbacks],
-        plugins=[LightningEnvironment()],  # whoever has started ranks, this process is none of them
+        plugins=[LightningEnvironment()],  # this process is no rank, even where ranks run
     )
 
 

@@ -1,7 +1,7 @@
 """The search before training: feed, precision, rows at once, learning rate, compile, in turn and within a budget.
 
-The settings as they are come first and are the measure of all: something else takes their place only where it is
-faster by `gain` twice, the two measured in turn. What the time was too short for stays as it is, and that is said.
+The settings as they are come first. Another value takes the place of one only where it is faster by `gain` twice, the
+two measured in turn. What the time was too short for stays unchanged, and the run reports it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
-from flatout.perf.tune.answers import Answers, AnswerStore, Choice, Tried
+from flatout.perf.tune.answers import Answers, AnswerStore, Choice, NoAnswer, Tried
 from flatout.perf.tune.batch_size import divisors, doublings, first_guess, knee, predicted_bytes
-from flatout.perf.tune.child import Child, NoAnswer
 from flatout.perf.tune.learning_rate import STEPS as RANGE_STEPS
 from flatout.perf.tune.learning_rate import suggested
 from flatout.perf.tune.probe import Measured, Setting
@@ -49,14 +48,14 @@ class Asked:
     """Rows of the training split."""
     planned_steps: int
     kept: dict[str, str] = field(default_factory=dict)
-    """Settings that are not looked at, by their keys, and why; empty where nobody asks."""
+    """Settings that are not looked at, by their keys, and why; empty without a reason to print."""
     room_bytes: int
     """Memory that may be taken, the margin left out."""
     is_cpu: bool
     is_capped: bool = False
     """Whether tokens, not rows, decide how much is computed at once."""
     counts_time: bool = True
-    """Whether the expected run bounds the time; not where somebody asked for nothing else."""
+    """Whether the expected run bounds the time; false for a search alone."""
     compile_why_not: str = ""
 
 
@@ -67,11 +66,21 @@ def allowed_seconds(asked: Asked, step_s: float) -> float:
     return min(settings.budget_s, settings.share * run_s) if asked.counts_time else settings.budget_s
 
 
+class Prober(Protocol):
+    """Answers questions by measuring, in a process that can be lost."""
+
+    def ask(self, what: str, latest: float, **asked: Any) -> Any:
+        """The answer to a question, or a NoAnswer; `latest` is a time of the system's clock."""
+
+    def close(self) -> None:
+        """End the process; the next question starts another."""
+
+
 class Search:
     """One search; `decide` once."""
 
-    def __init__(self, asked: Asked, child: Child, store: AnswerStore, say: Callable[[str], None]) -> None:
-        self.asked, self.child, self.store, self.say = asked, child, store, say
+    def __init__(self, asked: Asked, prober: Prober, store: AnswerStore, say: Callable[[str], None]) -> None:
+        self.asked, self.prober, self.store, self.say = asked, prober, store, say
         self.settings = asked.settings
         self.answers = Answers()
         self.now = asked.start
@@ -89,7 +98,7 @@ class Search:
         try:
             self._decide()
         finally:
-            self.child.close()
+            self.prober.close()
         self.answers.seconds = round(time.time() - self._began, 2)
         self.answers.unrest = self._unrest()
         self.answers.row_key = self._about.get("row_keys", {}).get(str(self.now.precision), "")
@@ -115,11 +124,11 @@ class Search:
         self.answers.allowed_s = allowed_s
         self._until = self._began + allowed_s
         if not self._affords(_LEAST_PROBES):
-            told = (
+            why = (
                 f"the run takes about {run_s:,.0f} s, {self.settings.share:.0%} of it is too little to measure anything"
             )
             is_bounded = allowed_s < self.settings.budget_s
-            self._end_early(told if is_bounded else f"{self.settings.budget_s:g} s are too little to measure anything")
+            self._end_early(why if is_bounded else f"{self.settings.budget_s:g} s are too little to measure anything")
             return
         for name, decide in (
             ("data.feed", self._decide_feed),
@@ -145,13 +154,13 @@ class Search:
     # The first probe: what the settings as they are do.
 
     def _begin(self) -> Measured | NoAnswer:
-        told = self.child.ask("about", self._until)
-        if isinstance(told, NoAnswer):
-            return told
-        self._about = told
+        about = self.prober.ask("about", self._until)
+        if isinstance(about, NoAnswer):
+            return about
+        self._about = about
         start = self.asked.start
         if "data.batch_size" not in self.asked.kept:
-            self._most = self.store.known_micro_batch(told["row_keys"][start.precision])
+            self._most = self.store.known_micro_batch(about["row_keys"][start.precision])
         sizes = self._sizes()
         if self._most is not None and start.rows > self._most:
             start = self._with_rows(start, sizes[-1])
@@ -185,7 +194,7 @@ class Search:
 
     def _decide_feed(self) -> None:
         kinds = self.asked.feeds
-        alone = self.child.ask("feeds", self._until, kinds=[str(kind) for kind in kinds])
+        alone = self.prober.ask("feeds", self._until, kinds=[str(kind) for kind in kinds])
         if isinstance(alone, NoAnswer):
             self._choose("feed", self.now.feed, "not measured", alone.why)
             return
@@ -214,7 +223,7 @@ class Search:
         if len(names) == 1:
             self._settle("precision", names[0], "the only one this device has in hardware", "no native sixteen bits")
             return
-        found = self.child.ask("losses", self._until, precisions=names, rows=min(_LOSS_ROWS, self.now.rows))
+        found = self.prober.ask("losses", self._until, precisions=names, rows=min(_LOSS_ROWS, self.now.rows))
         if isinstance(found, NoAnswer):
             self._choose("precision", self.now.precision, "not measured", found.why)
             return
@@ -334,8 +343,8 @@ class Search:
             self.answers.is_complete = False
             return
         now = self.now
-        self.child.close()  # what was measured before has trained its weights
-        found = self.child.ask(
+        self.prober.close()  # what was measured before has trained its weights
+        found = self.prober.ask(
             "range",
             self._until,
             feed=str(now.feed),
@@ -356,7 +365,7 @@ class Search:
             return
         self.answers.values["optim.lr"] = suggestion.rate
         self._choose("optim.lr", f"{suggestion.rate:g}", suggestion.why, suggestion.evidence)
-        self.child.close()  # such steps have spoilt the weights
+        self.prober.close()  # such steps have spoilt the weights
 
     def _decide_compile(self) -> None:
         self.answers.values["compile"] = False
@@ -374,20 +383,22 @@ class Search:
         if why:
             self._choose("compile", False, "not tried", why)
             return
-        self.child.close()  # what is compiled stays so
+        self.prober.close()  # what is compiled stays so
         setting = replace(self.now, compile=True)
         found = self._measure(setting, "compile", steps=self.settings.steps)
         if isinstance(found, NoAnswer):
             self._choose("compile", False, "it did not come to an end here", found.why)
             return
         saved_s = run_s - self._run_s(found)
-        told = f"{found.rows_per_s:,.0f} rows/s against {self._rate(self.now):,.0f}; compiled in {found.warm_s:.0f} s"
+        evidence = (
+            f"{found.rows_per_s:,.0f} rows/s against {self._rate(self.now):,.0f}; compiled in {found.warm_s:.0f} s"
+        )
         is_worth = found.rows_per_s > self._rate(self.now) * (1 + self.settings.gain) and saved_s > found.warm_s
         if not is_worth:
-            self._choose("compile", False, "it does not pay in this run", f"{told}; {max(saved_s, 0):.0f} s saved")
+            self._choose("compile", False, "it does not pay in this run", f"{evidence}; {max(saved_s, 0):.0f} s saved")
             return
         self.answers.values["compile"] = True
-        self._choose("compile", True, f"it saves about {saved_s:,.0f} s of this run", told)
+        self._choose("compile", True, f"it saves about {saved_s:,.0f} s of this run", evidence)
 
     # Measuring.
 
@@ -411,7 +422,7 @@ class Search:
             return NoAnswer(why, is_memory=True)
         began = time.time()
         soon = began + (self._until - began) / (_PROBES_A_SEARCH if what != "compile" else 1)
-        found = self.child.ask("measure", self._until, setting=setting, steps=steps or self.settings.steps, until=soon)
+        found = self.prober.ask("measure", self._until, setting=setting, steps=steps or self.settings.steps, until=soon)
         took_s = time.time() - began
         if isinstance(found, NoAnswer):
             self.answers.tried.append(Tried(what=what, value=value, verdict=found.why))

@@ -26,11 +26,11 @@ class TuneConfig:
     precision: bool = True
     """Whether to look for the fastest arithmetic, where precision=auto."""
     batch_size: bool = True
-    """Whether to look for the fastest number of rows computed at once, where nobody typed one."""
+    """Whether to look for the fastest number of rows computed at once, where none is typed."""
     learning_rate: bool = False
     """Whether to look for a learning rate by a range test; it is then used."""
     compile: bool = True
-    """Whether to see if compiling the model pays within the run, where nobody typed it."""
+    """Whether to see if compiling the model pays within the run, where it is not typed."""
     effective_batch: StepRows = StepRows.kept
     """Rows of an optimizer step: kept as they are set, or free to grow, which changes what is learnt."""
     budget_s: float = 60.0
@@ -46,7 +46,7 @@ class TuneConfig:
     loss_tolerance: float = 0.01
     """By how much the loss of an arithmetic may differ from that of fp32 on the same rows, as a share of it."""
     fresh: bool = False
-    """Whether to measure anew what was measured before."""
+    """Whether to repeat earlier measurements."""
 
     def __post_init__(self) -> None:
         self.effective_batch = as_choice(StepRows, self.effective_batch, "tune.effective_batch")

@@ -1,8 +1,8 @@
 """`tune=auto`: what a run leaves open is decided by measuring, once, before anything of it is built.
 
 What the person asked for stays: a value that was typed, or that differs from `auto`. The rest is measured in processes
-that are thrown away (`tune/`), or taken from what was measured before. A run that is gone on with has the answers it
-was begun with. Of several ranks one measures for each kind of device, and the smallest answer is everybody's.
+that are thrown away (`tune/`), or taken from what was measured before. A resumed run keeps the answers of its
+beginning. Of several ranks one measures for each kind of device, and the smallest answer is everybody's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import numpy as np
 import psutil
 import torch
 
-from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, choose_feed
 from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import PlanSettings
@@ -31,20 +30,19 @@ from flatout.engine.compile import why_not
 from flatout.engine.limits import free_bytes, limits
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
-from flatout.errors import UserError
+from flatout.engine.run_length import planned_steps
 from flatout.perf.notes import device_name
 from flatout.perf.tune.answers import Answers, AnswerStore, Choice
 from flatout.perf.tune.child import Build, Child
 from flatout.perf.tune.probe import Setting
 from flatout.perf.tune.search import Asked, Search, allowed_seconds
-from flatout.report.summary import read_summary
-from flatout.run.run_folder import RunFolder, plain
-from flatout.run.trainer import planned_steps
+from flatout.perf.tune.settings import TuneConfig
+from flatout.report.plain import plain
 
 _WAIT_S = 30.0
 """How much longer than its budget another process may take to measure the same."""
 _MORE_TIME, _MORE_STEPS = 1.5, 4.0
-"""From how much more time, or steps, on a search that was cut short is begun anew."""
+"""From how much more time, or steps, on a search that was cut short begins again."""
 _BUSY = 1.5
 _BATCH_COUNTS = ("limit_train_batches", "val_check_interval")
 
@@ -59,11 +57,25 @@ class Found:
     lines: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """The settings that measuring decides, and those that its answers depend on."""
+
+    data: Any
+    network: Any
+    task: Any
+    optim: OptimConfig
+    trainer: dict[str, Any]
+    precision: Precision
+    compile: bool
+    tune: TuneConfig
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be decided: these settings, for this store and device."""
+    """What to decide: these settings, for this store and device."""
 
-    config: RunConfig
+    settings: RunSettings
     store: Store
     ranks: Ranks
     device: torch.device
@@ -72,47 +84,12 @@ class Question:
     build: Build
     """Makes the parts of the run, elsewhere."""
     counts_time: bool = True
-    """Whether the expected run bounds the time; not where somebody asked for nothing else."""
+    """Whether the expected run bounds the time; false for a search alone."""
 
 
-def tuned(question: Question, place: RunFolder) -> RunConfig:
-    """The settings with everything that was left open decided."""
-    config, ranks = question.config, question.ranks
-    before = ranks.agreed("answers of before", lambda: json.dumps(begun_with(config, place.path)))
-    if known := json.loads(before):
-        place.summary.set("tune", known)
-        kept = {name: value for name, value in known["values"].items() if not _is_typed(name, question.overrides)}
-        place.log.say(f"tune: as this run was begun ({override_line(kept) or 'nothing is changed'})")
-        return with_values(config, kept)
-    if not config.tune.enabled:
-        return config
-    if config.resume is not None and _has_begun(place.path):
-        place.log.say("tune: this run was begun without it, and goes on as it was")
-        return config
-    found = of_all_devices(question, place.log.say)
-    for line in found.lines:
-        place.log.say(line)
-    for choice in found.answers.choices:
-        place.choose(choice.name, choice.value, choice.why, choice.evidence)
-    place.summary.set("tune", {"key": found.key, "cached": found.is_known, **found.answers.as_dict()})
-    place.summary.write()
-    return with_values(config, found.answers.values)
-
-
-def begun_with(config: RunConfig, folder: Path) -> dict[str, Any] | None:
-    """The answers of the run that is gone on with; None where there are none."""
-    if config.resume is None:
-        return None
-    try:
-        known = read_summary(folder).get("tune")
-    except UserError:
-        return None
-    return known if isinstance(known, dict) and isinstance(known.get("values"), dict) else None
-
-
-def _has_begun(folder: Path) -> bool:
-    """Whether a run has got as far as its first step."""
-    return any((folder / "checkpoints").glob("step-*"))
+def is_typed(key: str, overrides: Sequence[str]) -> bool:
+    """Whether the command line names a setting."""
+    return any(word.lstrip("+~").partition("=")[0] == key for word in overrides)
 
 
 def of_all_devices(question: Question, say: Callable[[str], None]) -> Found:
@@ -126,20 +103,20 @@ def of_all_devices(question: Question, say: Callable[[str], None]) -> Found:
         found = measured_for(question, say)
         return json.dumps({**asdict(found), "answers": found.answers.as_dict()})
 
-    told = [json.loads(text) for text in ranks.gathered("answers", measure) if text]
-    each = [Found(**{**found, "answers": Answers.of(found["answers"])}) for found in told]
+    given = [json.loads(text) for text in ranks.gathered("answers", measure) if text]
+    each = [Found(**{**found, "answers": Answers.of(found["answers"])}) for found in given]
     return replace(each[0], answers=smallest([found.answers for found in each]))
 
 
 def measured_for(question: Question, say: Callable[[str], None]) -> Found:
     """The answers for one device: measured before, or now."""
-    config, asked = question.config, asked_of(question)
-    key, store = recipe_key(asked_about(question, asked)), AnswerStore(config.data.cache)
-    with store.measuring(key, config.tune.budget_s + _WAIT_S, say):
-        known = None if config.tune.fresh else store.read(key)
+    settings, asked = question.settings, asked_of(question)
+    key, store = recipe_key(asked_about(question, asked)), AnswerStore(settings.data.cache)
+    with store.measuring(key, settings.tune.budget_s + _WAIT_S, say):
+        known = None if settings.tune.fresh else store.read(key)
         if known is not None and not is_outdated(known, asked, store):
-            return Found(known, key, True, [f"tune: cached ({store.path(key)}; tune.fresh=true measures anew)"])
-        say(f"tune: measuring in a process apart, for {config.tune.budget_s:g} s at most")
+            return Found(known, key, True, [f"tune: cached ({store.path(key)}; tune.fresh=true measures again)"])
+        say(f"tune: measuring in a process apart, for {settings.tune.budget_s:g} s at most")
         search = Search(asked, Child(question.build, torch.get_num_threads()), store, say)
         answers = search.decide()
         if answers.step_s is not None:
@@ -148,8 +125,8 @@ def measured_for(question: Question, say: Callable[[str], None]) -> Found:
     rest = "" if answers.is_complete else "; the time was not enough for all"
     lines = [f"tune: {count} probes in {answers.seconds:.1f} s{rest}"]
     if answers.unrest > _BUSY:
-        told = f"the same settings were {answers.unrest:.1f} times as fast at their best as at their worst"
-        lines.append(f"tune: this machine is busy: {told}; tune.fresh=true measures anew")
+        spread = f"the same settings were {answers.unrest:.1f} times as fast at their best as at their worst"
+        lines.append(f"tune: this machine is busy: {spread}; tune.fresh=true measures again")
     return Found(answers, key, False, lines)
 
 
@@ -179,29 +156,19 @@ def smallest(found: Sequence[Answers]) -> Answers:
             values[name] = max((each.values[name] for each in found), key=best_first.index)
     if "optim.lr" in shared:
         values["optim.lr"] = min(each.values["optim.lr"] for each in found)
-    told = "; ".join(override_line(each.values) or "nothing" for each in found)
-    choice = Choice(name="unlike devices", value=override_line(values), why="what the smallest can do", evidence=told)
+    evidence = "; ".join(override_line(each.values) or "nothing" for each in found)
+    choice = Choice(
+        name="unlike devices", value=override_line(values), why="what the smallest can do", evidence=evidence
+    )
     return replace(least, values=values, choices=[*least.choices, choice])
 
 
 _ORDERS: dict[str, list[Any]] = {
-    # Later ones can be done wherever earlier ones can.
+    # A device that can do an earlier one can do the later ones.
     "data.feed": ["resident", "threaded", "workers"],
     "precision": ["bf16", "fp16", "fp32"],
     "compile": [True, False],
 }
-
-
-def with_values(config: RunConfig, values: dict[str, Any]) -> RunConfig:
-    """Settings with answers in them."""
-    of_data = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
-    if config.data.effective_batch is not None:
-        of_data.pop("accumulate", None)  # it follows
-    changed: dict[str, Any] = {"data": replace(config.data, **of_data)} if of_data else {}
-    if "optim.lr" in values:  # found with the rows of the step as they are: it is not scaled to them again
-        changed["optim"] = replace(config.optim, lr=values["optim.lr"], scale_lr=ScaleRate.none)
-    changed |= {name: values[name] for name in ("precision", "compile") if name in values}
-    return replace(config, **changed) if changed else config
 
 
 def override_line(values: dict[str, Any], optim: OptimConfig | None = None) -> str:
@@ -214,8 +181,8 @@ def override_line(values: dict[str, Any], optim: OptimConfig | None = None) -> s
 
 def asked_of(question: Question) -> Asked:
     """What is open in these settings, and what it is measured against."""
-    config, ranks, device = question.config, question.ranks, question.device
-    data, splits = config.data, question.store.splits
+    settings, ranks, device = question.settings, question.ranks, question.device
+    data, splits = settings.data, question.store.splits
     split = splits["train"]
     rows, accumulate = data.batches(ranks.world)
     plan = PlanSettings(
@@ -224,11 +191,11 @@ def asked_of(question: Question) -> Asked:
     feed = Feed(split, plan, kind=FeedKind.threaded, device=device)
     num_bytes = sum(each.num_bytes for each in splits.values())
     kind = choose_feed(data.feed, num_bytes, device, None).kind
-    precision = choose_precision(config.precision, device).precision
+    precision = choose_precision(settings.precision, device).precision
     steps_an_epoch = max(1, len(feed) // accumulate)
     is_cut = data.tokens_per_batch is not None
     return Asked(
-        settings=config.tune,
+        settings=settings.tune,
         start=Setting(feed=kind, precision=precision, rows=rows, accumulate=accumulate),
         feeds=[
             each for each in FeedKind if each is not FeedKind.auto and (each is not FeedKind.resident or kind is each)
@@ -236,9 +203,9 @@ def asked_of(question: Question) -> Asked:
         precisions=precisions(device),
         step_rows=split.num_rows // (steps_an_epoch * ranks.world) if is_cut else rows * accumulate,
         num_rows=split.num_rows,
-        planned_steps=planned_steps(config.trainer, feed),
-        kept=kept(config, question.overrides),
-        room_bytes=int(room(device, ranks) * (1 - config.tune.memory_margin)),
+        planned_steps=planned_steps(settings.trainer, feed),
+        kept=kept(settings, question.overrides),
+        room_bytes=int(room(device, ranks) * (1 - settings.tune.memory_margin)),
         is_cpu=device.type == "cpu",
         is_capped=is_cut,
         counts_time=question.counts_time,
@@ -261,20 +228,20 @@ def room(device: torch.device, ranks: Ranks) -> int:
     return free_bytes() // ranks.local_world
 
 
-def kept(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
+def kept(settings: RunSettings, overrides: Sequence[str]) -> dict[str, str]:
     """Settings that are not looked at, and why; an empty reason where the person asked to leave them alone."""
-    tune, data = config.tune, config.data
+    tune, data = settings.tune, settings.data
     asked = "asked for"
     found: dict[str, str] = {}
     if data.feed is not FeedKind.auto:
         found["data.feed"] = asked
-    if config.precision is not Precision.auto:
+    if settings.precision is not Precision.auto:
         found["precision"] = asked
-    if why := _why_rows_are_kept(config, overrides):
+    if why := _why_rows_are_kept(settings, overrides):
         found["data.batch_size"] = why
-    if config.compile or _is_typed("compile", overrides):
+    if settings.compile or is_typed("compile", overrides):
         found["compile"] = asked
-    if _is_typed("optim.lr", overrides) or (not overrides and config.optim.lr is not None):
+    if is_typed("optim.lr", overrides) or (not overrides and settings.optim.lr is not None):
         found["optim.lr"] = asked
     looked_at = {
         "data.feed": tune.feed,
@@ -286,38 +253,34 @@ def kept(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
     return found | {name: "" for name, is_wanted in looked_at.items() if not is_wanted}
 
 
-def _why_rows_are_kept(config: RunConfig, overrides: Sequence[str]) -> str:
-    data = config.data
+def _why_rows_are_kept(settings: RunSettings, overrides: Sequence[str]) -> str:
+    data = settings.data
     if data.tokens_per_batch is not None:
         return "data.tokens_per_batch decides"
     names = ("batch_size", "accumulate")
     is_set = not overrides and any(
         getattr(data, name) != type(data).__dataclass_fields__[name].default for name in names
     )
-    if is_set or any(_is_typed(f"data.{name}", overrides) for name in names):
+    if is_set or any(is_typed(f"data.{name}", overrides) for name in names):
         return "asked for"
-    counting = [name for name in _BATCH_COUNTS if type(config.trainer.get(name)) is int]
+    counting = [name for name in _BATCH_COUNTS if type(settings.trainer.get(name)) is int]
     return f"trainer.{counting[0]} counts batches" if counting else ""
-
-
-def _is_typed(key: str, overrides: Sequence[str]) -> bool:
-    return any(word.lstrip("+~").partition("=")[0] == key for word in overrides)
 
 
 def asked_about(question: Question, asked: Asked) -> dict[str, Any]:
     """Everything that answers depend on, as plain values."""
-    config, ranks = question.config, question.ranks
-    split, tune, data = question.store.splits["train"], config.tune, config.data
+    settings, ranks = question.settings, question.ranks
+    split, tune, data = question.store.splits["train"], settings.tune, settings.data
     lengths = np.asarray(split.lengths(TOKENS))
     quantiles = np.quantile(lengths, [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1]).round().tolist() if len(lengths) else []
-    optim = plain(config.optim)
+    optim = plain(settings.optim)
     if not tune.learning_rate:
         for name in ("lr", "warmup", "schedule", "final_lr_share", "max_lr", "base_batch", "scale_lr"):
             optim.pop(name)
     classes = question.store.facts.get("class_counts") or []
     return {
-        "model": [type(config.model).__name__, plain(config.model)],
-        "task": [type(config.task).__name__, plain(config.task)],
+        "model": [type(settings.network).__name__, plain(settings.network)],
+        "task": [type(settings.task).__name__, plain(settings.task)],
         "optim": optim,
         "vocabulary": plain(getattr(data, "vocabulary", None)),
         "data": {"rows": split.num_rows, "lengths": quantiles, "classes": len(classes), "bytes": split.num_bytes},

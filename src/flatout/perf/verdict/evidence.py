@@ -14,6 +14,8 @@ from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
 from flatout.distributed.ranks import cores_here
 
+LEAST_GAIN = 1.1
+"""What a fix must be worth to be named."""
 LEAST_STEPS = 30
 """Optimizer steps from which on there is something to tell."""
 
@@ -74,7 +76,7 @@ class Evidence:
     """How many validations, checkpoints and flushes there were in those batches."""
     epochs: float = 1.0
     callbacks: dict[str, float] = field(default_factory=dict)
-    """Milliseconds of each callback of a person's own, for each batch."""
+    """Milliseconds of each of your own callbacks, for each batch."""
     reads: dict[str, float] = field(default_factory=dict)
     """How often each of them reads a number of the device in a step."""
     compiled: dict[str, float] = field(default_factory=dict)
@@ -129,7 +131,7 @@ def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) ->
     batches, clock = counted.batches, curves.clock
     seen, split = curves.monitor.summary(), curves.timer.counted().split()
     # Of what callbacks took, a device's own work behind them costs nothing.
-    told = split["callbacks"] / max(sum(clock.callbacks.values()), 1e-9)
+    scale = split["callbacks"] / max(sum(clock.callbacks.values()), 1e-9)
     return Evidence(
         device=feed.device.type,
         steps=steps,
@@ -149,7 +151,7 @@ def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) ->
         flush_every=curves.every_n_steps,
         counts=dict(clock.counts),
         epochs=epochs,
-        callbacks={name: 1000 * told * seconds / batches for name, seconds in clock.callbacks.items() if seconds},
+        callbacks={name: 1000 * scale * seconds / batches for name, seconds in clock.callbacks.items() if seconds},
         reads=clock.reads_a_step,
         compiled={name: now - clock.compiled.get(name, 0.0) for name, now in compiled_so_far().items()},
         host={name: value for name, value in seen.get("host", {}).items() if value is not None},

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import TOKENS
@@ -29,8 +28,7 @@ from flatout.engine.precision import Precision, arithmetic, by_lightning_name
 from flatout.errors import UserError
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Transformer, TransformerConfig
 from flatout.models.lean import LeanEmbedding
-from flatout.perf.verdict.evidence import Evidence, Tried
-from flatout.perf.verdict.rules import LEAST_GAIN
+from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence, Tried
 from flatout.tasks.task import Task
 
 SHARE = 0.1
@@ -66,7 +64,7 @@ class Way:
     drops: bool = True
 
 
-def try_out(config: RunConfig, task: Task, feeds: Feeds, evidence: Evidence) -> None:
+def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) -> None:
     """Fill what was tried into the evidence, or why nothing was."""
     trained_s = evidence.total_ms * evidence.batches / 1000
     waits = evidence.share("wait") >= _WAITS
@@ -82,7 +80,7 @@ def try_out(config: RunConfig, task: Task, feeds: Feeds, evidence: Evidence) -> 
     if evidence.pieces > 1:
         evidence.not_tried = "nothing was tried: whole batches do not fit into memory"
         return
-    if config.compile:
+    if is_compiled:
         evidence.not_tried = "nothing was tried: each way would be compiled first"
         return
     until = time.perf_counter() + seconds
@@ -95,7 +93,7 @@ def try_out(config: RunConfig, task: Task, feeds: Feeds, evidence: Evidence) -> 
         )
         if waits:
             evidence.feed_alone = _rows_per_s_of_feed(was.feed, seconds / 10)
-        ways = [was, *_other_ways(config, task, was, evidence)]
+        ways = [was, *_other_ways(task, was, evidence)]
         ways = [way for way in ways if not _is_hopeless(way, was, evidence)]
         if len(ways) > 1:
             evidence.tried = _timed(ways, task, until, evidence)
@@ -131,22 +129,22 @@ def _nothing_stays(task: Task) -> Iterator[None]:
                 each.next = place
 
 
-def _other_ways(config: RunConfig, task: Task, was: Way, evidence: Evidence) -> Iterator[Way]:
+def _other_ways(task: Task, was: Way, evidence: Evidence) -> Iterator[Way]:
     """Whatever could be faster, what is likeliest first."""
     if evidence.feed_alone is not None:
         yield from _other_feeds(was, evidence)
         if evidence.share("wait") >= _MOSTLY_WAITS:
             return
-    if (flat := _flat(config, task, evidence)) is not None:
+    if (flat := _flat(task, evidence)) is not None:
         feed = _afresh(was.feed, layout=Layout.flat)
         yield replace(was, cause="padding", override="model.compute=flat", feed=feed, model=flat)
     if evidence.native == Precision.bf16:  # fp16 needs its scaler
         yield replace(was, cause="precision", override="precision=bf16", precision=Precision.bf16)
     if task.device.type == "cpu" and was.threads < evidence.cores and evidence.world == 1:
         yield replace(was, cause="threads", override=f"threads={evidence.cores}", threads=evidence.cores)
-    yield from _larger_batches(was, evidence, "" if config.data.effective_batch is None else _NO_EFFECTIVE_BATCH)
+    yield from _larger_batches(was, evidence, "" if evidence.effective_batch is None else _NO_EFFECTIVE_BATCH)
     drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in task.model.modules())
-    names = [name for name in _DROPOUTS if hasattr(config.model, name)]
+    names = [name for name in _DROPOUTS if hasattr(task.model_config, name)]
     if drops and names:
         yield replace(was, cause="dropout", override=" ".join(f"model.{name}=0" for name in names), drops=False)
 
@@ -220,9 +218,9 @@ def alone_ms(task: Task, feeds: Feeds, seconds: float) -> float:
     return 1000 * sum(taken) / side.count
 
 
-def _flat(config: RunConfig, task: Task, evidence: Evidence) -> Transformer | None:
+def _flat(task: Task, evidence: Evidence) -> Transformer | None:
     """The same encoder without padding, where padding was asked for and is much."""
-    model, settings = task.model, config.model
+    model, settings = task.model, task.model_config
     is_padded = isinstance(model, Transformer) and not model.is_flat and model.family in FLAT_FAMILIES
     if not is_padded or not isinstance(settings, TransformerConfig) or evidence.padding_share < 0.1:
         return None
@@ -410,7 +408,7 @@ def _long_round(side: _Side, seconds: float) -> bool:
     side.rates.clear()
     spent_s = time.perf_counter() - began
     even_s = side.round() / side.steps
-    rows = len(feed.split.lengths(TOKENS))  # it starts anew each epoch
+    rows = len(feed.split.lengths(TOKENS))  # it restarts each epoch
     side.rates = [rows / (rows / side.rates[0] + max(0.0, spent_s - warm * even_s))]
     return True
 

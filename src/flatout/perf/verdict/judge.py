@@ -1,95 +1,99 @@
-"""The verdict of a run: while it goes on, at its end, and for a folder that lies there."""
+"""The verdict of a run: while it trains, at its end, and for a finished run folder."""
 
 from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
 from flatout.callbacks.run_curves import RunCurves
 from flatout.callbacks.step_timer import PARTS
-from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, Feeds
-from flatout.engine.passes import TRAINING
 from flatout.engine.precision import Precision, choose_precision
 from flatout.errors import UserError
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence, evidence_of
 from flatout.perf.verdict.experiments import SHARE, alone_ms, try_out
-from flatout.perf.verdict.rules import findings, is_plain, verdict
+from flatout.perf.verdict.rules import findings, is_plain
 from flatout.report.page import read_curves
 from flatout.report.summary import read_summary
-from flatout.run.run_folder import RunFolder
-from flatout.run.trainer import batches_in_epoch
+from flatout.run_log import RunLog
 from flatout.tasks.task import Task
 
-if TYPE_CHECKING:
-    from flatout.run.trainer import Training
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """What a verdict needs to know of a run's settings."""
+
+    batches_in_epoch: int
+    effective_batch: int | None
+    is_fp32_asked: bool
+    """Whether the settings name fp32, and no measurement chose it."""
+    is_compiled: bool
+    may_try: bool
+    """Whether it may try other settings."""
+    pieces: int
+    """Micro-batches of a training batch."""
 
 
-def tell_early(curves: RunCurves, feed: Feed, precision: str, batches_an_epoch: int, place: RunFolder) -> None:
-    """After some dozens of steps, where something plainly holds the run back: it can still be ended and fixed."""
+def report_early(curves: RunCurves, feed: Feed, precision: str, batches_an_epoch: int, log: RunLog) -> None:
+    """After some dozens of steps, report what plainly holds the run back: you can still end and fix it."""
     epochs = curves.throughput.counted().batches / max(1, batches_an_epoch)
     evidence = evidence_of(curves, feed, precision, epochs)
     if evidence is None:
         return
     found = [each for each in findings(evidence) if is_plain(each)]
     if found:
-        place.log.say(f"after {evidence.steps} steps: {found[0].sentence()}")
+        log.say(f"after {evidence.steps} steps: {found[0].sentence()}")
 
 
-def judge(config: RunConfig, task: Task, feeds: Feeds, training: Training, place: RunFolder) -> None:
-    """At the end: try what could have been faster, and write the evidence and the verdict into the summary."""
-    is_measured = "precision" in (place.summary.values["tune"] or {}).get("values", {})
-    evidence = _evidence_of(config, task, feeds, training, precision_is_measured=is_measured)
-    tries = config.monitor.verdict and evidence is not None and not config.shares_weights
+def judge(task: Task, feeds: Feeds, curves: RunCurves, known: Judging, log: RunLog) -> Evidence | None:
+    """At the end, on all ranks: try what could be faster; the evidence, None after too few steps."""
+    evidence = _evidence_of(task, feeds, curves, known)
+    tries = known.may_try and evidence is not None
     seconds = SHARE * evidence.total_ms * evidence.batches / 1000 if tries and evidence is not None else 0.0
     if feeds.train.plan.world > 1:
-        ranks = _of_all_ranks(task, feeds, training, seconds)
+        ranks = _of_all_ranks(task, feeds, curves, seconds, known.pieces)
         if evidence is not None:
             evidence.ranks = ranks
             evidence.not_tried = "on several ranks nothing else is tried"
     if evidence is None:
-        if place.is_first:
-            place.log.say(f"verdict: none, fewer than {LEAST_STEPS} steps tell too little")
-        return
-    if not place.is_first:
-        return
-    if tries and feeds.train.plan.world == 1:
-        try:
-            try_out(config, task, feeds, evidence)
-        except Exception as error:  # a person's model may raise anything; what is trained is not lost by a try
-            evidence.tried, evidence.not_tried = [], f"trying other ways failed: {error}"
-        except KeyboardInterrupt:  # the run itself is done, and has only to be told of
-            evidence.tried, evidence.not_tried = [], "trying other ways was stopped"
-    place.summary.update("evidence", evidence.as_dict())
-    place.summary.update("verdict", verdict(evidence))
+        log.say(f"verdict: none, a verdict needs {LEAST_STEPS} steps")
+    elif tries and feeds.train.plan.world == 1:
+        _try_out(task, feeds, evidence, is_compiled=known.is_compiled)
+    return evidence
 
 
-def _evidence_of(
-    config: RunConfig, task: Task, feeds: Feeds, training: Training, *, precision_is_measured: bool
-) -> Evidence | None:
-    """What was measured, with what the settings say of it."""
-    curves = training.curves
-    epochs = curves.throughput.total.batches / max(1, batches_in_epoch(config.trainer, feeds.train))
+def _try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) -> None:
+    try:
+        try_out(task, feeds, evidence, is_compiled=is_compiled)
+    except Exception as error:  # your own model may raise anything; the trained weights are not lost by a try
+        evidence.tried, evidence.not_tried = [], f"trying other ways failed: {error}"
+    except KeyboardInterrupt:  # the run itself is done, and has only to be reported
+        evidence.tried, evidence.not_tried = [], "trying other ways was stopped"
+
+
+def _evidence_of(task: Task, feeds: Feeds, curves: RunCurves, known: Judging) -> Evidence | None:
+    """What was measured, with what the settings add to it."""
+    epochs = curves.throughput.total.batches / max(1, known.batches_in_epoch)
     evidence = evidence_of(curves, feeds.train, str(task.trainer.precision), epochs)
     if evidence is None:
         return None
-    evidence.effective_batch = config.data.effective_batch
-    evidence.pieces = training.loop.passes.pieces[TRAINING]
-    if config.precision is Precision.fp32 and not precision_is_measured:
+    evidence.effective_batch, evidence.pieces = known.effective_batch, known.pieces
+    if known.is_fp32_asked:
         evidence.native = choose_precision(Precision.auto, task.device).precision.value
     return evidence
 
 
-def _of_all_ranks(task: Task, feeds: Feeds, training: Training, seconds: float) -> list[dict[str, float]]:
+def _of_all_ranks(task: Task, feeds: Feeds, curves: RunCurves, seconds: float, pieces: int) -> list[dict[str, float]]:
     """Each rank's parts of a batch, and what it takes alone."""
-    counted = training.curves.timer.counted()
+    counted = curves.timer.counted()
     own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
-    if seconds and training.loop.passes.pieces[TRAINING] == 1:
-        with suppress(Exception):  # a person's model may raise anything, and the other ranks wait for this one
+    if seconds and pieces == 1:
+        with suppress(Exception):  # your own model may raise anything, and the other ranks wait for this one
             own["alone"] = alone_ms(task, feeds, min(seconds, 5.0))
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
@@ -105,7 +109,7 @@ def evidence_in(folder: Path) -> Evidence:
     steps = int(float(rows[-1]["step"])) if rows else 0
     if steps < LEAST_STEPS:
         hint = "Look again later." if summary["status"] == "running" else "Train it for longer."
-        raise UserError("run", f"{folder} tells of {steps} steps", allowed=f"{LEAST_STEPS} or more", hint=hint)
+        raise UserError("run", f"{folder} has {steps} steps", allowed=f"{LEAST_STEPS} or more", hint=hint)
     later = rows[1:] or rows  # the first steps warm up
 
     def mean(name: str) -> float:

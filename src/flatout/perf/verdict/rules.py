@@ -1,8 +1,8 @@
 """The verdict: what held a run back, by how much, and the override that would fix it.
 
-Each cause is a small rule over what was measured. A rule tells the share of the time its cause takes, the evidence it
-was read off, the fix, and how much faster the run would be: worked out from measured parts, or tried. Where a gain
-can be known by neither, none is told. The cause with the greatest gain is the verdict; others that count come after.
+Each cause is a small rule over what was measured: the share of the time its cause takes, the evidence, the fix, and
+how much faster the run would be. Gains are worked out from measured parts, or tried; else the verdict gives none. The
+cause with the greatest gain is the verdict; others that count come after.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flatout.perf.verdict.evidence import Evidence, Tried
+from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence, Tried
 
-LEAST_GAIN = 1.1
-"""What a fix must be worth to be named."""
 _LEAST_OF_DROPOUT = 1.25
 _NEAR_ROOF = 0.5
 """Share of the peak from which on a run is as fast as such a model gets."""
@@ -77,7 +75,7 @@ _OTHER_TRAINING = ("batch", "dropout", "communication")
 
 
 def is_plain(finding: Finding) -> bool:
-    """Whether it holds a run back so much that it is told at once: the run can still be ended and fixed."""
+    """Whether it costs so much that the run reports it at once: you can still end and fix it."""
     if finding.gain is None and finding.cause in _ONLY_SEEN:
         return finding.share >= _PLAIN_SHARE
     return (finding.gain or 1 / max(1e-3, 1 - finding.share)) >= _PLAIN_GAIN
@@ -152,7 +150,7 @@ def waiting(evidence: Evidence) -> Finding | None:
 
 
 def callbacks(evidence: Evidence) -> Finding | None:
-    """A callback of a person's own takes its time, or makes the host wait for the device."""
+    """Your own callback takes time, or makes the host wait for the device."""
     if not evidence.callbacks:  # curves do not name them
         return _unnamed_callbacks(evidence)
     name, ms = max(evidence.callbacks.items(), key=lambda each: each[1])
@@ -286,7 +284,7 @@ def threads(evidence: Evidence) -> Finding | None:
 
 def dropout(evidence: Evidence) -> Finding | None:
     """Drawing what is dropped takes its time."""
-    also = "another model: less is held back from learning by heart"
+    also = "another model: it may overfit more"
     found = _by_trying(evidence, "dropout", "dropout", also)
     return None if found is None or (found.gain or 0) < _LEAST_OF_DROPOUT else found
 
@@ -367,12 +365,12 @@ _HOLDING = {
     "power supply": "look at the card's power supply",
     "the card slowed itself": "cool the card",
 }
-"""What holds clocks down that somebody could change; clocks that were set by hand are meant."""
+"""Limits of the clocks that you can change, such as clocks set by hand."""
 _CARD = {"temperature_c": "°C", "power_w": "W", "sm_clock_mhz": "MHz"}
 
 
 def shared_card(evidence: Evidence) -> Finding | None:
-    """Somebody else computes on the card."""
+    """Another process computes on the card."""
     others = evidence.gpu.get("others") or {}
     share = others.get("share", 0.0)
     if share < 0.3:
@@ -386,7 +384,7 @@ def starved(evidence: Evidence) -> Finding | None:
     """A container's limit, or other processes, keep this one from the cores."""
     held = evidence.host.get("cpu_held_back_share") or 0.0
     if held >= 0.2:
-        why = f"held back in {held:.0%} of its periods"
+        why = f"throttled in {held:.0%} of its periods"
         return Finding(
             cause="cpu", limit="the container's limit of cores", share=held, evidence=why, fix="allow it more cores"
         )

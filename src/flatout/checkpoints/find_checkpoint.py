@@ -1,0 +1,50 @@
+"""Find the newest whole checkpoint of a run, and rename those that are damaged."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.checkpoints.exact import CHECKPOINTS, newest_first
+from flatout.checkpoints.folder import require_whole
+from flatout.errors import UserError
+from flatout.files import put_back
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where training continues."""
+
+    checkpoint: Path
+    about: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.about["position"]["step"])
+
+
+def set_aside(start: Start, folder: Path) -> None:
+    """Rename checkpoints that were passed over, so that they count for none."""
+    for path in newest_first(folder / CHECKPOINTS):
+        if path == start.checkpoint:
+            return
+        shutil.rmtree(path.with_name(f"damaged-{path.name}"), ignore_errors=True)
+        path.rename(path.with_name(f"damaged-{path.name}"))
+
+
+def find_checkpoint(folder: Path) -> tuple[Start | None, list[str]]:
+    """The newest whole checkpoint of a run, and what is to be said of those that are not."""
+    lines = []
+    put_back(folder / CHECKPOINTS)
+    for path in newest_first(folder / CHECKPOINTS):
+        try:
+            about = require_whole(path)
+            if not isinstance(about.get("position"), dict):
+                raise UserError(f"checkpoint {path}", "says no position")
+        except UserError as error:
+            lines.append(f"resume: {error}; passed over")
+            continue
+        return Start(path, about), lines
+    return None, lines

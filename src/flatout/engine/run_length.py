@@ -1,0 +1,69 @@
+"""How long a Trainer's settings train: batches of an epoch, steps of a run; validations fall between steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from flatout.data.batches.feed import Feed
+from flatout.errors import require
+from flatout.run_log import RunLog
+
+EPOCHS = 8
+"""Epochs of a run whose settings name no number."""
+
+
+def whole_steps(trainer: dict[str, Any], feed: Feed, log: RunLog) -> dict[str, Any]:
+    """A Trainer's settings with epochs and validations that end where an optimizer step does, never within one."""
+    accumulate, settings = feed.plan.accumulate, dict(trainer)
+    if overfit := settings.pop("overfit_batches", 0):  # the plan repeats its first epoch, so a limit is enough
+        settings = {"limit_train_batches": overfit, "limit_val_batches": overfit, **settings}
+    limit = settings.get("limit_train_batches")
+    if limit is not None:
+        batches = _whole(_count(limit, len(feed)), accumulate)
+        require(batches > 0, "trainer.limit_train_batches", f"{limit}", allowed="at least one batch")
+        settings["limit_train_batches"] = min(batches, len(feed))
+    interval = settings.get("val_check_interval")
+    is_timed = interval is not None and not isinstance(interval, int | float)
+    hint = "Count batches, or set data.accumulate=1: the clock knows no steps."
+    require(not is_timed or accumulate == 1, "trainer.val_check_interval", f"{interval}", hint=hint)
+    if accumulate > 1 and isinstance(interval, int | float) and interval != 1.0:
+        asked = _count(interval, batches_in_epoch(settings, feed))
+        settings["val_check_interval"] = batches = _whole(asked, accumulate)
+        if batches != asked:
+            evidence = f"{accumulate} batches make a step, {asked} were asked for"
+            log.decision("validation every", f"{batches} batches", "a step is never cut in two", evidence)
+    return settings
+
+
+def batches_in_epoch(trainer: dict[str, Any], feed: Feed) -> int:
+    """Batches of one rank in each epoch."""
+    limit = trainer.get("limit_train_batches")
+    return len(feed) if limit is None else min(len(feed), _count(limit, len(feed)))
+
+
+def planned_steps(trainer: dict[str, Any], feed: Feed) -> int:
+    """Optimizer steps of the whole run."""
+    epochs, most = trainer.get("max_epochs") or EPOCHS, trainer.get("max_steps")
+    if most is not None and most != -1:
+        require(most > 0, "trainer.max_steps", f"{most}", allowed="1 or more")
+        return int(most)
+    return epochs * batches_in_epoch(trainer, feed) // feed.plan.accumulate
+
+
+def _count(given: float, total: int) -> int:
+    """A number of batches, given as such or as a share."""
+    return int(given) if isinstance(given, int) and not isinstance(given, bool) else math.floor(float(given) * total)
+
+
+def _whole(batches: int, accumulate: int) -> int:
+    return -(-batches // accumulate) * accumulate
+
+
+def validations(trainer: Mapping[str, Any]) -> int:
+    """How many times a run validates, if nothing stops it early."""
+    epochs = trainer.get("max_epochs") or EPOCHS
+    share = trainer.get("val_check_interval") or 1.0
+    in_epoch = int(1 / share) if isinstance(share, float) and share < 1 else 1
+    return max(1, epochs * in_epoch // int(trainer.get("check_val_every_n_epoch") or 1))

@@ -1,0 +1,477 @@
+"""Build the parts of a run from its settings. Only this module reads `RunConfig`: each part gets what it needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import nn
+
+from flatout.bits.bit_data import BitData
+from flatout.bits.data import BitsDataConfig
+from flatout.bits.scores import NAMES
+from flatout.bits.task import GramDecoder
+from flatout.callbacks.loggers import RunLoggers, RunPlace, build_loggers
+from flatout.callbacks.progress_line import ProgressLine
+from flatout.callbacks.run_curves import Listener, MetricsFile, RunCurves
+from flatout.callbacks.step_timer import StepTimer
+from flatout.callbacks.throughput import Throughput
+from flatout.checkpoints.exact import CHECKPOINTS, Checkpoints
+from flatout.checkpoints.find_checkpoint import Start
+from flatout.config import RunConfig
+from flatout.data.batches.feed import Feeds
+from flatout.data.batches.plan import Layout
+from flatout.data.plans import Placement
+from flatout.data.problem import Problem
+from flatout.data.store_data import StoreData
+from flatout.data.tag_data import TagData
+from flatout.data.text_data import TextData
+from flatout.distributed.ranks import Ranks
+from flatout.distributed.signals import Signals
+from flatout.engine.compile import compile_in_place
+from flatout.engine.fast_loop import FastLoop
+from flatout.engine.lightning_internals import disable_signal_handling, silence_unused_hooks
+from flatout.engine.optimizer import ScaleRate
+from flatout.engine.precision import Precision, PrecisionChoice, choose_precision
+from flatout.engine.run_length import batches_in_epoch, whole_steps
+from flatout.errors import UserError
+from flatout.perf.tune.probe import Parts
+from flatout.perf.tune.settings import TuneConfig
+from flatout.perf.tune.tuning import Question, RunSettings, is_typed, of_all_devices, override_line
+from flatout.perf.verdict.judge import Judging
+from flatout.report.dashboard import layout
+from flatout.report.hyperparameters import compared_settings
+from flatout.report.plain import plain
+from flatout.report.summary import read_summary
+from flatout.run import trainer as trainers
+from flatout.run.learning_rate import set_rate
+from flatout.run.model_memory import require_memory
+from flatout.run.resume import RunRequest
+from flatout.run.run_folder import RunFolder, RunTitle, unwritten_run
+from flatout.run.trainer import Training
+from flatout.run_log import RunLog
+from flatout.tasks.classification import Classifier
+from flatout.tasks.metrics import TaskMetrics, monitored_metric, require_metric
+from flatout.tasks.networks import report_network
+from flatout.tasks.tagging import METRICS as TAG_METRICS
+from flatout.tasks.tagging import Tagger
+from flatout.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class RunBuilder:
+    """The settings of one run, and the parts that they describe."""
+
+    config: RunConfig
+
+    @classmethod
+    def of(cls, *, max_epochs: int | None = None, **settings: Any) -> RunBuilder:
+        """A run of these fields of RunConfig; `max_epochs` is short for `trainer.max_epochs`."""
+        unknown = settings.keys() - RunConfig.__dataclass_fields__.keys()
+        if unknown:
+            allowed = ", ".join(RunConfig.__dataclass_fields__)
+            raise UserError("fit", f"no setting {', '.join(sorted(unknown))}", allowed=allowed)
+        config = RunConfig(**settings)
+        if max_epochs is not None:
+            config.trainer = {**config.trainer, "max_epochs": max_epochs}
+        return cls(config)
+
+    # What starting a run must know of it.
+
+    @property
+    def trainer(self) -> dict[str, Any]:
+        """Arguments of Lightning's Trainer."""
+        return self.config.trainer
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether each rank keeps a slice of each weight."""
+        return self.config.shares_weights
+
+    @property
+    def is_resumed(self) -> bool:
+        return self.config.resume is not None
+
+    @property
+    def resume_anyway(self) -> bool:
+        return self.config.resume_anyway
+
+    @property
+    def has_own_network(self) -> bool:
+        """Whether the network is an object of the user's, not the Config of one."""
+        return isinstance(self.config.model, nn.Module)
+
+    @property
+    def accelerator(self) -> str:
+        return str(self.trainer.get("accelerator", "auto"))
+
+    @property
+    def runs(self) -> Path:
+        """The folder of all runs of this name."""
+        return Path(self.config.output) / self.config.name
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings as plain values."""
+        found: dict[str, Any] = plain(self.config)
+        return found
+
+    def request(self, overrides: Sequence[str]) -> RunRequest:
+        """What these settings ask to resume."""
+        return RunRequest(self.config.resume, self.runs, self.settings, overrides)
+
+    def title(self, overrides: Sequence[str]) -> RunTitle:
+        return RunTitle(self.config.name, self.config.seed, self.settings, overrides)
+
+    def resuming(self, folder: str | None) -> RunBuilder:
+        """The same run in the folder of an earlier one; None: from the beginning."""
+        return RunBuilder(replace(self.config, resume=folder))
+
+    def for_one_rank(self) -> RunBuilder:
+        """The same run without a choice of devices: each rank counts those it sees."""
+        return RunBuilder(replace(self.config, trainer={**self.trainer, "devices": None}))
+
+    def without_trials(self) -> RunBuilder:
+        """The same run, whose verdict tries nothing: the trials of a sweep wait for each other."""
+        return RunBuilder(replace(self.config, monitor=replace(self.config.monitor, verdict=False)))
+
+    # What a sweep compares.
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    @property
+    def metric(self) -> str:
+        """The validation metric that the settings name, else the usual one; known before there is any data."""
+        return self.config.checkpoint.metric or usual_metric(self.config.data)
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics to choose from; some depend on the data, as those of two classes do."""
+        return metric_names(self.config.data)
+
+    # Data, task and feeds.
+
+    def draw_from_seed(self) -> None:
+        L.seed_everything(self.config.seed, verbose=False)
+
+    def set_threads(self) -> bool:
+        """Use the threads that the settings name; whether they name any."""
+        if self.config.threads is not None:
+            torch.set_num_threads(self.config.threads)
+        return self.config.threads is not None
+
+    def build_data(self, log: RunLog) -> StoreData[Any, Any]:
+        return data_class(self.config.data).of(self.config.data, seed=self.config.seed, log=log)
+
+    def build_task(self, data: StoreData[Any, Any], log: RunLog) -> Task:
+        """The task of the data, with the network of the settings or the user's own."""
+        config = self.config
+        task = task_class(config.data)(config.model, config.task, config.optim)
+        report_network(task.build(data.info), config.model, data.info, log)
+        return task
+
+    def require_memory_for_model(self, data: StoreData[Any, Any], ranks: Ranks, device: torch.device) -> None:
+        """Refuse a model that this device cannot train, before building it."""
+        config = self.config
+        copies = ranks.local_world if device.type == "cpu" else 1
+        shares = ranks.world if config.shares_weights else 1
+
+        def build(model: Any) -> nn.Module:
+            return task_class(config.data)(model, config.task).build(data.info)
+
+        require_memory(config.model, build, device, copies / shares)
+
+    def place_feeds(self, data: StoreData[Any, Any], task: Task, device: torch.device, ranks: Ranks) -> Feeds:
+        """One feed a split, for this rank and for the layout that the network reads."""
+        layout = Layout(getattr(task.model, "layout", Layout.flat))
+        repeats = bool(self.trainer.get("overfit_batches"))
+        data.config = self.config.data
+        data.place(Placement(ranks.rank, ranks.world, device, layout, repeats))
+        return data.feeds
+
+    def with_whole_steps(self, feeds: Feeds, log: RunLog) -> RunBuilder:
+        """The same run with epochs and validations that end where an optimizer step does."""
+        return RunBuilder(replace(self.config, trainer=whole_steps(self.trainer, feeds.train, log)))
+
+    def prepare_task(self, task: Task, feeds: Feeds, log: RunLog) -> dict[str, Any]:
+        """Prepare a task for its data; facts for the summary."""
+        return task.prepare(feeds, log, self.config.seed)
+
+    def compile_network(self, task: Task, device: torch.device, log: RunLog) -> None:
+        """Compile the network where the settings or a measurement say so."""
+        if self.config.compile:
+            compile_in_place(task.model, device)
+            log.decision("compile", True, "asked for", "the first step waits for it")
+
+    # Measured settings.
+
+    def question(
+        self,
+        data: StoreData[Any, Any],
+        ranks: Ranks,
+        device: torch.device,
+        overrides: Sequence[str],
+        *,
+        counts_time: bool = True,
+    ) -> Question:
+        """What these settings leave open."""
+        build = self.probe(ranks, device)
+        return Question(self.open_settings, data.store, ranks, device, overrides, build, counts_time)
+
+    @property
+    def open_settings(self) -> RunSettings:
+        config = self.config
+        return RunSettings(
+            data=config.data,
+            network=config.model,
+            task=config.task,
+            optim=config.optim,
+            trainer=config.trainer,
+            precision=config.precision,
+            compile=config.compile,
+            tune=config.tune,
+        )
+
+    def probe(self, ranks: Ranks, device: torch.device) -> Callable[[], Parts]:
+        """Builds in another process what this run would train."""
+        alone = replace(self.config, callbacks={}, tune=TuneConfig(), compile=False)
+        return partial(build_parts, RunBuilder(alone), ranks, device)
+
+    def tune(
+        self,
+        data: StoreData[Any, Any],
+        ranks: Ranks,
+        device: torch.device,
+        overrides: Sequence[str],
+        folder: RunFolder,
+    ) -> RunBuilder:
+        """The settings with everything decided that they leave open: from the run's beginning, or measured now."""
+        before = ranks.agreed("earlier answers", lambda: json.dumps(self._answers_in(folder.path)))
+        if known := json.loads(before):
+            folder.summary.set("tune", known)
+            kept = {name: value for name, value in known["values"].items() if not is_typed(name, overrides)}
+            folder.say(f"tune: as at the beginning of this run ({override_line(kept) or 'nothing is changed'})")
+            return self.with_answers(kept)
+        if not self.config.tune.enabled:
+            return self
+        if self.is_resumed and any((folder.path / CHECKPOINTS).glob("step-*")):
+            folder.say("tune: this run began without it and continues without it")
+            return self
+        found = of_all_devices(self.question(data, ranks, device, overrides), folder.say)
+        for line in found.lines:
+            folder.say(line)
+        for choice in found.answers.choices:
+            folder.decision(choice.name, choice.value, choice.why, choice.evidence)
+        folder.summary.set("tune", {"key": found.key, "cached": found.is_known, **found.answers.as_dict()})
+        folder.summary.write()
+        return self.with_answers(found.answers.values)
+
+    def _answers_in(self, folder: Path) -> dict[str, Any] | None:
+        """The answers of the run that is resumed; None where there are none."""
+        if not self.is_resumed:
+            return None
+        try:
+            known = read_summary(folder).get("tune")
+        except UserError:
+            return None
+        return known if isinstance(known, dict) and isinstance(known.get("values"), dict) else None
+
+    def with_answers(self, values: dict[str, Any]) -> RunBuilder:
+        """The same run with measured settings."""
+        config = self.config
+        of_data = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
+        if config.data.effective_batch is not None:
+            of_data.pop("accumulate", None)  # it follows
+        changed: dict[str, Any] = {"data": replace(config.data, **of_data)} if of_data else {}
+        if "optim.lr" in values:  # measured with the rows of a step: it is not scaled to them again
+            changed["optim"] = replace(config.optim, lr=values["optim.lr"], scale_lr=ScaleRate.none)
+        changed |= {name: values[name] for name in ("precision", "compile") if name in values}
+        return RunBuilder(replace(config, **changed) if changed else config)
+
+    # Training.
+
+    def choose_precision(self, device: torch.device, log: RunLog) -> PrecisionChoice:
+        precision = choose_precision(self.config.precision, device)
+        log.decision("precision", precision.precision.value, precision.why, precision.evidence)
+        return precision
+
+    @property
+    def clip(self) -> float:
+        """The longest gradient: the setting's, or what the model recommends; 0: no clipping."""
+        recommended = getattr(self.config.model, "recommended_clip", 0.0)
+        return float(recommended if self.config.optim.clip is None else self.config.optim.clip)
+
+    def build_loop(self, describe_rows: Callable[[int], str]) -> FastLoop:
+        """The fast loop, which names the rows of a step that fails."""
+        return FastLoop(not_finite=self.config.optim.not_finite, describe_rows=describe_rows)
+
+    def choose_metric(self, task: Task) -> str:
+        """The validation metric that decides which checkpoint is best."""
+        metric = self.config.checkpoint.metric
+        if metric is None:
+            return task.usual_metric
+        require_metric(metric, [*task.metric_names, "loss"], "checkpoint.metric")
+        return metric
+
+    def build_training(
+        self,
+        task: Task,
+        loop: FastLoop,
+        feeds: Feeds,
+        precision: PrecisionChoice,
+        ranks: Ranks,
+        folder: RunFolder,
+        *,
+        about: dict[str, Any],
+        signals: Signals,
+        start: Start | None,
+    ) -> Training:
+        """Lightning's Trainer with our callbacks; the user's own settings come last and win."""
+        config, feed, metric = self.config, feeds.train, self.choose_metric(task)
+        device, in_epoch = feed.device, batches_in_epoch(self.trainer, feed)
+        strategy = trainers.choose_strategy(self.trainer, task, device, precision, ranks, folder)
+        first = 0 if self.is_resumed else None  # a resumed run may have ended before its first checkpoint
+        after = first if start is None else start.step
+        monitor = trainers.build_monitor(device, folder)
+        loggers = self._loggers(task, folder, after, has_card=any(each.name == "gpu" for each in monitor.watch.sources))
+        listeners = self._listeners(task, metric, folder, loggers, is_new=not after)
+        every = config.monitor.flush_every
+        timer, throughput = StepTimer(callbacks=config.callbacks), Throughput()
+        curves = RunCurves(listeners, every, timer=timer, throughput=throughput, monitor=monitor)
+        checkpoints = Checkpoints(
+            folder.path / CHECKPOINTS,
+            config.checkpoint,
+            metric,
+            feed=feed,
+            batches_in_epoch=in_epoch,
+            about=about,
+            signals=signals,
+            others_draw=bool(config.callbacks),
+            clock=curves.clock,
+        )
+        settings = {
+            **trainers.lightning_defaults(precision, ranks, folder.path),
+            "log_every_n_steps": min(every, in_epoch),
+            **self.trainer,
+            **ranks.lightning_settings(device),  # one process a device runs already
+            **strategy,
+            "logger": loggers.for_trainer(is_first=folder.is_first),
+            "accumulate_grad_batches": feed.plan.accumulate,
+            "gradient_clip_val": self.clip or None,
+        }
+        stopping = trainers.early_stopping(config.checkpoint, metric)
+        profile = trainers.build_profile(config.monitor.profile, folder)
+        callbacks = [loop, curves, *profile, *stopping, *config.callbacks.values(), checkpoints]
+        trainer = trainers.quiet_trainer(settings, callbacks)
+        silence_unused_hooks(trainer)
+        disable_signal_handling(trainer)
+        return Training(trainer, curves, loggers, checkpoints, loop)
+
+    def _listeners(
+        self, task: Task, metric: str, folder: RunFolder, loggers: RunLoggers, *, is_new: bool
+    ) -> list[Listener]:
+        """What receives the curves; nothing on ranks after the first."""
+        if not folder.is_first:
+            return []
+        file = MetricsFile(folder.path / "metrics.csv", ["loss", *task.metric_names], is_new=is_new)
+        live = self.config.monitor.progress
+        return [
+            file,
+            loggers,
+            ProgressLine(metric=metric, total_steps=task.total_steps or 0, say=folder.say, live=live),
+        ]
+
+    def _loggers(self, task: Task, folder: RunFolder, after: int | None, *, has_card: bool) -> RunLoggers:
+        """The loggers of the settings, on the first rank; they write from the step `after` on."""
+        if not folder.is_first:
+            return RunLoggers({})
+        place = RunPlace(folder.path, self.config.name, after)
+        found = build_loggers(self.config.logger, place, self.trainer.get("logger"))
+        folder.summary.set("loggers", list(found))
+        names = [f"val/{name}" for name in ("loss", *task.metric_names)]
+        charts = layout(task.metric_names, has_card=has_card)
+        return RunLoggers(found, metrics=names, settings=self.compared_settings(task), charts=charts)
+
+    def compared_settings(self, task: Task) -> dict[str, Any]:
+        """The settings that dashboards compare, with the learning rate that was chosen."""
+        return compared_settings(self.settings) | {"optim.lr": task.optim.highest}
+
+    # The end.
+
+    @property
+    def writes_tensorboard(self) -> bool:
+        return "tensorboard" in self.config.logger
+
+    @property
+    def network(self) -> Any:
+        """The Config of the network, or the user's own network."""
+        return self.config.model
+
+    def judging(self, feeds: Feeds, pieces: int, *, is_precision_measured: bool) -> Judging:
+        """What a verdict needs to know of these settings."""
+        config = self.config
+        return Judging(
+            batches_in_epoch=batches_in_epoch(config.trainer, feeds.train),
+            effective_batch=config.data.effective_batch,
+            is_fp32_asked=config.precision is Precision.fp32 and not is_precision_measured,
+            is_compiled=config.compile,
+            may_try=config.monitor.verdict and not config.shares_weights,
+            pieces=pieces,
+        )
+
+
+def build_parts(build: RunBuilder, ranks: Ranks, device: torch.device) -> Parts:
+    """Task and feed as a run has them, to measure how fast they are."""
+    with unwritten_run() as folder:
+        build.draw_from_seed()
+        data = build.build_data(folder)
+        data.setup()
+        task = build.build_task(data, folder)
+        feeds = build.place_feeds(data, task, device, ranks)
+        build = build.with_whole_steps(feeds, folder)
+        set_rate(task, data, build.trainer, folder)
+        task.prepare_probe(feeds, build.seed)
+        workers = data.config.workers
+        return Parts(task, feeds.train.split, feeds.train.plan, device, workers, build.clip)
+
+
+def data_class(config: Any) -> type[StoreData[Any, Any]]:
+    """The DataModule of some data settings."""
+    if isinstance(config, BitsDataConfig):
+        return BitData
+    return TagData if config.problem is Problem.tags else TextData
+
+
+def task_class(config: Any) -> type[Classifier] | type[Tagger] | type[GramDecoder]:
+    """The LightningModule for some data settings."""
+    if isinstance(config, BitsDataConfig):
+        return GramDecoder
+    return Tagger if config.problem is Problem.tags else Classifier
+
+
+def usual_metric(config: Any) -> str:
+    """The metric that decides unless the settings name one."""
+    if isinstance(config, BitsDataConfig):
+        return "dice"
+    return "f1" if config.problem is Problem.tags else monitored_metric(config.problem)
+
+
+def metric_names(config: Any) -> list[str]:
+    """The metrics of some data settings."""
+    if isinstance(config, BitsDataConfig):
+        return [*NAMES, "loss"]
+    if config.problem is Problem.tags:
+        return [*TAG_METRICS, "loss"]
+    return [*TaskMetrics.build(config.problem, ["no", "yes"]).names(), "loss"]
