@@ -69,6 +69,8 @@ class Spec:
     monitor: dict[str, Any] = field(default_factory=lambda: {"flush_every": 4, "progress": False})
     data: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    logger: str = "none"
+    """TensorBoard's pictures take a quarter of so small a run."""
     plants: tuple[tuple[type[L.Callback], dict[str, Any]], ...] = ()
 
     def planted(self, kind: type[L.Callback], **settings: Any) -> Spec:
@@ -112,6 +114,7 @@ def train(spec: Spec, folder: Path, *, resume: str | None = "auto") -> Any:
         task=task,
         output=str(folder),
         name=_CASE,
+        logger=spec.logger,
         resume=resume,
         precision=spec.precision,
         trainer={"max_epochs": 3, "accelerator": "cpu", **spec.trainer},
