@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from benchmarks.claim import Claim, Options, at_least, at_most, bounded, in_turn, measured_apart, quiet
 from benchmarks.usual_sequences import CLIP, TunedLoop, UsualLoop, copy_windows
 from flatout.callbacks.run_curves import RunCurves
-from flatout.checkpoints.exact import CheckpointConfig
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.config import MonitorConfig
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.samples.cells import CellsConfig

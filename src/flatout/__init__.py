@@ -31,7 +31,7 @@ _PLACES = {
     "ClassificationConfig": "flatout.tasks.classification",
     "GramsConfig": "flatout.bits.task",
     "OptimConfig": "flatout.engine.optimizer",
-    "CheckpointConfig": "flatout.checkpoints.exact",
+    "CheckpointConfig": "flatout.checkpoints.settings",
     "Predictor": "flatout.inference.text",
     "TagPredictor": "flatout.inference.tags",
     "TransformerConfig": "flatout.models.encoder.transformer",

@@ -14,7 +14,7 @@ from flatout.bits.data import BitsDataConfig
 from flatout.bits.task import GramsConfig
 from flatout.callbacks.loggers import chosen_loggers
 from flatout.callbacks.profile_steps import ProfileConfig
-from flatout.checkpoints.exact import CheckpointConfig
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.problem import Problem
 from flatout.data.samples.cells import CellsConfig
 from flatout.data.samples.headlines import HeadlinesConfig
@@ -94,8 +94,8 @@ class RunConfig:
     """Packages of yours whose classes a `_target_` may name; on the command line only."""
     precision: Precision = Precision.auto
     """Number format of matrix products; auto: bf16 where it is native, else fp16 on a GPU, else fp32."""
-    compile: bool = False
-    """Whether torch compiles the model before training: takes half a minute or more, then each step is faster."""
+    compile: Any = None
+    """auto (null): torch compiles the layers of a flat encoder where that pays; true: it compiles the model; false."""
     tune: TuneConfig = field(default_factory=TuneConfig)
     """What a run measures before training; auto: all that the settings leave open."""
     resume: str | None = None
@@ -113,6 +113,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self.precision = as_choice(Precision, self.precision, "precision")
+        self.compile = None if self.compile == "auto" else self.compile
+        require(self.compile in (None, True, False), "compile", f"{self.compile}", allowed="auto, true, false")
         if isinstance(self.tune, str):
             self.tune = tune_of(self.tune)
         hint = "Set tune=off, or name the model's settings."

@@ -30,7 +30,7 @@ from flatout.data.problem import Problem
 from flatout.errors import UserError, require
 from flatout.inference.folder import ModelFolder
 from flatout.inference.load import load_predictor
-from flatout.models import MODELS
+from flatout.models import model_class
 from flatout.models.encoder.lora import merge_lora
 from flatout.models.encoder.transformer import TransformerConfig
 
@@ -273,7 +273,7 @@ def _quiet_exporter() -> Iterator[None]:
 def _require_transformer(run: Path) -> None:
     kind = ModelFolder.find(run).settings()["model"]["kind"]
     what = f"a run of model={kind}, which transformers does not know"
-    require(MODELS[kind] is TransformerConfig, str(run), what, hint="Name a run of model=transformer.")
+    require(model_class(kind, str(run)) is TransformerConfig, str(run), what, hint="Name a run of model=transformer.")
 
 
 def _require_onnx() -> None:

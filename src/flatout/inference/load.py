@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import cast
 
 import pyarrow.compute as pc
 import torch
@@ -28,14 +27,6 @@ from flatout.tasks.task import Task
 
 AnyPredictor = Predictor | GramPredictor | TagPredictor | SequencePredictor
 _TEXTS_READ = 131_072
-
-
-class Answers(Protocol):
-    """What answers for new rows after training."""
-
-    def predict(self, rows: Sequence[Any]) -> list[Any]: ...
-
-    def save(self, folder: Path, model_config: Any) -> None: ...
 
 
 def answering_devices(names: str = "auto") -> list[torch.device]:

@@ -29,7 +29,7 @@ from flatout.data.tables.table import Table
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError, require
 from flatout.inference.folder import ModelFolder
-from flatout.models import MODELS
+from flatout.models import kind_of, model_class
 from flatout.tasks.task import Task
 
 Floats = NDArray[np.float64]
@@ -79,7 +79,7 @@ class SequencePredictor:
             settings = folder.settings()
             data, described = settings["data"], settings["model"]
             shape, rules = SequenceShape(**data["shape"]), data["rules"]
-            config: Any = MODELS[described["kind"]](**described["config"])
+            config: Any = model_class(described["kind"], folder.settings_file)(**described["config"])
             model: nn.Module = config.build(shape=shape)
             model.load_state_dict(folder.weights())
             return cls(
@@ -103,7 +103,9 @@ class SequencePredictor:
             "label_scale": list(self.label_scale),
             "has_classes": self.has_classes,
         }
-        ModelFolder(folder).write(self.model, model_config, self.names, {"problem": self.problem, "data": data})
+        ModelFolder(folder).write(
+            self.model, kind_of(model_config), model_config, self.names, {"problem": self.problem, "data": data}
+        )
 
     @property
     def columns(self) -> list[str]:

@@ -141,6 +141,13 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
+def choice_of(folder: Path, name: str) -> dict[str, Any] | None:
+    """A choice that a run wrote down, by its name; None where there is none, or no summary."""
+    if not (folder / FILE).is_file():
+        return None
+    return next((each for each in read_summary(folder).get("choices", []) if each["name"] == name), None)
+
+
 def read_summary(folder: Path) -> dict[str, Any]:
     """The summary in a run folder."""
     path = folder / FILE

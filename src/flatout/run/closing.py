@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from flatout.callbacks.profile_steps import TABLE, TRACE
-from flatout.checkpoints.exact import CHECKPOINTS
+from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.data.batches.feed import Feeds
 from flatout.distributed.ranks import Ranks
 from flatout.engine.peaks import measured_peak
-from flatout.inference.load import Answers
+from flatout.inference.folder import Answers
 from flatout.report.closing import print_closing
 from flatout.report.dashboard import write_dashboard
 from flatout.report.figures import Chart
