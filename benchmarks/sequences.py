@@ -252,7 +252,7 @@ def open_long() -> None:
     next(iter(data.train_dataloader()))
     first_s = time.perf_counter() - started
     held = process.memory_info()
-    megabytes = (held.rss - before) / 1e6
+    megabytes = max(1.0, (held.rss - before) / 1e6)
     print(json.dumps({"megabytes": megabytes, "open_s": open_s, "first_s": first_s}))
 
 

@@ -35,6 +35,10 @@ def test_a_key_is_explained_for_each_option_that_has_it(capsys):
         "  does     Records one device computes at once.",
         "  allowed  a whole number, 1 or more",
         "  default  256",
+        "data.batch_size  (data=sequence)",
+        "  does     Recordings, windows or chunks one device computes at once.",
+        "  allowed  a whole number, 1 or more",
+        "  default  64",
     ]
 
 
