@@ -168,6 +168,9 @@ class RNN(nn.Module):
         return state if self.memory is None else (*state, filtered)
 
     def _recur(self, inputs_BLF: Tensor, before: State) -> tuple[Tensor, State]:
+        if len(self.ahead) == 1:  # without the slices and copies that several layers need
+            states, end = self.ahead[0](inputs_BLF, before if self.is_lstm else before[0])
+            return states, end if self.is_lstm else (end,)
         states, after = inputs_BLF, []
         for depth, layer in enumerate(self.ahead):
             own = tuple(part[depth : depth + 1] for part in before)
