@@ -40,7 +40,7 @@ from flatout.bits.people import FIELDS, PeopleConfig, PeopleTable
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.reconstruct import rates
 from flatout.bits.task import GramDecoder, GramsConfig
-from flatout.checkpoints.exact import CheckpointConfig
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import PlanSettings

@@ -27,7 +27,7 @@ from benchmarks.usual import (
     collate_texts,
     train_epoch,
 )
-from flatout.checkpoints.exact import CheckpointConfig
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.text import TextDataConfig
 from flatout.engine.optimizer import OptimConfig, Schedule

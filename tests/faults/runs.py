@@ -31,8 +31,9 @@ from safetensors.torch import load_file
 
 from flatout.bits.data import BitsDataConfig
 from flatout.bits.task import GramsConfig
-from flatout.checkpoints.exact import CHECKPOINTS, CheckpointConfig, newest_first
 from flatout.checkpoints.folder import TENSORS
+from flatout.checkpoints.kept import CHECKPOINTS, newest_first
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.config import MonitorConfig
 from flatout.data.feeding import FeedKind
 from flatout.data.text import TextDataConfig

@@ -152,7 +152,7 @@ LEADING_OUT: list[Settings] = [
     {"_target_": "lightning.pytorch.demos.boring_classes.BoringModel"},
     {"_target_": "lightning.pytorch.demos.WikiText2", "data_dir": "<canary>"},
     {"_target_": "lightning.pytorch.serve.ServableModuleValidator"},
-    {"_target_": "flatout.checkpoints.exact.Checkpoints", "folder": "<canary>", "metric": "accuracy"},
+    {"_target_": "flatout.checkpoints.exact.ExactCheckpoint", "folder": "<canary>"},
     {"_target_": "benchmarks.scale.Planted", "crash": 0, "hang": 0},
     {"_target_": "torch.jit.ScriptModule"},
     {"_target_": "torch.jit._script.RecursiveScriptModule", "_args_": [None]},

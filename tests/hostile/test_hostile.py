@@ -23,9 +23,9 @@ from safetensors.torch import save_file
 
 import flatout
 import train
-from flatout.checkpoints.exact import shelve
 from flatout.checkpoints.folder import MANIFEST, STATE, TENSORS, FolderCheckpointIO
 from flatout.checkpoints.folder import sealed as sealed_manifest
+from flatout.checkpoints.kept import shelve
 from flatout.data.store.store import file_checksum
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError

@@ -18,7 +18,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train as command_line
-from flatout.checkpoints.exact import CHECKPOINTS
+from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.distributed.signals import requeue_with_slurm
 from flatout.errors import UserError
 from flatout.report.summary import read_summary
