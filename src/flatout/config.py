@@ -16,8 +16,10 @@ from flatout.callbacks.loggers import chosen_loggers
 from flatout.callbacks.profile_steps import ProfileConfig
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.problem import Problem
+from flatout.data.samples.cells import CellsConfig
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.samples.tweets import TaggedTweetsConfig, TweetsConfig
+from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyKind
 from flatout.engine.optimizer import OptimConfig
@@ -27,9 +29,12 @@ from flatout.models import MODELS
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
+from flatout.models.rnn import RNNConfig
+from flatout.models.window_mlp import WindowMLPConfig
 from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
 from flatout.tasks.classification import ClassificationConfig
 from flatout.tasks.own_parts import require_own_parts
+from flatout.tasks.sequences import SequenceRegressionConfig
 from flatout.tasks.tagging import TaggingConfig
 
 REPLACED = {
@@ -91,8 +96,8 @@ class RunConfig:
     """Packages of yours whose classes a `_target_` may name; on the command line only."""
     precision: Precision = Precision.auto
     """Number format of matrix products; auto: bf16 where it is native, else fp16 on a GPU, else fp32."""
-    compile: bool = False
-    """Whether torch compiles the model before training: takes half a minute or more, then each step is faster."""
+    compile: Any = None
+    """auto (null): torch compiles the layers of a flat encoder where that pays; true: it compiles the model; false."""
     tune: TuneConfig = field(default_factory=TuneConfig)
     """What a run measures before training; auto: all that the settings leave open."""
     resume: str | None = None
@@ -110,6 +115,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self.precision = as_choice(Precision, self.precision, "precision")
+        self.compile = None if self.compile == "auto" else self.compile
+        require(self.compile in (None, True, False), "compile", f"{self.compile}", allowed="auto, true, false")
         if isinstance(self.tune, str):
             self.tune = tune_of(self.tune)
         hint = "Set tune=off, or name the model's settings."
@@ -144,6 +151,8 @@ class RunConfig:
         hint = "Leave one of them out."
         require(not is_free, "tune.effective_batch", f"free with data.effective_batch={rows}", hint=hint)
         is_bits = isinstance(self.data, BitsDataConfig)
+        if isinstance(self.data, SequenceDataConfig):
+            self._take_parts_of_sequences(self.data)
         if self.model is None:
             self.model = BitMLPConfig() if is_bits else BiLSTMConfig()
         if self.task is None:
@@ -209,14 +218,33 @@ class RunConfig:
 
     def _require_parts_that_fit(self, is_bits: bool) -> None:
         """Texts and bit strings have different models and tasks."""
+        if isinstance(self.data, SequenceDataConfig):
+            return
         rows, hint = ("bit strings", _BITS_HINT) if is_bits else ("texts", _TEXT_HINT)
+        for name in ("model", "task"):
+            part = getattr(self, name)
+            require(not isinstance(part, _OF_SEQUENCES), name, f"{_name_of(name, part)} does not fit {rows}", hint=hint)
         for name, of_bits in (("model", BitMLPConfig), ("task", GramsConfig)):
             part = getattr(self, name)
             known = name == "task" or type(part) in MODELS.values()
             fits = not known or isinstance(part, of_bits) == is_bits
             require(fits, name, f"{_name_of(name, part)} does not fit {rows}", hint=hint)
 
+    def _take_parts_of_sequences(self, data: SequenceDataConfig) -> None:
+        """Sequences have models and tasks of their own; labels of recordings have the loss of a classifier."""
+        is_label = data.problem is SequenceProblem.label
+        task = ClassificationConfig if is_label else SequenceRegressionConfig
+        self.model = RNNConfig() if self.model is None else self.model
+        self.task = task() if self.task is None else self.task
+        fits = isinstance(self.model, RNNConfig | WindowMLPConfig | nn.Module)
+        require(fits, "model", f"{_name_of('model', self.model)} does not fit sequences", hint=_SEQUENCE_HINT)
+        what = f"{_name_of('task', self.task)} with data.problem={data.problem}"
+        hint = f"Set task={_name_of('task', task())}."
+        require(isinstance(self.task, task), "task", what, hint=hint)
 
+
+_OF_SEQUENCES = (RNNConfig, WindowMLPConfig, SequenceRegressionConfig)
+_SEQUENCE_HINT = "Set model=rnn or model=window_mlp, or start from +experiment=battery_soc."
 _BITS_HINT = "Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams."
 _TEXT_HINT = "Set data=bits for bit strings, or model=bilstm task=classification for texts."
 
@@ -227,10 +255,20 @@ def _name_of(group: str, part: object) -> str:
 
 
 COMPONENTS: dict[str, dict[str, type]] = {
-    "data": {"text": TextDataConfig, "bits": BitsDataConfig},
-    "data.sample": {"headlines": HeadlinesConfig, "tweets": TweetsConfig, "tagged_tweets": TaggedTweetsConfig},
+    "data": {"text": TextDataConfig, "bits": BitsDataConfig, "sequence": SequenceDataConfig},
+    "data.sample": {
+        "headlines": HeadlinesConfig,
+        "tweets": TweetsConfig,
+        "tagged_tweets": TaggedTweetsConfig,
+        "cells": CellsConfig,
+    },
     "model": dict(MODELS),
-    "task": {"classification": ClassificationConfig, "tagging": TaggingConfig, "grams": GramsConfig},
+    "task": {
+        "classification": ClassificationConfig,
+        "tagging": TaggingConfig,
+        "grams": GramsConfig,
+        "sequence": SequenceRegressionConfig,
+    },
     "optim": {"adamw": OptimConfig},
     "checkpoint": {"best": CheckpointConfig},
     "monitor": {"default": MonitorConfig},

@@ -276,6 +276,11 @@ BAD = {
         {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 2})]},
         "accumulate_grad_batches: changes from epoch to epoch",
     ),
+    "a limit inside a step": (
+        {},
+        {"accumulate_grad_batches": 4, "limit_train_batches": 6},
+        r"limit_train_batches: 6 ends an epoch inside a step of 4 batches. Set Trainer\(limit_train_batches=4\)",
+    ),
 }
 
 

@@ -139,10 +139,11 @@ def pa_words(texts: list[str]):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_answers_by_the_fused_kernel(classes, monkeypatch):
-    from flatout.models.encoder import flat_attention
+    from flatout.models.encoder import attention
 
-    calls, kernel = [], flat_attention._varlen
-    monkeypatch.setattr(flat_attention, "_varlen", lambda *given, **named: calls.append(1) or kernel(*given, **named))
+    calls, kernel = [], attention._varlen
+    counted = lambda *given, **named: calls.append(1) or kernel(*given, **named)  # noqa: E731  # one line beside the next
+    monkeypatch.setitem(attention.KERNELS, attention.Kernel.varlen, counted)
     texts = table(60, seed=2)["text"]
     found = load_predictor(classes.folder, "cuda").predict(texts)
     assert len(calls) == SMALL.layers

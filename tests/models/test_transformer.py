@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError
-from flatout.models.encoder.flat_attention import FlatRows, flat_attention, laid_out_rows
+from flatout.models.encoder.attention import Scores
 from flatout.models.encoder.lora import LoraConfig, merge_lora
+from flatout.models.encoder.rectangles import attend_by_rectangles, attend_first_by_rectangles, lay_out_rows
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Outputs, Transformer, TransformerConfig
 
 _VOCABULARY, _PADDING = 90, 1
@@ -125,7 +127,7 @@ def test_places_of_the_roberta_kind_begin_after_the_padding_id(family: str) -> N
     table = model.net.base_model.embeddings.position_embeddings
     table.register_forward_hook(lambda module, given, found: seen.append(given[0]))
     model(batch_of([2, 3]))
-    assert seen[0].tolist() == [[2, 3, 2, 3, 4]]
+    assert seen[0].tolist() == [2, 3, 2, 3, 4]
 
 
 def test_means_of_tokens_equal_the_padded_reference_where_a_head_takes_means() -> None:
@@ -146,9 +148,13 @@ def test_the_texts_of_a_pair_are_numbered_as_the_padded_reference_has_them(famil
     rows = [[2, 9, separator, 8, separator], [2, 7, 7, 7, separator, 6, 5, 9, separator]]
     numbers = [[0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 1, 1, 1, 1]]
     found = model(flat_batch(rows))
-    model.net.set_attn_implementation("eager")
+    padded = replace(config, compute=Compute.padded).build(
+        Outputs(["a", "b"], "single"), vocabulary_size=_VOCABULARY, padding_id=0, separator_id=separator
+    )
+    padded.load_state_dict(model.state_dict())
+    padded.eval().net.set_attn_implementation("eager")
     for row, number, logits in zip(rows, numbers, found, strict=True):
-        alone = model.net(input_ids=torch.tensor([row]), token_type_ids=torch.tensor([number])).logits[0]
+        alone = padded.net(input_ids=torch.tensor([row]), token_type_ids=torch.tensor([number])).logits[0]
         torch.testing.assert_close(logits, alone, rtol=1e-5, atol=1e-5)
 
 
@@ -174,36 +180,41 @@ def test_activations_computed_anew_are_refused_where_a_family_cannot() -> None:
         built("mpnet", gradient_checkpointing=True)
 
 
-def test_attention_dropout_keeps_the_mean_and_its_gradient_is_of_what_it_computed() -> None:
+@pytest.mark.parametrize("is_first", [False, True])
+def test_attention_dropout_keeps_the_mean_and_its_gradient_is_of_what_it_computed(is_first: bool) -> None:
     torch.manual_seed(0)
     lengths = torch.tensor([3, 5, 5, 170])
-    offsets = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
-    rows = FlatRows.of(lengths, offsets)
-    query, key, value = (torch.randn(1, 2, 183, 4, requires_grad=True) for _ in range(3))
+    rows = lay_out_rows(lengths.numpy())
+    query, others = torch.randn(4, 2, 4, requires_grad=True), torch.randn(183, 2, 2, 4, requires_grad=True)
+    every = torch.randn(183, 3, 2, 4, requires_grad=True)
+    changed = query if is_first else every
 
-    def attended(share: float) -> Tensor:
-        return flat_attention(torch.nn.Identity(), query, key, value, None, dropout=share, flat_rows=rows)[0]
+    def attended(share: float, given: Tensor) -> Tensor:
+        scores = Scores(0.5, share, None)
+        if is_first:
+            return attend_first_by_rectangles(given, others, rows, scores)
+        return attend_by_rectangles(given, rows, scores)
 
     with torch.no_grad():
-        mean = torch.stack([attended(0.4) for _ in range(400)]).mean(0)
-        torch.testing.assert_close(mean, attended(0.0), rtol=0.2, atol=0.2)
+        mean = torch.stack([attended(0.4, changed) for _ in range(400)]).mean(0)
+        torch.testing.assert_close(mean, attended(0.0, changed), rtol=0.2, atol=0.2)
     torch.manual_seed(7)
-    attended(0.4).square().sum().backward()
-    step, direction = 1e-2, torch.randn_like(query)
+    attended(0.4, changed).square().sum().backward()
+    step, direction = 1e-2, torch.randn_like(changed)
     values = []
     for sign in (1, -1):
         torch.manual_seed(7)
-        moved = query.detach() + sign * step * direction
-        found = flat_attention(torch.nn.Identity(), moved, key, value, None, dropout=0.4, flat_rows=rows)[0]
-        values.append(float(found.detach().square().sum()))
-    assert query.grad is not None
-    assert (values[0] - values[1]) / (2 * step) == pytest.approx(float((query.grad * direction).sum()), rel=2e-2)
+        values.append(float(attended(0.4, changed.detach() + sign * step * direction).detach().square().sum()))
+    assert changed.grad is not None
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(float((changed.grad * direction).sum()), rel=2e-2)
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=60).map(sorted))
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=60).flatmap(lambda rows: st.sampled_from([rows, sorted(rows)]))
+)
 def test_rectangles_hold_every_token_once_and_nothing_of_another_row(lengths: list[int]) -> None:
     host = torch.tensor(lengths)
-    rows = laid_out_rows(host.numpy(), torch.device("cpu"))
+    rows = lay_out_rows(host.numpy())
     total = sum(lengths)
     assert sorted(rows.tokens[rows.places].tolist()) == list(range(total))
     row_of_token = np.repeat(np.arange(len(lengths)), lengths)

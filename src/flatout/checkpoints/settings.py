@@ -34,4 +34,4 @@ class CheckpointConfig:
 
 def best_mode(metric: str) -> str:
     """Whether a metric is better when higher (`max`) or lower (`min`)."""
-    return "min" if metric == "loss" else BEST_MODE[metric]
+    return "min" if metric == "loss" or metric.startswith("rmse_") else BEST_MODE[metric]

@@ -121,7 +121,10 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         return Feeds(self._training_feed(), self._evaluation_feed("validation"), test)
 
     def train_dataloader(self) -> Feed:
-        return self._training_feed()
+        feed = self._training_feed()
+        if self.trainer is not None and self._placement is None:
+            _require_whole_steps(self.trainer.limit_train_batches, feed)
+        return feed
 
     def val_dataloader(self) -> Feed:
         return self._evaluation_feed("validation")
@@ -228,6 +231,17 @@ def _require_constant_accumulation(trainer: L.Trainer) -> None:
     what = "changes from epoch to epoch, but the rows of each step are planned before training"
     hint = "Set Trainer(accumulate_grad_batches=…) instead of the GradientAccumulationScheduler."
     require(not changes, "accumulate_grad_batches", what, hint=hint)
+
+
+def _require_whole_steps(limit: float, feed: Feed) -> None:
+    """An epoch may not end inside a step: its batches are weighted by the rows of the whole step."""
+    accumulate = feed.plan.accumulate
+    batches = limit if isinstance(limit, int) else int(limit * len(feed))
+    if batches >= len(feed) or batches % accumulate == 0:
+        return
+    what = f"{limit} ends an epoch inside a step of {accumulate} batches"
+    hint = f"Set Trainer(limit_train_batches={max(1, batches // accumulate) * accumulate})."
+    raise UserError("limit_train_batches", what, hint=hint)
 
 
 def _require_agreement(config: FeedingConfig, wanted: int, given: int) -> None:

@@ -1,25 +1,53 @@
-"""`compile=true`: the model compiled by torch, in place, so that its weights keep their names.
+"""Compiling by torch: the layers of a flat encoder where that pays, or a whole model where it is asked for.
 
-Only where it is trained: validation and answers come in other sizes, and each would be compiled again.
+`compile=auto` compiles what follows attention in a layer, once for all layers and any number of tokens; attention stays
+as it is. It is chosen where the gain that was measured, over the steps of the run, is more than what compiling takes.
+Weights keep their names. Only training is compiled.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from flatout.engine.precision import Precision, arithmetic, product_type
 from flatout.errors import UserError
+from flatout.models.encoder.layers import FlatLayer
+from flatout.models.encoder.network import Transformer
 
 _ONE_MESSAGE = "no C++ compiler is here, and torch compiles with it"
+_USUAL_COMPILE_S = 25.0
+"""What compiling takes at least; measured with 2 cores."""
+_MOST_SAVED = 0.5
+"""Fraction of the time after attention that compiling saves at most."""
+_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CompileChoice:
+    """Whether layers are compiled, why, and what that rests on."""
+
+    value: bool
+    why: str
+    evidence: str
 
 
 def compile_in_place(model: nn.Module, device: torch.device) -> None:
-    """Let torch compile the model when it is first trained; refused where it could not."""
+    """Let torch compile a model when it is first trained; refused where it could not."""
     if why := why_not(device):
         raise UserError("compile", why, hint="Set compile=false, or install one (g++ or clang).")
+    if isinstance(model, Transformer) and model.is_flat:
+        compile_layers(model)
+        return
     plain = model._call_impl
     compiled = torch.compile(plain)
 
@@ -27,6 +55,109 @@ def compile_in_place(model: nn.Module, device: torch.device) -> None:
         return (compiled if model.training else plain)(*inputs, **named)
 
     model._compiled_call_impl = call  # what Module.compile() sets, and no state holds
+
+
+def compiles_layers(model: nn.Module) -> bool:
+    """Whether a model is a flat encoder, whose layers are compiled rather than the whole of it."""
+    return isinstance(model, Transformer) and model.is_flat
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether layers of a flat encoder are compiled."""
+    return isinstance(model, Transformer) and any(layer.compiled is not None for layer in model.flat_layers())
+
+
+def compile_layers(model: Transformer) -> None:
+    """Compile what follows attention, once for each kind of layer; after a failure they run eagerly."""
+    layers = model.flat_layers()
+    compiled = {
+        kind: torch.compile(kind.finish, dynamic=True, fullgraph=True) for kind in {type(layer) for layer in layers}
+    }
+    failures = importlib.import_module("torch._dynamo.exc").TorchDynamoException
+
+    def run(layer: FlatLayer, *inputs: Any) -> Tensor:
+        try:
+            found: Tensor = compiled[type(layer)](layer, *inputs)
+        except failures as error:
+            for each in layers:
+                each.compiled = None
+            reason = " ".join(str(error).split())[:200]
+            warnings.warn(f"compile: torch could not compile a layer ({reason}). Layers run eagerly.", stacklevel=2)
+            return layer.finish(*inputs)
+        return found
+
+    for layer in layers:
+        layer.compiled = run
+
+
+def choose_compile(
+    model: nn.Module, device: torch.device, precision: Precision, *, tokens: int, passes: int
+) -> CompileChoice:
+    """Compile the layers of a flat encoder if that pays over so many forward passes of so many tokens each."""
+    if not (isinstance(model, Transformer) and model.is_flat):
+        return CompileChoice(False, "only layers of flat encoders are compiled unasked", "compile=true compiles others")
+    if why := why_not(device):
+        return CompileChoice(False, why, "compile=auto")
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), arithmetic(precision, device):
+        trial = _Trial(model, device, precision, tokens)
+        eager_s = trial.time(trial.layer.finish)
+        total_s = passes * model.described.num_hidden_layers
+        if eager_s * total_s * _MOST_SAVED < _USUAL_COMPILE_S:
+            evidence = f"{eager_s * total_s * _MOST_SAVED:.1f} s saved at most, {_USUAL_COMPILE_S:.0f} s to compile"
+            return CompileChoice(False, "the run is too short for it", evidence)
+        compile_layers(model)
+        began = time.perf_counter()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trial.run(lambda *inputs: _compiled_finish(model, trial.layer, *inputs))
+        compile_s = time.perf_counter() - began
+        if model.flat_layers()[0].compiled is None:
+            return CompileChoice(False, "torch could not compile a layer", str(caught[-1].message))
+        compiled_s = trial.time(lambda *inputs: _compiled_finish(model, trial.layer, *inputs))
+    saved_s = (eager_s - compiled_s) * total_s
+    evidence = (
+        f"a layer without attention takes {1e3 * eager_s:.1f} ms, compiled {1e3 * compiled_s:.1f} ms:"
+        f" saves {saved_s:.0f} s, compiling took {compile_s:.0f} s"
+    )
+    if saved_s > compile_s:
+        return CompileChoice(True, "it pays for its time", evidence)
+    for layer in model.flat_layers():
+        layer.compiled = None
+    return CompileChoice(False, "it would not pay for its time", evidence)
+
+
+def _compiled_finish(model: Transformer, layer: FlatLayer, *inputs: Any) -> Tensor:
+    compiled = model.flat_layers()[0].compiled
+    return layer.finish(*inputs) if compiled is None else compiled(layer, *inputs)
+
+
+class _Trial:
+    """What follows attention in one layer, forwards and backwards on random numbers; no gradient is left behind."""
+
+    def __init__(self, model: Transformer, device: torch.device, precision: Precision, tokens: int) -> None:
+        self.layer = copy.deepcopy(model.flat_layers()[0]).to(device).train()
+        self.device = device
+        hidden = model.described.hidden_size
+        own = torch.randn(tokens, hidden, device=device, requires_grad=True)
+        read = torch.randn(tokens, hidden, device=device, dtype=product_type(precision), requires_grad=True)
+        self.inputs = (own, read, *self.layer.draw(own))
+        self.wanted = [own, read, *(weight for weight in self.layer.parameters() if weight.requires_grad)]
+
+    def run(self, finish: Callable[..., Tensor]) -> None:
+        """One forward and backward pass."""
+        torch.autograd.grad(finish(*self.inputs).sum(), self.wanted, allow_unused=True)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def time(self, finish: Callable[..., Tensor]) -> float:
+        """Median seconds of a pass."""
+        self.run(finish)
+        seconds = []
+        for _ in range(_ROUNDS):
+            began = time.perf_counter()
+            self.run(finish)
+            seconds.append(time.perf_counter() - began)
+        return statistics.median(seconds)
 
 
 def why_not(device: torch.device) -> str:

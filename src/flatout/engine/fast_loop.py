@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from flatout.engine import lightning_internals as internals
-from flatout.engine.gradients import clip_gradients, gradient_is_finite, gradient_length
+from flatout.engine.gradients import clip_divisor, clip_gradients, gradient_is_finite, gradient_length, is_fused
 from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
 from flatout.engine.passes import Passes
 from flatout.engine.step_losses import NotFinite, StepLosses
@@ -231,10 +231,33 @@ class FastLoop(Callback):
         self._is_updating = False
 
     def _update(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.is_scaled:  # the scaler unscales, clips and may leave the step out: Lightning's own way
+        if self.is_scaled and is_fused(optimizer):
+            self._update_scaled(optimizer)
+        elif self.is_scaled:  # the scaler unscales, clips and may leave the step out: Lightning's own way
             self.trainer.strategy.optimizer_step(optimizer, closure=lambda: self.losses.last)
-            return
-        optimizer.step()
+        else:
+            optimizer.step()
+            vars(optimizer).pop("grad_scale", None)
+
+    def _update_scaled(self, optimizer: torch.optim.Optimizer) -> None:
+        """With fp16 a fused optimizer itself takes out the scaler's factor, clips, and leaves broken steps out.
+
+        It reads all three from the device: nothing is waited for. Hooks see gradients without the factor, so where
+        there are hooks it is taken out before them.
+        """
+        scaler: Any = vars(self.trainer.precision_plugin)["scaler"]
+        scale = scaler.scale(torch.ones((), device=self.module.device))
+        if hooks := self._hooks["on_before_optimizer_step"]:
+            scaler.unscale_(optimizer)
+            scale = torch.ones_like(scale)
+            for hook in hooks:
+                hook(optimizer)
+        norm = gradient_length(self._trained) / scale
+        self.losses.norms.append(norm)
+        longest = self.trainer.gradient_clip_val
+        vars(optimizer)["grad_scale"] = clip_divisor(norm, float(longest)) if longest else torch.ones_like(norm)
+        scaler.step(optimizer)
+        scaler.update()
 
     def _update_first(self, optimizer: torch.optim.Optimizer) -> None:
         """The step in which the optimizer makes its state; smaller batches would not help where memory lacks for it.
@@ -291,7 +314,11 @@ class FastLoop(Callback):
             return None
         if not value:
             return None
-        norm = clip_gradients(self._trained, float(value))
+        if is_fused(optimizer) and not self.shares_weights:  # which divides while it steps: one pass over memory less
+            norm = gradient_length(self._trained)
+            vars(optimizer)["grad_scale"] = clip_divisor(norm, float(value))
+        else:
+            norm = clip_gradients(self._trained, float(value))
         self.losses.norms.append(norm)
         return norm
 
@@ -299,7 +326,7 @@ class FastLoop(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """With fp16 the gradient is measured here, after Lightning has taken the scaler's factor out of it."""
-        if self.is_serving and self.is_scaled:
+        if self.is_serving and self.is_scaled and not is_fused(optimizer):
             self.losses.norms.append(gradient_length(self._trained))
 
     def _gather_hooks(self) -> None:

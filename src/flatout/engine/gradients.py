@@ -9,10 +9,23 @@ from torch import nn
 
 from flatout.distributed.slices import is_share, whole
 
+_LEAST = 1e-6
+"""What torch's clipping adds to a length."""
+
 
 def clip_gradients(parameters: list[nn.Parameter], longest: float) -> torch.Tensor:
     """Shorten the gradient to `longest` where it is longer; its length before, still on the device."""
     return whole(nn.utils.clip_grad_norm_(parameters, longest, foreach=True))
+
+
+def clip_divisor(norm: torch.Tensor, longest: float) -> torch.Tensor:
+    """What clipping to `longest` divides a gradient of this length by, on its device; 1 where it is short enough."""
+    return ((norm + _LEAST) / longest).clamp_min(1.0)
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer reads `grad_scale` and `found_inf`, and divides or leaves out a step by itself."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def gradient_is_finite(parameters: list[nn.Parameter]) -> bool:

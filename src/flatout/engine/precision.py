@@ -23,6 +23,15 @@ class Precision(StrEnum):
 LIGHTNING_NAMES = {Precision.fp32: "32-true", Precision.bf16: "bf16-mixed", Precision.fp16: "16-mixed"}
 
 
+PRODUCT_TYPES = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
+"""Number formats of products other than fp32."""
+
+
+def product_type(precision: Precision) -> torch.dtype:
+    """The number format that products are computed in."""
+    return PRODUCT_TYPES.get(precision, torch.float32)
+
+
 def by_lightning_name(name: str) -> Precision:
     """The precision that Lightning calls so; of its others a run has none."""
     return next(precision for precision, theirs in LIGHTNING_NAMES.items() if theirs == name)
@@ -111,7 +120,7 @@ def arithmetic(precision: Precision, device: torch.device) -> AbstractContextMan
     """In here a model's products are made so; its weights stay fp32."""
     if precision is Precision.fp32:
         return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16 if precision is Precision.bf16 else torch.float16)
+    return torch.autocast(device.type, dtype=product_type(precision))
 
 
 def answering(asked: Precision, device: torch.device) -> AbstractContextManager[Any]:

@@ -1,4 +1,7 @@
-"""A running mean of a model's weights, which often answers better than the last of them."""
+"""A running mean of what training changes in a model, which often answers better than its last state.
+
+That is weights that are trained or will thaw, and running statistics. What is frozen needs no second copy.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, memory: float) -> None:
         self.memory = memory
-        self._weights = dict(model.named_parameters())
+        self._weights = _changing(model)
         self._means = {name: weight.detach().clone() for name, weight in self._weights.items()}
         self.is_in_model = False
         """Whether the mean stands in the model's place and the weights aside."""
@@ -39,4 +42,17 @@ class WeightAverage:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for name, mean in state.items():
+            if name not in self._means:  # frozen: earlier versions kept all
+                continue
             self._means[name].copy_(share_of(mean, self._means[name]))
+
+
+def _changing(model: nn.Module) -> dict[str, Tensor]:
+    """Weights that are trained or will be, and the running statistics that a checkpoint keeps, by name."""
+    will_thaw = bool(getattr(model, "unfreeze_epochs", 0))
+    found: dict[str, Tensor] = {
+        name: weight for name, weight in model.named_parameters() if weight.requires_grad or will_thaw
+    }
+    kept = model.state_dict().keys()
+    found |= {name: buffer for name, buffer in model.named_buffers() if name in kept and buffer.is_floating_point()}
+    return found

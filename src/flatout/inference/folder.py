@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from flatout.errors import UserError, require
-from flatout.models import MODELS
 
 _MOST_CHARACTERS = 50_000_000
 WEIGHTS, SETTINGS, LABELS = "model.safetensors", "config.json", "labels.json"
+
+
+class Answers(Protocol):
+    """What answers for new rows after training."""
+
+    def predict(self, rows: Sequence[Any]) -> list[Any]: ...
+
+    def save(self, folder: Path, model_config: Any) -> None: ...
 
 
 class ModelFolder:
@@ -43,9 +50,12 @@ class ModelFolder:
             settings = self.read_json(SETTINGS)
             what = f"{SETTINGS} holds no settings of a model"
             require(isinstance(settings, dict) and settings.get("schema") == 1, str(self.path), what)
-            kind = settings["model"]["kind"]
-            require(kind in MODELS, f"{self.path}: {SETTINGS}", f"no model {kind!r}", allowed=", ".join(MODELS))
             return settings
+
+    @property
+    def settings_file(self) -> str:
+        """The file of the settings, for messages."""
+        return f"{self.path}: {SETTINGS}"
 
     def weights(self) -> dict[str, Tensor]:
         return load_file(self.path / WEIGHTS)
@@ -75,14 +85,15 @@ class ModelFolder:
             where, what = f"{self.path}", f"no model that can be read ({type(error).__name__}: {reason})"
             raise UserError(where, what, hint=hint) from error
 
-    def write(self, model: nn.Module, model_config: Any, labels: list[str], settings: dict[str, Any]) -> None:
-        """`model_config` must be of a class in MODELS."""
-        kinds = {config_class: kind for kind, config_class in MODELS.items()}
+    def write(
+        self, model: nn.Module, kind: str, model_config: Any, labels: list[str], settings: dict[str, Any]
+    ) -> None:
+        """`kind`: the name of the Config's class among the models."""
         self.path.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
         save_file(tensors, self.path / WEIGHTS)
         self.write_json(LABELS, labels)
-        described = {"kind": kinds[type(model_config)], "config": asdict(model_config)}
+        described = {"kind": kind, "config": asdict(model_config)}
         self.write_json(SETTINGS, {"schema": 1, "model": described, **settings})
 
     def write_json(self, name: str, value: Any) -> None:

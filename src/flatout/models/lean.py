@@ -112,11 +112,25 @@ def kept_places(shape: torch.Size, share: float, device: torch.device) -> tuple[
     """Which places stay when a share is dropped at random, and what they are multiplied by so that the mean stays."""
     if device.type != "cpu":
         return torch.rand(shape, device=device) >= share, 1 / (1 - share)
-    count = shape.numel()
     edge = round(share * _SIXTEEN_BITS)
+    return draw_words(shape) >= edge - _SIXTEEN_BITS // 2, _SIXTEEN_BITS / (_SIXTEEN_BITS - edge)
+
+
+def draw_words(shape: torch.Size) -> Tensor:
+    """Sixteen random bits for each place, on a CPU."""
+    count = shape.numel()
     words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
-    stays = words.view(torch.int16)[:count] >= edge - _SIXTEEN_BITS // 2
-    return stays.view(shape), _SIXTEEN_BITS / (_SIXTEEN_BITS - edge)
+    return words.view(torch.int16)[:count].view(shape)
+
+
+def drop_by_words(values: Tensor, words: Tensor, share: float) -> Tensor:
+    """Dropout that random words decide; a compiled function gets them from outside, and so stays the same each time."""
+    edge = round(share * _SIXTEEN_BITS)
+    stays, scale = words >= edge - _SIXTEEN_BITS // 2, _SIXTEEN_BITS / (_SIXTEEN_BITS - edge)
+    if torch.compiler.is_compiling():  # the compiler fuses it, and warns of functions with gradients of their own
+        return values * stays * scale
+    dropped: Tensor = _Dropped.apply(values, stays, scale)
+    return dropped
 
 
 class _Dropped(torch.autograd.Function):

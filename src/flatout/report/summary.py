@@ -37,7 +37,7 @@ def empty_summary() -> dict[str, Any]:
         "data": {
             "source": None,
             "rows": _nulls("train val test"),
-            **_nulls("classes tokens mean_length truncated_rows columns lengths checks"),
+            **_nulls("classes tokens mean_length truncated_rows columns lengths checks sequences"),
             "cache": _nulls("key hit seconds"),
         },
         "model": _nulls("name parameters trainable"),
@@ -139,6 +139,13 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def choice_of(folder: Path, name: str) -> dict[str, Any] | None:
+    """A choice that a run wrote down, by its name; None where there is none, or no summary."""
+    if not (folder / FILE).is_file():
+        return None
+    return next((each for each in read_summary(folder).get("choices", []) if each["name"] == name), None)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

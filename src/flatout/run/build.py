@@ -31,12 +31,14 @@ from flatout.data.batches.feed import Feeds
 from flatout.data.batches.plan import Layout
 from flatout.data.plans import Placement
 from flatout.data.problem import Problem
+from flatout.data.sequence_data import SequenceData
+from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.store_data import StoreData
 from flatout.data.tag_data import TagData
 from flatout.data.text_data import TextData
 from flatout.distributed.ranks import Ranks
 from flatout.distributed.signals import Signals
-from flatout.engine.compile import compile_in_place
+from flatout.engine.compile import is_compiled
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.lightning_internals import disable_signal_handling, silence_unused_hooks
 from flatout.engine.optimizer import ScaleRate
@@ -52,6 +54,7 @@ from flatout.report.hyperparameters import compared_settings
 from flatout.report.plain import plain
 from flatout.report.summary import read_summary
 from flatout.run import trainer as trainers
+from flatout.run.compiling import compile_network
 from flatout.run.learning_rate import set_rate
 from flatout.run.model_memory import require_memory
 from flatout.run.own_settings import OwnSettings
@@ -62,6 +65,7 @@ from flatout.run_log import RunLog
 from flatout.tasks.classification import Classifier
 from flatout.tasks.metrics import TaskMetrics, monitored_metric, require_metric
 from flatout.tasks.networks import report_network
+from flatout.tasks.sequences import sequence_metrics, sequence_task
 from flatout.tasks.tagging import METRICS as TAG_METRICS
 from flatout.tasks.tagging import Tagger
 from flatout.tasks.task import Task
@@ -236,11 +240,19 @@ class RunBuilder:
         """Prepare a task for its data; facts for the summary."""
         return task.prepare(feeds, log, self.config.seed)
 
-    def compile_network(self, task: Task, device: torch.device, log: RunLog) -> None:
-        """Compile the network where the settings or a measurement say so."""
-        if self.config.compile:
-            compile_in_place(task.model, device)
-            log.decision("compile", True, "asked for", "the first step waits for it")
+    def compile_network(
+        self,
+        task: Task,
+        feeds: Feeds,
+        precision: PrecisionChoice,
+        ranks: Ranks,
+        folder: RunFolder,
+        before: dict[str, Any] | None,
+    ) -> None:
+        """Compile the network where the settings say so, or its layers where that pays; `before`: a resumed choice."""
+        compile_network(
+            task, feeds, precision, folder, asked=self.config.compile, may_measure=not ranks.are_several, before=before
+        )
 
     # Measured settings.
 
@@ -267,7 +279,7 @@ class RunBuilder:
             optim=config.optim,
             trainer=config.trainer,
             precision=config.precision,
-            compile=config.compile,
+            compile=bool(config.compile),
             tune=config.tune,
         )
 
@@ -447,14 +459,14 @@ class RunBuilder:
         """The Config of the network, or the user's own network."""
         return self.config.model
 
-    def judging(self, feeds: Feeds, pieces: int, *, is_precision_measured: bool) -> Judging:
+    def judging(self, task: Task, feeds: Feeds, pieces: int, *, is_precision_measured: bool) -> Judging:
         """What a verdict needs to know of these settings."""
         config = self.config
         return Judging(
             batches_in_epoch=batches_in_epoch(config.trainer, feeds.train),
             effective_batch=config.data.effective_batch,
             is_fp32_asked=config.precision is Precision.fp32 and not is_precision_measured,
-            is_compiled=config.compile,
+            is_compiled=bool(config.compile) or is_compiled(task.model),
             may_try=config.monitor.verdict and not config.shares_weights,
             pieces=pieces,
         )
@@ -479,13 +491,17 @@ def data_class(config: Any) -> type[StoreData[Any, Any]]:
     """The DataModule of some data settings."""
     if isinstance(config, BitsDataConfig):
         return BitData
+    if isinstance(config, SequenceDataConfig):
+        return SequenceData
     return TagData if config.problem is Problem.tags else TextData
 
 
-def task_class(config: Any) -> type[Classifier] | type[Tagger] | type[GramDecoder]:
+def task_class(config: Any) -> Callable[..., Task]:
     """The LightningModule for some data settings."""
     if isinstance(config, BitsDataConfig):
         return GramDecoder
+    if isinstance(config, SequenceDataConfig):
+        return sequence_task(config)
     return Tagger if config.problem is Problem.tags else Classifier
 
 
@@ -493,6 +509,8 @@ def usual_metric(config: Any) -> str:
     """The metric that decides unless the settings name one."""
     if isinstance(config, BitsDataConfig):
         return "dice"
+    if isinstance(config, SequenceDataConfig):
+        return sequence_metrics(config)[0]
     return "f1" if config.problem is Problem.tags else monitored_metric(config.problem)
 
 
@@ -500,6 +518,8 @@ def metric_names(config: Any) -> list[str]:
     """The metrics of some data settings."""
     if isinstance(config, BitsDataConfig):
         return [*NAMES, "loss"]
+    if isinstance(config, SequenceDataConfig):
+        return sequence_metrics(config)
     if config.problem is Problem.tags:
         return [*TAG_METRICS, "loss"]
     return [*TaskMetrics.build(config.problem, ["no", "yes"]).names(), "loss"]

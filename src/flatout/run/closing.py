@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -11,9 +12,10 @@ from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.data.batches.feed import Feeds
 from flatout.distributed.ranks import Ranks
 from flatout.engine.peaks import measured_peak
-from flatout.inference.load import Answers
+from flatout.inference.folder import Answers
 from flatout.report.closing import print_closing
 from flatout.report.dashboard import write_dashboard
+from flatout.report.figures import Chart
 from flatout.report.page import read_curves, write_page
 from flatout.run.run_folder import RunFolder
 from flatout.run.trainer import Training
@@ -104,10 +106,11 @@ def write_reports(
     *,
     settings: dict[str, Any],
     has_tensorboard: bool,
+    charts: Sequence[Chart] = (),
 ) -> None:
     """Write the page, print the closing table, and complete what TensorBoard shows of these settings."""
     values = {**folder.summary.values, "status": "finished"}
-    write_page(folder.path, values, read_curves(folder.path), per_class)
+    write_page(folder.path, values, read_curves(folder.path), per_class, charts)
     artifacts = {"model": "model", "checkpoints": CHECKPOINTS, "page": "report.html", "curves": "metrics.csv"}
     artifacts |= {"trace": TRACE, "operators": TABLE}
     written = {name: path for name, path in artifacts.items() if (folder.path / path).exists()}

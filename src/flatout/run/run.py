@@ -27,13 +27,14 @@ from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.limits import limits
 from flatout.engine.passes import TRAINING
-from flatout.engine.precision import PrecisionChoice, fast_fp32_products
+from flatout.engine.precision import PrecisionChoice, fast_fp32_products, product_type
 from flatout.engine.run_length import batches_in_epoch
 from flatout.errors import UserError, require
 from flatout.inference.load import build_predictor
 from flatout.perf.verdict.judge import judge, report_early
 from flatout.perf.verdict.rules import verdict
-from flatout.report.summary import hardware
+from flatout.report.sequence_charts import draw_answers
+from flatout.report.summary import choice_of, hardware
 from flatout.run.build import RunBuilder
 from flatout.run.closing import find_peak, save_model, summarise, write_reports
 from flatout.run.learning_rate import set_rate
@@ -51,6 +52,7 @@ from flatout.run.stages import (
     without_loader_advice,
 )
 from flatout.run.trainer import Training
+from flatout.tasks.networks import report_attention
 from flatout.tasks.task import Task
 
 
@@ -59,6 +61,7 @@ def run(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number:
     started = time.perf_counter()
     ranks = Ranks.here()
     title = build.title(overrides)
+    compiled_before = choice_of(path, "compile") if build.is_resumed else None
     with (
         Signals() as signals,
         open_run_folder(path, title, is_first=ranks.is_first, is_again=build.is_resumed) as folder,
@@ -82,6 +85,7 @@ def run(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number:
         with training.loggers, fast_fp32_products(precision.precision, device) as found:
             if found is not None:
                 folder.choose("fp32 products", found.value, found.why, found.evidence)
+            build.compile_network(task, feeds, precision, ranks, folder, compiled_before)
             train(training, task, data, folder, signals, start)
             load_best(training, task)
             task.to(device)  # Lightning has taken it back to the host
@@ -90,6 +94,7 @@ def run(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number:
             folder.summary.set("metric", build.choose_metric(task))
             take_whole_weights(training, task)
             per_class, predictor = task.per_class(), build_predictor(task)
+            charts = draw_answers(task, feeds)
             if ranks.is_first:
                 save_model(predictor, build.network, folder)
             find_peak(training, feeds, ranks)
@@ -101,8 +106,8 @@ def run(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number:
             summarise(folder, task, feeds, training, seconds)
             if isinstance(task, GramDecoder):
                 report_exposure(task, cast(GramPredictor, predictor), feeds, folder.summary.values, folder.path, folder)
-            settings = build.compared_settings(task)
-            write_reports(folder, task, per_class, settings=settings, has_tensorboard=build.writes_tensorboard)
+            settings: dict[str, Any] = {"settings": build.compared_settings(task), "charts": charts}
+            write_reports(folder, task, per_class, **settings, has_tensorboard=build.writes_tensorboard)
         metric = build.choose_metric(task)
         return Result(folder.path, metrics, per_class, predictor, folder.summary.values, metric)
 
@@ -157,7 +162,7 @@ def set_up(
     if folder.is_first and isinstance(data.info, TokenInfo):
         save_split_rows(data.store, folder.path / SPLIT_ROWS)
     put_facts(build.prepare_task(task, feeds, folder), folder)
-    build.compile_network(task, feeds.train.device, folder)
+    report_attention(task.model, feeds.train.device, product_type(precision.precision), folder)
     training = build.build_training(
         task, loop, feeds, precision, ranks, folder, about=about, signals=signals, start=start
     )
@@ -245,7 +250,7 @@ def evaluate(trainer: L.Trainer, task: Task, data: StoreData[Any, Any], folder: 
 def write_verdict(build: RunBuilder, task: Task, feeds: Feeds, training: Training, folder: RunFolder) -> None:
     """Judge what held the run back, and write evidence and verdict into the summary."""
     is_measured = "precision" in (folder.summary.values["tune"] or {}).get("values", {})
-    known = build.judging(feeds, training.loop.passes.pieces[TRAINING], is_precision_measured=is_measured)
+    known = build.judging(task, feeds, training.loop.passes.pieces[TRAINING], is_precision_measured=is_measured)
     evidence = judge(task, feeds, training.curves, known, folder)
     if evidence is not None and folder.is_first:
         folder.summary.update("evidence", evidence.as_dict())

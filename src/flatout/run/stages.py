@@ -23,7 +23,7 @@ from flatout.distributed.signals import requeue_with_slurm
 from flatout.engine.allocator import keep_freed_memory
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
-from flatout.inference.load import Answers
+from flatout.inference.folder import Answers
 from flatout.run.resume import require_same_run
 from flatout.run.run_folder import RunFolder
 from flatout.run.trainer import Training

@@ -53,9 +53,9 @@ def report_network(network: nn.Module, config: Any, info: Any, log: RunLog) -> N
         log.say(f"word vectors: {found:.1%} of {info.vocabulary.size:,} words found in {vectors}")
 
 
-def report_attention(network: nn.Module, device: torch.device, log: RunLog) -> None:
-    """Report where a device cannot apply the attention dropout that an encoder's settings ask for."""
-    is_flat = isinstance(network, Transformer) and network.is_flat
-    if is_flat and network.attention_dropout and device.type == "cuda":
-        why = "the fused kernel for rows of unequal length drops no scores, where it is used"
-        log.decision("attention dropout", 0.0, why, f"the encoder asks for {network.attention_dropout:g}")
+def report_attention(network: nn.Module, device: torch.device, dtype: torch.dtype, log: RunLog) -> None:
+    """Report what computes the attention of a flat encoder, and what it drops, in this number format of products."""
+    if isinstance(network, Transformer) and network.is_flat:
+        choice = network.kernel_choice(device, dtype)
+        drops = f"drops {network.attention_dropout:g} of the scores in training, as set"
+        log.decision("attention kernel", choice.kernel.value, choice.why, f"{choice.evidence}; {drops}")

@@ -24,7 +24,7 @@ from flatout.models.encoder.transformer import Outputs
 from flatout.run_log import RunLog
 from flatout.tasks.calibration import calibrated
 from flatout.tasks.class_weights import ClassWeights, balanced, checked, named
-from flatout.tasks.networks import build_text_network, report_attention
+from flatout.tasks.networks import build_text_network
 from flatout.tasks.task import Task
 
 METRICS = ("f1", "precision", "recall", "macro_f1", "word_accuracy")
@@ -116,7 +116,6 @@ class Tagger(Task):
         return self._loss_sum_of(outputs, targets) / self.labels.words_per_row
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
-        report_attention(self.model, feeds.train.device, log)
         for split, lost in self.labels.lost.items():
             if lost["words_lost"]:
                 entities = sum(lost["entities_lost"].values()) + len(lost["straddling"])

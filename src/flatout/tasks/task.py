@@ -177,9 +177,13 @@ class Task(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _may_fuse(self) -> bool:
-        """A fused step unscales by itself: fp16 needs another, and Lightning clips none in mixed precision."""
-        clips = bool(self.trainer.gradient_clip_val) and not self.is_in_fast_loop
-        return self.trainer.precision != "16-mixed" and not (clips and self.trainer.precision == "bf16-mixed")
+        """A fused step unscales by itself; so Lightning clips none in mixed precision, and we clip by length alone."""
+        clips = bool(self.trainer.gradient_clip_val)
+        if not self.is_in_fast_loop:
+            return not (clips and self.trainer.precision in ("16-mixed", "bf16-mixed"))
+        is_ours = type(self).configure_gradient_clipping is L.LightningModule.configure_gradient_clipping
+        is_length = str(self.trainer.gradient_clip_algorithm or "norm") == "norm"
+        return self.trainer.precision != "16-mixed" or (is_ours and (is_length or not clips))
 
     def on_fit_start(self) -> None:
         if self.optim.ema:
@@ -347,3 +351,8 @@ def _info_of(task: Task) -> Any:
         hint = f"Give the Trainer a datamodule, or pass {name}(network, labels=…) a network that is built."
         raise UserError(name, "no datamodule says how many classes and words there are", hint=hint)
     return info
+
+
+def real_rows(values: Tensor, batch: FlatBatch) -> Tensor:
+    """The rows that count; nearly always all of them."""
+    return values if batch.num_real == batch.num_rows else values[: batch.num_real]

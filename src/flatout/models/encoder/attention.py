@@ -1,0 +1,201 @@
+"""Attention over a flat batch: each token reads its own row's tokens and no others, and nothing is padded around it.
+
+Which kernel does it is decided once for a device and a number format, by `choose_kernel`, and reported with its reason.
+A layer calls `attend` of its rows or, where only first tokens are read, `attend_first`; neither copies to the host nor
+waits.
+
+- `varlen`: torch's flash kernel for rows of unequal length. CUDA, sixteen bits, compute capability 8.0 and later.
+- `efficient`: torch's memory-efficient kernel for such rows. CUDA otherwise; no memory for scores either.
+- `padded`: scaled_dot_product_attention over padded rows with a mask, for what neither kernel takes.
+- `rectangles`: a CPU. See rectangles.py.
+
+Shapes: T tokens, B rows, H heads, D numbers a head, L the longest row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_LARGEST_FLASH_HEAD = 256
+_HEAD_MULTIPLE = 8
+"""Both CUDA kernels take head sizes that are multiples of this; others are padded with zeros, which changes nothing."""
+_NO_MASK = 0
+
+
+class Kernel(StrEnum):
+    """What computes attention."""
+
+    varlen = "varlen"
+    efficient = "efficient"
+    padded = "padded"
+    rectangles = "rectangles"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """A kernel, why it was chosen, and what that rests on."""
+
+    kernel: Kernel
+    why: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How scores become shares."""
+
+    scale: float
+    dropout: float
+    window: int | None
+    """Tokens this far apart, or further, do not see each other; None: all of a row do."""
+
+
+class Rows(Protocol):
+    """The rows of a flat batch, as layers see them."""
+
+    def attend(self, qkv_T3HD: Tensor, scores: Scores) -> Tensor:
+        """`[T, H, D]`: each token reads the tokens of its row."""
+
+    def attend_first(self, query_BHD: Tensor, kv_T2HD: Tensor, scores: Scores) -> Tensor:
+        """`[B, H, D]`: the first token of each row reads the tokens of its row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where rows begin, and how long they are at most."""
+
+    offsets: Tensor
+    """[B+1] int32 on the tokens' device."""
+    longest: int
+    """Upper bound of the lengths, known to the host."""
+
+
+def choose_kernel(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    *,
+    capability: tuple[int, int] | None = None,
+    has_windows: bool = False,
+) -> KernelChoice:
+    """The kernel for a device and the number format of products; `capability`: the GPU's, read where it is left out."""
+    if device.type == "cpu":
+        return KernelChoice(Kernel.rectangles, "a CPU", "0.4 to 0.9 of the time of fused groups of rows, measured")
+    if device.type != "cuda":
+        return KernelChoice(
+            Kernel.padded, f"no kernel of unequal rows for {device.type}", "scores are padded, with a mask"
+        )
+    major, minor = capability or torch.cuda.get_device_capability(device)
+    name = str(dtype).removeprefix("torch.")
+    evidence = f"compute capability {major}.{minor}, {name}, head size {head_size}"
+    is_flash = (major, minor) >= (8, 0) and dtype in (torch.bfloat16, torch.float16)
+    if is_flash and head_size <= _LARGEST_FLASH_HEAD:
+        return KernelChoice(Kernel.varlen, "the fused kernel for rows of unequal length", evidence)
+    if has_windows:
+        return KernelChoice(Kernel.padded, "windows of attention need a mask in this number format", evidence)
+    if dtype is torch.bfloat16 and major < 8:
+        return KernelChoice(Kernel.padded, "no fused kernel in bf16 on this GPU", evidence)
+    why = (
+        f"the flash kernel takes heads up to {_LARGEST_FLASH_HEAD}"
+        if is_flash
+        else "the flash kernel needs 16 bits and 8.0"
+    )
+    return KernelChoice(Kernel.efficient, why, evidence)
+
+
+def pad_heads(size: int, *parts: Tensor) -> list[Tensor]:
+    """The parts with zeros after each head, up to a multiple of `size`; a score and an answer stay what they were."""
+    missing = -parts[0].shape[-1] % size
+    return [functional.pad(part, (0, missing)) if missing else part for part in parts]
+
+
+def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
+    """The operator below torch's varlen_attn, which drops no scores; gradients are torch's own."""
+    size = query.shape[-1]
+    query, key, value = pad_heads(_HEAD_MULTIPLE, query, key, value)
+    queries, most = _query_offsets(query, rows, is_first)
+    side = None if how.window is None else how.window - 1
+    found = torch.ops.aten._flash_attention_forward(
+        query,
+        key,
+        value,
+        queries,
+        rows.offsets,
+        most,
+        rows.longest,
+        how.dropout,
+        False,
+        False,
+        scale=how.scale,
+        window_size_left=side,
+        window_size_right=side,
+    )
+    answer: Tensor = found[0][..., :size]
+    return answer
+
+
+def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
+    """The kernel takes `[1, T, H, D]` and offsets; it needs the sums of scores only for gradients."""
+    size = query.shape[-1]
+    query, key, value = pad_heads(_HEAD_MULTIPLE, query, key, value)
+    queries, most = _query_offsets(query, rows, is_first)
+    found = torch.ops.aten._efficient_attention_forward(
+        query.unsqueeze(0),
+        key.unsqueeze(0),
+        value.unsqueeze(0),
+        None,
+        queries,
+        rows.offsets,
+        most,
+        rows.longest,
+        how.dropout,
+        _NO_MASK,
+        torch.is_grad_enabled(),
+        scale=how.scale,
+    )
+    answer: Tensor = found[0][0, ..., :size]
+    return answer
+
+
+def _padded(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
+    """Padded on the device from offsets alone; `[B, 1, L, L]` of the mask are booleans."""
+    starts, lengths = rows.offsets[:-1].long(), (rows.offsets[1:] - rows.offsets[:-1]).long()
+    place = torch.arange(rows.longest, device=query.device)
+    index_BL = (starts.unsqueeze(1) + place).clamp_max(len(key) - 1)
+    mask = (place < lengths.unsqueeze(1))[:, None, None]
+    if how.window is not None:
+        asked = place[:1] if is_first else place
+        mask = mask & ((place - asked.unsqueeze(1)).abs() < how.window)
+        # A place of padding beyond every window would read nothing, which is not a number.
+        mask = mask | ((place == asked.unsqueeze(1)) & ~mask.any(-1, keepdim=True))
+    asking, read, values = (part[index_BL].transpose(1, 2) for part in (key if is_first else query, key, value))
+    if is_first:
+        asking = query.unsqueeze(2)
+    found = functional.scaled_dot_product_attention(asking, read, values, mask, how.dropout, False, scale=how.scale)
+    if is_first:
+        return found.squeeze(2)
+    row_T = torch.repeat_interleave(torch.arange(len(starts), device=query.device), lengths, output_size=len(key))
+    place_T = torch.arange(len(key), device=query.device) - starts[row_T]
+    return found.transpose(1, 2).flatten(0, 1).index_select(0, row_T * rows.longest + place_T)
+
+
+def _query_offsets(query: Tensor, rows: Bounds, is_first: bool) -> tuple[Tensor, int]:
+    """Where the queries of each row begin, and the most of a row."""
+    if not is_first:
+        return rows.offsets, rows.longest
+    return torch.arange(len(query) + 1, dtype=torch.int32, device=query.device), 1
+
+
+KERNELS: dict[Kernel, Callable[..., Tensor]] = {
+    Kernel.varlen: _varlen,
+    Kernel.efficient: _efficient,
+    Kernel.padded: _padded,
+}
+"""What computes attention where it is no CPU: queries, keys and values `[T, H, D]`, bounds, scores, is_first."""

@@ -1,0 +1,247 @@
+"""An encoder of transformers and its head, over flat batches wherever its family allows it, else over padded ones.
+
+The model is the library's own class with its own modules, so weights load from it and save to it. Where a family runs
+flat, its layers are replaced by ours (`layers.py`), and this file does what comes before and after them over `[T, H]`
+tokens: positions begin again with each row, and a head that reads first tokens gets these. Families that cannot run so
+get padded rows of like length through the library's own layers.
+
+Shapes: T tokens, B rows, L longest row, H numbers a token, C outputs.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from flatout.errors import UserError
+from flatout.models.encoder.attention import Kernel, KernelChoice, choose_kernel
+from flatout.models.encoder.families import FLAT_FAMILIES, Family, classify_tokens
+from flatout.models.encoder.layered import LayeredEncoder
+from flatout.models.encoder.layers import FlatLayer, LayerGroup, Pass, PostNormLayer, PreNormLayer
+from flatout.models.encoder.products import encoder_products
+from flatout.models.encoder.rectangles import FlatRows
+from flatout.models.flops import Lengths, Product, training_flops
+from flatout.models.lean import make_lean
+
+if TYPE_CHECKING:
+    from flatout.data.batches.flat_batch import FlatBatch
+
+_POSITIONS_AFTER_PADDING = {"camembert", "roberta", "xlm-roberta"}
+"""Families that number a row's places from the padding id plus one."""
+_NUMBERED_PAIRS = {"albert", "bert", "electra", "deberta-v2", "deberta"}
+"""Families that tell the texts of a pair apart by numbers beside the tokens; others do where they have a table."""
+_ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
+
+
+class Compute(StrEnum):
+    """Whether an encoder runs over flat batches; auto: wherever its family can."""
+
+    auto = "auto"
+    flat = "flat"
+    padded = "padded"
+
+
+class Transformer(LayeredEncoder):
+    """An encoder and its head; tags are answered token by token."""
+
+    def __init__(self, net: Any, is_tagging: bool, compute: Compute, separator_id: int | None) -> None:
+        super().__init__()
+        self.net, self.is_tagging, self.separator_id = net, is_tagging, separator_id
+        self.described: Any = net.config
+        self.family: str = net.config.model_type
+        self.unfreeze_epochs = 0.0
+        self.recomputes = False
+        """Whether flat layers compute their activations again in the backward pass, to save memory."""
+        self._waiting: list[list[str]] = []
+        self._frozen_at_first = 0
+        self._kernels: dict[tuple[str, torch.dtype], Kernel] = {}
+        can_be_flat = self.family in FLAT_FAMILIES
+        if compute is Compute.flat and not can_be_flat:
+            allowed = ", ".join(FLAT_FAMILIES)
+            raise UserError("model.compute", f"{self.family} cannot run flat", allowed=allowed, hint="Set it to auto.")
+        self.is_flat = can_be_flat and compute is not Compute.padded
+        self.layout = "flat" if self.is_flat else "padded"
+        self.padding_id: int = net.config.pad_token_id or 0
+        self.first_position = self.padding_id + 1 if self.family in _POSITIONS_AFTER_PADDING else 0
+        is_typed = not can_be_flat and (getattr(net.config, "type_vocab_size", 0) or 0) > 1
+        self._numbers_pairs = separator_id is not None and (self.family in _NUMBERED_PAIRS or is_typed)
+        self._reads_means = getattr(net.config, "classifier_pooling", "") == "mean"
+        self.is_narrow = self.is_flat and not is_tagging and not self._reads_means
+        """Whether only first tokens are read after the last layer, so that only they are computed there."""
+        if self.is_flat:
+            _replace_layers(net, FLAT_FAMILIES[self.family])
+        else:
+            _use_plain_attention(net)
+        make_lean(net)
+
+    @property
+    def why_padded(self) -> str:
+        """Why batches are padded; empty where they are not."""
+        if self.is_flat:
+            return ""
+        return "asked for" if self.family in FLAT_FAMILIES else f"{self.family} has no flat attention"
+
+    @property
+    def attention_dropout(self) -> float:
+        """Fraction of attention that the encoder's own settings drop."""
+        return max((getattr(self.described, name, None) or 0.0 for name in _ATTENTION_DROPOUTS), default=0.0)
+
+    def longest_row(self) -> int:
+        """Most tokens a row may have."""
+        most = getattr(self.described, "max_position_embeddings", None)
+        return int(most) - self.first_position if most and most > 0 else 2**31 - 1
+
+    def forward(self, batch: FlatBatch) -> Tensor:
+        """`[B, C]`, or `[T, C]` for tags."""
+        return self._flat(batch) if self.is_flat else self._padded(batch)
+
+    def computed_tokens(self, batch: FlatBatch) -> int:
+        """Tokens computed for a batch, padding included."""
+        return batch.num_tokens if self.is_flat else batch.longest() * batch.num_rows
+
+    def products(self, lengths: Lengths) -> list[Product]:
+        """The products of a forward pass; empty for families that are not counted."""
+        return encoder_products(self, lengths)
+
+    def training_flops(self, lengths: Lengths) -> float | None:
+        """Operations of a training step on rows of these lengths; None for families that are not counted."""
+        return training_flops(self.products(lengths)) or None
+
+    def flat_layers(self) -> list[FlatLayer]:
+        """The layers of ours; none where batches are padded."""
+        return [module for module in self.modules() if isinstance(module, FlatLayer)]
+
+    def kernel_choice(self, device: torch.device, dtype: torch.dtype) -> KernelChoice:
+        """What computes attention on a device in this number format, with its reason."""
+        size = self.described.hidden_size // self.described.num_attention_heads
+        return choose_kernel(device, dtype, size, has_windows=self.family == "modernbert")
+
+    def _kernel(self, device: torch.device) -> Kernel:
+        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
+        if (device.type, dtype) not in self._kernels:
+            self._kernels[device.type, dtype] = self.kernel_choice(device, dtype).kernel
+        return self._kernels[device.type, dtype]
+
+    def _flat(self, batch: FlatBatch) -> Tensor:
+        starts_B = batch.offsets[:-1]
+        lengths_B = batch.offsets[1:] - starts_B
+        begins_T = torch.repeat_interleave(starts_B, lengths_B, output_size=batch.num_tokens)
+        places_T = torch.arange(batch.num_tokens, device=batch.tokens.device) - begins_T
+        pairs_T = self._pair_numbers(batch.tokens, begins_T) if self._numbers_pairs else None
+        states_TH = self._embed(batch.tokens, places_T, pairs_T)
+        rows = FlatRows.of(batch.lengths, batch.offsets, self._kernel(states_TH.device))
+        shared = Pass(rows, self._turns(states_TH, places_T), starts_B if self.is_narrow else None, self.is_narrow)
+        layers = self._in_order()
+        for number, layer in enumerate(layers, 1):
+            arguments = (states_TH, shared, number == len(layers))
+            is_saving = self.recomputes and self.training
+            states_TH = checkpoint(layer, *arguments, use_reentrant=False) if is_saving else layer(*arguments)
+        if self.family == "modernbert":
+            states_TH = self.net.base_model.final_norm(states_TH)
+        if self.is_tagging:
+            return classify_tokens(self.net, states_TH)
+        read_BH = states_TH if self.is_narrow else _means(states_TH, lengths_B)
+        return FLAT_FAMILIES[self.family].pool(self.net, read_BH)
+
+    def _embed(self, tokens_T: Tensor, places_T: Tensor, pairs_T: Tensor | None) -> Tensor:
+        """The states of tokens before the first layer."""
+        backbone = self.net.base_model
+        parts = backbone.embeddings
+        if self.family == "modernbert":
+            embedded: Tensor = parts.drop(parts.norm(parts.tok_embeddings(tokens_T)))
+            return embedded
+        states_TH = parts.word_embeddings(tokens_T)
+        if (kinds := getattr(parts, "token_type_embeddings", None)) is not None:
+            states_TH = states_TH + (kinds.weight[0] if pairs_T is None else kinds(pairs_T))
+        states_TH = states_TH + parts.position_embeddings(places_T + self.first_position)
+        states_TH = parts.dropout(parts.LayerNorm(states_TH))
+        for name in ("embeddings_project", "encoder.embedding_hidden_mapping_in"):  # tables narrower than the layers
+            if _has(backbone, name):
+                states_TH = backbone.get_submodule(name)(states_TH)
+        return states_TH
+
+    def _turns(self, states_TH: Tensor, places_T: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """How each kind of layer turns the queries and keys of a token, `[T, 1, 1, D]`; empty for most families."""
+        if (table := getattr(self.net.base_model, "rotary_emb", None)) is None:
+            return {}
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        for kind in dict.fromkeys(self.described.layer_types):
+            cos, sin = table(states_TH.unsqueeze(0), places_T.unsqueeze(0), kind)
+            found[kind] = cos[0, :, None, None].float(), sin[0, :, None, None].float()
+        return found
+
+    def _in_order(self) -> list[Any]:
+        """The layers as tokens go through them; ALBERT's come again and again."""
+        layers = list(self.net.base_model.get_submodule(FLAT_FAMILIES[self.family].layers))
+        if self.family != "albert":
+            return layers
+        times = self.described.num_hidden_layers
+        return [layers[int(number / (times / len(layers)))] for number in range(times)]
+
+    def _pair_numbers(self, tokens_T: Tensor, begins_T: Tensor) -> Tensor:
+        """0 up to the first separator of a row, 1 after it."""
+        is_separator_T = torch.eq(tokens_T, self.separator_id or 0).long()
+        before_T = is_separator_T.cumsum(0) - is_separator_T
+        return (before_T - before_T[begins_T]).clamp_max_(1)
+
+    def _padded(self, batch: FlatBatch) -> Tensor:
+        tokens_BL, lengths_B = batch.padded(fill=self.padding_id)
+        longest = tokens_BL.shape[1]
+        given: dict[str, Any] = {}
+        if batch.lengths[0] != batch.lengths[-1]:  # sorted and on the host: no wait for the device
+            given["attention_mask"] = (torch.arange(longest, device=tokens_BL.device) < lengths_B.unsqueeze(1)).long()
+        if self._numbers_pairs:
+            is_separator_BL = torch.eq(tokens_BL, self.separator_id or 0).long()
+            given["token_type_ids"] = (is_separator_BL.cumsum(1) - is_separator_BL).clamp_max_(1)
+        logits = self.net(input_ids=tokens_BL.long(), **given).logits
+        if not self.is_tagging:
+            return logits
+        starts_B = batch.offsets[:-1]
+        shift_B = torch.arange(batch.num_rows, device=starts_B.device) * longest - starts_B
+        shift_T = torch.repeat_interleave(shift_B, lengths_B, output_size=batch.num_tokens)
+        places_T = torch.arange(batch.num_tokens, device=starts_B.device) + shift_T
+        return logits.flatten(0, 1).index_select(0, places_T)
+
+
+def _replace_layers(net: Any, family: Family) -> None:
+    """Put our layers in the place of the library's, with their modules."""
+    layers, config = net.base_model.get_submodule(family.layers), net.config
+    activation = getattr(config, family.activation)
+    for number, block in enumerate(layers):
+        if family.names is None:
+            layers[number] = PreNormLayer(block, config, activation)
+        elif hasattr(block, "albert_layers"):
+            inner = [PostNormLayer(each, config, family.names, activation) for each in block.albert_layers]
+            layers[number] = LayerGroup(inner)
+        else:
+            layers[number] = PostNormLayer(block, config, family.names, activation)
+
+
+def _means(states_TH: Tensor, lengths_B: Tensor) -> Tensor:
+    """`[B, H]` means over the tokens of each row."""
+    rows_B = torch.arange(len(lengths_B), device=states_TH.device)
+    row_of_T = torch.repeat_interleave(rows_B, lengths_B, output_size=len(states_TH))
+    zero = torch.zeros(len(lengths_B), states_TH.shape[1], dtype=states_TH.dtype, device=states_TH.device)
+    return zero.index_add(0, row_of_T, states_TH) / lengths_B.unsqueeze(1).to(states_TH.dtype)
+
+
+def _has(module: Any, name: str) -> bool:
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return module is not None
+
+
+def _use_plain_attention(net: Any) -> None:
+    """Fused attention where the family has it, else its own."""
+    if not getattr(net, "_can_set_attn_implementation", lambda: True)():  # it has one, and would warn of that
+        return
+    for name in ("sdpa", "eager"):
+        try:
+            net.set_attn_implementation(name)
+            return
+        except (ValueError, ImportError):
+            continue

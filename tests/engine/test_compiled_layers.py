@@ -1,0 +1,148 @@
+"""Layers compiled by torch compute what they compute eagerly; whether they are is measured, and a failure is no end."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from flatout.data.batches.flat_batch import FlatBatch, flat_batch
+from flatout.engine import compile as compiling
+from flatout.engine.compile import choose_compile, compile_layers
+from flatout.engine.precision import Precision
+from flatout.models.encoder.lora import LoraConfig
+from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+
+CPU = torch.device("cpu")
+OF_TORCH = ("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*not a leaf Tensor")
+pytestmark = pytest.mark.filterwarnings(*OF_TORCH)
+
+
+def encoder(family: str = "bert", dropout: float = 0.1, **settings) -> Transformer:
+    torch.manual_seed(0)
+    config = TransformerConfig(family=family, hidden=32, layers=3, heads=4, dropout=dropout, **settings)
+    return config.build(Outputs(["a", "b"], "single"), vocabulary_size=90, padding_id=1, separator_id=None)
+
+
+def batch_of(*lengths: int) -> FlatBatch:
+    return flat_batch([[5 + place % 80 for place in range(length)] for length in lengths])
+
+
+def trained(model: Transformer, batch: FlatBatch) -> list[Tensor]:
+    """The answers and the gradients of a training pass with random numbers that are always the same."""
+    torch.manual_seed(1)
+    model.zero_grad()
+    answers = model.train()(batch)
+    (answers * torch.linspace(-1, 1, answers.numel()).view(answers.shape)).sum().backward()
+    return [answers.detach(), *(weight.grad for weight in model.parameters() if weight.grad is not None)]
+
+
+def traced(monkeypatch) -> list[int]:
+    """Traced as always, but not translated, which takes half a minute; the number of operations of each graph."""
+    graphs: list[int] = []
+
+    def backend(graph, inputs):
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch._dynamo.reset()
+    return graphs
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "albert", "modernbert"])
+def test_compiled_layers_train_as_eager_ones_dropout_and_all(monkeypatch, family):
+    graphs = traced(monkeypatch)
+    dropout = 0.1 if family != "modernbert" else 0.0  # its dropout draws inside, in another order
+    eager, compiled = encoder(family, dropout), encoder(family, dropout)
+    compile_layers(compiled)
+    for lengths in ([3, 9, 9], [4, 17, 30, 31], [2, 5]):
+        for expected, found in zip(
+            trained(eager, batch_of(*lengths)), trained(compiled, batch_of(*lengths)), strict=True
+        ):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    # One graph serves all layers and lengths; another the first layer of ModernBERT's kind, or a last one of few rows.
+    assert 1 <= len(graphs) <= 2
+
+
+def test_layers_beside_small_matrices_are_compiled_too(monkeypatch):
+    traced(monkeypatch)
+    eager, compiled = (encoder(lora=LoraConfig(rank=2)) for _ in range(2))
+    compile_layers(compiled)
+    for expected, found in zip(trained(eager, batch_of(3, 9)), trained(compiled, batch_of(3, 9)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_only_training_is_compiled(monkeypatch):
+    graphs = traced(monkeypatch)
+    model = encoder()
+    compile_layers(model)
+    model.eval()(batch_of(3, 9))
+    assert graphs == []
+
+
+def test_a_compiler_that_fails_is_reported_once_and_the_layers_run_eagerly(monkeypatch):
+    def fail(graph, inputs):
+        raise RuntimeError("the compiler is gone")
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=fail))
+    torch._dynamo.reset()
+    model, plain = encoder(), encoder()
+    compile_layers(model)
+    with pytest.warns(UserWarning, match="compile: torch could not compile a layer .*Layers run eagerly"):
+        found = trained(model, batch_of(3, 9))
+    for expected, got in zip(trained(plain, batch_of(3, 9)), found, strict=True):
+        torch.testing.assert_close(got, expected)
+    trained(model, batch_of(4, 5))  # a second warning would be an error
+
+
+def test_a_short_run_compiles_nothing():
+    choice = choose_compile(encoder(), CPU, Precision.fp32, tokens=12, passes=10)
+    assert (choice.value, choice.why) == (False, "the run is too short for it")
+    assert "s to compile" in choice.evidence
+
+
+def test_a_machine_without_a_compiler_compiles_nothing(monkeypatch):
+    monkeypatch.setattr(compiling, "why_not", lambda device: "no C++ compiler is here")
+    assert choose_compile(encoder(), CPU, Precision.fp32, tokens=12, passes=10**9).why == "no C++ compiler is here"
+
+
+@pytest.mark.parametrize(("factor", "value"), [(0.5, True), (2.0, False)])
+def test_layers_are_compiled_where_the_gain_that_was_measured_pays(monkeypatch, factor, value):
+    graphs = traced(monkeypatch)
+    model, taken = encoder(), iter([1.0, factor])
+    monkeypatch.setattr(compiling._Trial, "time", lambda trial, finish: next(taken))
+    before = torch.random.get_rng_state()
+    choice = choose_compile(model, CPU, Precision.fp32, tokens=12, passes=10**6)
+    assert choice.value is value
+    assert (model.flat_layers()[0].compiled is not None) is value
+    assert len(graphs) == 1
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_a_compiler_that_fails_in_the_trial_leaves_the_run_eager(monkeypatch):
+    def fail(graph, inputs):
+        raise RuntimeError("the compiler is gone")
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=fail))
+    torch._dynamo.reset()
+    choice = choose_compile(encoder(), CPU, Precision.fp32, tokens=12, passes=10**9)
+    assert (choice.value, choice.why) == (False, "torch could not compile a layer")
+    assert "the compiler is gone" in choice.evidence
+
+
+@pytest.mark.soak(seconds=90)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with a C++ compiler")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_layers_translated_to_machine_code_train_as_eager_ones(precision):
+    torch._dynamo.reset()
+    eager, compiled = encoder(), encoder()
+    compile_layers(compiled)
+    most = 1e-5 if precision == "fp32" else 2e-2
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        for expected, found in zip(trained(eager, batch_of(3, 9)), trained(compiled, batch_of(3, 9)), strict=True):
+            torch.testing.assert_close(found, expected, rtol=most, atol=most)

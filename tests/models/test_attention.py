@@ -1,0 +1,177 @@
+"""The attention operation: which kernel it takes where, and that each is called so that it computes the same.
+
+CUDA's kernels run on no CPU. So their operators are replaced by dense ones that read the same arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flatout.models.encoder.attention import Bounds, Kernel, KernelChoice, Scores, choose_kernel, pad_heads
+from flatout.models.encoder.rectangles import FlatRows
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+LENGTHS = [1, 3, 9, 9, 30, 170]
+
+
+def chosen(dtype: torch.dtype, capability: tuple[int, int], head_size: int = 64, windows: bool = False) -> KernelChoice:
+    return choose_kernel(CUDA, dtype, head_size, capability=capability, has_windows=windows)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "head_size", "windows", "kernel"),
+    [
+        (BF16, (9, 0), 64, True, "varlen"),
+        (FP16, (8, 0), 20, False, "varlen"),  # padded to 24
+        (BF16, (8, 6), 320, False, "efficient"),
+        (FP32, (9, 0), 64, False, "efficient"),
+        (FP32, (9, 0), 64, True, "padded"),
+        (FP16, (7, 5), 64, False, "efficient"),
+        (BF16, (7, 0), 64, False, "padded"),
+    ],
+)
+def test_the_kernel_follows_device_number_format_and_head_size(dtype, capability, head_size, windows, kernel):
+    choice = chosen(dtype, capability, head_size, windows)
+    assert choice.kernel == kernel
+    assert f"compute capability {capability[0]}.{capability[1]}" in choice.evidence
+    assert choice.why
+
+
+def test_a_cpu_takes_rectangles_and_an_unknown_device_padded_rows():
+    assert choose_kernel(CPU, BF16, 64).kernel is Kernel.rectangles
+    assert choose_kernel(torch.device("mps"), FP32, 64).kernel is Kernel.padded
+
+
+@pytest.mark.parametrize("size", [1, 12, 20, 31, 64])
+def test_heads_of_any_size_are_padded_without_a_change_of_the_answer(size):
+    query, key, value = (torch.randn(2, 3, 5, size, requires_grad=True) for _ in range(3))
+    plain = functional.scaled_dot_product_attention(query, key, value)
+    padded = pad_heads(8, query, key, value)
+    assert {part.shape[-1] % 8 for part in padded} == {0}
+    found = functional.scaled_dot_product_attention(*padded, scale=size**-0.5)[..., :size]
+    torch.testing.assert_close(found, plain)
+    for ours, theirs in zip(*(torch.autograd.grad(each.sum(), query) for each in (found, plain)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_longest_row_is_found_wherever_it_stands():
+    lengths = torch.tensor([200, 3])
+    rows = FlatRows.of(lengths, torch.tensor([0, 200, 203]), Kernel.varlen)
+    assert rows.bounds.longest == 256  # rounded up, so that shapes repeat
+    assert type(rows.bounds.longest) is int
+
+
+def test_rows_out_of_order_are_kept_apart_on_a_cpu():
+    torch.manual_seed(0)
+    qkv = torch.randn(203, 3, 2, 8)
+    scores = Scores(8**-0.5, 0.0, None)
+    rows = FlatRows.of(torch.tensor([200, 3]), torch.tensor([0, 200, 203]), Kernel.rectangles)
+    found = rows.attend(qkv, scores)
+    for begin, end in ((0, 200), (200, 203)):
+        query, key, value = qkv[begin:end].permute(1, 2, 0, 3)
+        alone = functional.scaled_dot_product_attention(query, key, value).transpose(0, 1)
+        torch.testing.assert_close(found[begin:end], alone, rtol=1e-5, atol=1e-5)
+
+
+def dense_by_offsets(
+    query: Tensor, key: Tensor, value: Tensor, queries: Tensor, keys: Tensor, scale: float, side: int | None
+) -> Tensor:
+    """`[T, H, D]`: what an operator for rows of unequal length gives for these offsets."""
+    found = []
+    for row in range(len(keys) - 1):
+        own = slice(int(queries[row]), int(queries[row + 1]))
+        other = slice(int(keys[row]), int(keys[row + 1]))
+        apart = torch.arange(own.stop - own.start)[:, None] - torch.arange(other.stop - other.start)
+        mask = None if side is None else apart.abs() <= side
+        parts = (query[own], key[other], value[other])
+        found.append(
+            functional.scaled_dot_product_attention(*(each.transpose(0, 1) for each in parts), mask, scale=scale)
+        )
+    return torch.cat([each.transpose(0, 1) for each in found])
+
+
+class Operators:
+    """Stands in for CUDA's operators; refuses what they refuse, and notes what they were called with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.dropouts: list[float] = []
+        self.bounds: list[tuple[int, int]] = []
+        monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", self.flash)
+        monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", self.efficient)
+
+    def flash(self, query, key, value, queries, keys, most_q, most_k, dropout, is_causal, debug, **named) -> Any:
+        assert query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
+        assert (is_causal, debug) == (False, False)
+        assert named["window_size_left"] == named["window_size_right"]
+        self.note(queries, most_q, most_k, dropout)
+        side = named["window_size_left"]
+        return (dense_by_offsets(query, key, value, queries, keys, named["scale"], side),)
+
+    def efficient(self, query, key, value, bias, queries, keys, most_q, most_k, dropout, mask_type, sums, **named):
+        assert query.shape[-1] % 8 == 0 and bias is None and mask_type == 0
+        assert sums == torch.is_grad_enabled()
+        self.note(queries, most_q, most_k, dropout)
+        parts = [each.squeeze(0) for each in (query, key, value)]
+        return (dense_by_offsets(*parts, queries, keys, named["scale"], None).unsqueeze(0),)
+
+    def note(self, queries: Tensor, most_q: int, most_k: int, dropout: float) -> None:
+        assert queries.dtype is torch.int32
+        assert type(most_q) is int and type(most_k) is int
+        self.bounds.append((most_q, most_k))
+        self.dropouts.append(dropout)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "window"), [("varlen", None), ("varlen", 6), ("efficient", None), ("padded", None), ("padded", 6)]
+)
+@pytest.mark.parametrize("size", [8, 12])
+def test_all_kernels_give_the_answers_and_gradients_of_rectangles(monkeypatch, kernel, window, size, is_first):
+    operators = Operators(monkeypatch)
+    torch.manual_seed(0)
+    lengths = torch.tensor(LENGTHS)
+    offsets = functional.pad(lengths.cumsum(0), (1, 0))
+    scores = Scores(size**-0.5, 0.0, window)
+    found = []
+    given = [torch.randn(222, 2 if is_first else 3, 2, size, requires_grad=True)]
+    given += [torch.randn(6, 2, size, requires_grad=True)] if is_first else []
+    for each in (Kernel.rectangles, Kernel(kernel)):
+        rows = FlatRows.of(lengths, offsets, each)
+        answer = rows.attend_first(given[1], given[0], scores) if is_first else rows.attend(given[0], scores)
+        weights = torch.linspace(-1, 1, answer.numel()).view(answer.shape)
+        found.append([answer.detach(), *torch.autograd.grad((answer * weights).sum(), given)])
+    for expected, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    if kernel != "padded":
+        assert operators.bounds == [(1 if is_first else 192, 192)]
+
+
+@pytest.mark.parametrize("kernel", ["varlen", "efficient"])
+def test_scores_are_dropped_as_the_settings_say(monkeypatch, kernel):
+    operators = Operators(monkeypatch)
+    rows = FlatRows.of(torch.tensor([2, 3]), torch.tensor([0, 2, 5]), Kernel(kernel))
+    rows.attend(torch.randn(5, 3, 2, 8), Scores(1.0, 0.25, None))
+    assert operators.dropouts == [0.25]
+
+
+@pytest.mark.parametrize("name", ["_flash_attention_forward", "_efficient_attention_forward"])
+def test_the_operators_take_what_they_are_called_with(name):
+    """On tensors without numbers torch checks names, types and shapes as it would on a GPU."""
+    meta = torch.device("meta")
+    qkv = torch.empty(5, 3, 2, 12, device=meta, dtype=torch.bfloat16, requires_grad=True)
+    offsets = torch.empty(3, dtype=torch.int32, device=meta)
+    kernel = Kernel.varlen if "flash" in name else Kernel.efficient
+    rows = FlatRows(torch.tensor([2, 3]), Bounds(offsets, 64), kernel)
+    answer = rows.attend(qkv, Scores(1.0, 0.1, None))
+    assert answer.shape == (5, 2, 12)
+    assert answer.requires_grad
+    if kernel is Kernel.efficient:  # torch's stand-in for its backward pass does not take its own arguments
+        return
+    (gradient,) = torch.autograd.grad(answer.sum(), qkv)
+    assert gradient.shape == qkv.shape
