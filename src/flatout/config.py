@@ -41,7 +41,7 @@ REPLACED = {
 }
 """Arguments of Lightning's Trainer that a setting of ours replaces."""
 _FSDP = "fsdp"
-_STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", _FSDP)
+_STRATEGIES = ("auto", "ddp", "ddp_bf16", "ddp_find_unused_parameters_true", _FSDP)
 _PLAIN_NAME = re.compile(r"\w[\w.+-]*")
 
 
@@ -87,7 +87,7 @@ class RunConfig:
     allow_targets: list[str] = field(default_factory=list)
     """Packages of yours whose classes a `_target_` may name; on the command line only."""
     precision: Precision = Precision.auto
-    """Number format of matrix products; auto: bf16 where it is native, else fp16 on a GPU, else fp32."""
+    """Number format of products; auto: bf16 where it is native, else fp16 on a GPU, else fp32; tf32: on GPUs alone."""
     compile: Any = None
     """auto (null): torch compiles the layers of a flat encoder where that pays; true: it compiles the model; false."""
     tune: TuneConfig = field(default_factory=TuneConfig)
