@@ -49,7 +49,7 @@ REPLACED = {
 OWN_PARTS_MAY_SET = ("gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches")
 """Those that the Trainer takes all the same where your own module trains."""
 _FSDP = "fsdp"
-_STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", _FSDP)
+_STRATEGIES = ("auto", "ddp", "ddp_bf16", "ddp_find_unused_parameters_true", _FSDP)
 _PLAIN_NAME = re.compile(r"\w[\w.+-]*")
 
 
@@ -95,7 +95,7 @@ class RunConfig:
     allow_targets: list[str] = field(default_factory=list)
     """Packages of yours whose classes a `_target_` may name; on the command line only."""
     precision: Precision = Precision.auto
-    """Number format of matrix products; auto: bf16 where it is native, else fp16 on a GPU, else fp32."""
+    """Number format of products; auto: bf16 where it is native, else fp16 on a GPU, else fp32; tf32: on GPUs alone."""
     compile: Any = None
     """auto (null): torch compiles the layers of a flat encoder where that pays; true: it compiles the model; false."""
     tune: TuneConfig = field(default_factory=TuneConfig)
