@@ -19,7 +19,8 @@ from flatout.data.problem import Problem
 from flatout.data.samples.cells import CellsConfig
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.samples.tweets import TaggedTweetsConfig, TweetsConfig
-from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
+from flatout.data.sequences.choices import SequenceProblem
+from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyKind
 from flatout.engine.optimizer import OptimConfig

@@ -24,7 +24,7 @@ from tests.verbs import verb
 CELLS = CellsConfig(cells=4, cycles=2, samples=50)
 SETTINGS = {
     "chunk": ({"chunk": 20}, RNNConfig(hidden=8, layers=2, smoothing="ema")),
-    "gru": ({}, RNNConfig(hidden=8, cell="gru")),
+    "gru": ({"cumulate": ["current"]}, RNNConfig(hidden=8, cell="gru")),
     "window": ({"lookback": 12, "stride": 5}, RNNConfig(hidden=8, residual="ridge")),
     "mlp": ({"lookback": 12, "stride": 5}, WindowMLPConfig(widths=[8])),
     "forecast": (

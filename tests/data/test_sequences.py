@@ -126,6 +126,16 @@ def test_resampling_is_linear_and_gaps_split_a_recording():
     np.testing.assert_allclose(values[:, 0], 2 * values[:, 2], rtol=1e-6)
 
 
+def test_an_integral_of_a_feature_is_read_too():
+    times = np.array([0.0, 1800.0, 3600.0, 7200.0, 9000.0, 9900.0])
+    table = pa.table({"t": times, "a": [2.0, 2.0, 4.0, 4.0, 0.0, 1.0], "b": np.sin(times), "y": times})
+    cut = {"split_by": "time", "split_at": [4, 5]}
+    info = open_data(table, cumulate=["a"], scale="none", **cut).info
+    assert info.columns == ["a cumulated", "a", "b", "y"] and info.shape.inputs == 3
+    np.testing.assert_allclose(info.rows_of("train").values[:, 0], [0, 1, 2.5, 6.5, 7.5, 7.625])
+    assert "data.cumulate: no such feature 'z' (a, b)" in refusal(table, cumulate=["z"])
+
+
 def test_missing_values_are_refused_filled_or_dropped(tmp_path):
     folder = write_files(
         tmp_path / "runs", a=lambda columns: ["" if i in (3, 4) else x for i, x in enumerate(columns["a"])]

@@ -48,7 +48,7 @@ def export_sequences(run: Path, folder: Path) -> list[str]:
     apart = _compare(predictor, folder / ONNX)
     hint = "Nothing was written; please report this with the settings of the model."
     require(apart <= _MOST_APART, "export", f"{ONNX} answers otherwise, by {apart:.1e}", hint=hint)
-    names = ", ".join(predictor.rules.columns)
+    names = ", ".join(predictor.columns)
     return [
         f"inputs {', '.join(module.inputs)} ({names}); outputs {', '.join(module.outputs)}",
         f"{ONNX}: largest difference from the run's own answers: {apart:.1e} of their range on {_SAMPLES} samples",
@@ -108,7 +108,7 @@ def _signature(predictor: SequencePredictor, module: _Sample | _Window) -> dict[
     return {
         "inputs": {name: list(each.shape) for name, each in module.inputs.items()},
         "outputs": module.outputs,
-        "columns": predictor.rules.columns,
+        "columns": predictor.columns,
         "targets": predictor.names,
         "step_s": predictor.step_s,
         "state": "zeros begin a recording; give each next_state back as state with the next sample",

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import Layout, PlanSettings
+from flatout.data.sequences.choices import Missing
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.recordings import ReadingNotes, Recording, RecordingRules, read_recordings
-from flatout.data.sequences.settings import Missing
 from flatout.data.sequences.shape import Scaler, SequenceShape
-from flatout.data.sequences.views import Rows, Segments, estimate_windows
+from flatout.data.sequences.windows import Rows, Segments, estimate_windows
 from flatout.data.store.store import Ragged, StoreSplit
 from flatout.data.tables.table import Table
 from flatout.engine.precision import Precision, answering
@@ -47,7 +47,7 @@ class SequencePredictor:
     model: nn.Module
     shape: SequenceShape
     rules: RecordingRules
-    """How tables become recordings; `rules.columns` are what the network reads."""
+    """How tables become recordings; integrals and `rules.columns` are what the network reads."""
     scaler: Scaler
     """Of the columns that are read, then of the targets that are not."""
     names: list[str]
@@ -63,7 +63,8 @@ class SequencePredictor:
     def of(cls, task: Task, info: SequenceInfo) -> SequencePredictor:
         """The predictor of a trained task."""
         shape, labels = info.shape, info.labels if info.shape.labels else None
-        rules = replace(info.rules, columns=info.columns[: shape.inputs], label=None)
+        columns = info.columns[len(info.rules.cumulate) : shape.inputs]
+        rules = replace(info.rules, columns=columns, label=None)
         names = info.targets if labels is None else labels.classes
         scale = (0.0, 1.0) if labels is None else (labels.mean, labels.spread)
         step = info.facts["step"]
@@ -105,6 +106,11 @@ class SequencePredictor:
         ModelFolder(folder).write(
             self.model, kind_of(model_config), model_config, self.names, {"problem": self.problem, "data": data}
         )
+
+    @property
+    def columns(self) -> list[str]:
+        """What the network reads, in this order."""
+        return [*(f"{name} cumulated" for name in self.rules.cumulate), *self.rules.columns]
 
     @property
     def device(self) -> torch.device:
@@ -185,7 +191,7 @@ class SequencePredictor:
     def _scale(self, values: Floats) -> NDArray[np.float32]:
         """Columns that are read, scaled; zeros for targets that are not."""
         what = f"{values.shape[1]} columns"
-        require(values.shape[1] == self.shape.inputs, "predict", what, allowed=", ".join(self.rules.columns))
+        require(values.shape[1] == self.shape.inputs, "predict", what, allowed=", ".join(self.columns))
         others = self.shape.targets if not (self.shape.horizon or self.shape.labels) else 0
         inputs = Scaler(self.scaler.shift[: self.shape.inputs], self.scaler.factor[: self.shape.inputs]).scale(values)
         return np.concatenate([inputs, np.zeros((len(inputs), others), np.float32)], axis=1)

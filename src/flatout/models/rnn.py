@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import as_choice, require
-from flatout.models.bilstm import turned_places
 from flatout.models.carried_state import CarriedState, State
 from flatout.models.flops import Lengths, Product, through, training_flops
 from flatout.models.series import flatten, is_even, last_of, rectangle, windows_of
-from flatout.models.window_ridge import WindowRidge
+from flatout.models.turned_places import turned_places
+from flatout.models.window_ridge import Residual, WindowRidge
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
@@ -40,13 +40,6 @@ class Smoothing(StrEnum):
 
     none = "none"
     ema = "ema"
-
-
-class Residual(StrEnum):
-    """What the network's answer is added to."""
-
-    none = "none"
-    ridge = "ridge"
 
 
 @dataclass(kw_only=True, slots=True)

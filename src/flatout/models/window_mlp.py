@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from flatout.errors import as_choice, require
 from flatout.models.flops import Lengths, Product, through, training_flops
-from flatout.models.rnn import Residual
 from flatout.models.series import windows_of
-from flatout.models.window_ridge import WindowRidge, own_pasts
+from flatout.models.window_ridge import Residual, WindowRidge, own_pasts
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch

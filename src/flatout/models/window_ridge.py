@@ -6,6 +6,7 @@ steps, with the last value taken off.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,13 @@ from flatout.models.series import windows_of
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
     from flatout.data.sequences.shape import SequenceShape
+
+
+class Residual(StrEnum):
+    """What the network's answer is added to."""
+
+    none = "none"
+    ridge = "ridge"
 
 
 class WindowRidge(nn.Module):

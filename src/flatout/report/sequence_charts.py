@@ -14,7 +14,7 @@ from flatout.tasks.sequences import SequenceRegressor
 from flatout.tasks.task import Task
 
 _MOST_POINTS = 600
-"""Of a longer recording every so manieth sample is drawn."""
+"""Of a longer recording so many samples about its middle are drawn."""
 
 
 def draw_answers(task: Task, feeds: Feeds) -> list[Chart]:
@@ -28,7 +28,11 @@ def draw_answers(task: Task, feeds: Feeds) -> list[Chart]:
 
 def draw_charts(kept: KeptAnswers) -> list[Chart]:
     """A chart for each recording that was kept, then the errors."""
-    titles = ["median recording", *(f"worst recording {number}" for number in range(1, len(kept.series)))]
+    titles = (
+        ["recording"]
+        if len(kept.series) == 1
+        else ["median recording", *(f"worst recording {number}" for number in range(1, len(kept.series)))]
+    )
     charts = [_draw_series(title, kept.target, each) for title, each in zip(titles, kept.series, strict=True)]
     charts.append(line_chart(f"error over {kept.target}", [Curve("RMSE", kept.by_value)], x_label=kept.target))
     charts.append(line_chart("error over time", [Curve("RMSE", kept.by_time)], x_label=kept.time_name))
@@ -36,13 +40,14 @@ def draw_charts(kept: KeptAnswers) -> list[Chart]:
 
 
 def _draw_series(title: str, target: str, series: Series) -> Chart | None:
-    every = max(1, -(-len(series.places) // _MOST_POINTS))
+    first = max(0, (len(series.places) - _MOST_POINTS) // 2)
+    shown = slice(first, first + _MOST_POINTS)
     curves = [
-        Curve(f"{target} {name}", _points(series.places[::every], values[::every]))
+        Curve(name, _points(series.places[shown], values[shown]))
         for name, values in (("measured", series.truths), ("answered", series.answers))
     ]
     short = series.name.rpartition("/")[2]
-    return line_chart(f"{title}, RMSE {series.rmse:.3g}: {short}", curves, x_label="sample")
+    return line_chart(f"{title}, {target} RMSE {series.rmse:.3g}: {short}", curves, x_label="sample")
 
 
 def _points(places: Sequence[float] | np.ndarray, values: np.ndarray) -> list[tuple[float, float]]:

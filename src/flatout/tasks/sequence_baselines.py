@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flatout.data.sequences.info import SequenceInfo
-from flatout.data.sequences.views import Rows, estimate_windows, forecast_windows
+from flatout.data.sequences.windows import Rows, estimate_windows, forecast_windows
 from flatout.models.window_ridge import WindowRidge, own_pasts
 from flatout.tasks.sequence_scores import SequenceScores
 
@@ -131,4 +131,8 @@ def _blocks(
         places = np.maximum(ends[:, None] + np.arange(-lookback, 0), rows.start[chosen, None])
         windows = torch.from_numpy(values[places][..., : shape.inputs])
         after = ends[:, None] + np.arange(shape.horizon) if shape.horizon else ends - 1
-        yield windows, torch.from_numpy(values[after][..., -shape.targets :]), torch.from_numpy(rows.recording[chosen])
+        yield (
+            windows,
+            torch.from_numpy(values[after][..., -shape.targets :]),
+            torch.from_numpy(rows.recording[chosen].astype(np.int64)),
+        )

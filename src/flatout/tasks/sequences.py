@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.problem import Problem
+from flatout.data.sequences.choices import SequenceProblem
 from flatout.data.sequences.info import SequenceInfo
-from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
+from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import as_choice, require
 from flatout.models.carried_state import CarriedState

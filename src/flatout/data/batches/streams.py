@@ -9,11 +9,15 @@ it is a pure function of lengths, settings and epoch.
 from __future__ import annotations
 
 import heapq
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.batches.plan import BatchRows, PlanSettings, Rows
+from flatout.data.batches.batch_rows import BatchRows, Rows
+
+if TYPE_CHECKING:
+    from flatout.data.batches.plan import PlanSettings
 
 
 class StreamPlan:

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from flatout.data.info import DataInfo, Labels
 from flatout.data.problem import Problem
+from flatout.data.sequences.choices import Missing, SequenceProblem
 from flatout.data.sequences.recordings import RecordingRules
-from flatout.data.sequences.settings import Missing, SequenceDataConfig, SequenceProblem
+from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.shape import Scaler, SequenceShape
-from flatout.data.sequences.views import Segments
+from flatout.data.sequences.windows import Segments
 from flatout.data.store.store import Ragged
 
 
@@ -75,7 +76,7 @@ class SequenceInfo(DataInfo):
     @property
     def rules(self) -> RecordingRules:
         """How new tables become recordings like those of the training."""
-        return rules_of(self.config, self.facts["columns"])
+        return rules_of(self.config, read_columns(self.config))
 
     @property
     def floors(self) -> dict[str, float]:
@@ -132,10 +133,16 @@ def rules_of(config: SequenceDataConfig, columns: list[str]) -> RecordingRules:
         step=config.step,
         max_gap=config.max_gap,
         missing=missing,
+        cumulate=list(config.cumulate),
     )
 
 
 def read_columns(config: SequenceDataConfig) -> list[str]:
-    """Columns of the store: features, then targets; a forecast reads its targets too."""
+    """Columns of the tables: features, then targets; a forecast reads its targets too."""
     features = [name for name in config.features or [] if name not in config.targets]
     return features if config.problem is SequenceProblem.label else [*features, *config.targets]
+
+
+def stored_columns(config: SequenceDataConfig) -> list[str]:
+    """Columns of the store: integrals, then those of the tables."""
+    return [*(f"{name} cumulated" for name in config.cumulate), *read_columns(config)]

@@ -15,9 +15,10 @@ import numpy as np
 
 from flatout.data.feeding import require_other_content
 from flatout.data.samples.cells import CellsTable
-from flatout.data.sequences.info import SequenceInfo, read_columns, rules_of
+from flatout.data.sequences.choices import SequenceProblem
+from flatout.data.sequences.info import SequenceInfo, read_columns, rules_of, stored_columns
 from flatout.data.sequences.recordings import ReadingNotes, Recording, files_of, read_recordings
-from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
+from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.splitting import Splitter
 from flatout.data.sequences.survey import Survey
 from flatout.data.sequences.views import RECORDINGS, SEGMENTS, open_views
@@ -43,8 +44,8 @@ class SequencePreparation:
     def __init__(self, config: SequenceDataConfig) -> None:
         self.config = config
         self.tables = _open_tables(config)
-        self.columns = read_columns(config)
-        self.rules = rules_of(config, self.columns)
+        self.columns = stored_columns(config)
+        self.rules = rules_of(config, read_columns(config))
 
     def open(self) -> SequenceInfo:
         """The store, built where it is missing, with the rows that the settings ask for."""

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.data.checks.findings import counted
+from flatout.data.sequences.choices import Missing
 from flatout.data.sequences.columns import Floats, name_rows, read_groups, read_numbers, read_seconds
-from flatout.data.sequences.settings import Missing
 from flatout.data.tables.formats.many_files import ManyFiles
 from flatout.data.tables.table import Table, require_columns
 from flatout.data.tables.values import decoded, written
@@ -52,6 +52,8 @@ class RecordingRules:
     step: float | None
     max_gap: float | None
     missing: Missing
+    cumulate: list[str] = field(default_factory=list)
+    """Columns whose integral is put before all others."""
 
 
 @dataclass(slots=True)
@@ -151,7 +153,17 @@ def _made_even(file: Table, recording: Recording, rules: RecordingRules, notes: 
             notes.short += 1
             continue
         notes.steps.append(float(np.median(np.diff(piece.times))))
-        yield piece if rules.step is None else resample(piece, rules.step)
+        even = piece if rules.step is None else resample(piece, rules.step)
+        yield _with_integrals(even, rules) if rules.cumulate else even
+
+
+def _with_integrals(recording: Recording, rules: RecordingRules) -> Recording:
+    """Integrals over time by trapezoids, before the other columns."""
+    columns = recording.values[:, [rules.columns.index(name) for name in rules.cumulate]]
+    hours = np.diff(recording.times)[:, None] / (1.0 if rules.time is None else 3600.0)
+    areas = (columns[1:] + columns[:-1]) / 2 * hours
+    integrals = np.concatenate([np.zeros_like(columns[:1]), areas.cumsum(axis=0)])
+    return replace(recording, values=np.concatenate([integrals, recording.values], axis=1))
 
 
 def _require_rising(file: Table, recording: Recording, name: str) -> None:

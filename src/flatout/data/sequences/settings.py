@@ -3,47 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from importlib import import_module
 from typing import Any
 
 from flatout.data.feeding import FeedingConfig, require_other_files
 from flatout.data.samples.cells import CellsConfig
+from flatout.data.sequences.choices import Missing, PartBy, Scale, SequenceProblem
 from flatout.data.tables.splits import SPLITS
 from flatout.errors import as_choice, require
-
-
-class SequenceProblem(StrEnum):
-    """What is answered: the target at each time, its next steps, or one class or number a recording."""
-
-    estimate = "estimate"
-    forecast = "forecast"
-    label = "label"
-
-
-class Missing(StrEnum):
-    """What happens to rows with a missing value."""
-
-    refuse = "refuse"
-    fill = "fill"
-    drop = "drop"
-
-
-class Scale(StrEnum):
-    """How columns are scaled, by the training rows."""
-
-    standard = "standard"
-    minmax = "minmax"
-    none = "none"
-
-
-class PartBy(StrEnum):
-    """What is kept whole when recordings are split: a file, a group, or neither, where time splits each recording."""
-
-    auto = "auto"
-    file = "file"
-    group = "group"
-    time = "time"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -71,6 +38,9 @@ class SequenceDataConfig(FeedingConfig):
     """Column of the time, in seconds or as dates; null: a row is a step."""
     group: list[str] | None = None
     """Columns whose equal values make a recording; null: each file is one."""
+    cumulate: list[str] = field(default_factory=list)
+    """Features whose integral since the recording's beginning is read too, in unit-hours, such as the charge drawn by a
+    current; in unit-samples without data.time."""
     step: float | None = None
     """Seconds between two samples: recordings are resampled linearly; null: as they are."""
     max_gap: float | None = None
@@ -177,6 +147,9 @@ class SequenceDataConfig(FeedingConfig):
             require(self.split_by is PartBy.time, "data.split_at", f"with split_by={self.split_by}", hint=hint)
         is_read = self.problem is SequenceProblem.forecast
         inputs = [*(self.features or []), *(self.targets if is_read else [])]
+        for name in self.cumulate:
+            is_known = name in (self.features or [])
+            require(is_known, "data.cumulate", f"no such feature {name!r}", allowed=", ".join(self.features or []))
         for name in ("noise", "offset", "low_pass"):
             for feature, value in getattr(self, name).items():
                 where = f"data.{name}.{feature}"

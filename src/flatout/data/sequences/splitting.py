@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from flatout.data.sequences.settings import PartBy, SequenceDataConfig
+from flatout.data.sequences.choices import PartBy
+from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.tables.splits import SPLITS, hash_texts, split_groups
 from flatout.errors import UserError, require
 
