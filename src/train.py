@@ -121,8 +121,8 @@ def _start(job: Callable[[DictConfig], Any]) -> None:
     """Let Hydra compose the settings and run the job; explain its errors."""
     import hydra
 
-    from flatout.cli.boundary import guard_hydra
     from flatout.cli.composing import explain_errors
+    from flatout.cli.hydra_internals import guard_hydra
     from flatout.files import REFUSALS, refused_folder
 
     try:

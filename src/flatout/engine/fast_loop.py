@@ -27,7 +27,7 @@ from flatout.distributed.ddp_internals import leave_out_of_ddp
 from flatout.engine import lightning_internals as internals
 from flatout.engine.gradients import clip_divisor, clip_gradients, gradient_is_finite, gradient_length, is_fused
 from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
-from flatout.engine.passes import Passes
+from flatout.engine.passes import BATCH_NORMS, Passes
 from flatout.engine.step_losses import NotFinite, StepLosses
 from flatout.errors import UserError
 from flatout.models.lean import LeanEmbedding
@@ -167,7 +167,7 @@ class FastLoop(Callback):
 
     def is_torn(self) -> bool:
         """Whether weights or running statistics are no longer those that the last step has left."""
-        has_statistics = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in self.module.modules())
+        has_statistics = any(isinstance(each, BATCH_NORMS) for each in self.module.modules())
         return self._is_updating or (self._is_under_way and has_statistics)
 
     @property

@@ -12,7 +12,6 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.strategies import DDPStrategy
-from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,6 +26,7 @@ from flatout.data.batches.feed import free_memory
 from flatout.distributed.ranks import Ranks
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.lightning_internals import NoProfiler
+from flatout.engine.passes import BATCH_NORMS
 from flatout.engine.precision import Precision, PrecisionChoice
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
@@ -143,7 +143,7 @@ def ddp(task: Task, device: torch.device, *, compresses: bool = False) -> DDPStr
 
 def _has_means(task: Task) -> bool:
     """Whether there are running means, of batch normalisation; of several ranks' the first one's count."""
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.modules())
+    return any(isinstance(module, BATCH_NORMS) for module in task.modules())
 
 
 def early_stopping(settings: CheckpointConfig, metric: str) -> list[EarlyStopping]:
