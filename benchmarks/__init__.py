@@ -2,6 +2,7 @@
 
 BENCHES = {
     "spine": "data: batches a second, waiting, framework cost, padding, ten million rows",
+    "shortcuts": "what each shortcut through Lightning saves of a step",
     "sources": "tables: reading and checking against reading alone, rows a second, memory, splits",
     "headlines": "a BiLSTM's epochs against the usual loop, at the same accuracy",
     "bits": "bit strings: preparing, training, memory, scores, rebuilt texts (--data for published people)",

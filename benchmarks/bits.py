@@ -48,7 +48,7 @@ from flatout.engine.allocator import keep_freed_memory
 from flatout.engine.optimizer import OptimConfig
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.run.fit import fit
-from flatout.run.run import Result
+from flatout.run.stages import Result
 
 _SEEDS = 3
 

@@ -36,7 +36,7 @@ from flatout.engine.optimizer import OptimConfig
 from flatout.models.rnn import RNNConfig
 from flatout.models.window_mlp import WindowMLPConfig
 from flatout.run.fit import fit
-from flatout.run.run import Result
+from flatout.run.stages import Result
 from flatout.tasks.sequences import SequenceRegressionConfig, SequenceRegressor
 
 HIDDEN, BATCH, LOOKBACK = 32, 32, 30

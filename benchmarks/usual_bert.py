@@ -64,6 +64,21 @@ class _Watch(TrainerCallback):
         self.timeline.ends.append(time.perf_counter())
 
 
+class _Counting(TrainerCallback):
+    """Runs one step inside a context."""
+
+    def __init__(self, context: Any, step: int) -> None:
+        self.context, self.step = context, step
+
+    def on_step_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        if state.global_step == self.step:
+            self.context.__enter__()
+
+    def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        if state.global_step == self.step + 1:
+            self.context.__exit__(None, None, None)
+
+
 class _Recording(Trainer):
     """The Trainer; the loss of each step is kept."""
 
@@ -82,9 +97,13 @@ def train(
     steps: int,
     *,
     timed: Sequence[int] = (),
+    counter: tuple[Any, int] | None = None,
     **settings: Any,
 ) -> Timeline:
-    """Some steps of the Trainer; `settings` are TrainingArguments, `timed` steps after which a GPU is waited for."""
+    """Some steps of the Trainer; `settings` are TrainingArguments, `timed` steps after which a GPU is waited for.
+
+    `counter`: a context that one step runs in, and the number of that step.
+    """
     timeline = Timeline()
 
     def collate(examples: list[dict[str, Any]]) -> dict[str, Tensor]:
@@ -112,7 +131,7 @@ def train(
             args=arguments,
             train_dataset=Rows(rows),
             data_collator=collate,
-            callbacks=[_Watch(timeline, timed)],
+            callbacks=[_Watch(timeline, timed), *([_Counting(*counter)] if counter else [])],
         )
         if isinstance(trainer, _Recording):
             trainer.timeline = timeline

@@ -10,7 +10,7 @@ from typing import Any
 
 _PLACES = {
     "fit": "flatout.run.fit",
-    "Result": "flatout.run.run",
+    "Result": "flatout.run.stages",
     "RunConfig": "flatout.config",
     "MonitorConfig": "flatout.config",
     "TextDataConfig": "flatout.data.text",

@@ -34,6 +34,7 @@ from flatout.models.rnn import RNNConfig
 from flatout.models.window_mlp import WindowMLPConfig
 from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
 from flatout.tasks.classification import ClassificationConfig
+from flatout.tasks.own_parts import require_own_parts
 from flatout.tasks.sequences import SequenceRegressionConfig
 from flatout.tasks.tagging import TaggingConfig
 
@@ -46,8 +47,10 @@ REPLACED = {
     "default_root_dir": "output",
 }
 """Arguments of Lightning's Trainer that a setting of ours replaces."""
+OWN_PARTS_MAY_SET = ("gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches")
+"""Those that the Trainer takes all the same where your own module trains."""
 _FSDP = "fsdp"
-_STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", _FSDP)
+_STRATEGIES = ("auto", "ddp", "ddp_bf16", "ddp_find_unused_parameters_true", _FSDP)
 _PLAIN_NAME = re.compile(r"\w[\w.+-]*")
 
 
@@ -93,7 +96,7 @@ class RunConfig:
     allow_targets: list[str] = field(default_factory=list)
     """Packages of yours whose classes a `_target_` may name; on the command line only."""
     precision: Precision = Precision.auto
-    """Number format of matrix products; auto: bf16 where it is native, else fp16 on a GPU, else fp32."""
+    """Number format of products; auto: bf16 where it is native, else fp16 on a GPU, else fp32; tf32: on GPUs alone."""
     compile: Any = None
     """auto (null): torch compiles the layers of a flat encoder where that pays; true: it compiles the model; false."""
     tune: TuneConfig = field(default_factory=TuneConfig)
@@ -121,6 +124,29 @@ class RunConfig:
         is_ours = not (self.tune.enabled and isinstance(self.model, nn.Module))
         require(is_ours, "tune", "the processes that measure cannot build a model of your own", hint=hint)
         self.data = TextDataConfig() if self.data is None else self.data
+        if not self.has_own_parts:
+            self._complete_parts()
+        is_plain = bool(_PLAIN_NAME.fullmatch(self.name))
+        require(is_plain, "name", f"{self.name!r}", allowed="letters, digits, '_', '-', '+' and '.'")
+        self.logger = chosen_loggers(self.logger)
+        for name, callback in self.callbacks.items():
+            is_callback = isinstance(callback, L.Callback)
+            require(is_callback, f"callbacks.{name}", f"{type(callback).__name__} is no callback of Lightning")
+        require(0 <= self.seed < 2**63, "seed", f"{self.seed}", allowed="0 or more")
+        require(self.threads is None or self.threads >= 1, "threads", f"{self.threads}", allowed="1 or more, or null")
+        self._require_trainer_settings()
+        if self.has_own_parts:
+            require_own_parts(self.task, self.data)
+            require(not self.shares_weights, f"trainer.strategy: {_FSDP}", "does not serve modules of your own")
+            require(not self.tune.enabled, "tune", "measures no modules of your own", hint="Set tune=off.")
+
+    @property
+    def has_own_parts(self) -> bool:
+        """Whether the user's own LightningModule or DataModule trains."""
+        return isinstance(self.task, L.LightningModule) or isinstance(self.data, L.LightningDataModule)
+
+    def _complete_parts(self) -> None:
+        """Fill in what the data imply, and refuse parts that do not fit each other."""
         rows = self.data.effective_batch
         is_free = self.tune.enabled and self.tune.effective_batch is StepRows.free and rows is not None
         hint = "Leave one of them out."
@@ -137,26 +163,21 @@ class RunConfig:
         if isinstance(self.data, TextDataConfig):
             self._require_tagger(self.data)
             self.data = self._with_tokenizer(self.data)
-        is_plain = bool(_PLAIN_NAME.fullmatch(self.name))
-        require(is_plain, "name", f"{self.name!r}", allowed="letters, digits, '_', '-', '+' and '.'")
-        self.logger = chosen_loggers(self.logger)
-        for name, callback in self.callbacks.items():
-            is_callback = isinstance(callback, L.Callback)
-            require(is_callback, f"callbacks.{name}", f"{type(callback).__name__} is no callback of Lightning")
-        require(0 <= self.seed < 2**63, "seed", f"{self.seed}", allowed="0 or more")
-        require(self.threads is None or self.threads >= 1, "threads", f"{self.threads}", allowed="1 or more, or null")
+        if self.shares_weights:
+            self._require_what_fsdp_can_do(is_bits)
+
+    def _require_trainer_settings(self) -> None:
         arguments = list(inspect.signature(L.Trainer.__init__).parameters)[1:]
         for name in self.trainer:
             where, hint = f"trainer.{name}", did_you_mean(name, arguments)
             require(name in arguments, where, "no argument of Lightning's Trainer", hint=hint)
             hint = f"Set {REPLACED.get(name)} instead."
-            require(name not in REPLACED, where, "has a setting of its own", hint=hint)
+            is_free = self.has_own_parts and name in OWN_PARTS_MAY_SET
+            require(is_free or name not in REPLACED, where, "has a setting of its own", hint=hint)
         strategy = self.trainer.get("strategy")
         is_known = strategy is None or not isinstance(strategy, str) or strategy in _STRATEGIES
         hint = did_you_mean(str(strategy), _STRATEGIES)
         require(is_known, "trainer.strategy", f"{strategy}", allowed=", ".join(_STRATEGIES), hint=hint)
-        if self.shares_weights:
-            self._require_what_fsdp_can_do(is_bits)
         epochs = self.trainer.get("max_epochs")
         is_count = epochs is None or (isinstance(epochs, int) and epochs >= 1)
         require(is_count, "trainer.max_epochs", f"{epochs}", allowed="1 or more")

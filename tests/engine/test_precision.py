@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from flatout.engine import precision
-from flatout.engine.precision import Precision, fast_fp32_products
+from flatout.engine.precision import Precision, by_lightning_name, choose_precision, fast_fp32_products
+from flatout.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -43,3 +44,24 @@ def test_a_way_that_a_person_chose_stands():
             assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_tf32_is_set_while_a_run_lasts():
+    before = torch.get_float32_matmul_precision()
+    with fast_fp32_products(Precision.tf32, torch.device("cuda")) as found:
+        assert found is not None and found.value == "TF32"
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before
+    assert by_lightning_name("32-true") is Precision.fp32
+
+
+def test_tf32_wants_a_gpu_that_has_it(monkeypatch):
+    with pytest.raises(UserError, match=r"precision=tf32: needs a GPU of compute capability 8\.0 or later"):
+        choose_precision(Precision.tf32, CPU)
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(UserError, match="precision=tf32"):
+        choose_precision(Precision.tf32, cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    choice = choose_precision(Precision.tf32, cuda)
+    assert (choice.precision, choice.lightning_name) == (Precision.tf32, "32-true")

@@ -94,8 +94,9 @@ def _compose(words: list[str], environment: dict[str, str]) -> None:
     from hydra import compose, initialize_config_dir
 
     import train
-    from flatout.cli.boundary import guard_hydra, read_config
+    from flatout.cli.boundary import read_config
     from flatout.cli.composing import explain_errors
+    from flatout.cli.hydra_internals import guard_hydra
 
     guard_hydra()
     train.register_schemas()

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flatout.data.batches.flat_batch import flat_batch
 from flatout.models.encoder.attention import Bounds, Kernel, KernelChoice, Scores, choose_kernel, pad_heads
 from flatout.models.encoder.rectangles import FlatRows
+from flatout.models.encoder.transformer import Outputs, TransformerConfig
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -175,3 +177,16 @@ def test_the_operators_take_what_they_are_called_with(name):
         return
     (gradient,) = torch.autograd.grad(answer.sum(), qkv)
     assert gradient.shape == qkv.shape
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_an_encoder_trains_where_only_deterministic_kernels_are_allowed(family):
+    """trainer.deterministic=true: torch refuses what adds in any order."""
+    config = TransformerConfig(family=family, hidden=16, layers=2, heads=2)
+    model = config.build(Outputs(["a", "b"], "single"), vocabulary_size=60, padding_id=1, separator_id=None)
+    torch.use_deterministic_algorithms(True)
+    try:
+        model(flat_batch([[5, 6, 7], [8, 9]])).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
 from flatout.data.batches.feed import Feed
-from flatout.data.store_data import StoreData
 from flatout.engine.run_length import batches_in_epoch
 from flatout.errors import require
+
+if TYPE_CHECKING:
+    from flatout.data.store_data import StoreData
 
 
 def batches_of(trainer: L.Trainer, feed: Feed) -> int:

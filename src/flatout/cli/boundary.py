@@ -1,7 +1,7 @@
 """The boundary: Hydra's settings go in, dataclasses come out.
 
 Hydra acts on its own settings before it runs a job. It imports what `hydra.searchpath` names, and calls what callbacks,
-plugins and logging name. `GuardedLoader` checks the composed settings first.
+plugins and logging name. `check_hydra` checks the composed settings first.
 """
 
 from __future__ import annotations
@@ -11,26 +11,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import hydra._internal.hydra
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
-from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.object_type import ObjectType
 from hydra.errors import InstantiationException
-from hydra.plugins.config_source import ConfigResult
-from hydra.types import RunMode
 from hydra.utils import instantiate
+from lightning import seed_everything
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from flatout.cli.composing import ComposeError
 from flatout.cli.targets import check_targets, is_allowed, targets
-from flatout.cli.yaml_size import require_modest
 from flatout.config import RunConfig
 from flatout.errors import UserError, require
 from flatout.files import is_plain_part, require_inside
 
+_SEEDS = 1 << 32
 _ONLY_TYPED = "Type it on the command line: files may not set it."
 
 
@@ -51,6 +45,8 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
     if HydraConfig.initialized() and not OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
         folders.append(Path(HydraConfig.get().runtime.output_dir))
     check_targets(plain, allowed_targets(cfg, overrides), folders=folders)
+    if isinstance(cfg.seed, int) and 0 <= cfg.seed < _SEEDS:
+        seed_everything(cfg.seed, verbose=False)  # modules of your own draw their weights while they are built
     try:
         return instantiate(cfg, _convert_="object")
     except InstantiationException as error:
@@ -74,49 +70,6 @@ def allowed_targets(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...
     if allowed and not _is_typed("allow_targets", overrides):
         raise UserError("allow_targets", "stands in a file", hint="Type it on the command line: files may not set it.")
     return allowed
-
-
-class _ModestFiles(ConfigRepository):
-    """Settings in files, with a check of their size before Hydra reads them."""
-
-    def load_config(self, config_path: str) -> ConfigResult | None:
-        source = self._find_object_source(config_path, ObjectType.CONFIG)
-        if source is not None and source.scheme() == "file":
-            file = Path(source.path) / source._normalize_file_name(config_path)
-            require_modest(file.read_text(encoding="utf-8", errors="replace"), str(file))
-        return super().load_config(config_path)
-
-
-class GuardedLoader(ConfigLoaderImpl):
-    """Hydra's loader, which also refuses settings that make Hydra execute code or write elsewhere."""
-
-    def __init__(self, config_search_path: ConfigSearchPath) -> None:
-        super().__init__(config_search_path)
-        self.repository = _ModestFiles(config_search_path)
-
-    def load_configuration(
-        self,
-        config_name: str | None,
-        overrides: list[str],
-        run_mode: RunMode,
-        from_shell: bool = True,
-        validate_sweep_overrides: bool = True,
-    ) -> DictConfig:
-        cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
-        check_hydra(cfg, overrides)
-        return cfg
-
-    def _process_config_searchpath(self, config_name: str | None, parsed_overrides: list[Any], repo: Any) -> None:
-        primary = None if config_name is None else repo.load_config(config_path=config_name)
-        named = [] if primary is None else OmegaConf.select(primary.config, "hydra.searchpath") or []
-        named = [*named, *(each.value() for each in parsed_overrides if each.get_key_element() == "hydra.searchpath")]
-        require_folders("hydra.searchpath", str(named))
-        super()._process_config_searchpath(config_name, parsed_overrides, repo)
-
-
-def guard_hydra() -> None:
-    """Make Hydra compose with our loader, in this process and those it starts."""
-    vars(hydra._internal.hydra)["ConfigLoaderImpl"] = GuardedLoader
 
 
 def require_folders(where: str, places: str) -> None:

@@ -140,12 +140,13 @@ class _Trial:
         hidden = model.described.hidden_size
         own = torch.randn(tokens, hidden, device=device, requires_grad=True)
         read = torch.randn(tokens, hidden, device=device, dtype=product_type(precision), requires_grad=True)
-        self.inputs = (own, read, *self.layer.draw(own))
+        self.states = (own, read)
         self.wanted = [own, read, *(weight for weight in self.layer.parameters() if weight.requires_grad)]
 
     def run(self, finish: Callable[..., Tensor]) -> None:
         """One forward and backward pass."""
-        torch.autograd.grad(finish(*self.inputs).sum(), self.wanted, allow_unused=True)
+        found = finish(*self.states, *self.layer.prepare(self.states[0]))
+        torch.autograd.grad(found.sum(), self.wanted, allow_unused=True)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

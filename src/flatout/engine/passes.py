@@ -27,6 +27,8 @@ from flatout.engine.random_state import RandomState
 from flatout.errors import UserError
 
 TRAINING, EVALUATION = "training", "evaluation"
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""Layers that keep running means."""
 
 
 class Loop(Protocol):
@@ -247,5 +249,5 @@ class Passes:
 
 def running_statistics(model: nn.Module) -> list[Tensor]:
     """What batch normalisation notes in every forward pass."""
-    layers = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    layers = (module for module in model.modules() if isinstance(module, BATCH_NORMS))
     return [buffer for layer in layers for buffer in layer.buffers()]

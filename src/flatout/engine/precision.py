@@ -10,17 +10,25 @@ from typing import Any
 
 import torch
 
+from flatout.errors import require
+
 
 class Precision(StrEnum):
     """Arithmetic of matrix products; weights stay fp32."""
 
     auto = "auto"
     fp32 = "fp32"
+    tf32 = "tf32"
     bf16 = "bf16"
     fp16 = "fp16"
 
 
-LIGHTNING_NAMES = {Precision.fp32: "32-true", Precision.bf16: "bf16-mixed", Precision.fp16: "16-mixed"}
+LIGHTNING_NAMES = {
+    Precision.fp32: "32-true",
+    Precision.tf32: "32-true",
+    Precision.bf16: "bf16-mixed",
+    Precision.fp16: "16-mixed",
+}
 
 
 PRODUCT_TYPES = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
@@ -52,6 +60,10 @@ class PrecisionChoice:
 
 def choose_precision(asked: Precision, device: torch.device) -> PrecisionChoice:
     """What was asked for, or bf16 where it is native, else fp16 on a GPU, else fp32."""
+    if asked is Precision.tf32:
+        is_there = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        hint = "Set precision=fp32."
+        require(is_there, "precision=tf32", "needs a GPU of compute capability 8.0 or later", hint=hint)
     if asked is not Precision.auto:
         return PrecisionChoice(asked, "asked for", f"precision={asked}")
     if device.type == "cuda":
@@ -82,6 +94,13 @@ def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[P
     round to bf16, and cards to TF32. Only a try shows which.
     """
     before = torch.get_float32_matmul_precision()
+    if precision is Precision.tf32:
+        torch.set_float32_matmul_precision("high")
+        try:
+            yield ProductChoice("TF32", "asked for", "inputs of products keep 10 bits after the point, sums are fp32")
+        finally:
+            torch.set_float32_matmul_precision(before)
+        return
     if precision is not Precision.fp32 or device.type not in ("cpu", "cuda") or before != "highest":
         yield None
         return
@@ -118,7 +137,7 @@ def bf16_is_native_on_cpu() -> bool:
 
 def arithmetic(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
     """In here a model's products are made so; its weights stay fp32."""
-    if precision is Precision.fp32:
+    if precision not in PRODUCT_TYPES:
         return nullcontext()
     return torch.autocast(device.type, dtype=product_type(precision))
 

@@ -58,6 +58,7 @@ from flatout.run import trainer as trainers
 from flatout.run.compiling import compile_network
 from flatout.run.learning_rate import set_rate
 from flatout.run.model_memory import require_memory
+from flatout.run.own_settings import OwnSettings
 from flatout.run.resume import RunRequest
 from flatout.run.run_folder import RunFolder, RunTitle, unwritten_run
 from flatout.run.trainer import Training
@@ -108,6 +109,30 @@ class RunBuilder:
     @property
     def resume_anyway(self) -> bool:
         return self.config.resume_anyway
+
+    @property
+    def has_own_parts(self) -> bool:
+        """Whether the user's own LightningModule or DataModule trains."""
+        return self.config.has_own_parts
+
+    @property
+    def own_settings(self) -> OwnSettings:
+        """What a run of the user's own parts needs of these settings."""
+        config = self.config
+        is_ours = not isinstance(config.data, L.LightningDataModule)
+        return OwnSettings(
+            module=config.task,
+            data=data_class(config.data).of(config.data, seed=config.seed) if is_ours else config.data,
+            trainer=config.trainer,
+            checkpoint=config.checkpoint,
+            callbacks=config.callbacks,
+            logger=config.logger,
+            name=config.name,
+            flush_every=config.monitor.flush_every,
+            progress=config.monitor.progress,
+            profile=config.monitor.profile,
+            not_finite=config.optim.not_finite,
+        )
 
     @property
     def has_own_network(self) -> bool:

@@ -13,7 +13,7 @@ from flatout.data.text import TextDataConfig
 from flatout.errors import UserError, require
 from flatout.run.build import RunBuilder
 from flatout.run.launch import start
-from flatout.run.run import Result
+from flatout.run.stages import Result
 from flatout.tasks.task import Task
 
 

@@ -12,7 +12,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.strategies import DDPStrategy
-from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from flatout.callbacks.hardware_monitor import HardwareMonitor, hardware_of
@@ -26,6 +26,7 @@ from flatout.data.batches.feed import free_memory
 from flatout.distributed.ranks import Ranks
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.lightning_internals import NoProfiler
+from flatout.engine.passes import BATCH_NORMS
 from flatout.engine.precision import Precision, PrecisionChoice
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
@@ -92,8 +93,14 @@ def choose_strategy(
     """How ranks train together, as arguments of Lightning's Trainer: whole copies of the model, or slices of it."""
     asked = trainer.get("strategy")
     if asked != FSDP:
-        is_ours = ranks.are_several and asked in (None, "auto", "ddp")
-        return {"strategy": ddp(task, device)} if is_ours else {}
+        compresses = asked == DDP_BF16
+        if compresses:
+            what = "gradients are sent in bf16 between GPUs alone"
+            require(device.type == "cuda", f"trainer.strategy: {asked}", what, hint="Set trainer.strategy=ddp.")
+            log.decision("gradients between devices", "bf16", "asked for", "half the traffic of fp32, rounded")
+        if ranks.are_several and asked in (None, "auto", "ddp", DDP_BF16):
+            return {"strategy": ddp(task, device, compresses=compresses)}
+        return {"strategy": "auto"} if compresses else {}
     what, hint = "does not go with fp16: its scaler looks at whole gradients", "Set precision=fp32."
     require(precision.precision is not Precision.fp16, f"trainer.strategy: {asked}", what, hint=hint)
     what = "batch normalisation would have other means on every rank"
@@ -118,19 +125,25 @@ _ONE_BUCKET_MB = 1 << 14
 """On a CPU what exchanges gradients takes its cores from what computes them: all are exchanged when all are there."""
 
 
-def ddp(task: Task, device: torch.device) -> DDPStrategy:
+DDP_BF16 = "ddp_bf16"
+"""DDP whose gradients are sent in bf16: for cards that are joined by PCIe."""
+
+
+def ddp(task: Task, device: torch.device, *, compresses: bool = False) -> DDPStrategy:
     """Lightning's DDP without a copy of the gradients, and without buffers in each step that never change."""
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: _has_means(task)}
     if device.type == "cpu":
         settings["bucket_cap_mb"] = _ONE_BUCKET_MB
+    if compresses:
+        settings["ddp_comm_hook"] = bf16_compress_hook
     return DDPStrategy(**settings)
 
 
 def _has_means(task: Task) -> bool:
     """Whether there are running means, of batch normalisation; of several ranks' the first one's count."""
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.modules())
+    return any(isinstance(module, BATCH_NORMS) for module in task.modules())
 
 
 def early_stopping(settings: CheckpointConfig, metric: str) -> list[EarlyStopping]:

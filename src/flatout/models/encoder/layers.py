@@ -25,6 +25,8 @@ from flatout.models.encoder.families import PostNormNames, activation_of
 from flatout.models.lean import draw_words, drop_by_words
 
 Finish = Callable[..., Tensor]
+Weights = tuple[Tensor, Tensor]
+"""Of a product, and its bias."""
 
 
 @dataclass(slots=True)
@@ -65,8 +67,8 @@ class FlatLayer(nn.Module):
             return self.compiled(self, *inputs)
         return self.finish(*inputs)
 
-    def draw(self, own_KH: Tensor) -> tuple[Tensor | None, ...]:
-        """The random numbers of `finish`, from outside: what is compiled then stays the same each time."""
+    def prepare(self, own_KH: Tensor) -> tuple[Any, ...]:
+        """What `finish` needs besides states, made outside of it: what is compiled then stays the same each time."""
         return ()
 
     def finish(self, *inputs: Any) -> Tensor:
@@ -81,46 +83,82 @@ class PostNormLayer(FlatLayer):
         super().__init__(block, config, activation)
         self.names = names
 
-    def project(self, states_TH: Tensor, *names: str) -> Tensor:
-        """`[T, parts, H, D]`: several linear layers as one product, where they are plain ones."""
-        layers = [self.part(name) for name in names]
-        if any(type(layer) is not nn.Linear for layer in layers):
-            joined = torch.stack([layer(states_TH) for layer in layers], 1)
-            return joined.view(len(states_TH), len(names), self.heads, self.head_size)
-        kind = _product_type(states_TH)
-        weight = _Joined.apply(kind, *(layer.weight for layer in layers))
-        bias = None if layers[0].bias is None else _Joined.apply(kind, *(layer.bias for layer in layers))
-        return functional.linear(states_TH.to(kind), weight, bias).view(-1, len(names), self.heads, self.head_size)
-
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
         """`[T, H]`, or `[K, H]` after the last layer."""
         names, kept = self.names, shared.kept if is_last else None
+        are_first = kept is not None and shared.are_first
+        inputs = [(names.query,), (names.key, names.value)] if are_first else [(names.query, names.key, names.value)]
+        weights = self.weights(states_TH, [*inputs, *self._later()])
         scores = Scores(self.head_size**-0.5, _share(self.part(names.attention_dropout)), None)
         own_KH = states_TH if kept is None else states_TH.index_select(0, kept)
-        if kept is not None and shared.are_first:
-            query = self.project(own_KH, names.query).squeeze(1)
-            read = shared.rows.attend_first(query, self.project(states_TH, names.key, names.value), scores)
+        if are_first:
+            query = self.project(own_KH, inputs[0], weights[0]).squeeze(1)
+            read = shared.rows.attend_first(query, self.project(states_TH, inputs[1], weights[1]), scores)
         else:
-            read = shared.rows.attend(self.project(states_TH, names.query, names.key, names.value), scores)
+            read = shared.rows.attend(self.project(states_TH, inputs[0], weights[0]), scores)
             read = read if kept is None else read.index_select(0, kept)
-        return self.run_finish(own_KH, read.flatten(1), *self.draw(own_KH))
+        return self.run_finish(own_KH, read.flatten(1), *self._draw(own_KH), *weights[len(inputs) :])
 
-    def draw(self, own_KH: Tensor) -> tuple[Tensor | None, ...]:
-        """Random words for the two dropouts of `finish`."""
-        names = (self.names.out_dropout, self.names.down_dropout)
-        return tuple(_draw_words(own_KH, self.part(name) if name else None) for name in names)
+    def weights(self, states_TH: Tensor, groups: list[tuple[str, ...]]) -> list[Weights | None]:
+        """Weight and bias of each group of linear layers, joined, in the number format of products; one operator.
 
-    def finish(self, own_KH: Tensor, read_KH: Tensor, out_words: Tensor | None, down_words: Tensor | None) -> Tensor:
+        None where LoRA has put small matrices beside a layer.
+        """
+        kind, layers = _product_type(states_TH), [[self.part(name) for name in group] for group in groups]
+        plain = [group for group in layers if all(type(layer) is nn.Linear for layer in group)]
+        made = [group for group in plain if len(group) > 1 or group[0].weight.dtype != kind]
+        joined = iter(_join(kind, made)) if made else iter(())
+        found: list[Weights | None] = []
+        for group in layers:
+            if any(group is each for each in made):
+                found.append(next(joined))
+            else:
+                found.append((group[0].weight, group[0].bias) if any(group is each for each in plain) else None)
+        return found
+
+    def project(self, states_TH: Tensor, names: tuple[str, ...], weights: Weights | None) -> Tensor:
+        """`[T, parts, H, D]`: several linear layers as one product, where they are plain ones."""
+        if weights is None:
+            found = torch.stack([self.part(name)(states_TH) for name in names], 1)
+        else:
+            found = functional.linear(states_TH, *weights)
+        return found.view(-1, len(names), self.heads, self.head_size)
+
+    def prepare(self, own_KH: Tensor) -> tuple[Any, ...]:
+        """Random words for the two dropouts, and the weights of the three products."""
+        return *self._draw(own_KH), *self.weights(own_KH, self._later())
+
+    def finish(
+        self,
+        own_KH: Tensor,
+        read_KH: Tensor,
+        out_words: Tensor | None,
+        down_words: Tensor | None,
+        out: Weights | None,
+        up: Weights | None,
+        down: Weights | None,
+    ) -> Tensor:
         """The sums, their norms, and the two products between."""
         names = self.names
-        found = self.part(names.out)(read_KH)
+        found = self._multiply(names.out, read_KH, out)
         if names.out_dropout:
             found = _drop(found, self.part(names.out_dropout), out_words)
         middle_KH = _norm(self.part(names.out_norm), found + own_KH)
-        found = self.part(names.down)(self.activate(self.part(names.up)(middle_KH)))
+        found = self._multiply(names.down, self.activate(self._multiply(names.up, middle_KH, up)), down)
         if names.down_dropout:
             found = _drop(found, self.part(names.down_dropout), down_words)
         return _norm(self.part(names.down_norm), found + middle_KH)
+
+    def _later(self) -> list[tuple[str, ...]]:
+        return [(self.names.out,), (self.names.up,), (self.names.down,)]
+
+    def _multiply(self, name: str, states: Tensor, weights: Weights | None) -> Tensor:
+        found: Tensor = self.part(name)(states) if weights is None else functional.linear(states, *weights)
+        return found
+
+    def _draw(self, own_KH: Tensor) -> list[Tensor | None]:
+        names = (self.names.out_dropout, self.names.down_dropout)
+        return [_draw_words(own_KH, self.part(name) if name else None) for name in names]
 
 
 class LayerGroup(nn.Module):
@@ -179,23 +217,39 @@ class PreNormLayer(FlatLayer):
         return own_KH + cast(Tensor, mlp.Wo(mlp.drop(self.activate(up) * gate)))
 
 
-class _Joined(torch.autograd.Function):
-    """Weights one below the other in the number format of the product: joined and cast in one go."""
+def _join(kind: torch.dtype, groups: list[list[nn.Linear]]) -> list[Weights]:
+    """Weights and biases of each group, one below the other."""
+    weights = [layer.weight for group in groups for layer in group]
+    biases = [layer.bias for group in groups for layer in group]
+    made = _Cast.apply(kind, 2 * [len(group) for group in groups], *weights, *biases)
+    return list(zip(made[: len(groups)], made[len(groups) :], strict=True))
+
+
+class _Cast(torch.autograd.Function):
+    """Tensors cast, and joined in groups of these sizes, by one operator; gradients are cast back by one, too."""
 
     @staticmethod
-    def forward(ctx: Any, kind: torch.dtype, *weights: Tensor) -> Tensor:
-        ctx.sizes, ctx.kind = [len(weight) for weight in weights], weights[0].dtype
-        joined = weights[0].new_empty((sum(ctx.sizes), *weights[0].shape[1:]), dtype=kind)
-        return torch.cat(weights, out=joined) if kind == ctx.kind else _cast_into(joined, weights)
+    def forward(ctx: Any, kind: torch.dtype, sizes: list[int], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.kind, ctx.lengths = tensors[0].dtype, []
+        joined: list[Tensor] = []
+        targets: list[Tensor] = []
+        rest = list(tensors)
+        for size in sizes:
+            group, rest = rest[:size], rest[size:]
+            ctx.lengths.append([len(tensor) for tensor in group])
+            joined.append(group[0].new_empty((sum(ctx.lengths[-1]), *group[0].shape[1:]), dtype=kind))
+            targets += joined[-1].split(ctx.lengths[-1])
+        torch._foreach_copy_(targets, list(tensors))
+        return tuple(joined)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *gradients[0].to(ctx.kind).split(ctx.sizes)
-
-
-def _cast_into(joined: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
-    torch._foreach_copy_(list(joined.split([len(weight) for weight in weights])), list(weights))
-    return joined
+        found = list(gradients)
+        if gradients[0].dtype != ctx.kind:
+            found = [gradient.new_empty(gradient.shape, dtype=ctx.kind) for gradient in gradients]
+            torch._foreach_copy_(found, list(gradients))
+        parts = [part for whole, lengths in zip(found, ctx.lengths, strict=True) for part in whole.split(lengths)]
+        return None, None, *parts
 
 
 def _product_type(states: Tensor) -> torch.dtype:

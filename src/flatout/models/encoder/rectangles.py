@@ -147,7 +147,7 @@ class FlatRows:
     @classmethod
     def of(cls, lengths: Tensor, offsets: Tensor, kernel: Kernel) -> FlatRows:
         """The rows of a batch; the longest is looked for, as a transform may have changed their order."""
-        longest = -(-int(lengths.max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+        longest = -(-int(lengths.numpy().max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
         return cls(lengths, Bounds(offsets.to(torch.int32), longest), kernel)
 
     def layout(self) -> Layout:

@@ -1,0 +1,87 @@
+"""Every private name of Hydra that flatout touches.
+
+Hydra offers no public way to look at settings before it acts on them. The checks are a protection, so there is no
+ordinary way without them: where a name is gone or has another signature, commands end with one sentence.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra._internal.hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from flatout.cli.boundary import check_hydra, require_folders
+from flatout.cli.yaml_size import require_modest
+from flatout.errors import UserError
+
+_SIGNATURES: dict[tuple[type, str], str] = {
+    (ConfigLoaderImpl, "load_configuration"): (
+        "self config_name overrides run_mode from_shell validate_sweep_overrides"
+    ),
+    (ConfigLoaderImpl, "_process_config_searchpath"): "self config_name parsed_overrides repo",
+    (ConfigRepository, "load_config"): "self config_path",
+    (ConfigRepository, "_find_object_source"): "self config_path object_type",
+}
+
+
+class _ModestFiles(ConfigRepository):
+    """Settings in files, with a check of their size before Hydra reads them."""
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is not None and source.scheme() == "file":
+            file = Path(source.path) / source._normalize_file_name(config_path)
+            require_modest(file.read_text(encoding="utf-8", errors="replace"), str(file))
+        return super().load_config(config_path)
+
+
+class GuardedLoader(ConfigLoaderImpl):
+    """Hydra's loader, which also refuses settings that make Hydra execute code or write elsewhere."""
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = _ModestFiles(config_search_path)
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+        check_hydra(cfg, overrides)
+        return cfg
+
+    def _process_config_searchpath(self, config_name: str | None, parsed_overrides: list[Any], repo: Any) -> None:
+        primary = None if config_name is None else repo.load_config(config_path=config_name)
+        named = [] if primary is None else OmegaConf.select(primary.config, "hydra.searchpath") or []
+        named = [*named, *(each.value() for each in parsed_overrides if each.get_key_element() == "hydra.searchpath")]
+        require_folders("hydra.searchpath", str(named))
+        super()._process_config_searchpath(config_name, parsed_overrides, repo)
+
+
+def guard_hydra() -> None:
+    """Make Hydra compose with our loader, in this process and those it starts."""
+    for (owner, name), parameters in _SIGNATURES.items():
+        require_signature(owner, name, parameters.split())
+    vars(hydra._internal.hydra)["ConfigLoaderImpl"] = GuardedLoader
+
+
+def require_signature(owner: type, name: str, parameters: list[str]) -> None:
+    """Refuse a Hydra whose loader is not the one that the checks know."""
+    found: Callable[..., Any] | None = getattr(owner, name, None)
+    if found is None or list(inspect.signature(found).parameters) != parameters:
+        what = f"version {hydra.__version__} has no {owner.__name__}.{name}({', '.join(parameters)})"
+        raise UserError("hydra-core", what, hint="Install hydra-core 1.3: flatout checks settings there.")

@@ -1,0 +1,36 @@
+"""How gradients travel between devices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+from flatout import TextCNNConfig, UserError
+from flatout.engine.precision import Precision, choose_precision
+from flatout.run.trainer import choose_strategy
+from flatout.run_log import PrintLog
+from flatout.tasks import Classifier
+
+
+class Two:
+    """Two ranks, as far as a strategy asks."""
+
+    are_several, world, local_world = True, 2, 2
+
+
+def chosen(asked: str, device: str) -> dict:
+    cpu = torch.device("cpu")
+    task, precision = Classifier(TextCNNConfig()), choose_precision(Precision.fp32, cpu)
+    return choose_strategy({"strategy": asked}, task, torch.device(device), precision, Two(), PrintLog())
+
+
+def test_gradients_are_sent_in_bf16_between_gpus_where_that_is_asked_for(capsys):
+    assert vars(chosen("ddp_bf16", "cuda")["strategy"])["_ddp_comm_hook"] is bf16_compress_hook
+    assert "gradients between devices: bf16 (asked for; half the traffic" in capsys.readouterr().out
+    assert vars(chosen("ddp", "cuda")["strategy"])["_ddp_comm_hook"] is None
+
+
+def test_gradients_in_bf16_want_gpus():
+    with pytest.raises(UserError, match=r"trainer\.strategy: ddp_bf16: gradients are sent in bf16 between GPUs alone"):
+        chosen("ddp_bf16", "cpu")
