@@ -43,7 +43,6 @@ FIRST_ROWS = {
     "bert": ["albert, flat: largest difference of a logit", "albert, flat: largest difference of a gradient"],
     "tune": ["BiLSTM, defaults: chosen against as set", "BiLSTM, defaults: time to choose"],
     "scale": ["bert_tiny: two processes, one thread each", "tokens of the fullest of 2 ranks above the mean"],
-    "sequences": ["training epoch against the usual loop", "training epoch against a tuned loop"],
     "doctor": ["tiny batches", "8 batches of 4 a step"],
     "quality": ["tweeteval_emotion, test macro_f1", "tweeteval_irony, test f1"],
 }
