@@ -2,9 +2,11 @@
 
 BENCHES = {
     "spine": "data: batches a second, waiting, framework cost, padding, ten million rows",
+    "shortcuts": "what each shortcut through Lightning saves of a step",
     "sources": "tables: reading and checking against reading alone, rows a second, memory, splits",
     "headlines": "a BiLSTM's epochs against the usual loop, at the same accuracy",
     "bits": "bit strings: preparing, training, memory, scores, rebuilt texts (--data for published people)",
+    "sequences": "recordings: epochs against the usual loop, memory of windows, errors on real data (--data)",
     "bert": "encoders: flat equals padded in every family; tokens a second and MFU against transformers' Trainer",
     "tune": "what tune=auto chooses against what is set, and what choosing takes",
     "scale": "two processes against one, balance of ranks, what trials cost, a sweep that is crashed and killed",

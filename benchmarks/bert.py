@@ -26,7 +26,7 @@ from benchmarks.claim import Claim, Options, at_least, bounded, quiet, reaching
 from benchmarks.dispatched import dispatch_claims
 from benchmarks.families import family_claims
 from benchmarks.step_times import wait_for_device
-from flatout.checkpoints.exact import CheckpointConfig
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.config import MonitorConfig, RunConfig
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import Plan, PlanSettings

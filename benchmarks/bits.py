@@ -40,7 +40,7 @@ from flatout.bits.people import FIELDS, PeopleConfig, PeopleTable
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.reconstruct import rates
 from flatout.bits.task import GramDecoder, GramsConfig
-from flatout.checkpoints.exact import CheckpointConfig
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import PlanSettings
@@ -48,7 +48,7 @@ from flatout.engine.allocator import keep_freed_memory
 from flatout.engine.optimizer import OptimConfig
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.run.fit import fit
-from flatout.run.run import Result
+from flatout.run.stages import Result
 
 _SEEDS = 3
 

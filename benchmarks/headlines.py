@@ -27,13 +27,13 @@ from benchmarks.usual import (
     collate_texts,
     train_epoch,
 )
-from flatout.checkpoints.exact import CheckpointConfig
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.text import TextDataConfig
 from flatout.engine.optimizer import OptimConfig, Schedule
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.run.fit import fit
-from flatout.run.run import Result
+from flatout.run.stages import Result
 
 _BATCH, _CLASSES, _LR, _CLIP = 512, 41, 2e-3, 0.5
 _MODEL = BiLSTMConfig(embedding=200, hidden=256, dropout=0.3)

@@ -22,8 +22,9 @@ from safetensors.torch import save_file
 
 from benchmarks.claim import Claim, Options, in_turn, quiet
 from flatout.bits.data import BitsDataConfig
-from flatout.checkpoints.exact import CheckpointConfig, Checkpoints
+from flatout.checkpoints.exact import ExactCheckpoint
 from flatout.checkpoints.folder import STATE, TENSORS, FolderCheckpointIO
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.text import TextDataConfig
 from flatout.engine import fast_loop
 from flatout.engine.fast_loop import FastLoop
@@ -73,7 +74,7 @@ def _times(data: Any, model: Any, folder: Path) -> tuple[float, float]:
     with (
         quiet(),
         watch.beginning(FastLoop, "_run_batch"),
-        watch.on(Checkpoints, "on_train_batch_end"),
+        watch.on(ExactCheckpoint, "on_train_batch_end"),
         watch.on(FastLoop, "_is_sound"),
         watch.off(fast_loop, "clip_gradients"),
     ):

@@ -62,7 +62,7 @@ def of_case(name: str, config: RunConfig, options: Options) -> Iterator[Claim]:
     found = measured_for(question, lambda line: None).answers
     chosen = asked_of(replace(question, settings=build.with_answers(found.values).open_settings)).start
     start = asked_of(question).start
-    child = Child(question.build, torch.get_num_threads())
+    child = Child(build.probe(ranks, device), torch.get_num_threads())
     try:
         # Where nothing was found to be faster both sides are one, and measured once.
         sides = [partial(rate, child, setting) for setting in dict.fromkeys((chosen, start))]

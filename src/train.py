@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None, job: Callable[[DictConfig], Any
     """Entry point. A user's mistake ends with one message and exit code 2."""
     if arguments is not None:
         sys.argv[1:] = arguments
-    sys.argv[1:] = options_last(debug_last(map(in_hydras_form, sys.argv[1:])))
+    sys.argv[1:] = options_last(debug_last(map(in_hydras_form, with_own_parts(sys.argv[1:]))))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors whole, and prints none
     try:
         with leaving_at_once():
@@ -149,6 +149,18 @@ def in_hydras_form(word: str) -> str:
     if equals and group in _ADDED:
         return f"+{group}={option}"
     return f"{group}={option}" if equals and group in _LISTED else word
+
+
+def with_own_parts(words: Sequence[str]) -> list[str]:
+    """The words without the option of a group whose `_target_` is typed: a class of yours takes its place."""
+    found = list(words)
+    for group in ("data", "task"):
+        plain = [word.lstrip("+") for word in found]
+        if any(word.startswith(f"{group}._target_=") for word in plain):
+            named = [f"+{word}" if word.startswith(f"{group}.") else word for word in plain]
+            kept = [word if new == old else new for word, old, new in zip(found, plain, named, strict=True)]
+            found = [f"~{group}", *(word for word in kept if not word.startswith(f"{group}="))]
+    return found
 
 
 def debug_last(words: Iterable[str]) -> list[str]:

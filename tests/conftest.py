@@ -32,7 +32,7 @@ torch.set_num_threads(1)
 BUDGET_S = 20.0
 """Processor time for the call of one test of the default suite; wall time would depend on what else runs.
 
-What a fixture prepares for several tests does not count."""
+What a fixture prepares for several tests does not count, nor does a run that measures coverage, which is slower."""
 
 FOREIGN_WARNINGS = (
     # Said inside other people's packages about other people's packages.
@@ -74,7 +74,7 @@ def processor_time() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    if item.get_closest_marker("soak"):
+    if item.get_closest_marker("soak") or "COVERAGE_RUN" in os.environ:
         return (yield)
     before = processor_time()
     result = yield

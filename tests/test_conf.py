@@ -18,6 +18,7 @@ from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.samples.tweets import TaggedTweetsConfig, TweetsConfig
+from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.errors import UserError
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.report.summary import read_summary
@@ -28,10 +29,14 @@ GLOBAL = ("experiment", "sweep", "debug")
 """Groups whose options set keys of several groups."""
 OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml") if path.parent.name not in GLOBAL)
 BITS, TAGS = ["model=bitmlp", "task=grams"], ["model=transformer", "task=tagging"]
+SEQUENCES = ["data.features=[voltage]", "data.target=soc"]
 COMPANIONS = {
     **{"data=bits": BITS, "data=people": BITS, "data=tagged_tweets": TAGS},
     **{"model=bitmlp": ["data=people", "task=grams"], "task=grams": ["data=people", "model=bitmlp"]},
     "task=tagging": ["data=tagged_tweets", "model=transformer"],
+    **{name: ["model=rnn", "task=sequence", *SEQUENCES] for name in ("data=sequence", "data=cells")},
+    **{name: ["data=cells", "task=sequence"] for name in ("model=rnn", "model=window_mlp")},
+    "task=sequence": ["data=cells", "model=rnn"],
 }
 """The other options that an option needs."""
 OF_ENCODERS = [name for name in options_of("experiment") if name.startswith("bert_") or "tweets" in name]
@@ -44,6 +49,11 @@ TINY = [*ROWS, *SMALL, "model.embedding=8", "model.hidden=8"]
 def tiny_words(experiment: str) -> list[str]:
     """Sizes that make one batch of an experiment cheap."""
     config = compose_run([f"experiment={experiment}"])
+    if isinstance(config.data, SequenceDataConfig):
+        cells = ["data.sample.cells=2", "data.sample.cycles=2", "data.sample.samples=130"]
+        is_theirs = config.data.time == "date"
+        ours = ["data.target=[voltage,soc]", "data.time=time_s", "data.split_by=auto", "data.split_at=null"]
+        return [*SMALL, *cells, *(ours if is_theirs else [])]
     if isinstance(config.data.sample, PeopleConfig):
         # A two-step hash solves its exposure report in 25 s; the other encodings write theirs.
         without_report = ["task.exposure=false"] if experiment == "twostep_bigrams" else []

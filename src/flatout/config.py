@@ -14,10 +14,13 @@ from flatout.bits.data import BitsDataConfig
 from flatout.bits.task import GramsConfig
 from flatout.callbacks.loggers import chosen_loggers
 from flatout.callbacks.profile_steps import ProfileConfig
-from flatout.checkpoints.exact import CheckpointConfig
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.problem import Problem
+from flatout.data.samples.cells import CellsConfig
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.samples.tweets import TaggedTweetsConfig, TweetsConfig
+from flatout.data.sequences.choices import SequenceProblem
+from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyKind
 from flatout.engine.optimizer import OptimConfig
@@ -27,8 +30,12 @@ from flatout.models import MODELS
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
+from flatout.models.rnn import RNNConfig
+from flatout.models.window_mlp import WindowMLPConfig
 from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
 from flatout.tasks.classification import ClassificationConfig
+from flatout.tasks.own_parts import require_own_parts
+from flatout.tasks.sequences import SequenceRegressionConfig
 from flatout.tasks.tagging import TaggingConfig
 
 REPLACED = {
@@ -40,6 +47,8 @@ REPLACED = {
     "default_root_dir": "output",
 }
 """Arguments of Lightning's Trainer that a setting of ours replaces."""
+OWN_PARTS_MAY_SET = ("gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches")
+"""Those that the Trainer takes all the same where your own module trains."""
 _FSDP = "fsdp"
 _STRATEGIES = ("auto", "ddp", "ddp_bf16", "ddp_find_unused_parameters_true", _FSDP)
 _PLAIN_NAME = re.compile(r"\w[\w.+-]*")
@@ -115,11 +124,36 @@ class RunConfig:
         is_ours = not (self.tune.enabled and isinstance(self.model, nn.Module))
         require(is_ours, "tune", "the processes that measure cannot build a model of your own", hint=hint)
         self.data = TextDataConfig() if self.data is None else self.data
+        if not self.has_own_parts:
+            self._complete_parts()
+        is_plain = bool(_PLAIN_NAME.fullmatch(self.name))
+        require(is_plain, "name", f"{self.name!r}", allowed="letters, digits, '_', '-', '+' and '.'")
+        self.logger = chosen_loggers(self.logger)
+        for name, callback in self.callbacks.items():
+            is_callback = isinstance(callback, L.Callback)
+            require(is_callback, f"callbacks.{name}", f"{type(callback).__name__} is no callback of Lightning")
+        require(0 <= self.seed < 2**63, "seed", f"{self.seed}", allowed="0 or more")
+        require(self.threads is None or self.threads >= 1, "threads", f"{self.threads}", allowed="1 or more, or null")
+        self._require_trainer_settings()
+        if self.has_own_parts:
+            require_own_parts(self.task, self.data)
+            require(not self.shares_weights, f"trainer.strategy: {_FSDP}", "does not serve modules of your own")
+            require(not self.tune.enabled, "tune", "measures no modules of your own", hint="Set tune=off.")
+
+    @property
+    def has_own_parts(self) -> bool:
+        """Whether the user's own LightningModule or DataModule trains."""
+        return isinstance(self.task, L.LightningModule) or isinstance(self.data, L.LightningDataModule)
+
+    def _complete_parts(self) -> None:
+        """Fill in what the data imply, and refuse parts that do not fit each other."""
         rows = self.data.effective_batch
         is_free = self.tune.enabled and self.tune.effective_batch is StepRows.free and rows is not None
         hint = "Leave one of them out."
         require(not is_free, "tune.effective_batch", f"free with data.effective_batch={rows}", hint=hint)
         is_bits = isinstance(self.data, BitsDataConfig)
+        if isinstance(self.data, SequenceDataConfig):
+            self._take_parts_of_sequences(self.data)
         if self.model is None:
             self.model = BitMLPConfig() if is_bits else BiLSTMConfig()
         if self.task is None:
@@ -129,26 +163,21 @@ class RunConfig:
         if isinstance(self.data, TextDataConfig):
             self._require_tagger(self.data)
             self.data = self._with_tokenizer(self.data)
-        is_plain = bool(_PLAIN_NAME.fullmatch(self.name))
-        require(is_plain, "name", f"{self.name!r}", allowed="letters, digits, '_', '-', '+' and '.'")
-        self.logger = chosen_loggers(self.logger)
-        for name, callback in self.callbacks.items():
-            is_callback = isinstance(callback, L.Callback)
-            require(is_callback, f"callbacks.{name}", f"{type(callback).__name__} is no callback of Lightning")
-        require(0 <= self.seed < 2**63, "seed", f"{self.seed}", allowed="0 or more")
-        require(self.threads is None or self.threads >= 1, "threads", f"{self.threads}", allowed="1 or more, or null")
+        if self.shares_weights:
+            self._require_what_fsdp_can_do(is_bits)
+
+    def _require_trainer_settings(self) -> None:
         arguments = list(inspect.signature(L.Trainer.__init__).parameters)[1:]
         for name in self.trainer:
             where, hint = f"trainer.{name}", did_you_mean(name, arguments)
             require(name in arguments, where, "no argument of Lightning's Trainer", hint=hint)
             hint = f"Set {REPLACED.get(name)} instead."
-            require(name not in REPLACED, where, "has a setting of its own", hint=hint)
+            is_free = self.has_own_parts and name in OWN_PARTS_MAY_SET
+            require(is_free or name not in REPLACED, where, "has a setting of its own", hint=hint)
         strategy = self.trainer.get("strategy")
         is_known = strategy is None or not isinstance(strategy, str) or strategy in _STRATEGIES
         hint = did_you_mean(str(strategy), _STRATEGIES)
         require(is_known, "trainer.strategy", f"{strategy}", allowed=", ".join(_STRATEGIES), hint=hint)
-        if self.shares_weights:
-            self._require_what_fsdp_can_do(is_bits)
         epochs = self.trainer.get("max_epochs")
         is_count = epochs is None or (isinstance(epochs, int) and epochs >= 1)
         require(is_count, "trainer.max_epochs", f"{epochs}", allowed="1 or more")
@@ -190,14 +219,33 @@ class RunConfig:
 
     def _require_parts_that_fit(self, is_bits: bool) -> None:
         """Texts and bit strings have different models and tasks."""
+        if isinstance(self.data, SequenceDataConfig):
+            return
         rows, hint = ("bit strings", _BITS_HINT) if is_bits else ("texts", _TEXT_HINT)
+        for name in ("model", "task"):
+            part = getattr(self, name)
+            require(not isinstance(part, _OF_SEQUENCES), name, f"{_name_of(name, part)} does not fit {rows}", hint=hint)
         for name, of_bits in (("model", BitMLPConfig), ("task", GramsConfig)):
             part = getattr(self, name)
             known = name == "task" or type(part) in MODELS.values()
             fits = not known or isinstance(part, of_bits) == is_bits
             require(fits, name, f"{_name_of(name, part)} does not fit {rows}", hint=hint)
 
+    def _take_parts_of_sequences(self, data: SequenceDataConfig) -> None:
+        """Sequences have models and tasks of their own; labels of recordings have the loss of a classifier."""
+        is_label = data.problem is SequenceProblem.label
+        task = ClassificationConfig if is_label else SequenceRegressionConfig
+        self.model = RNNConfig() if self.model is None else self.model
+        self.task = task() if self.task is None else self.task
+        fits = isinstance(self.model, RNNConfig | WindowMLPConfig | nn.Module)
+        require(fits, "model", f"{_name_of('model', self.model)} does not fit sequences", hint=_SEQUENCE_HINT)
+        what = f"{_name_of('task', self.task)} with data.problem={data.problem}"
+        hint = f"Set task={_name_of('task', task())}."
+        require(isinstance(self.task, task), "task", what, hint=hint)
 
+
+_OF_SEQUENCES = (RNNConfig, WindowMLPConfig, SequenceRegressionConfig)
+_SEQUENCE_HINT = "Set model=rnn or model=window_mlp, or start from +experiment=battery_soc."
 _BITS_HINT = "Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams."
 _TEXT_HINT = "Set data=bits for bit strings, or model=bilstm task=classification for texts."
 
@@ -208,10 +256,20 @@ def _name_of(group: str, part: object) -> str:
 
 
 COMPONENTS: dict[str, dict[str, type]] = {
-    "data": {"text": TextDataConfig, "bits": BitsDataConfig},
-    "data.sample": {"headlines": HeadlinesConfig, "tweets": TweetsConfig, "tagged_tweets": TaggedTweetsConfig},
+    "data": {"text": TextDataConfig, "bits": BitsDataConfig, "sequence": SequenceDataConfig},
+    "data.sample": {
+        "headlines": HeadlinesConfig,
+        "tweets": TweetsConfig,
+        "tagged_tweets": TaggedTweetsConfig,
+        "cells": CellsConfig,
+    },
     "model": dict(MODELS),
-    "task": {"classification": ClassificationConfig, "tagging": TaggingConfig, "grams": GramsConfig},
+    "task": {
+        "classification": ClassificationConfig,
+        "tagging": TaggingConfig,
+        "grams": GramsConfig,
+        "sequence": SequenceRegressionConfig,
+    },
     "optim": {"adamw": OptimConfig},
     "checkpoint": {"best": CheckpointConfig},
     "monitor": {"default": MonitorConfig},

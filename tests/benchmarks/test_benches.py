@@ -39,6 +39,7 @@ FIRST_ROWS = {
         "R24 protections above a step, an encoder of 2 layers",
         "R24 protections above a step, bit strings",
     ],
+    "sequences": ["training epoch against the usual loop", "training epoch against a tuned loop"],
     "bert": ["albert, flat: largest difference of a logit", "albert, flat: largest difference of a gradient"],
     "tune": ["BiLSTM, defaults: chosen against as set", "BiLSTM, defaults: time to choose"],
     "scale": ["bert_tiny: two processes, one thread each", "tokens of the fullest of 2 ranks above the mean"],

@@ -18,7 +18,7 @@ from flatout.callbacks.step_timer import PARTS, Split, StepTimer
 from flatout.callbacks.step_times import DeviceTimes, StepTimes
 from flatout.callbacks.sums import FIRST_STEPS
 from flatout.callbacks.throughput import Volume
-from flatout.checkpoints.exact import CheckpointConfig
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind

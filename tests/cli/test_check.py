@@ -9,10 +9,10 @@ from itertools import product
 
 import pytest
 
-from flatout.cli.dotted_settings import with_overrides
 from flatout.data.checks.cleaning_settings import CleaningConfig, Rows
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
+from flatout.inference.dotted_settings import with_overrides
 from tests.verbs import verb
 
 

@@ -22,14 +22,14 @@ MOMENTS = [  # a command, and the module after whose import the signal comes
     (["flatout", "evaluate", "nothing"], "torch.nn"),
     (SWEEP, "optuna.trial"),
 ]
-USUAL = (MOMENTS[1], MOMENTS[4])
+USUAL = MOMENTS[1]
 SOAK = pytest.mark.soak(seconds=10)
 
 
 @pytest.mark.parametrize(
     ("words", "module"),
     [
-        pytest.param(*moment, id=f"{moment[0][0]} at {moment[1]}", marks=[] if moment in USUAL else [SOAK])
+        pytest.param(*moment, id=f"{moment[0][0]} at {moment[1]}", marks=[] if moment == USUAL else [SOAK])
         for moment in MOMENTS
     ],
 )

@@ -50,6 +50,15 @@ def test_predict_answers_every_row_in_order(finished, rows, tmp_path, name):
     assert [float(row["probability"]) for row in found] == pytest.approx([p.probability for p in expected], abs=1e-5)
 
 
+def test_a_text_has_the_same_answer_among_others_of_other_lengths(finished):
+    """Rows are sorted by length to be answered; each answer must go back to its own row."""
+    texts = ["striker playoff goal of the season", "senate", "a ballot, a vote", "", "playoff goal"]
+    among_others = finished.predictor.outputs(pa.array(texts))
+    alone = torch.cat([finished.predictor.outputs(pa.array([text])) for text in texts])
+    torch.testing.assert_close(among_others, alone, atol=1e-4, rtol=0)
+    assert len(torch.unique(among_others.round(decimals=3), dim=0)) == len(texts), "answers that can be told apart"
+
+
 def test_several_devices_answer_as_one_does_in_the_file_s_order(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(rows_of_a_file, "_ROWS_PER_BLOCK", 7)
     file = tmp_path / "rows.csv"

@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 
-from flatout.cli.dotted_settings import built
 from flatout.data.checks.checkup import check
 from flatout.data.checks.findings import Level
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
+from flatout.inference.dotted_settings import built
 
 WORDS = "amber birch cedar delta ember fjord grove heath islet jetty knoll lagoon".split()
 

@@ -28,7 +28,7 @@ from flatout import (
 from flatout.data.problem import Problem
 from flatout.distributed.ranks import Ranks
 from flatout.run.launch import devices_wanted
-from flatout.run.run import Result
+from flatout.run.stages import Result
 
 ENCODER = TransformerConfig(hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0)
 HEADLINES = HeadlinesConfig(rows=203, eval_rows=51, classes=4)
@@ -46,6 +46,7 @@ def trained(folder: Path, data: Any, model: Any, devices: int, strategy: str | N
         "epochs": 2,
         "threads": 1,
         "monitor": MonitorConfig(flush_every=1, progress=False),
+        "logger": "none",
     }
     return fit(
         data,
@@ -114,7 +115,11 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+MORE_CASES = ("layers that thaw", "a running mean", "several labels, likewise")
+SOAK = pytest.mark.soak(seconds=5)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[SOAK] if case in MORE_CASES else []) for case in CASES])
 def test_two_ranks_train_like_one_with_twice_the_batch(case, tmp_path):
     data, model, settings = CASES[case]
     one, two = both(tmp_path, data, model, **settings)
@@ -140,12 +145,10 @@ def test_the_first_rank_alone_prints_and_the_speed_is_that_of_all(tmp_path):
     assert two.predict(["some words"])[0].label in ("politics", "science", "sport", "business")
 
 
-OTHERS = ("distilbert", "roberta", "electra", "modernbert", "deberta-v2")
+OTHERS = ("albert", "distilbert", "roberta", "electra", "modernbert", "deberta-v2")
 
 
-@pytest.mark.parametrize(
-    "family", ["bert", "albert", *(pytest.param(name, marks=pytest.mark.soak(seconds=5)) for name in OTHERS)]
-)
+@pytest.mark.parametrize("family", ["bert", *(pytest.param(name, marks=SOAK) for name in OTHERS)])
 def test_every_weight_of_an_encoder_takes_part_in_every_step(family, tmp_path):
     """What ranks exchange must be complete: a weight without a gradient would make them wait for ever."""
     settings = {"epochs": 1, "folder": tmp_path / family, "trainer": {"devices": 2, "limit_train_batches": 2}}

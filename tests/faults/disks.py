@@ -24,9 +24,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatout.checkpoints.exact import CHECKPOINTS, shelve
 from flatout.checkpoints.find_checkpoint import find_checkpoint
 from flatout.checkpoints.folder import ABOUT, MAKE_ROOM, MANIFEST, STATE, TENSORS, FolderCheckpointIO, require_whole
+from flatout.checkpoints.kept import CHECKPOINTS, shelve
 from flatout.distributed.processes import end_with_parent, warm_start
 from flatout.errors import UserError
 from tests.faults.runs import exit_code, side_by_side, start

@@ -31,8 +31,9 @@ from safetensors.torch import load_file
 
 from flatout.bits.data import BitsDataConfig
 from flatout.bits.task import GramsConfig
-from flatout.checkpoints.exact import CHECKPOINTS, CheckpointConfig, newest_first
 from flatout.checkpoints.folder import TENSORS
+from flatout.checkpoints.kept import CHECKPOINTS, newest_first
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.config import MonitorConfig
 from flatout.data.feeding import FeedKind
 from flatout.data.text import TextDataConfig
@@ -68,6 +69,8 @@ class Spec:
     monitor: dict[str, Any] = field(default_factory=lambda: {"flush_every": 4, "progress": False})
     data: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    logger: str = "none"
+    """TensorBoard's pictures take a quarter of so small a run."""
     plants: tuple[tuple[type[L.Callback], dict[str, Any]], ...] = ()
 
     def planted(self, kind: type[L.Callback], **settings: Any) -> Spec:
@@ -111,6 +114,7 @@ def train(spec: Spec, folder: Path, *, resume: str | None = "auto") -> Any:
         task=task,
         output=str(folder),
         name=_CASE,
+        logger=spec.logger,
         resume=resume,
         precision=spec.precision,
         trainer={"max_epochs": 3, "accelerator": "cpu", **spec.trainer},

@@ -48,6 +48,7 @@ SWITCHES: dict[str, Spec] = {
     "one worker": _with(data={"feed": FeedKind.workers, "workers": 1}),
     "two workers": _with(data={"feed": FeedKind.workers, "workers": 2}),
     "Lightning's profiler": _with(trainer={"profiler": "simple"}),
+    "TensorBoard": replace(_PLAIN, logger="tensorboard"),
     "Lightning's logger": _with(trainer={"logger": True}),
     "Lightning's bar": _with(trainer={"enable_progress_bar": True}),
     "a table of the model": _with(trainer={"enable_model_summary": True}),

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.checkpoints.exact import CHECKPOINTS
 from flatout.checkpoints.find_checkpoint import find_checkpoint
+from flatout.checkpoints.kept import CHECKPOINTS
 from tests.faults import disks, ranks, stores
 from tests.faults.plants import STEPS, KillAt, KillInSave, NotANumberAt, Planted, RaiseAt, SignalAt
 from tests.faults.runs import Spec, attempt, differences, run_folder, said, saved_step, train

@@ -61,6 +61,7 @@ def test_many_trials_are_not_started_by_many_ranks(tmp_path, monkeypatch, capfd)
     assert "-m: several ranks are running, and each would start all trials. Start it once" in said
 
 
+@pytest.mark.soak(seconds=15)
 def test_the_experiment_for_many_devices_runs_on_two(tmp_path):
     words = ["+experiment=bert_a16", "model.hidden=32", "model.layers=2", "model.heads=4", "data.sample.rows=300"]
     words += ["data.batch_size=16", "trainer.devices=2", "trainer.max_epochs=1", "trainer.accelerator=cpu"]

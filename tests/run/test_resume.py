@@ -18,7 +18,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train as command_line
-from flatout.checkpoints.exact import CHECKPOINTS
+from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.distributed.signals import requeue_with_slurm
 from flatout.errors import UserError
 from flatout.report.summary import read_summary
@@ -53,9 +53,11 @@ def test_the_same_settings_go_on_from_the_newest_checkpoint(cut_short, capfd):
     assert summary["training"]["resumed_from"] == 14 and summary["training"]["steps"] == 20
 
 
-def test_rows_of_metrics_and_points_of_curves_are_not_doubled(cut_short):
+def test_rows_of_metrics_and_points_of_curves_are_not_doubled(tmp_path):
+    with pytest.raises(Planted):
+        train(replace(BROKEN, logger="tensorboard"), tmp_path / "runs")
     time.sleep(1.1)  # TensorBoard reads files in the order of the seconds they were begun in
-    folder = train(SMALL, cut_short).folder
+    folder = train(replace(SMALL, logger="tensorboard"), tmp_path / "runs").folder
     with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
         steps = [(row["step"], bool(row["val/loss"])) for row in csv.DictReader(file)]
     assert len(steps) == len(set(steps))

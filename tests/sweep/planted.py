@@ -26,6 +26,8 @@ class Planted(L.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.what == "hang":
             time.sleep(1000)
+        if self.what == "slow":  # on and on, and hardly any processor time
+            time.sleep(0.1)
 
 
 class PlantedByNumber(L.Callback):

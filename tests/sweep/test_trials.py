@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,7 @@ from flatout.sweep.slots import slots
 from flatout.sweep.stopping import to_go_on
 from flatout.sweep.trial import Ending, Status, Trial
 from flatout.sweep.trials import Readings, endings
+from tests.composed import run_train
 from tests.started import begin, wait_for
 from tests.sweep.planted import Planted
 
@@ -274,7 +276,7 @@ def test_a_multirun_of_several_devices_each_ends_and_hangs_nowhere(tmp_path):
     assert counts == [2, 2]
 
 
-def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(tmp_path):
+def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(tmp_path, capfd, monkeypatch):
     words = ["trainer.max_epochs=1,100000", "checkpoint.patience=null", f"output={tmp_path}"]
     first = multirun(*words, hidden="8")
     last = first_trace(tmp_path, first)
@@ -285,20 +287,26 @@ def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(tmp_path):
     folder = last.parents[2]
     assert [read_summary(folder / name)["status"] for name in "01"] == ["finished", "interrupted"]
     step, kept = last.resolve().name, (folder / "0" / "summary.json").read_bytes()
-    again = multirun(*words, "resume=auto", hidden="8")
-    for _ in range(900):
-        if last.resolve().name not in (step, "last"):
-            break
-        assert again.poll() is None, again.communicate()[0]
-        time.sleep(0.1)
-    again.send_signal(signal.SIGINT)
-    said, _ = again.communicate(timeout=60)
-    assert again.returncode == 130
+    monkeypatch.setattr(sys, "argv", ["train"])
+    threading.Thread(target=interrupt_after, args=(last, step), daemon=True).start()
+    with pytest.raises(SystemExit) as left:
+        train.main(["-m", "data.sample.rows=300", "model.hidden=8", *words, "resume=auto"])
+    assert left.value.code == 130
+    said = capfd.readouterr().out
     assert f"resume: continuing in {folder}" in said
     assert re.search(r"trial 0: complete, val/accuracy 0\.\d+, 0\.0 s, had finished before", said)
     assert (folder / "0" / "summary.json").read_bytes() == kept
     assert read_summary(folder / "1")["training"]["resumed_from"] == int(step.removeprefix("step-"))
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def interrupt_after(last: Path, step: str) -> None:
+    """Press Ctrl-C in this process when the link points to another checkpoint."""
+    for _ in range(900):
+        if last.resolve().name not in (step, "last"):
+            os.kill(os.getpid(), signal.SIGINT)
+            return
+        time.sleep(0.1)
 
 
 def first_trace(place: Path, process: subprocess.Popen[str]) -> Path:
@@ -369,16 +377,23 @@ def test_threads_of_a_slot_are_its_cores(monkeypatch):
     assert set_to == [slots(1)[0].cores, len(slots(1)[0].cores)]
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    ["basic", *(pytest.param(name, marks=pytest.mark.soak(seconds=40)) for name in ("joblib", "submitit_local"))],
-)
+def statuses(folder: Path) -> list[str]:
+    return [read_summary(folder / name)["status"] for name in "01"]
+
+
+def test_hydra_s_own_launcher_runs_all_trials_in_one_process(tmp_path, monkeypatch):
+    words = ["-m", "data.sample.rows=300", "model.hidden=8,16", "trainer.max_epochs=1", "hydra/launcher=basic"]
+    assert run_train([*words, f"hydra.sweep.dir={tmp_path}/many"], monkeypatch) == 0
+    assert statuses(tmp_path / "many") == ["finished", "finished"]
+
+
+@pytest.mark.soak(seconds=40)
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_other_launchers_still_run_their_trials(launcher, tmp_path):
     done = multirun("trainer.max_epochs=1", f"hydra/launcher={launcher}", f"hydra.sweep.dir={tmp_path}/many")
     said, _ = done.communicate(timeout=180)
     assert done.returncode == 0, said
-    for number in (0, 1):
-        assert json.loads((tmp_path / "many" / f"{number}" / "summary.json").read_text())["status"] == "finished"
+    assert statuses(tmp_path / "many") == ["finished", "finished"]
 
 
 def test_nothing_that_lies_in_a_folder_is_overwritten(tmp_path):

@@ -28,6 +28,7 @@ from tests.tasks.test_step import make_task, quiet_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 
+SOAK = pytest.mark.soak(seconds=5)
 LENGTHS = [3, 5, 2, 7, 4, 4, 1, 6, 2, 3, 5] * 3
 EPS = 1e-3
 """Some gradients of attention are zero but for rounding, which Adam with a smaller one would make into whole steps."""
@@ -82,11 +83,11 @@ def feed_of(split: Any, rows: int, accumulate: int, layout: Layout = Layout.padd
 @pytest.mark.parametrize(
     ("kind", "problem", "rows", "accumulate"),
     [
-        ("bilstm", Problem.single, 8, 1),
         ("bilstm", Problem.multi, 4, 3),
-        ("textcnn", Problem.regression, 8, 1),
         ("encoder", Problem.single, 4, 3),
-        ("encoder", Problem.multi, 8, 1),
+        pytest.param("bilstm", Problem.single, 8, 1, marks=SOAK),
+        pytest.param("textcnn", Problem.regression, 8, 1, marks=SOAK),
+        pytest.param("encoder", Problem.multi, 8, 1, marks=SOAK),
     ],
 )
 def test_losses_and_weights_are_those_of_a_run_with_memory(make_split, tmp_path, kind, problem, rows, accumulate):
@@ -121,7 +122,7 @@ def bits_task(data: Any) -> GramDecoder:
     return task
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [3, pytest.param(1, marks=SOAK)])
 def test_bit_strings_take_the_same_recombined_texts(tmp_path, accumulate):
     data = BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2)).prepare()
     found = []

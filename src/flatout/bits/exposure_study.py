@@ -27,7 +27,7 @@ from flatout.bits.scores import NAMES
 from flatout.bits.task import GramDecoder
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.models.bit_mlp import BitMLP
-from flatout.tasks.classification import real_rows
+from flatout.tasks.task import real_rows
 
 _JUDGED = 10_000
 _MOST_NAMES, _TEXTS_READ = 20_000, 131_072

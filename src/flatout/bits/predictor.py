@@ -25,7 +25,7 @@ from flatout.data.store.store import Ragged, StoreSplit
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError
 from flatout.inference.folder import ModelFolder
-from flatout.models import MODELS
+from flatout.models import kind_of, model_class
 from flatout.models.bit_mlp import BitMLP
 
 HASHED, NUMBERS, ORDER = "hashed.json", "numbers.json", "letters.safetensors"
@@ -80,7 +80,7 @@ class GramPredictor:
         labels = GramLabels(tuple(folder.labels()), folder.read_json(HASHED), [], 0)
         data, described = settings["data"], settings["model"]
         numbers = np.array(folder.read_json(NUMBERS), dtype=np.int64) if data["is_set"] else None
-        config = MODELS[described["kind"]](**described["config"])
+        config = model_class(described["kind"], folder.settings_file)(**described["config"])
         model = config.build(
             num_inputs=data["num_inputs"],
             is_set=data["is_set"],
@@ -114,7 +114,7 @@ class GramPredictor:
             },
         }
         written = ModelFolder(folder)
-        written.write(self.model, model_config, list(self.labels.names), settings)
+        written.write(self.model, kind_of(model_config), model_config, list(self.labels.names), settings)
         written.write_json(HASHED, self.labels.hashed)
         self.order.save(folder / ORDER)
         if self.numbers is not None:

@@ -25,8 +25,7 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import as_choice, require
 from flatout.run_log import RunLog
-from flatout.tasks.classification import real_rows
-from flatout.tasks.task import Task
+from flatout.tasks.task import Task, real_rows
 
 _MOST_WEIGHT = 20.0
 _FOCUS = 2.0

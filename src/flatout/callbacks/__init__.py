@@ -14,6 +14,8 @@ _PLACES = {
     "Throughput": "flatout.callbacks.throughput",
     "ProfileSteps": "flatout.callbacks.profile_steps",
     "ProgressLine": "flatout.callbacks.progress_line",
+    "ExactCheckpoint": "flatout.checkpoints.exact",
+    "ScaleBatch": "flatout.perf.scale_batch",
 }
 __all__ = sorted(_PLACES)
 

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.checkpoints.exact import CHECKPOINTS, newest_first
-from flatout.checkpoints.folder import require_whole
-from flatout.errors import UserError
-from flatout.files import put_back
+from flatout.checkpoints.kept import CHECKPOINTS, find_newest_whole, newest_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +33,5 @@ def set_aside(start: Start, folder: Path) -> None:
 
 def find_checkpoint(folder: Path) -> tuple[Start | None, list[str]]:
     """The newest whole checkpoint of a run, and what is to be said of those that are not."""
-    lines = []
-    put_back(folder / CHECKPOINTS)
-    for path in newest_first(folder / CHECKPOINTS):
-        try:
-            about = require_whole(path)
-            if not isinstance(about.get("position"), dict):
-                raise UserError(f"checkpoint {path}", "says no position")
-        except UserError as error:
-            lines.append(f"resume: {error}; passed over")
-            continue
-        return Start(path, about), lines
-    return None, lines
+    found, lines = find_newest_whole(folder / CHECKPOINTS)
+    return None if found is None else Start(*found), lines

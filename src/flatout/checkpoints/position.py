@@ -7,7 +7,8 @@ two optimizer steps, never inside one.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import copy
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -28,30 +29,53 @@ class Position:
         return asdict(self)
 
 
-def loops_at(position: Position, accumulate: int, batches_in_epoch: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The position in batches of one rank, as Lightning counts them."""
+
+    in_epoch: int
+    """Batches taken in the epoch that is under way."""
+    in_all: int
+    """Batches taken in all epochs."""
+    is_last: bool
+    """Whether none is left in the epoch."""
+    loaders: list[Any] = field(default_factory=list)
+    """States of the loaders; empty where they have none."""
+
+    @classmethod
+    def of(cls, position: Position, accumulate: int, batches_in_epoch: int) -> Batches:
+        """Those of a plan with `batches_in_epoch` batches of one rank."""
+        done = min(position.step_in_epoch * accumulate, batches_in_epoch)
+        loader = {"epoch": position.epoch, "consumed": done}
+        return cls(done, position.epoch * batches_in_epoch + done, done >= batches_in_epoch, [loader])
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def loops_at(position: Position, batches: Batches) -> dict[str, Any]:
     """Lightning's own account of its loops, as it would be at a position."""
-    batch = position.step_in_epoch * accumulate
-    batches = _tracker(batch, total=position.epoch * batches_in_epoch + batch)
+    counts = _tracker(batches.in_epoch, total=batches.in_all)
     epochs = {"ready": position.epoch + 1, "started": position.epoch + 1} | dict.fromkeys(
         ("processed", "completed"), position.epoch
     )
     steps = {"ready": position.step, "completed": position.step}
+    twice = {"total": steps, "current": steps}
     is_validated = position.validated == position.step
     return {
         "fit_loop": {
-            "state_dict": {
-                "combined_loader": [{"epoch": position.epoch, "consumed": batch}],
-            },
+            "state_dict": {"combined_loader": batches.loaders},
             "epoch_progress": {"total": dict(epochs), "current": dict(epochs)},
             "epoch_loop.state_dict": {"_batches_that_stepped": position.step - (not is_validated)},
-            "epoch_loop.batch_progress": {**batches, "is_last_batch": batch >= batches_in_epoch},
-            "epoch_loop.scheduler_progress": {"total": dict(steps), "current": dict(steps)},
+            "epoch_loop.batch_progress": {**counts, "is_last_batch": batches.is_last},
+            "epoch_loop.scheduler_progress": copy.deepcopy(twice),
             "epoch_loop.automatic_optimization.optim_progress": {
                 "optimizer": {
-                    "step": {"total": dict(steps), "current": dict(steps)},
+                    "step": copy.deepcopy(twice),
                     "zero_grad": {"total": _zero_grads(position.step), "current": _zero_grads(position.step)},
                 }
             },
+            "epoch_loop.manual_optimization.optim_step_progress": copy.deepcopy(twice),
         }
     }
 

@@ -21,6 +21,7 @@ from hydra.errors import InstantiationException
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from hydra.utils import instantiate
+from lightning import seed_everything
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -31,6 +32,7 @@ from flatout.config import RunConfig
 from flatout.errors import UserError, require
 from flatout.files import is_plain_part, require_inside
 
+_SEEDS = 1 << 32
 _ONLY_TYPED = "Type it on the command line: files may not set it."
 
 
@@ -51,6 +53,8 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
     if HydraConfig.initialized() and not OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
         folders.append(Path(HydraConfig.get().runtime.output_dir))
     check_targets(plain, allowed_targets(cfg, overrides), folders=folders)
+    if isinstance(cfg.seed, int) and 0 <= cfg.seed < _SEEDS:
+        seed_everything(cfg.seed, verbose=False)  # modules of your own draw their weights while they are built
     try:
         return instantiate(cfg, _convert_="object")
     except InstantiationException as error:

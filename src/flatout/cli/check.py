@@ -14,7 +14,6 @@ import sys
 from rich.console import Console
 from rich.markup import escape
 
-from flatout.cli.dotted_settings import with_overrides
 from flatout.data.checks.checkup import Checkup, check
 from flatout.data.checks.findings import Level, counted, lines_of
 from flatout.data.checks.lengths import Lengths
@@ -22,6 +21,7 @@ from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
 from flatout.engine.allocator import keep_freed_memory
 from flatout.errors import EXIT_CODE, UserError
+from flatout.inference.dotted_settings import with_overrides
 
 _BAR = 40
 _STRICT_CODE = 1

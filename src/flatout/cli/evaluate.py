@@ -38,17 +38,20 @@ from flatout.data.checks.labels import normalise_labels
 from flatout.data.checks.tagged_table import LISTS, TaggedTable
 from flatout.data.checks.tags import TagCensus, as_bio
 from flatout.data.problem import Problem
+from flatout.data.sequences.recordings import ReadingNotes, read_recordings
 from flatout.data.store.progress import Progress
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table, require_columns
 from flatout.errors import UserError, require
+from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
 from flatout.inference.text import Predictor
 from flatout.report.closing import class_table
 from flatout.report.summary import json_safe
 from flatout.tasks.calibration import Sureness
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics
+from flatout.tasks.sequence_scores import SequenceScores
 from flatout.tasks.tagging import EntityScores
 
 Advance = Callable[[int], None]
@@ -100,6 +103,8 @@ class Scored:
 def _scored(arguments: argparse.Namespace, predictors: list[Any], table: Table, advance: Advance) -> Scored:
     """The scores of whichever kind of run."""
     predictor = predictors[0]
+    if isinstance(predictor, SequencePredictor):
+        return score_recordings(predictor, table, advance)
     if isinstance(predictor, GramPredictor):
         return score_grams(predictors, table, arguments.bits or predictor.bits_column, advance)
     texts = predictor.roles.texts if arguments.text is None else (arguments.text,)
@@ -107,6 +112,25 @@ def _scored(arguments: argparse.Namespace, predictors: list[Any], table: Table, 
     if isinstance(predictor, TagPredictor):
         return score_tags(predictors, table, roles, advance)
     return score_texts(predictors, table, roles, advance)
+
+
+def score_recordings(predictor: SequencePredictor, table: Table, advance: Advance) -> Scored:
+    """Over all samples of the recordings of a table that holds the targets too."""
+    shape, targets = predictor.shape, predictor.names
+    hint = "Train with data.test=FILE: the run's report holds the errors."
+    require(not (shape.labels or shape.horizon), "evaluate", "this run forecasts or labels recordings", hint=hint)
+    rules = replace(predictor.rules, columns=[*predictor.rules.columns, *targets])
+    shift, factor = map(np.array, predictor.scaler.of_targets(shape.targets))
+    scores, total, notes = SequenceScores(1, targets, factor.tolist()), 0, ReadingNotes()
+    for recording in read_recordings(table, rules, notes):
+        truths = (recording.values[:, shape.inputs :] - shift) / factor
+        answers = (predictor.answer(recording.values[:, : shape.inputs]) - shift) / factor
+        place = torch.zeros(len(answers), dtype=torch.int64)
+        scores.add(torch.from_numpy(answers), torch.from_numpy(truths), place)
+        total += len(answers)
+        advance(len(answers))
+    _require_rows(total, table)
+    return Scored(total, scores.values(), remarks=notes.lines())
 
 
 def score_grams(predictors: list[GramPredictor], table: Table, bits: str, advance: Advance) -> Scored:

@@ -24,12 +24,13 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
+from flatout.cli.export_sequences import export_sequences, is_of_sequences
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.problem import Problem
 from flatout.errors import UserError, require
 from flatout.inference.folder import ModelFolder
 from flatout.inference.load import load_predictor
-from flatout.models import MODELS
+from flatout.models import model_class
 from flatout.models.encoder.lora import merge_lora
 from flatout.models.encoder.transformer import TransformerConfig
 
@@ -43,13 +44,22 @@ _MOST_IN_ONE_FILE = 1 << 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", type=Path, help="folder of a finished run of model=transformer")
+    parser.add_argument(
+        "run", metavar="RUN", type=Path, help="folder of a finished run of model=transformer, or on recordings"
+    )
     parser.add_argument("--out", metavar="FOLDER", type=Path, help="folder that is made (default: RUN/export)")
     parser.add_argument("--onnx", action="store_true", help=f"also write {ONNX}; needs flatout[onnx]")
 
 
 def run(arguments: argparse.Namespace) -> None:
     folder: Path = arguments.run / "export" if arguments.out is None else arguments.out
+    if is_of_sequences(arguments.run):
+        require(arguments.onnx, "export", "a run on recordings is exported as ONNX", hint="Add --onnx.")
+        _require_onnx()
+        with _made_whole(folder) as beside, _quiet_exporter():
+            lines = export_sequences(arguments.run, beside)
+        print("\n".join([f"written to {folder}", *lines]))
+        return
     _require_transformer(arguments.run)
     if arguments.onnx:
         _require_onnx()
@@ -263,7 +273,7 @@ def _quiet_exporter() -> Iterator[None]:
 def _require_transformer(run: Path) -> None:
     kind = ModelFolder.find(run).settings()["model"]["kind"]
     what = f"a run of model={kind}, which transformers does not know"
-    require(MODELS[kind] is TransformerConfig, str(run), what, hint="Name a run of model=transformer.")
+    require(model_class(kind, str(run)) is TransformerConfig, str(run), what, hint="Name a run of model=transformer.")
 
 
 def _require_onnx() -> None:

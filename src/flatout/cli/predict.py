@@ -21,6 +21,7 @@ from torch import Tensor
 
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.reconstruct import Reconstructor
+from flatout.cli.predict_recordings import predict_recordings
 from flatout.cli.rows import (
     FILES,
     Numbered,
@@ -42,6 +43,7 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table, require_columns
 from flatout.errors import UserError
+from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
 from flatout.inference.text import Predictor
 
@@ -63,7 +65,9 @@ Answer = Callable[[Any, Numbered], Answered]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a finished run's folder")
-    parser.add_argument("file", metavar="FILE", help=f"{FILES} with the rows; -: standard input")
+    parser.add_argument(
+        "file", metavar="FILE", help=f"{FILES} with the rows, or a folder of recordings; -: standard input"
+    )
     parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
     parser.add_argument("--top-k", metavar="N", type=int, default=0, help="also the N likeliest labels of each row")
     parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
@@ -77,6 +81,10 @@ def run(arguments: argparse.Namespace) -> None:
     predictors = load_predictors(arguments)
     if arguments.top_k < 0:
         raise UserError("--top-k", f"{arguments.top_k}", allowed="1 or more")
+    if isinstance(predictors[0], SequencePredictor):
+        _refuse(arguments, ("text", "top_k", "bits", "rebuild", "names"), "this run answers recordings")
+        predict_recordings(arguments, predictors[0])
+        return
     with readable(arguments.file, "predict") as file:
         table = open_table(file, where="FILE")
         answer = _answer_of(arguments, predictors[0], table)

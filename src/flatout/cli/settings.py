@@ -26,9 +26,9 @@ import lightning as L
 import yaml
 
 from flatout.callbacks.loggers import LOGGERS
-from flatout.cli.dotted_settings import describe_type
 from flatout.config import COMPONENTS, REPLACED, RunConfig
 from flatout.errors import UserError
+from flatout.inference.dotted_settings import describe_type
 from flatout.sweep.again import in_short
 from flatout.sweep.hydra_groups import LauncherSettings, SweeperSettings
 

@@ -24,6 +24,7 @@ _KINDS = (
     ("torch.optim", "Optimizer"),
     ("torch.optim.lr_scheduler", "LRScheduler"),
     ("torch.utils.data", "Dataset"),
+    ("lightning.pytorch", "LightningDataModule"),
     ("lightning.pytorch.callbacks", "Callback"),
     ("lightning.pytorch.loggers", "Logger"),
     ("torchmetrics", "Metric"),

@@ -62,8 +62,9 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     from flatout.perf.tune.tuning import Found, device_key, measured_for, override_line, smallest
     from flatout.run.build import RunBuilder
     from flatout.run.launch import devices_wanted
-    from flatout.run.run import prepare_data, share_processor
+    from flatout.run.run import prepare_data
     from flatout.run.run_folder import unwritten_run
+    from flatout.run.stages import share_processor
 
     build = RunBuilder(config)
     numbers = devices_wanted(build.trainer)

@@ -1,4 +1,4 @@
-"""Text data for a Lightning Trainer; a name is imported when it is first used."""
+"""Texts and sequences for a Lightning Trainer; a name is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import importlib
 from typing import Any
 
 _PLACES = {
+    "SequenceData": "flatout.data.sequence_data",
+    "SequenceDataConfig": "flatout.data.sequences.settings",
+    "SequenceInfo": "flatout.data.sequences.info",
     "TextData": "flatout.data.text_data",
     "TagData": "flatout.data.tag_data",
     "TextDataConfig": "flatout.data.text",

@@ -23,6 +23,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from flatout.distributed.ddp_internals import leave_out_of_ddp
 from flatout.engine import lightning_internals as internals
 from flatout.engine.gradients import clip_divisor, clip_gradients, gradient_is_finite, gradient_length, is_fused
 from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
@@ -346,12 +347,13 @@ class FastLoop(Callback):
         is_known = isinstance(strategy, SingleDeviceStrategy | DDPStrategy)
         is_scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         is_lean = is_known and not is_scaled and strategy.root_device.type == "cpu"
-        self._lean[:] = [each for each in self.module.modules() if is_lean and isinstance(each, LeanEmbedding)]
+        lean = [each for each in self.module.modules() if is_lean and isinstance(each, LeanEmbedding)]
+        tables = {id(embedding.weight) for embedding in lean}
+        names = [name for name, weight in self.module.named_parameters() if id(weight) in tables]
+        may_leave_out = leave_out_of_ddp(self.module, names) or not isinstance(strategy, DDPStrategy)
+        self._lean[:] = lean if may_leave_out else []
         for embedding in self._lean:
             embedding.keeps_gradient = True
-        tables = {id(embedding.weight) for embedding in self._lean}
-        names = [name for name, weight in self.module.named_parameters() if id(weight) in tables]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.module, names)
 
 
 def _bound(hook: Callable[..., Any], *first: Any) -> Callable[..., Any]:

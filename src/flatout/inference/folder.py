@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -17,13 +17,13 @@ from flatout.errors import UserError, require
 _MOST_CHARACTERS = 50_000_000
 WEIGHTS, SETTINGS, LABELS = "model.safetensors", "config.json", "labels.json"
 
-KINDS = {
-    "BiLSTMConfig": "bilstm",
-    "TextCNNConfig": "textcnn",
-    "BitMLPConfig": "bitmlp",
-    "TransformerConfig": "transformer",
-}
-"""Kinds of models by the names of their Configs; a folder needs no code of a model."""
+
+class Answers(Protocol):
+    """What answers for new rows after training."""
+
+    def predict(self, rows: Sequence[Any]) -> list[Any]: ...
+
+    def save(self, folder: Path, model_config: Any) -> None: ...
 
 
 class ModelFolder:
@@ -50,10 +50,12 @@ class ModelFolder:
             settings = self.read_json(SETTINGS)
             what = f"{SETTINGS} holds no settings of a model"
             require(isinstance(settings, dict) and settings.get("schema") == 1, str(self.path), what)
-            kind = settings["model"]["kind"]
-            kinds = list(KINDS.values())
-            require(kind in kinds, f"{self.path}: {SETTINGS}", f"no model {kind!r}", allowed=", ".join(kinds))
             return settings
+
+    @property
+    def settings_file(self) -> str:
+        """The file of the settings, for messages."""
+        return f"{self.path}: {SETTINGS}"
 
     def weights(self) -> dict[str, Tensor]:
         return load_file(self.path / WEIGHTS)
@@ -83,13 +85,15 @@ class ModelFolder:
             where, what = f"{self.path}", f"no model that can be read ({type(error).__name__}: {reason})"
             raise UserError(where, what, hint=hint) from error
 
-    def write(self, model: nn.Module, model_config: Any, labels: list[str], settings: dict[str, Any]) -> None:
-        """`model_config` must be of a class in KINDS."""
+    def write(
+        self, model: nn.Module, kind: str, model_config: Any, labels: list[str], settings: dict[str, Any]
+    ) -> None:
+        """`kind`: the name of the Config's class among the models."""
         self.path.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
         save_file(tensors, self.path / WEIGHTS)
         self.write_json(LABELS, labels)
-        described = {"kind": KINDS[type(model_config).__name__], "config": asdict(model_config)}
+        described = {"kind": kind, "config": asdict(model_config)}
         self.write_json(SETTINGS, {"schema": 1, "model": described, **settings})
 
     def write_json(self, name: str, value: Any) -> None:

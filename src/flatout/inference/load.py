@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import cast
 
 import pyarrow.compute as pc
 import torch
@@ -17,22 +16,17 @@ from flatout.bits.task import GramDecoder
 from flatout.engine.precision import Precision
 from flatout.errors import UserError
 from flatout.inference.folder import ModelFolder
+from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
 from flatout.inference.text import Predictor
 from flatout.models.encoder.transformer import Transformer
 from flatout.tasks.classification import Classifier
+from flatout.tasks.sequences import SequenceLabeller, SequenceRegressor
 from flatout.tasks.tagging import Tagger
 from flatout.tasks.task import Task
 
+AnyPredictor = Predictor | GramPredictor | TagPredictor | SequencePredictor
 _TEXTS_READ = 131_072
-
-
-class Answers(Protocol):
-    """What answers for new rows after training."""
-
-    def predict(self, rows: Sequence[Any]) -> list[Any]: ...
-
-    def save(self, folder: Path, model_config: Any) -> None: ...
 
 
 def answering_devices(names: str = "auto") -> list[torch.device]:
@@ -50,23 +44,27 @@ def answering_devices(names: str = "auto") -> list[torch.device]:
 
 def load_predictor(
     run: str | Path, device: str | torch.device = "cpu", precision: Precision = Precision.auto
-) -> Predictor | GramPredictor | TagPredictor:
+) -> AnyPredictor:
     """The best model of a run, of whichever kind the run was."""
     problem = ModelFolder.find(run).settings().get("problem")
-    predictor: Predictor | GramPredictor | TagPredictor
+    predictor: AnyPredictor
     if problem == GramPredictor.problem:
         predictor = GramPredictor.load(run, device)
     elif problem == TagPredictor.problem:
         predictor = TagPredictor.load(run, device)
+    elif problem == SequencePredictor.problem:
+        predictor = SequencePredictor.load(run, device)
     else:
         predictor = Predictor.load(run, device)
     predictor.precision = precision
     return predictor
 
 
-def build_predictor(task: Task) -> Predictor | GramPredictor | TagPredictor:
+def build_predictor(task: Task) -> AnyPredictor:
     """What answers for new rows with a trained task."""
     network, info = task.model.eval(), task.info
+    if isinstance(task, SequenceRegressor | SequenceLabeller):
+        return SequencePredictor.of(task, info)
     if isinstance(task, GramDecoder):
         return _gram_predictor(task, info)
     if isinstance(task, Tagger):

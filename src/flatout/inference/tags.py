@@ -21,8 +21,9 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tokens.subwords import EncodedWords, Subwords
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError
+from flatout.inference.encoder_folder import TOKENIZER, load_encoder, save_encoder
 from flatout.inference.folder import ModelFolder
-from flatout.inference.text import TOKENIZER, load_encoder, save_encoder
+from flatout.models import kind_of
 from flatout.models.encoder.transformer import Outputs, Transformer
 
 
@@ -105,7 +106,7 @@ class TagPredictor:
             "temperature": self.temperature,
             "data": {"max_length": self.max_length, "columns": asdict(self.roles)},
         }
-        ModelFolder(folder).write(self.model, model_config, self.names, settings)
+        ModelFolder(folder).write(self.model, kind_of(model_config), model_config, self.names, settings)
         save_encoder(folder, self.model)
         (folder / TOKENIZER).write_text(self.vocabulary.to_json(), encoding="utf-8")
 

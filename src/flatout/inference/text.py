@@ -16,7 +16,6 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from flatout.cli.dotted_settings import built
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import Layout, PlanSettings
@@ -26,14 +25,14 @@ from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.data.store.store import Ragged, StoreSplit
 from flatout.data.tables.roles import Roles
-from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, read_encoder
+from flatout.data.tokens.subwords import PAIR, Encoder, read_encoder
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError
+from flatout.inference.dotted_settings import built
+from flatout.inference.encoder_folder import TOKENIZER, load_encoder, save_encoder, without_files
 from flatout.inference.folder import ModelFolder
-from flatout.models import MODELS
+from flatout.models import kind_of, model_class
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
-
-TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,10 @@ class Predictor:
         described, data = settings["model"], settings["data"]
         columns = data["columns"]
         roles = Roles(tuple(columns["texts"]), columns["label"], columns["join"])
-        config: Any = built(MODELS[described["kind"]], {**described["config"], **_without_files(described["config"])})
+        config: Any = built(
+            model_class(described["kind"], folder.settings_file),
+            {**described["config"], **without_files(described["config"])},
+        )
         if isinstance(config, TransformerConfig):
             outputs = Outputs(classes, settings["problem"])
             model: nn.Module = load_encoder(folder, outputs, separator=roles.join == PAIR)[0]
@@ -116,7 +118,7 @@ class Predictor:
                 "label_delimiter": self.label_delimiter,
             },
         }
-        ModelFolder(folder).write(self.model, model_config, self.labels.classes, settings)
+        ModelFolder(folder).write(self.model, kind_of(model_config), model_config, self.labels.classes, settings)
         if isinstance(self.model, Transformer):
             save_encoder(folder, self.model)
         (folder / TOKENIZER).write_text(self.vocabulary.to_json(), encoding="utf-8")
@@ -172,25 +174,3 @@ class Predictor:
         layout = Layout(getattr(self.model, "layout", Layout.flat))
         plan = PlanSettings(rows_per_batch=rows_per_batch, layout=layout, shuffle=False)
         return iter(Feed(split, plan, device=next(self.model.parameters()).device))
-
-
-def save_encoder(folder: Path, model: Transformer) -> None:
-    """Beside the weights, what transformers needs to build the same encoder."""
-    ModelFolder(folder).write_json(ENCODER, model.described.to_diff_dict())
-
-
-def load_encoder(folder: ModelFolder, outputs: Outputs, *, separator: bool) -> tuple[Transformer, Subwords]:
-    """An encoder with its weights, and its tokenizer; `separator` says whether its rows are pairs."""
-    described = folder.settings()["model"]
-    config = built(TransformerConfig, {**described["config"], **_without_files(described["config"])})
-    vocabulary = read_encoder((folder.path / TOKENIZER).read_text(encoding="utf-8"))
-    assert isinstance(vocabulary, Subwords)
-    model = config.rebuild(outputs, folder.read_json(ENCODER), vocabulary.frame.separator if separator else None)
-    model.load_state_dict(folder.weights())
-    return model, vocabulary
-
-
-def _without_files(config: dict[str, Any]) -> dict[str, Any]:
-    """Settings that name files which are needed only to begin training."""
-    without = {"vectors": None, "freeze_vectors": False, "pretrained": None}
-    return {name: value for name, value in without.items() if name in config}

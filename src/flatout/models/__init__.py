@@ -1,13 +1,34 @@
 """The models and the names by which `conf/model/` reaches them."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.errors import UserError
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
+from flatout.models.rnn import RNNConfig
 from flatout.models.textcnn import TextCNNConfig
+from flatout.models.window_mlp import WindowMLPConfig
 
 MODELS: dict[str, type] = {
     "bilstm": BiLSTMConfig,
     "textcnn": TextCNNConfig,
     "bitmlp": BitMLPConfig,
     "transformer": TransformerConfig,
+    "rnn": RNNConfig,
+    "window_mlp": WindowMLPConfig,
 }
+
+
+def model_class(kind: str, where: str) -> Any:
+    """The Config class of a name that a file gives; `where`: the file."""
+    if kind not in MODELS:
+        raise UserError(where, f"no model {kind!r}", allowed=", ".join(MODELS))
+    return MODELS[kind]
+
+
+def kind_of(config: object) -> str:
+    """The name of a Config's class."""
+    return next(name for name, each in MODELS.items() if type(config) is each)

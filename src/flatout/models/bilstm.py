@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from flatout.errors import as_choice, require
 from flatout.models.flops import Lengths, Product, look_up, through, training_flops
 from flatout.models.pooling import Pool, Pooling
+from flatout.models.turned_places import turned_places
 from flatout.models.vectors import load_vectors
 
 if TYPE_CHECKING:
@@ -136,14 +137,6 @@ class _Layer(nn.Module):
         ahead_BLH, _ = self.ahead(inputs_BLE)
         back_BLH, _ = self.back(_turn(inputs_BLE, turned))
         return torch.cat([ahead_BLH, _turn(back_BLH, turned)], -1)
-
-
-def turned_places(lengths_B: Tensor, longest: int) -> Tensor:
-    """`[B*L]`: for each place of the batch the one it takes when each row is turned round by itself; padding stays."""
-    places_L = torch.arange(longest, device=lengths_B.device)
-    turned_BL = lengths_B.unsqueeze(1) - 1 - places_L
-    starts_B = torch.arange(lengths_B.shape[0], device=lengths_B.device) * longest
-    return (torch.where(turned_BL >= 0, turned_BL, places_L) + starts_B.unsqueeze(1)).flatten()
 
 
 def _turn(states_BLD: Tensor, turned: Tensor | None) -> Tensor:

@@ -31,6 +31,7 @@ def write_page(
     summary: Mapping[str, Any],
     curves: Sequence[Mapping[str, str]],
     per_class: Sequence[Mapping[str, Any]],
+    answers: Sequence[Chart] = (),
 ) -> Path:
     """Write `report.html` into a run folder."""
     config = folder / "config.yaml"
@@ -43,6 +44,7 @@ def write_page(
         figures=[*_metric_tiles(summary), *_speed_tiles(summary)],
         verdict=verdict_text(summary["verdict"]),
         curves=_charts(curves),
+        answers=answers,
         times=_times(summary["speed"]["step_ms"]),
         card=gpu_text(summary["speed"]["gpu"]),
         choices=[[choice[name] for name in ("name", "value", "why", "evidence")] for choice in summary["choices"]],

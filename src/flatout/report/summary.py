@@ -37,7 +37,7 @@ def empty_summary() -> dict[str, Any]:
         "data": {
             "source": None,
             "rows": _nulls("train val test"),
-            **_nulls("classes tokens mean_length truncated_rows columns lengths checks"),
+            **_nulls("classes tokens mean_length truncated_rows columns lengths checks sequences"),
             "cache": _nulls("key hit seconds"),
         },
         "model": _nulls("name parameters trainable"),

@@ -22,26 +22,30 @@ from flatout.callbacks.progress_line import ProgressLine
 from flatout.callbacks.run_curves import Listener, MetricsFile, RunCurves
 from flatout.callbacks.step_timer import StepTimer
 from flatout.callbacks.throughput import Throughput
-from flatout.checkpoints.exact import CHECKPOINTS, Checkpoints
+from flatout.checkpoints.exact import ExactCheckpoint
 from flatout.checkpoints.find_checkpoint import Start
+from flatout.checkpoints.kept import CHECKPOINTS
+from flatout.checkpoints.settings import best_mode
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds
-from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import Layout
 from flatout.data.plans import Placement
 from flatout.data.problem import Problem
+from flatout.data.sequence_data import SequenceData
+from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.store_data import StoreData
 from flatout.data.tag_data import TagData
 from flatout.data.text_data import TextData
 from flatout.distributed.ranks import Ranks
 from flatout.distributed.signals import Signals
-from flatout.engine.compile import CompileChoice, choose_compile, compile_in_place, compiles_layers, is_compiled
+from flatout.engine.compile import is_compiled
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.lightning_internals import disable_signal_handling, silence_unused_hooks
 from flatout.engine.optimizer import ScaleRate
 from flatout.engine.precision import Precision, PrecisionChoice, choose_precision
 from flatout.engine.run_length import batches_in_epoch, whole_steps
 from flatout.errors import UserError
+from flatout.perf.tune.child import Child
 from flatout.perf.tune.probe import Parts
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.tuning import Question, RunSettings, is_typed, of_all_devices, override_line
@@ -51,8 +55,10 @@ from flatout.report.hyperparameters import compared_settings
 from flatout.report.plain import plain
 from flatout.report.summary import read_summary
 from flatout.run import trainer as trainers
+from flatout.run.compiling import compile_network
 from flatout.run.learning_rate import set_rate
 from flatout.run.model_memory import require_memory
+from flatout.run.own_settings import OwnSettings
 from flatout.run.resume import RunRequest
 from flatout.run.run_folder import RunFolder, RunTitle, unwritten_run
 from flatout.run.trainer import Training
@@ -60,6 +66,7 @@ from flatout.run_log import RunLog
 from flatout.tasks.classification import Classifier
 from flatout.tasks.metrics import TaskMetrics, monitored_metric, require_metric
 from flatout.tasks.networks import report_network
+from flatout.tasks.sequences import sequence_metrics, sequence_task
 from flatout.tasks.tagging import METRICS as TAG_METRICS
 from flatout.tasks.tagging import Tagger
 from flatout.tasks.task import Task
@@ -102,6 +109,30 @@ class RunBuilder:
     @property
     def resume_anyway(self) -> bool:
         return self.config.resume_anyway
+
+    @property
+    def has_own_parts(self) -> bool:
+        """Whether the user's own LightningModule or DataModule trains."""
+        return self.config.has_own_parts
+
+    @property
+    def own_settings(self) -> OwnSettings:
+        """What a run of the user's own parts needs of these settings."""
+        config = self.config
+        is_ours = not isinstance(config.data, L.LightningDataModule)
+        return OwnSettings(
+            module=config.task,
+            data=data_class(config.data).of(config.data, seed=config.seed) if is_ours else config.data,
+            trainer=config.trainer,
+            checkpoint=config.checkpoint,
+            callbacks=config.callbacks,
+            logger=config.logger,
+            name=config.name,
+            flush_every=config.monitor.flush_every,
+            progress=config.monitor.progress,
+            profile=config.monitor.profile,
+            not_finite=config.optim.not_finite,
+        )
 
     @property
     def has_own_network(self) -> bool:
@@ -216,31 +247,13 @@ class RunBuilder:
         feeds: Feeds,
         precision: PrecisionChoice,
         ranks: Ranks,
-        log: RunLog,
+        folder: RunFolder,
         before: dict[str, Any] | None,
     ) -> None:
-        """Compile the network where that is asked for, or an encoder's layers where that was measured to pay.
-
-        `before`: what the run that resumes here has chosen, so that it computes to its end as it began.
-        """
-        device, plan = feeds.train.device, feeds.train.plan
-        if self.config.compile:
-            compile_in_place(task.model, device)
-            log.decision("compile", True, "asked for", "the first step waits for it")
-        if self.config.compile is not None or not compiles_layers(task.model):
-            return
-        if before is not None:
-            choice = CompileChoice(before["value"], before["why"], before["evidence"])
-            if choice.value:
-                compile_in_place(task.model, device)
-        elif ranks.are_several:
-            choice = CompileChoice(False, "compile=auto measures on one device", "compile=true compiles on several")
-        else:
-            rows = plan.rows_per_batch * float(feeds.train.split.lengths(TOKENS).mean())
-            tokens = int(min(rows, plan.tokens_per_batch or rows))
-            passes = (task.total_steps or 1) * plan.accumulate
-            choice = choose_compile(task.model, device, precision.precision, tokens=tokens, passes=passes)
-        log.decision("compile", choice.value, choice.why, choice.evidence)
+        """Compile the network where the settings say so, or its layers where that pays; `before`: a resumed choice."""
+        compile_network(
+            task, feeds, precision, folder, asked=self.config.compile, may_measure=not ranks.are_several, before=before
+        )
 
     # Measured settings.
 
@@ -254,8 +267,8 @@ class RunBuilder:
         counts_time: bool = True,
     ) -> Question:
         """What these settings leave open."""
-        build = self.probe(ranks, device)
-        return Question(self.open_settings, data.store, ranks, device, overrides, build, counts_time)
+        prober = Child(self.probe(ranks, device), torch.get_num_threads())
+        return Question(self.open_settings, data.store, ranks, device, overrides, prober, counts_time)
 
     @property
     def open_settings(self) -> RunSettings:
@@ -377,16 +390,17 @@ class RunBuilder:
         every = config.monitor.flush_every
         timer, throughput = StepTimer(callbacks=config.callbacks), Throughput()
         curves = RunCurves(listeners, every, timer=timer, throughput=throughput, monitor=monitor)
-        checkpoints = Checkpoints(
+        checkpoints = ExactCheckpoint(
             folder.path / CHECKPOINTS,
-            config.checkpoint,
-            metric,
-            feed=feed,
-            batches_in_epoch=in_epoch,
+            every_steps=config.checkpoint.every_steps,
+            every_minutes=config.checkpoint.every_minutes,
+            monitor=f"val/{metric}",
+            mode=best_mode(metric),
+            min_delta=config.checkpoint.min_delta,
             about=about,
             signals=signals,
             others_draw=bool(config.callbacks),
-            clock=curves.clock,
+            log=folder,
         )
         settings = {
             **trainers.lightning_defaults(precision, ranks, folder.path),
@@ -478,13 +492,17 @@ def data_class(config: Any) -> type[StoreData[Any, Any]]:
     """The DataModule of some data settings."""
     if isinstance(config, BitsDataConfig):
         return BitData
+    if isinstance(config, SequenceDataConfig):
+        return SequenceData
     return TagData if config.problem is Problem.tags else TextData
 
 
-def task_class(config: Any) -> type[Classifier] | type[Tagger] | type[GramDecoder]:
+def task_class(config: Any) -> Callable[..., Task]:
     """The LightningModule for some data settings."""
     if isinstance(config, BitsDataConfig):
         return GramDecoder
+    if isinstance(config, SequenceDataConfig):
+        return sequence_task(config)
     return Tagger if config.problem is Problem.tags else Classifier
 
 
@@ -492,6 +510,8 @@ def usual_metric(config: Any) -> str:
     """The metric that decides unless the settings name one."""
     if isinstance(config, BitsDataConfig):
         return "dice"
+    if isinstance(config, SequenceDataConfig):
+        return sequence_metrics(config)[0]
     return "f1" if config.problem is Problem.tags else monitored_metric(config.problem)
 
 
@@ -499,6 +519,8 @@ def metric_names(config: Any) -> list[str]:
     """The metrics of some data settings."""
     if isinstance(config, BitsDataConfig):
         return [*NAMES, "loss"]
+    if isinstance(config, SequenceDataConfig):
+        return sequence_metrics(config)
     if config.problem is Problem.tags:
         return [*TAG_METRICS, "loss"]
     return [*TaskMetrics.build(config.problem, ["no", "yes"]).names(), "loss"]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
 from flatout.callbacks.profile_steps import TABLE, TRACE
-from flatout.checkpoints.exact import CHECKPOINTS
+from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.data.batches.feed import Feeds
 from flatout.distributed.ranks import Ranks
 from flatout.engine.peaks import measured_peak
-from flatout.inference.load import Answers
+from flatout.inference.folder import Answers
 from flatout.report.closing import print_closing
 from flatout.report.dashboard import write_dashboard
+from flatout.report.figures import Chart
 from flatout.report.page import read_curves, write_page
 from flatout.run.run_folder import RunFolder
 from flatout.run.trainer import Training
@@ -41,13 +43,29 @@ def save_model(predictor: Answers, network: Any, folder: RunFolder) -> None:
 
 def summarise(folder: RunFolder, task: Task, feeds: Feeds, training: Training, seconds: float) -> None:
     """Fill the summary with what was trained, on what, and how fast."""
+    rows_per_step = feeds.train.plan.rows_per_batch * feeds.train.plan.parts
+    summarise_speed(
+        folder, task.model, training, seconds, rows_per_step=rows_per_step, counts_tokens=task.counts_tokens
+    )
+
+
+def summarise_speed(
+    folder: RunFolder,
+    model: nn.Module,
+    training: Training,
+    seconds: float,
+    *,
+    rows_per_step: int,
+    counts_tokens: bool = False,
+) -> None:
+    """Fill the summary for any model."""
     summary, curves = folder.summary, training.curves
     throughput, timer = curves.throughput, curves.timer
     rates = throughput.total.values()
-    parameters = list(task.model.parameters())
+    parameters = list(model.parameters())
     count = sum(parameter.numel() for parameter in parameters)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    summary.update("model", {"name": type(task.model).__name__, "parameters": count, "trainable": trained})
+    summary.update("model", {"name": type(model).__name__, "parameters": count, "trainable": trained})
     if (peak := throughput.peak) is not None:
         summary.update("hardware", {"peak_tflops": peak.tflops, "peak_source": peak.source})
     summary.update(
@@ -55,14 +73,14 @@ def summarise(folder: RunFolder, task: Task, feeds: Feeds, training: Training, s
         {
             "epochs": curves.epochs,
             "steps": curves.steps,
-            "rows_per_step": feeds.train.plan.rows_per_batch * feeds.train.plan.parts,
+            "rows_per_step": rows_per_step,
             "seconds": round(seconds, 2),
             "seconds_to_first_step": timer.seconds_to_first_step,
             "skipped_steps": len(training.loop.skipped),
             "out_of_memory": training.loop.passes.times_out,
         },
     )
-    for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if task.counts_tokens else ())):
+    for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if counts_tokens else ())):
         summary.set(f"speed.{name}", rates.get(f"speed/{name}", 0.0))
     for name, value in timer.total.values().items():
         summary.set(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value or None)
@@ -88,10 +106,11 @@ def write_reports(
     *,
     settings: dict[str, Any],
     has_tensorboard: bool,
+    charts: Sequence[Chart] = (),
 ) -> None:
     """Write the page, print the closing table, and complete what TensorBoard shows of these settings."""
     values = {**folder.summary.values, "status": "finished"}
-    write_page(folder.path, values, read_curves(folder.path), per_class)
+    write_page(folder.path, values, read_curves(folder.path), per_class, charts)
     artifacts = {"model": "model", "checkpoints": CHECKPOINTS, "page": "report.html", "curves": "metrics.csv"}
     artifacts |= {"trace": TRACE, "operators": TABLE}
     written = {name: path for name, path in artifacts.items() if (folder.path / path).exists()}

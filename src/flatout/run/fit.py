@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from flatout.bits.data import BitsDataConfig
+from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.store_data import StoreData
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError, require
 from flatout.run.build import RunBuilder
 from flatout.run.launch import start
-from flatout.run.run import Result
+from flatout.run.stages import Result
 from flatout.tasks.task import Task
 
 
 def fit(
-    data: TextDataConfig | BitsDataConfig | StoreData[Any, Any] | None = None,
+    data: TextDataConfig | BitsDataConfig | SequenceDataConfig | StoreData[Any, Any] | None = None,
     model: Any = None,
     *,
     epochs: int | None = None,

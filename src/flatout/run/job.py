@@ -12,8 +12,8 @@ from flatout.errors import UserError
 from flatout.run.build import RunBuilder
 from flatout.run.launch import start
 from flatout.run.resume import find_run
-from flatout.run.run import Result
 from flatout.run.run_folder import OVERRIDES
+from flatout.run.stages import Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from flatout.checkpoints.exact import CHECKPOINTS
+from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.distributed.processes import end_with_parent, interrupt_once, redirect_output, warm_start
 from flatout.distributed.ranks import Ranks, cores_here
 from flatout.distributed.signals import asking
@@ -33,10 +33,13 @@ from flatout.errors import EXIT_CODE, RunBroke, UserError, require, write_for_la
 from flatout.inference.load import load_predictor
 from flatout.report.summary import mark_broken, read_summary
 from flatout.run.build import RunBuilder
+from flatout.run.own_parts import run_own_parts
 from flatout.run.resume import find_run, unfinished_before
-from flatout.run.run import Result, run
+from flatout.run.run import run
 from flatout.run.run_folder import new_folder
+from flatout.run.stages import Result
 
+_OWN_SCRIPT = "Leave it out, or train with several devices in your own script."
 _SHUTDOWN_S = 20
 """How long a rank may take to end when another has died, before it is killed."""
 _LATER_S = 2
@@ -64,6 +67,9 @@ def start(build: RunBuilder, *, folder: Path | None = None, overrides: Sequence[
     if chosen["is_finished"]:
         return finished_result(path)
     build = build.resuming(chosen["resume"])
+    if build.has_own_parts:
+        require(are_alone, "trainer.devices", "your own LightningModule trains on one device here", hint=_OWN_SCRIPT)
+        return run_own_parts(build, path, overrides=overrides, number=wanted[0])
     if ranks.are_several or are_alone:
         return run(build, path, overrides=overrides, number=wanted[0])
     return _on_ranks(build, wanted, path, overrides)

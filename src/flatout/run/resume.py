@@ -20,7 +20,8 @@ import torch
 import xxhash
 import yaml
 
-from flatout.checkpoints.exact import CHECKPOINTS, newest_first
+from flatout.checkpoints.kept import CHECKPOINTS, newest_first
+from flatout.checkpoints.same_training import plan_facts
 from flatout.data.batches.feed import Feed
 from flatout.errors import UserError
 from flatout.files import fcntl
@@ -160,18 +161,11 @@ def about_run(
     settings: dict[str, Any], data_key: str, model: torch.nn.Module, feed: Feed, batches_in_epoch: int, precision: str
 ) -> dict[str, Any]:
     """The data, model, plan and settings of a run, as its checkpoints keep them; `settings` as plain values."""
-    plan = feed.plan
     shapes = [(name, list(weight.shape)) for name, weight in model.named_parameters()]
     return {
         "data": data_key,
         "model": xxhash.xxh3_128_hexdigest(json.dumps(shapes).encode()),
-        "plan": {
-            "rows": feed.split.num_rows,
-            "rows a step": None if plan.tokens_per_batch else plan.rows_per_batch * plan.parts,
-            "tokens a step": plan.tokens_per_batch and plan.tokens_per_batch * plan.parts,
-            "steps an epoch": batches_in_epoch // plan.accumulate,
-            "layout": str(plan.layout),
-        },
+        "plan": plan_facts(feed, batches_in_epoch),
         "precision": precision,
         "asked": length_of(settings),
         "settings": deciding_settings(settings),

@@ -20,8 +20,9 @@ from flatout.callbacks.hardware_monitor import HardwareMonitor, hardware_of
 from flatout.callbacks.loggers import RunLoggers
 from flatout.callbacks.profile_steps import ProfileConfig, ProfileSteps
 from flatout.callbacks.run_curves import RunCurves
-from flatout.checkpoints.exact import CheckpointConfig, Checkpoints, best_mode
+from flatout.checkpoints.exact import ExactCheckpoint
 from flatout.checkpoints.folder import FolderCheckpointIO
+from flatout.checkpoints.settings import CheckpointConfig, best_mode
 from flatout.data.batches.feed import free_memory
 from flatout.distributed.ranks import Ranks
 from flatout.engine.fast_loop import FastLoop
@@ -44,7 +45,7 @@ class Training:
     trainer: L.Trainer
     curves: RunCurves
     loggers: RunLoggers
-    checkpoints: Checkpoints
+    checkpoints: ExactCheckpoint
     loop: FastLoop
 
 

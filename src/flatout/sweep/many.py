@@ -15,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from flatout.checkpoints.exact import best_mode
+from flatout.checkpoints.settings import best_mode
 from flatout.errors import RunBroke, UserError, require
 from flatout.report.summary import read_summary, write_atomically
 from flatout.sweep.board import Board

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from flatout.checkpoints.exact import best_mode
+from flatout.checkpoints.settings import best_mode
 from flatout.errors import UserError, require
 from flatout.sweep.board import Board
 from flatout.sweep.confirming import confirm

@@ -8,6 +8,9 @@ from typing import Any
 _PLACES = {
     "Classifier": "flatout.tasks.classification",
     "ClassificationConfig": "flatout.tasks.classification",
+    "SequenceLabeller": "flatout.tasks.sequences",
+    "SequenceRegressor": "flatout.tasks.sequences",
+    "SequenceRegressionConfig": "flatout.tasks.sequences",
     "Tagger": "flatout.tasks.tagging",
     "TaggingConfig": "flatout.tasks.tagging",
     "Task": "flatout.tasks.task",

@@ -22,7 +22,7 @@ from flatout.tasks.calibration import as_two_classes, best_thresholds, calibrate
 from flatout.tasks.class_weights import ClassWeights, balanced, checked, named
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics, monitored_metric
 from flatout.tasks.networks import build_text_network
-from flatout.tasks.task import Task
+from flatout.tasks.task import Task, real_rows
 
 
 @dataclass(kw_only=True, slots=True)
@@ -189,11 +189,6 @@ class Classifier(Task):
             return losses / self.labels.num_outputs
         standardised = (targets - self.labels.mean) / self.labels.spread
         return F.mse_loss(outputs.squeeze(-1), standardised, reduction="sum")
-
-
-def real_rows(values: Tensor, batch: FlatBatch) -> Tensor:
-    """The rows that count; nearly always all of them."""
-    return values if batch.num_real == batch.num_rows else values[: batch.num_real]
 
 
 def _require_classes(labels: Labels, config: ClassificationConfig) -> None:

@@ -45,6 +45,9 @@ BEST_MODE = {
     "word_accuracy": "max",
     "mae": "min",
     "rmse": "min",
+    "max_error": "min",
+    "mse_scaled": "min",
+    "mae_scaled": "min",
 }
 """Whether more or less of a metric is better."""
 

@@ -351,3 +351,8 @@ def _info_of(task: Task) -> Any:
         hint = f"Give the Trainer a datamodule, or pass {name}(network, labels=…) a network that is built."
         raise UserError(name, "no datamodule says how many classes and words there are", hint=hint)
     return info
+
+
+def real_rows(values: Tensor, batch: FlatBatch) -> Tensor:
+    """The rows that count; nearly always all of them."""
+    return values if batch.num_real == batch.num_rows else values[: batch.num_real]

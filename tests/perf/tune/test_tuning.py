@@ -21,7 +21,7 @@ from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.tuning import RunSettings, is_outdated, kept, override_line, smallest
 from flatout.report.summary import read_summary
 from flatout.run.build import RunBuilder
-from flatout.run.run import Result
+from flatout.run.stages import Result
 from tests.cli.test_train import run_train
 from tests.perf.tune.planted import SMALL
 from tests.verbs import verb

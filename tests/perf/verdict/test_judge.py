@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, UserError, fit
 from flatout.bits.data import BitsDataConfig
 from flatout.bits.task import GramsConfig
-from flatout.checkpoints.exact import CHECKPOINTS
+from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind

@@ -27,11 +27,13 @@ from flatout.data.batches.feed_kind import FeedKind
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import TOKENS, Gatherer, Run, cut_run, move_run
 from flatout.data.batches.plan import Plan, PlanSettings, count_batches
+from flatout.data.batches.streams import StreamPlan
 from flatout.data.store.store import StoreSplit
 
 Transform = Callable[[FlatBatch], FlatBatch]
 """A change of a batch that differs in each epoch, such as dropping words."""
 
+AnyPlan = Plan | StreamPlan
 _ROWS_A_RUN = 8192
 _BATCHES_A_RUN = 64
 _RESIDENT_SHARE = 0.3
@@ -94,7 +96,7 @@ class Feed:
         # Lightning asks every loader for these two, and calls `loader.sampler.set_epoch`.
         self.sampler, self.batch_sampler = self, None
         self._lengths = split.lengths(TOKENS)
-        self._num_batches = count_batches(self._lengths, plan)
+        self._num_batches = self._make_plan(0).num_batches if plan.is_stream else count_batches(self._lengths, plan)
         self._gatherer: Gatherer | None = None
 
     def __len__(self) -> int:
@@ -114,7 +116,7 @@ class Feed:
 
     def rows_of_step(self, epoch: int, step: int) -> Rows:
         """Numbers of the rows that all ranks train in one optimizer step of an epoch."""
-        plan = Plan(self._lengths, self.plan, epoch)
+        plan = self._make_plan(epoch)
         return plan.order[plan.bounds[step] : plan.bounds[step + 1]]
 
     def state_dict(self) -> dict[str, int]:
@@ -126,7 +128,7 @@ class Feed:
     def __iter__(self) -> Iterator[FlatBatch]:
         if self.consumed >= len(self) or not self.keeps_position:
             self.consumed = 0
-        plan = Plan(self._lengths, self.plan, self.epoch)
+        plan = self._make_plan(self.epoch)
         batches = self._batches(plan, self.consumed)
         while True:
             asked = time.perf_counter()
@@ -137,18 +139,23 @@ class Feed:
             self.consumed += 1
             yield batch
 
-    def _batches(self, plan: Plan, start: int) -> Iterator[FlatBatch]:
+    def _make_plan(self, epoch: int) -> AnyPlan:
+        if self.plan.is_stream:
+            return StreamPlan(self._lengths, self.split.fixed("recording"), self.plan, epoch)
+        return Plan(self._lengths, self.plan, epoch)
+
+    def _batches(self, plan: AnyPlan, start: int) -> Iterator[FlatBatch]:
         if self.kind is FeedKind.workers:
             return self._from_workers(plan, start)
         runs = self._runs_ahead(plan, start) if self.kind is FeedKind.threaded else self._runs(plan, start)
         batches = (batch for run in runs for batch in cut_run(run))
         return batches if self.transform is None else map(self.transform, batches)
 
-    def _runs(self, plan: Plan, start: int) -> Iterator[Run]:
+    def _runs(self, plan: AnyPlan, start: int) -> Iterator[Run]:
         gatherer = self._gather_on(self.device)
         return (gatherer.run(plan.batches(*span)) for span in self._spans(plan, start))
 
-    def _runs_ahead(self, plan: Plan, start: int) -> Iterator[Run]:
+    def _runs_ahead(self, plan: AnyPlan, start: int) -> Iterator[Run]:
         gatherer = self._gather_on(torch.device("cpu"))
 
         def make(span: tuple[int, int]) -> Run:
@@ -163,7 +170,7 @@ class Feed:
             if ahead is not None:
                 yield ahead.result()
 
-    def _from_workers(self, plan: Plan, start: int) -> Iterator[FlatBatch]:
+    def _from_workers(self, plan: AnyPlan, start: int) -> Iterator[FlatBatch]:
         loader = DataLoader(
             _PlannedBatches(self.split, plan, self.transform),
             sampler=range(start, plan.num_batches),
@@ -189,7 +196,7 @@ class Feed:
             self._gatherer = Gatherer(self.split, device)
         return self._gatherer
 
-    def _spans(self, plan: Plan, start: int) -> Iterator[tuple[int, int]]:
+    def _spans(self, plan: AnyPlan, start: int) -> Iterator[tuple[int, int]]:
         """Runs of batches of some ten thousand rows; the first is a single batch, so that training starts at once."""
         rows_a_batch = max(1, len(plan.order) // max(1, plan.num_batches * self.plan.world))
         step = min(self.batches_a_run, max(1, _ROWS_A_RUN // rows_a_batch))
@@ -221,7 +228,7 @@ def _end_with(parent: int, number: int) -> None:
 class _PlannedBatches(Dataset[FlatBatch]):
     """One batch by its number: what a worker process makes."""
 
-    def __init__(self, split: StoreSplit, plan: Plan, transform: Transform | None) -> None:
+    def __init__(self, split: StoreSplit, plan: AnyPlan, transform: Transform | None) -> None:
         self.plan, self.transform = plan, transform
         self.gatherer = Gatherer(split, torch.device("cpu"))
 

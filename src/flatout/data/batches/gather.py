@@ -57,6 +57,28 @@ class HostColumn:
         return torch.from_numpy(values), torch.from_numpy(np.append(0, ends))
 
 
+class SeriesColumn:
+    """Runs of samples, `[T, C]` numbers, in the host's memory; rows may overlap."""
+
+    def __init__(self, column: Ragged) -> None:
+        self.lengths, self.offsets, self.values = column.lengths, column.offsets, column.values
+
+    def gather(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Samples of those rows one after the other, and `[R+1]` where each row begins."""
+        offsets = np.append(0, np.cumsum(lengths))
+        width = self.values.shape[1]
+        longest = int(lengths.max()) if len(lengths) else 0
+        if longest * len(rows) == offsets[-1]:  # rows of one length are copied whole
+            shape, strides = (len(self.values) - longest + 1, longest, width), self.values.strides
+            windows = np.lib.stride_tricks.as_strided(self.values, shape, (strides[0], *strides), writeable=False)
+            values = windows[self.offsets[rows]].reshape(-1, width)
+        else:
+            index = np.repeat(self.offsets[rows] - offsets[:-1], lengths)
+            index += np.arange(len(index))
+            values = self.values.take(index, axis=0, mode="clip")
+        return torch.from_numpy(values), torch.from_numpy(offsets)
+
+
 class DeviceColumn:
     """A ragged column in a device's memory; its lengths stay on the host as well."""
 
@@ -83,11 +105,13 @@ class DeviceColumn:
         return values_T, torch.nn.functional.pad(ends_R, (1, 0))
 
 
-def column_on(column: Ragged | Array, device: torch.device) -> HostColumn | DeviceColumn | FixedColumn:
+def column_on(column: Ragged | Array, device: torch.device) -> HostColumn | SeriesColumn | DeviceColumn | FixedColumn:
     """A column of values a row, where the device can gather it."""
     if not isinstance(column, Ragged):
         return FixedColumn(column, device)
-    return HostColumn(column) if device.type == "cpu" else DeviceColumn(column, device)
+    if device.type != "cpu":
+        return DeviceColumn(column, device)
+    return HostColumn(column) if column.values.ndim == 1 else SeriesColumn(column)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -51,6 +51,8 @@ class PlanSettings:
     """Which of the `world` plans this is."""
     world: int = 1
     """Ranks that share each step."""
+    is_stream: bool = False
+    """Whether rows continue each other: a recording's chunks stand in batches one after the other."""
     megabatch_steps: int = 100
     """Steps' worth of random rows that are sorted together when the layout pads."""
 

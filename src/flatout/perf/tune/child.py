@@ -22,8 +22,8 @@ from flatout.distributed.processes import end_with_parent, use_own_resource_trac
 from flatout.engine.allocator import keep_freed_memory
 from flatout.errors import UserError
 from flatout.perf.tune.answers import NoAnswer
-from flatout.perf.tune.learning_rate import range_test
 from flatout.perf.tune.probe import Parts, about, feeds_alone, losses, measure
+from flatout.perf.tune.range_test import range_test
 
 Build = Callable[[], Parts]
 """Makes what would be trained; pickled by its name."""

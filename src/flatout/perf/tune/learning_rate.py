@@ -8,26 +8,13 @@ only; for an encoder that is fine-tuned over hours, what its authors recommend i
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-import lightning as L
-
-from flatout.data.feeding import FeedKind
-from flatout.engine.fast_loop import fast_loop_of
-from flatout.engine.optimizer import NotFinite, ScaleRate, Schedule
-from flatout.engine.precision import Precision, fast_fp32_products
-from flatout.errors import UserError
-from flatout.perf.tune.probe import Parts, feed_of, probing_trainer, without_advice
+from dataclasses import dataclass
 
 STEPS = 80
 LEAST, MOST = 1e-6, 1.0
 _MEMORY = 0.9
-_RISEN = 4.0
-"""So many times its least the smoothed loss may be before the test is over."""
-_LEAST_STEPS = 12
+LEAST_STEPS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,61 +24,6 @@ class Suggestion:
     rate: float
     why: str
     evidence: str
-
-
-def range_test(parts: Parts, *, feed: str, precision: str, rows: int, accumulate: int, until: float) -> dict[str, Any]:
-    """Rates and losses of steps whose rate rises from step to step."""
-    plan = replace(parts.plan, rows_per_batch=rows, accumulate=accumulate)
-    task, before = parts.task, parts.task.optim
-    rising = _Rising(until)
-    # The rate is the test's own; a loss that is no number is its natural end.
-    task.optim = replace(
-        before,
-        lr=LEAST,
-        schedule=Schedule.constant,
-        warmup=0.0,
-        scale_lr=ScaleRate.none,
-        not_finite=NotFinite.skip,
-    )
-    trainer = probing_trainer(parts, Precision(precision), accumulate, [rising], not_finite=NotFinite.skip)
-    try:
-        with fast_fp32_products(Precision(precision), parts.device), without_advice():
-            trainer.fit(task, train_dataloaders=feed_of(parts, FeedKind(feed), plan))
-    except UserError:
-        pass  # many steps that were not finite, one after the other
-    finally:
-        task.optim = before
-    return {"rates": rising.rates, "losses": rising.losses}
-
-
-class _Rising(L.Callback):
-    """Sets the rate of each step, and ends when the loss has risen."""
-
-    def __init__(self, until: float) -> None:
-        self.until = until
-        self.rates: list[float] = []
-        self.losses: list[float] = []
-        self.loop: Any = None
-        self._rate = LEAST
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self.loop = fast_loop_of(trainer)
-
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._rate = LEAST * (MOST / LEAST) ** (len(self.rates) / (STEPS - 1))
-        for group in trainer.optimizers[0].param_groups:
-            group["lr"] = self._rate * group["lr_share"]
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if not batch.ends_step:
-            return
-        loss = float(self.loop.losses.last)
-        self.rates.append(self._rate)
-        self.losses.append(loss)
-        seen = smoothed(self.losses)
-        has_risen = len(seen) > _LEAST_STEPS and (not math.isfinite(seen[-1]) or seen[-1] > _RISEN * abs(min(seen)))
-        if has_risen or not math.isfinite(loss) or len(self.rates) == STEPS or time.time() > self.until:
-            trainer.should_stop = True
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
@@ -106,7 +38,7 @@ def smoothed(losses: Sequence[float]) -> list[float]:
 def suggested(rates: Sequence[float], losses: Sequence[float]) -> Suggestion | None:
     """The rate at which the smoothed loss falls fastest; None where it does not fall."""
     kept = [(rate, loss) for rate, loss in zip(rates, losses, strict=True) if math.isfinite(loss)]
-    if len(kept) < _LEAST_STEPS:
+    if len(kept) < LEAST_STEPS:
         return None
     rates, seen = [rate for rate, _ in kept], smoothed([loss for _, loss in kept])
     lowest = min(range(len(seen)), key=lambda place: seen[place])

@@ -46,6 +46,8 @@ class Asked:
     """Rows of one device in an optimizer step."""
     num_rows: int
     """Rows of the training split."""
+    most_rows: int | None = None
+    """Most rows at once that may be chosen; None: what fits."""
     planned_steps: int
     kept: dict[str, str] = field(default_factory=dict)
     """Settings that are not looked at, by their keys, and why; empty without a reason to print."""
@@ -184,7 +186,8 @@ class Search:
         else:
             most = max(self.asked.start.rows, self.asked.num_rows // _LEAST_STEPS_AN_EPOCH)
             sizes = [*divisors(self.asked.start.rows), *doublings(2 * self.asked.start.rows, most)]
-        return [rows for rows in sizes if self._most is None or rows <= self._most] or sizes[:1]
+        limits = [most for most in (self._most, self.asked.most_rows) if most is not None]
+        return [rows for rows in sizes if all(rows <= most for most in limits)] or sizes[:1]
 
     def _with_rows(self, setting: Setting, rows: int) -> Setting:
         is_kept = self.settings.effective_batch is StepRows.kept

@@ -33,9 +33,8 @@ from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_pr
 from flatout.engine.run_length import planned_steps
 from flatout.perf.notes import device_name
 from flatout.perf.tune.answers import Answers, AnswerStore, Choice
-from flatout.perf.tune.child import Build, Child
 from flatout.perf.tune.probe import Setting
-from flatout.perf.tune.search import Asked, Search, allowed_seconds
+from flatout.perf.tune.search import Asked, Prober, Search, allowed_seconds
 from flatout.perf.tune.settings import TuneConfig
 from flatout.report.plain import plain
 
@@ -81,8 +80,8 @@ class Question:
     device: torch.device
     overrides: Sequence[str]
     """What was typed: it stays."""
-    build: Build
-    """Makes the parts of the run, elsewhere."""
+    prober: Prober
+    """Measures the parts of the run, in another process."""
     counts_time: bool = True
     """Whether the expected run bounds the time; false for a search alone."""
 
@@ -117,7 +116,7 @@ def measured_for(question: Question, say: Callable[[str], None]) -> Found:
         if known is not None and not is_outdated(known, asked, store):
             return Found(known, key, True, [f"tune: cached ({store.path(key)}; tune.fresh=true measures again)"])
         say(f"tune: measuring in a process apart, for {settings.tune.budget_s:g} s at most")
-        search = Search(asked, Child(question.build, torch.get_num_threads()), store, say)
+        search = Search(asked, question.prober, store, say)
         answers = search.decide()
         if answers.step_s is not None:
             store.write(key, answers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import psutil
@@ -12,12 +12,16 @@ import torch
 from flatout.callbacks.clock import compiled_so_far
 from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
+from flatout.data.batches.feed_kind import FeedKind
+from flatout.data.batches.plan import PlanSettings
 from flatout.distributed.ranks import cores_here
 
 LEAST_GAIN = 1.1
 """What a fix must be worth to be named."""
 LEAST_STEPS = 30
 """Optimizer steps from which on there is something to tell."""
+OWN_LOADER = "own"
+"""The feed of a run with the user's own DataModule."""
 
 
 COMPUTED = ("wait", "transfer", "forward", "backward", "optimizer")
@@ -121,7 +125,30 @@ class Evidence:
         return Evidence(**given)
 
 
-def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) -> Evidence | None:
+def evidence_of_own(curves: RunCurves, device: torch.device, precision: str, epochs: float) -> Evidence | None:
+    """What was measured with the user's own DataModule, whose batch size and tokens are not known."""
+    accumulate = max(1, round(curves.throughput.total.batches / max(1, curves.steps)))
+    plan = PlanSettings(rows_per_batch=1, accumulate=accumulate)
+    found = evidence_of(curves, _Loader(plan, device, FeedKind.threaded), precision, epochs)
+    if found is None:
+        return None
+    return replace(
+        found,
+        feed=OWN_LOADER,
+        batch_size=None,
+        padding_share=0.0,
+        not_tried="with your own parts nothing else is tried",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    plan: PlanSettings
+    device: torch.device
+    kind: FeedKind
+
+
+def evidence_of(curves: RunCurves, feed: Feed | _Loader, precision: str, epochs: float) -> Evidence | None:
     """What was measured so far; None where it is too little for a verdict."""
     throughput, plan = curves.throughput, feed.plan
     counted = throughput.counted()

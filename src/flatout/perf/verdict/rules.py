@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence, Tried
+from flatout.perf.verdict.evidence import LEAST_GAIN, OWN_LOADER, Evidence, Tried
 
 _LEAST_OF_DROPOUT = 1.25
 _NEAR_ROOF = 0.5
@@ -144,6 +144,9 @@ def waiting(evidence: Evidence) -> Finding | None:
         return Finding(cause="data", limit=limit, share=share, evidence=why, fix=tried.override, gain=gain)
     fix = None
     if not any(tried.cause == "data" for tried in evidence.tried):
+        if evidence.feed == OWN_LOADER:
+            fix = "more num_workers in your DataLoader"
+            return Finding(cause="data", limit=limit, share=share, evidence=why, fix=fix)
         fix = {"resident": "data.feed=threaded", "threaded": "data.feed=workers"}.get(evidence.feed, "data.workers")
         fix = f"try {fix}" if fix != "data.workers" else "try more data.workers"
     return Finding(cause="data", limit=limit, share=share, evidence=why, fix=fix)
@@ -447,7 +450,9 @@ def framework(evidence: Evidence) -> Finding | None:
     if share < 0.3 or any(tried.cause in ("batch", "accumulation") for tried in evidence.tried):
         return None
     why = f"{evidence.ms['other']:.1f} ms of each batch of {evidence.rows_per_batch:.0f} rows are no work of the model"
-    return Finding(cause="batch", limit="small batches", share=share, evidence=why, fix="try a larger data.batch_size")
+    is_own = evidence.feed == OWN_LOADER
+    fix = "try larger batches in your DataLoader" if is_own else "try a larger data.batch_size"
+    return Finding(cause="batch", limit="small batches", share=share, evidence=why, fix=fix)
 
 
 def _nothing_left(evidence: Evidence) -> Finding:

@@ -1,0 +1,111 @@
+"""What each shortcut through Lightning saves: a step with all of them, against a step with one turned off.
+
+All variants run in turn on one thread, with a network so small that a step is nothing but the framework around it. The
+saving is given in microseconds, and as a fraction of what the framework costs above a bare loop in a run of ours.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import lightning as L
+import torch
+
+from benchmarks import spine
+from benchmarks.claim import Claim, Options, quiet
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.plan import PlanSettings
+from flatout.data.feeding import FeedKind
+from flatout.engine import fast_loop
+from flatout.engine import lightning_internals as internals
+from flatout.engine.allocator import keep_freed_memory
+from flatout.tasks.task import Task
+
+
+def claims(options: Options) -> Iterator[Claim]:
+    """A row for each shortcut."""
+    keep_freed_memory()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            yield from _savings(Path(folder), options)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _savings(folder: Path, options: Options) -> Iterator[Claim]:
+    steps = options.choose(3000, 500, 20)
+    feed = Feed(spine.random_split(folder / "tiny", 8 * steps), PlanSettings(rows_per_batch=8), kind=FeedKind.resident)
+
+    def ours(without: Callable[[], AbstractContextManager[Any]]) -> Callable[[], float]:
+        def step() -> float:
+            with without(), quiet():
+                return spine.our_step(spine.tiny_task(feed), feed, folder)
+
+        return step
+
+    sides = [lambda: spine.bare_step(spine.tiny_task(feed), feed), ours(nullcontext), *map(ours, SHORTCUTS.values())]
+    for side in sides:
+        side()
+    bare, whole, *others = _fastest_in_turn(sides, options.choose(15, 4, 1))
+    cost = max(whole - bare, 1e-9)
+    for name, without in zip(SHORTCUTS, others, strict=True):
+        saved = without - whole
+        note = f"{saved / cost:.0%} of the framework's {cost:.0f} µs a step; a bare step takes {bare:.0f} µs"
+        yield Claim(f"saved a step: {name}", saved, None, "µs", saved / cost, "", True, note)
+
+
+def _fastest_in_turn(sides: Sequence[Callable[[], float]], rounds: int) -> list[float]:
+    """Each side's fastest round: whatever else runs on a machine only ever slows a step down."""
+    return [min(values) for values in zip(*([side() for side in sides] for _ in range(rounds)), strict=True)]
+
+
+@contextmanager
+def _lightnings_own(names: tuple[str, ...]) -> Iterator[None]:
+    """Methods of Lightning's module in place of those of a task."""
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch.object(Task, name, getattr(L.LightningModule, name)))
+        yield
+
+
+@contextmanager
+def _ordinary_training_step() -> Iterator[None]:
+    """The fast loop calls a training step with all that Lightning puts around it."""
+    silent = Task.is_silent_step
+    del Task.is_silent_step  # type: ignore[misc]  # put back below
+    try:
+        yield
+    finally:
+        Task.is_silent_step = silent
+
+
+@contextmanager
+def _inspected_signature() -> Iterator[None]:
+    """Lightning works out the signature of the training step anew in each step."""
+    kept: inspect.Signature = Task.training_step.__dict__.pop("__signature__")
+    try:
+        yield
+    finally:
+        Task.training_step.__dict__["__signature__"] = kept
+
+
+SHORTCUTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "plug_optimization (the fast loop)": lambda: mock.patch.object(
+        fast_loop, "_reason_against", lambda trainer, module: "turned off by the bench"
+    ),
+    "run_training_step (a silent step)": _ordinary_training_step,
+    "set_hook_name": lambda: mock.patch.object(internals, "set_hook_name", lambda module, name, value: False),
+    "NoProfiler": lambda: mock.patch.object(spine, "NoProfiler", lambda: None),
+    "silence_unused_hooks": lambda: mock.patch.object(spine, "silence_unused_hooks", lambda trainer: None),
+    "no batch transfer hooks": lambda: _lightnings_own(("_on_before_batch_transfer", "_apply_batch_transfer_handler")),
+    "signature of training_step": _inspected_signature,
+}
+"""How to turn each one off; those that change behaviour (signals, positions, DDP) are not here."""

@@ -1,0 +1,104 @@
+"""The usual way with recordings: windows copied into memory, a Dataset, a DataLoader, and a loop that reads the loss.
+
+`UsualLoop` copies the table for each column it adds, makes a window a row, allocates the hidden state in each batch,
+reads two numbers and writes a log line a batch. `TunedLoop` has its windows as tensors beforehand, takes batches by
+index, reads one number a batch and writes no line.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+CLIP = 0.5
+
+
+class UsualLSTM(nn.Module):
+    """One LSTM and a line at the last sample."""
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.lstm = nn.LSTM(inputs, hidden, batch_first=True)
+        self.output = nn.Linear(hidden, 1)
+
+    def forward(self, windows_BLF: Tensor) -> Tensor:
+        h0 = torch.zeros(1, len(windows_BLF), self.hidden)
+        c0 = torch.zeros(1, len(windows_BLF), self.hidden)
+        states, _ = self.lstm(windows_BLF, (h0, c0))
+        return self.output(states[:, -1])
+
+
+def copy_windows(values: NDArray[np.float32], lookback: int, inputs: int) -> tuple[Tensor, Tensor]:
+    """`[N, L, F]` windows and `[N, 1]` targets, copied out."""
+    windows = np.lib.stride_tricks.sliding_window_view(values, lookback, axis=0)
+    inputs_NLF = np.ascontiguousarray(windows[:, :inputs].transpose(0, 2, 1))
+    return torch.from_numpy(inputs_NLF), torch.from_numpy(np.ascontiguousarray(values[lookback - 1 :, inputs:]))
+
+
+class _Windows(Dataset[tuple[Tensor, Tensor]]):
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[number], self.targets[number]
+
+
+class UsualLoop:
+    """An epoch as it is usually written."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor, hidden: int, batch: int, lr: float = 1e-3) -> None:
+        self.model = UsualLSTM(inputs.shape[2], hidden)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
+        self.loader = DataLoader(_Windows(inputs, targets), batch_size=batch, shuffle=True)
+        self.log = logging.getLogger("usual")
+        self.log.handlers = [logging.StreamHandler(io.StringIO())]
+        self.log.propagate = False
+        self.log.setLevel(logging.INFO)
+
+    def epoch(self) -> float:
+        """Seconds."""
+        started, total, worst = time.perf_counter(), 0.0, 0.0
+        for number, (inputs, targets) in enumerate(self.loader):
+            self.optimizer.zero_grad()
+            answers = self.model(inputs)
+            loss = nn.functional.mse_loss(answers, targets)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+            self.optimizer.step()
+            total += loss.item()
+            worst = max(worst, (answers - targets).abs().max().item())
+            self.log.info("batch %d of %d: loss %.5f, worst %.5f", number, len(self.loader), total, worst)
+        return time.perf_counter() - started
+
+
+class TunedLoop:
+    """An epoch without what is easily left out."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor, hidden: int, batch: int, lr: float = 1e-3) -> None:
+        self.inputs, self.targets, self.batch = inputs, targets, batch
+        self.model = UsualLSTM(inputs.shape[2], hidden)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
+
+    def epoch(self) -> float:
+        """Seconds."""
+        started, total = time.perf_counter(), 0.0
+        order = torch.randperm(len(self.inputs))
+        for chosen in order.split(self.batch):
+            self.optimizer.zero_grad()
+            loss = nn.functional.mse_loss(self.model(self.inputs[chosen]), self.targets[chosen])
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+            self.optimizer.step()
+            total += loss.item()
+        return time.perf_counter() - started

@@ -1,0 +1,53 @@
+"""Which checkpoint is the best by a metric of the validations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+
+from flatout.errors import UserError, require
+
+
+@dataclass(slots=True)
+class Best:
+    """The best value of a metric so far, and the step it was found at."""
+
+    monitor: str | None = None
+    """Name of the metric as it is logged, such as `val/accuracy`; None: none is best."""
+    mode: str = "max"
+    min_delta: float = 0.0
+    value: float | None = None
+    step: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.mode in ("max", "min"), "ExactCheckpoint.mode", repr(self.mode), allowed="max or min")
+
+    def judge(self, trainer: L.Trainer, step: int) -> None:
+        """Take the metric of a validation that has just ended."""
+        if self.monitor is None:
+            return
+        logged = trainer.callback_metrics
+        if self.monitor not in logged:
+            hint = "Log it in validation_step, or name another."
+            what, known = f"no metric {self.monitor!r} was logged", ", ".join(logged) or "none"
+            raise UserError("ExactCheckpoint.monitor", what, allowed=known, hint=hint)
+        value = float(logged[self.monitor])
+        if self._is_better(value):
+            self.value, self.step = value, step
+
+    def forget(self) -> None:
+        self.value = self.step = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"monitor": self.monitor, "best_value": self.value, "best_step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value, self.step = state["best_value"], state["best_step"]
+
+    def _is_better(self, value: float) -> bool:
+        if self.value is None or self.value != self.value:
+            return True
+        gain = value - self.value if self.mode == "max" else self.value - value
+        return gain > self.min_delta

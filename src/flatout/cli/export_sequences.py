@@ -1,0 +1,147 @@
+"""`export RUN --onnx` of a run on recordings: a network that a device calls sample by sample, in the sensors' units.
+
+A network that answers each sample takes a sample and its hidden state, and gives the answer and the next state; zeros
+begin a recording. A network on windows takes a window. Scales are part of the file, and `signature.json` lists names,
+shapes, columns and the sampling step. Before the folder gets its name, the file's answers must equal the run's own.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flatout.errors import require
+from flatout.inference.folder import ModelFolder
+from flatout.inference.sequences import SequencePredictor
+
+ONNX, SIGNATURE = "model.onnx", "signature.json"
+_MOST_APART, _SAMPLES = 1e-5, 200
+
+
+def is_of_sequences(run: Path) -> bool:
+    """Whether a run is one on recordings."""
+    return ModelFolder.find(run).settings().get("problem") == SequencePredictor.problem
+
+
+def export_sequences(run: Path, folder: Path) -> list[str]:
+    """Write the ONNX file of a run into a folder that is there; lines to print."""
+    predictor = SequencePredictor.load(run)
+    what = "labels of whole recordings are not exported"
+    require(not predictor.shape.labels, "export", what, hint="Use python -m flatout predict.")
+    module: _Window | _Sample = _Window(predictor) if predictor.shape.lookback else _Sample(predictor)
+    module = module.eval()
+    program: Any = torch.onnx.export(
+        module,
+        tuple(module.inputs.values()),
+        dynamo=True,
+        verbose=False,
+        input_names=list(module.inputs),
+        output_names=module.outputs,
+    )
+    program.save(folder / ONNX, external_data=False)
+    (folder / SIGNATURE).write_text(json.dumps(_signature(predictor, module), indent=1), encoding="utf-8")
+    apart = _compare(predictor, folder / ONNX)
+    hint = "Nothing was written; please report this with the settings of the model."
+    require(apart <= _MOST_APART, "export", f"{ONNX} answers otherwise, by {apart:.1e}", hint=hint)
+    names = ", ".join(predictor.columns)
+    return [
+        f"inputs {', '.join(module.inputs)} ({names}); outputs {', '.join(module.outputs)}",
+        f"{ONNX}: largest difference from the run's own answers: {apart:.1e} of their range on {_SAMPLES} samples",
+    ]
+
+
+class _Scaled(nn.Module):
+    """Columns in their units in, answers in theirs out."""
+
+    def __init__(self, predictor: SequencePredictor) -> None:
+        super().__init__()
+        self.model: Any = predictor.model.cpu()
+        shape, scaler = predictor.shape, predictor.scaler
+        shift, factor = scaler.of_targets(shape.targets)
+        buffers = {"shift": scaler.shift[: shape.inputs], "factor": scaler.factor[: shape.inputs]}
+        buffers |= {"answer_shift": shift, "answer_factor": factor}
+        for name, values in buffers.items():
+            self.register_buffer(name, torch.tensor(values))
+
+    def scale(self, values: Tensor) -> Tensor:
+        return (values - self.get_buffer("shift")) / self.get_buffer("factor")
+
+    def in_units(self, answers: Tensor) -> Tensor:
+        return answers * self.get_buffer("answer_factor") + self.get_buffer("answer_shift")
+
+
+class _Sample(_Scaled):
+    """One sample and the state before it; the answer and the state after it."""
+
+    def __init__(self, predictor: SequencePredictor) -> None:
+        super().__init__(predictor)
+        what = "a network of your own has no state that is known to us"
+        require(hasattr(self.model, "run"), "export", what, hint="Export it with torch.onnx.")
+        states = self.model.make_state(1)
+        state = {f"state_{number}": each.clone() for number, each in enumerate(states)}
+        self.inputs = {"sample": torch.zeros(1, predictor.shape.inputs), **state}
+        self.outputs = ["answer", *(f"next_{name}" for name in state)]
+
+    def forward(self, sample_BF: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        answers_BLK, after = self.model.run(self.scale(sample_BF).unsqueeze(1), state)
+        return self.in_units(answers_BLK[:, 0]), *after
+
+
+class _Window(_Scaled):
+    """One window; the answer at its end, or the samples after it."""
+
+    def __init__(self, predictor: SequencePredictor) -> None:
+        super().__init__(predictor)
+        self.inputs = {"window": torch.zeros(1, predictor.shape.lookback or 1, predictor.shape.inputs)}
+        self.outputs = ["answer"]
+
+    def forward(self, windows_BLF: Tensor) -> Tensor:
+        return self.in_units(self.model.answer(self.scale(windows_BLF)))
+
+
+def _signature(predictor: SequencePredictor, module: _Sample | _Window) -> dict[str, Any]:
+    return {
+        "inputs": {name: list(each.shape) for name, each in module.inputs.items()},
+        "outputs": module.outputs,
+        "columns": predictor.columns,
+        "targets": predictor.names,
+        "step_s": predictor.step_s,
+        "state": "zeros begin a recording; give each next_state back as state with the next sample",
+    }
+
+
+def _compare(predictor: SequencePredictor, path: Path) -> float:
+    """The largest difference between the file's answers and the run's own, as a share of the targets' scale."""
+    random = np.random.default_rng(0)
+    shape, scaler = predictor.shape, predictor.scaler
+    samples = max(_SAMPLES, shape.lookback or 0)
+    values = random.standard_normal((samples, shape.inputs)).cumsum(0) / 10
+    values = values * np.array(scaler.factor[: shape.inputs]) + np.array(scaler.shift[: shape.inputs])
+    expected = predictor.answer(values)
+    found = stream_onnx(path, values)
+    factor = np.array(scaler.of_targets(shape.targets)[1])
+    return float(np.abs((found - expected[-len(found) :]) / factor).max())
+
+
+def stream_onnx(path: Path, values: Any) -> Any:
+    """The answers of an exported file: sample by sample, or of the last window."""
+    from onnxruntime import InferenceSession
+
+    session = InferenceSession(path, providers=["CPUExecutionProvider"])
+    inputs = {each.name: each.shape for each in session.get_inputs()}
+    values = np.asarray(values, dtype=np.float32)
+    if "window" in inputs:
+        (answer,) = session.run(None, {"window": values[None, -inputs["window"][1] :]})
+        return answer.reshape(-1, answer.shape[-1])
+    state = {name: np.zeros(shape, np.float32) for name, shape in inputs.items() if name != "sample"}
+    found = []
+    for sample in values:
+        answer, *after = session.run(None, {"sample": sample[None], **state})
+        state = dict(zip(state, after, strict=True))
+        found.append(answer[0])
+    return np.stack(found)

@@ -1,0 +1,145 @@
+"""The built-in cells: discharges of made-up lithium-ion cells, with a known best reachable error.
+
+A cell has an open-circuit voltage over its charge, a series resistance and two RC pairs; resistance and time constants
+depend on the temperature, which the current raises. Currents follow drive cycles: runs of random pulses, some of them
+recuperating. Sensors add noise of known size. The reference of the charge is noisy as well: no model can have a lower
+root mean square error on it than `soc_noise`, nor on the voltage than `voltage_noise`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+
+from flatout.data.tables.table import Table
+from flatout.errors import require
+
+GENERATOR_VERSION = 1
+STEP_S = 10.0
+COLUMNS = ("cell", "cycle", "time_s", "voltage", "current", "temperature", "soc")
+_OCV_SOC = np.array([0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0])
+_OCV_V = np.array([3.00, 3.25, 3.38, 3.50, 3.59, 3.66, 3.76, 3.91, 4.03, 4.18])
+_SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(kw_only=True, slots=True)
+class CellsConfig:
+    """How many cells are made up, and how noisy their sensors are."""
+
+    cells: int = 16
+    """Cells of the training recordings; a quarter as many, and two at least, for validation and for the test."""
+    cycles: int = 6
+    """Discharges of each cell."""
+    samples: int = 360
+    """Samples of a discharge, one every ten seconds; recordings end earlier where the cell is empty."""
+    soc_noise: float = 0.02
+    """Standard deviation of the reference of the state of charge."""
+    voltage_noise: float = 0.005
+    """Standard deviation of the voltage sensor, in volts."""
+    current_noise: float = 0.01
+    """Standard deviation of the current sensor, in amperes."""
+    temperature_noise: float = 0.1
+    """Standard deviation of the temperature sensor, in kelvins."""
+    seed: int = 7
+    """Another seed, other cells."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("cells", 1), ("cycles", 1), ("samples", 20)):
+            value = getattr(self, name)
+            require(value >= least, f"data.sample.{name}", f"{value}", allowed=f"{least} or more")
+        for name in ("soc_noise", "voltage_noise", "current_noise", "temperature_noise"):
+            value = getattr(self, name)
+            require(value >= 0, f"data.sample.{name}", f"{value}", allowed="0 or more")
+        require(0 <= self.seed < 2**63, "data.sample.seed", f"{self.seed}", allowed="0 to 2**63 - 1")
+
+    def floor(self, target: str) -> float | None:
+        """The lowest root mean square error that any model can reach; None where it is not known."""
+        return {"soc": self.soc_noise, "voltage": self.voltage_noise}.get(target)
+
+
+class CellsTable(Table):
+    """The recordings of one split, a row a sample."""
+
+    columns: Sequence[str] = COLUMNS
+
+    def __init__(self, config: CellsConfig, split: str) -> None:
+        self.config, self.split, self.name = config, split, f"sample:cells/{split}"
+        self.num_cells = config.cells if split == "train" else max(2, config.cells // 4)
+
+    def fingerprint(self) -> str:
+        about = f"cells {GENERATOR_VERSION} {self.split} {sorted(asdict(self.config).items())}"
+        return xxhash.xxh3_128_hexdigest(about.encode())
+
+    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+        for cell in range(self.num_cells):
+            block = discharge_cell(self.config, self.split, cell).select(list(columns))
+            for start in range(0, block.num_rows, rows_per_block):
+                yield block.slice(start, rows_per_block)
+
+
+def discharge_cell(config: CellsConfig, split: str, cell: int) -> pa.RecordBatch:
+    """All discharges of one cell: its samples one after the other."""
+    stream = _SPLIT_STREAM[split] * 1_000_000 + cell
+    random = np.random.Generator(np.random.Philox(key=[config.seed, stream]))
+    capacity_ah, resistance = random.uniform(1.96, 2.04), random.uniform(0.048, 0.052)
+    ambient = random.choice([10.0, 25.0, 40.0], config.cycles)
+    current = draw_currents(random, config.cycles, config.samples)
+    soc = random.uniform(0.85, 1.0, config.cycles)[:, None] - _charge_drawn(current, capacity_ah)
+    temperature, voltage = respond(current, soc, ambient, resistance)
+    shape = current.shape
+    rows = {
+        "cell": np.full(shape, f"{split}-{cell}"),
+        "cycle": np.broadcast_to(np.arange(config.cycles)[:, None], shape),
+        "time_s": np.broadcast_to(np.arange(config.samples) * STEP_S, shape),
+        "voltage": voltage + config.voltage_noise * random.standard_normal(shape),
+        "current": current + config.current_noise * random.standard_normal(shape),
+        "temperature": temperature + config.temperature_noise * random.standard_normal(shape),
+        "soc": soc + config.soc_noise * random.standard_normal(shape),
+    }
+    is_kept = np.logical_and.accumulate(soc > 0.02, axis=1)
+    return pa.RecordBatch.from_pydict({name: pa.array(rows[name][is_kept]) for name in COLUMNS})
+
+
+def draw_currents(random: np.random.Generator, cycles: int, samples: int) -> Floats:
+    """`[cycles, samples]` amperes, negative while discharging: runs of pulses about a mean of the discharge."""
+    mean = -random.uniform(1.2, 2.4, cycles)[:, None]
+    lasting = random.integers(2, 12, (cycles, samples))
+    starts = np.cumsum(lasting, axis=1)
+    number = np.stack([np.searchsorted(row, np.arange(samples), side="right") for row in starts])
+    levels = random.gamma(2.0, 0.5, (cycles, samples)) - 0.25 * (random.random((cycles, samples)) < 0.15)
+    pulses: Floats = mean * np.take_along_axis(levels, number, axis=1)
+    return pulses
+
+
+def respond(current: Floats, soc: Floats, ambient: Floats, resistance: float) -> tuple[Floats, Floats]:
+    """Temperature and voltage of a cell under a current; all cycles at once, sample after sample."""
+    cycles, samples = current.shape
+    temperature, voltage = np.empty(current.shape), np.empty(current.shape)
+    heat, slow, fast = ambient.copy(), np.zeros(cycles), np.zeros(cycles)
+    for place in range(samples):
+        amps = current[:, place]
+        ohms = resistance * np.exp(1500 * (1 / (heat + 273.15) - 1 / 298.15))
+        fast = _follow(fast, amps * 0.4 * ohms, 30.0)
+        slow = _follow(slow, amps * 0.7 * ohms, 400.0)
+        heat = heat + STEP_S * (amps**2 * 2.1 * ohms / 40.0 - (heat - ambient) / 900.0)
+        temperature[:, place] = heat
+        voltage[:, place] = np.interp(soc[:, place], _OCV_SOC, _OCV_V) + amps * ohms + fast + slow
+    return temperature, voltage
+
+
+def _follow(value: Floats, goal: Floats, seconds: float) -> Floats:
+    """A first-order lag after one sample."""
+    kept = np.exp(-STEP_S / seconds)
+    return kept * value + (1 - kept) * goal
+
+
+def _charge_drawn(current: Floats, capacity_ah: float) -> Floats:
+    drawn: Floats = -np.cumsum(current, axis=1) * STEP_S / 3600 / capacity_ah
+    return drawn

@@ -1,0 +1,91 @@
+"""Columns of a table as numbers, seconds and group names; a value that does not fit is named by file, row and text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flatout.data.tables.table import Table
+from flatout.data.tables.values import decoded, is_text, written
+from flatout.errors import UserError
+
+Floats = NDArray[np.float64]
+_ROWS_NAMED = 5
+_MICROSECONDS = 1e6
+
+
+def read_numbers(column: pa.Array, name: str, table: Table) -> Floats:
+    """A column as float64; a missing value is NaN, infinity and texts are refused."""
+    column = decoded(column)
+    if is_text(column.type):
+        column = _parse_texts(column, name, table)
+    elif not (pa.types.is_primitive(column.type) or pa.types.is_decimal(column.type)):
+        raise UserError(f"{table.name}: {name}", f"holds {column.type}", allowed="numbers")
+    numbers: Floats = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    if (places := np.flatnonzero(np.isinf(numbers))).size:
+        what = f"{name} is infinite in row {name_rows(places, table)}"
+        raise UserError(table.name, what, hint="Write a number, or leave the value empty.")
+    return numbers
+
+
+def read_seconds(column: pa.Array, name: str, table: Table) -> Floats:
+    """A column of times as seconds: numbers as they are written, dates since 1970."""
+    column = decoded(column)
+    if is_text(column.type) and not _are_numbers(column):
+        try:
+            column = column.cast(pa.timestamp("us"))
+        except pa.ArrowException:
+            return read_numbers(column, name, table)
+    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+        column = pc.divide(column.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.float64()), _MICROSECONDS)
+    seconds = read_numbers(column, name, table)
+    if (places := np.flatnonzero(np.isnan(seconds))).size:
+        what = f"{name} is missing in row {name_rows(places, table)}"
+        raise UserError("data.time", f"{table.name}: {what}", hint="Write a time in each row.")
+    return seconds
+
+
+def read_groups(columns: Sequence[pa.Array], names: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
+    """The group of each row as a number, in the order in which groups appear, and the names of the groups."""
+    kind = pa.large_string()
+    texts = [pc.fill_null(written(decoded(column)).cast(kind), "") for column in columns]
+    named = zip(names, texts, strict=True)
+    parts = [pc.binary_join_element_wise(pa.scalar(name, kind), text, pa.scalar("=", kind)) for name, text in named]
+    joined = pc.binary_join_element_wise(*parts, pa.scalar(" ", kind)).dictionary_encode()
+    return joined.indices.to_numpy(zero_copy_only=False).astype(np.int64), joined.dictionary.to_pylist()
+
+
+def name_rows(places: NDArray[np.integer], table: Table) -> str:
+    """The first of some rows, counted from 1, in words."""
+    shown = ", ".join(table.locate(int(place) + 1) for place in places[:_ROWS_NAMED])
+    return f"{shown}{', …' if len(places) > _ROWS_NAMED else ''}"
+
+
+def _parse_texts(column: pa.Array, name: str, table: Table) -> pa.Array:
+    """Texts of a csv as numbers; an empty one is a missing value."""
+    trimmed = pc.utf8_trim_whitespace(column)
+    kept = pc.if_else(pc.equal(pc.binary_length(trimmed), 0), pa.scalar(None, trimmed.type), trimmed)
+    try:
+        return kept.cast(pa.float64())
+    except pa.ArrowException:
+        row = next(row for row, text in enumerate(kept.to_pylist()) if text is not None and not _is_number(text))
+    hint = "Write numbers with a point, leave a missing value empty, or leave out the column."
+    what = f"{name} is {kept[row].as_py()!r} in row {table.locate(row + 1)}"
+    raise UserError(table.name, what, allowed="numbers", hint=hint)
+
+
+def _are_numbers(column: pa.Array) -> bool:
+    """Whether a column of texts starts with a number."""
+    head = next((text for text in column.slice(0, 100).to_pylist() if text), "")
+    return _is_number(head)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return pa.array([text]).cast(pa.float64())[0].is_valid
+    except pa.ArrowException:
+        return False

@@ -1,0 +1,148 @@
+"""What is known of recordings whose store is open: columns, scales, names, and the shape of a network's answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.data.info import DataInfo, Labels
+from flatout.data.problem import Problem
+from flatout.data.sequences.choices import Missing, SequenceProblem
+from flatout.data.sequences.recordings import RecordingRules
+from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.data.sequences.shape import Scaler, SequenceShape
+from flatout.data.sequences.windows import Segments
+from flatout.data.store.store import Ragged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceInfo(DataInfo):
+    """Recordings of sensors."""
+
+    config: SequenceDataConfig
+    segments: dict[str, Segments] = field(default_factory=dict)
+    """The samples of each split."""
+
+    @property
+    def key(self) -> str:
+        """The store's key and the rows that are read of it: equal keys mean equal data."""
+        config = self.config
+        return f"{self.report.key} {config.lookback} {config.stride} {config.horizon} {config.chunk}"
+
+    @property
+    def problem(self) -> SequenceProblem:
+        return self.config.problem
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of the store: those that are read first, those that are answered last."""
+        return list(self.facts["columns"])
+
+    @property
+    def targets(self) -> list[str]:
+        return self.config.targets
+
+    @property
+    def scaler(self) -> Scaler:
+        return Scaler(**self.facts["scaler"])
+
+    @property
+    def recording_names(self) -> list[str]:
+        return list(self.facts["recordings"])
+
+    @property
+    def labels(self) -> Labels:
+        """The classes or the number of a recording, for data.problem=label."""
+        facts = self.facts
+        problem = Problem.single if facts["classes"] else Problem.regression
+        classes, rows = facts["classes"] or self.targets, facts["splits"]["train"]["recordings"]
+        return Labels(problem, classes, facts["class_counts"], rows, facts["label_mean"], facts["label_spread"])
+
+    @property
+    def shape(self) -> SequenceShape:
+        """Sizes of a network for these recordings."""
+        config, columns = self.config, len(self.columns)
+        if config.problem is SequenceProblem.label:
+            return SequenceShape(columns, 0, labels=len(self.labels.classes))
+        is_forecast = config.problem is SequenceProblem.forecast
+        targets = len(self.targets)
+        inputs = columns if is_forecast else columns - targets
+        horizon = config.horizon if is_forecast else 0
+        return SequenceShape(inputs, targets, config.lookback, horizon, is_stateful=config.chunk is not None)
+
+    @property
+    def rules(self) -> RecordingRules:
+        """How new tables become recordings like those of the training."""
+        return rules_of(self.config, read_columns(self.config))
+
+    @property
+    def floors(self) -> dict[str, float]:
+        """The lowest root mean square error that can be reached on each target of a built-in sample."""
+        sample, is_known = self.config.sample, self.config.is_sample and self.problem is SequenceProblem.estimate
+        found = {name: sample.floor(name) for name in self.targets} if is_known else {}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def rows_of(self, split: str) -> Ragged:
+        return self.store.splits[split].ragged("tokens")
+
+    def recording_of_rows(self, split: str) -> NDArray[np.integer]:
+        """Number of each row's recording, among all names."""
+        return self.store.splits[split].fixed("recording")
+
+    def begins_recording(self, split: str) -> NDArray[np.bool_]:
+        """Whether each row is the first of its recording."""
+        recording = self.recording_of_rows(split)
+        return np.append(True, recording[1:] != recording[:-1])[: len(recording)]
+
+    def mean_steps(self) -> float:
+        """Answers of a training row on average, by which the loss is divided."""
+        return float(np.mean(self.rows_of("train").lengths)) if self.shape.is_each_step else max(1, self.shape.horizon)
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds of the data."""
+        splits = self.facts["splits"]
+        views = {name: split for name, split in self.store.splits.items() if name in splits}
+        lengths = self.rows_of("train").lengths
+        return {
+            "rows": {name: view.num_rows for name, view in views.items()},
+            "classes": len(self.targets),
+            "tokens": int(lengths.sum(dtype=np.int64)),
+            "mean_length": float(lengths.mean()),
+            "truncated_rows": 0,
+            "sequences": {
+                "recordings": {name: counts["recordings"] for name, counts in splits.items()},
+                "samples": {name: counts["samples"] for name, counts in splits.items()},
+                "step_s": self.facts["step"],
+                "floor": self.floors,
+            },
+        }
+
+
+def rules_of(config: SequenceDataConfig, columns: list[str]) -> RecordingRules:
+    """How tables become recordings."""
+    label = config.targets[0] if config.problem is SequenceProblem.label else None
+    missing = Missing(config.missing)
+    return RecordingRules(
+        columns=list(columns),
+        time=config.time,
+        group=list(config.group or []),
+        label=label,
+        step=config.step,
+        max_gap=config.max_gap,
+        missing=missing,
+        cumulate=list(config.cumulate),
+    )
+
+
+def read_columns(config: SequenceDataConfig) -> list[str]:
+    """Columns of the tables: features, then targets; a forecast reads its targets too."""
+    features = [name for name in config.features or [] if name not in config.targets]
+    return features if config.problem is SequenceProblem.label else [*features, *config.targets]
+
+
+def stored_columns(config: SequenceDataConfig) -> list[str]:
+    """Columns of the store: integrals, then those of the tables."""
+    return [*(f"{name} cumulated" for name in config.cumulate), *read_columns(config)]

@@ -1,0 +1,221 @@
+"""Tables as recordings: parted by file, group and gap, checked, filled and resampled to a fixed step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flatout.data.checks.findings import counted
+from flatout.data.sequences.choices import Missing
+from flatout.data.sequences.columns import Floats, name_rows, read_groups, read_numbers, read_seconds
+from flatout.data.tables.formats.many_files import ManyFiles
+from flatout.data.tables.table import Table, require_columns
+from flatout.data.tables.values import decoded, written
+from flatout.errors import UserError, require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """One run of samples."""
+
+    name: str
+    """Of its file and its group."""
+    part: str
+    """What splits keep together: its file, or the first column of its group."""
+    values: Floats
+    """[samples, columns]"""
+    times: Floats
+    """[samples] seconds; numbers from 0 where there is no column of times."""
+    rows: NDArray[np.int64]
+    """[samples] numbers of the rows in their file, from 0; of resampled ones the row at or before."""
+    label: str | None = None
+
+    def slice(self, start: int, stop: int) -> Recording:
+        cut = slice(start, stop)
+        return replace(self, values=self.values[cut], times=self.times[cut], rows=self.rows[cut])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingRules:
+    """How tables become recordings: the same for training and for new files."""
+
+    columns: list[str]
+    time: str | None
+    group: list[str]
+    label: str | None
+    step: float | None
+    max_gap: float | None
+    missing: Missing
+    cumulate: list[str] = field(default_factory=list)
+    """Columns whose integral is put before all others."""
+
+
+@dataclass(slots=True)
+class ReadingNotes:
+    """What was found while recordings were read."""
+
+    filled: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    gaps: int = 0
+    short: int = 0
+    """Recordings of a single sample, which are left out."""
+    steps: list[float] = field(default_factory=list)
+    """The median seconds between two samples of each recording, as they were written."""
+
+    def lines(self) -> list[str]:
+        """In words, with the setting that changes it."""
+        found = [f"warning {name}: {what} filled; data.missing=drop" for name, what in self.filled.items()]
+        found += [f"warning {name}: {what} dropped; data.missing=fill" for name, what in self.dropped.items()]
+        found += [f"gaps: {self.gaps:,} longer than data.max_gap split recordings"] if self.gaps else []
+        found += [f"warning {self.short:,} recordings of a single sample left out"] if self.short else []
+        return found
+
+
+def files_of(table: Table) -> list[Table]:
+    """The tables of a table in several files."""
+    return list(table.tables) if isinstance(table, ManyFiles) else [table]
+
+
+def read_recordings(
+    table: Table, rules: RecordingRules, notes: ReadingNotes, advance: Callable[[int], None] = lambda rows: None
+) -> Iterator[Recording]:
+    """The recordings of a table, file by file; one file is in memory at a time."""
+    for file in files_of(table):
+        require_rules_columns(file, rules)
+        for recording in _parted(file, rules):
+            yield from _made_even(file, recording, rules, notes)
+            advance(len(recording.rows))
+
+
+def require_rules_columns(table: Table, rules: RecordingRules) -> None:
+    """Check that a table has the columns of the settings."""
+    wanted = {f"data.features or data.target[{number}]": name for number, name in enumerate(rules.columns)}
+    wanted |= {} if rules.time is None else {"data.time": rules.time}
+    wanted |= {} if rules.label is None else {"data.target": rules.label}
+    require_columns(table, wanted)
+    for name in rules.group:  # a group may be a feature too
+        require_columns(table, {"data.group": name})
+
+
+def _parted(file: Table, rules: RecordingRules) -> Iterator[Recording]:
+    """The recordings of a file as they are written, in the order in which they begin."""
+    names = list(dict.fromkeys([*rules.columns, *rules.group, *filter(None, (rules.time, rules.label))]))
+    rows = pa.Table.from_batches(list(file.blocks(names)))
+    require(rows.num_rows > 0, file.name, "no rows", hint="Name a file that holds some.")
+    column = {name: rows.column(name).combine_chunks() for name in names}
+    values = np.stack([read_numbers(column[name], name, file) for name in rules.columns], axis=1)
+    times = np.arange(len(values), dtype=np.float64)
+    if rules.time is not None:
+        times = read_seconds(column[rules.time], rules.time, file)
+    codes, groups = np.zeros(len(values), np.int64), [""]
+    if rules.group:
+        codes, groups = read_groups([column[name] for name in rules.group], rules.group)
+    parts = read_groups([column[name] for name in rules.group[:1]], rules.group[:1]) if rules.group else None
+    order = np.argsort(codes, kind="stable")
+    bounds = np.searchsorted(codes[order], np.arange(len(groups) + 1))
+    for number, name in enumerate(groups):
+        chosen = order[bounds[number] : bounds[number + 1]]
+        yield Recording(
+            name=f"{file.name}: {name}" if name else file.name,
+            part=parts[1][parts[0][chosen[0]]] if parts else file.name,
+            values=values[chosen],
+            times=times[chosen] if rules.time else times[: len(chosen)],
+            rows=chosen,
+            label=None if rules.label is None else _label_of(column[rules.label].take(pa.array(chosen)), name, file),
+        )
+
+
+def _label_of(column: pa.Array, name: str, file: Table) -> str:
+    """The one label of a recording."""
+    found = pc.unique(pc.drop_null(written(decoded(column)))).to_pylist()
+    whose = f"{file.name}: {name}" if name else file.name
+    hint = "Write the same value in all rows of a recording, or part recordings with data.group."
+    listed = ", ".join(map(repr, found[:3]))
+    require(len(found) == 1, "data.target", f"{whose} has {len(found)} labels ({listed})", allowed="one", hint=hint)
+    return str(found[0])
+
+
+def _made_even(file: Table, recording: Recording, rules: RecordingRules, notes: ReadingNotes) -> Iterator[Recording]:
+    """A recording without missing values, cut at gaps, resampled."""
+    if rules.time is not None:
+        _require_rising(file, recording, rules.time)
+    whole = _without_missing(file, recording, rules, notes)
+    pieces = [whole] if rules.max_gap is None else _cut_at_gaps(whole, rules.max_gap)
+    notes.gaps += len(pieces) - 1
+    for piece in pieces:
+        if len(piece.times) < 2:
+            notes.short += 1
+            continue
+        notes.steps.append(float(np.median(np.diff(piece.times))))
+        even = piece if rules.step is None else resample(piece, rules.step)
+        yield _with_integrals(even, rules) if rules.cumulate else even
+
+
+def _with_integrals(recording: Recording, rules: RecordingRules) -> Recording:
+    """Integrals over time by trapezoids, before the other columns."""
+    columns = recording.values[:, [rules.columns.index(name) for name in rules.cumulate]]
+    hours = np.diff(recording.times)[:, None] / (1.0 if rules.time is None else 3600.0)
+    areas = (columns[1:] + columns[:-1]) / 2 * hours
+    integrals = np.concatenate([np.zeros_like(columns[:1]), areas.cumsum(axis=0)])
+    return replace(recording, values=np.concatenate([integrals, recording.values], axis=1))
+
+
+def _require_rising(file: Table, recording: Recording, name: str) -> None:
+    falls = np.flatnonzero(np.diff(recording.times) <= 0)
+    if not falls.size:
+        return
+    place = int(falls[0])
+    before, after = recording.times[place : place + 2]
+    how = f"repeats {after:g}" if before == after else f"goes back from {before:g} to {after:g}"
+    row = file.locate(int(recording.rows[place + 1]) + 1)
+    hint = "Sort the rows by time, or name the columns that part recordings: data.group=[COLUMN]."
+    raise UserError("data.time", f"{recording.name}: {name} {how} in row {row}", hint=hint)
+
+
+def _without_missing(file: Table, recording: Recording, rules: RecordingRules, notes: ReadingNotes) -> Recording:
+    is_missing = np.isnan(recording.values)
+    lacking = is_missing.any(axis=1)
+    if not lacking.any():
+        return recording
+    where = name_rows(recording.rows[lacking], file)
+    columns = ", ".join(np.array(rules.columns)[is_missing.any(axis=0)])
+    what = f"{counted(int(lacking.sum()), 'row')} without {columns} (rows {where})"
+    if rules.missing is Missing.refuse:
+        raise UserError("data.missing", f"{recording.name}: {what}", hint="Set data.missing=fill or data.missing=drop.")
+    if rules.missing is Missing.drop:
+        notes.dropped[recording.name] = what
+        kept = np.flatnonzero(~lacking)
+        require(kept.size > 0, "data.missing", f"{recording.name}: no row is whole", hint="Leave out the column.")
+        return replace(recording, values=recording.values[kept], times=recording.times[kept], rows=recording.rows[kept])
+    notes.filled[recording.name] = what
+    values = recording.values.copy()
+    for number, name in enumerate(rules.columns):
+        known = ~is_missing[:, number]
+        require(bool(known.any()), "data.missing", f"{recording.name}: {name} has no value", hint="Leave it out.")
+        values[:, number] = np.interp(recording.times, recording.times[known], values[known, number])
+    return replace(recording, values=values)
+
+
+def _cut_at_gaps(recording: Recording, max_gap: float) -> list[Recording]:
+    cuts = np.flatnonzero(np.diff(recording.times) > max_gap) + 1
+    bounds: Sequence[int] = [0, *cuts.tolist(), len(recording.times)]
+    pieces = [recording.slice(start, stop) for start, stop in itertools.pairwise(bounds)]
+    if len(pieces) == 1:
+        return pieces
+    return [replace(piece, name=f"{piece.name} part {number}") for number, piece in enumerate(pieces, 1)]
+
+
+def resample(recording: Recording, step: float) -> Recording:
+    """Linear between samples, at a fixed step from the first sample on."""
+    times = recording.times
+    count = int(np.floor((times[-1] - times[0]) / step * (1 + 1e-12))) + 1
+    wanted = times[0] + step * np.arange(count)
+    columns = [np.interp(wanted, times, column) for column in recording.values.T]
+    place = np.clip(np.searchsorted(times, wanted, side="right") - 1, 0, len(times) - 1)
+    return replace(recording, values=np.stack(columns, axis=1), times=wanted, rows=recording.rows[place])

@@ -1,0 +1,177 @@
+"""Settings of numeric sequences: which columns, which sampling step, which way through time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from flatout.data.feeding import FeedingConfig, require_other_files
+from flatout.data.samples.cells import CellsConfig
+from flatout.data.sequences.choices import Missing, PartBy, Scale, SequenceProblem
+from flatout.data.tables.splits import SPLITS
+from flatout.errors import as_choice, require
+
+
+@dataclass(kw_only=True, slots=True)
+class SequenceDataConfig(FeedingConfig):
+    """Recordings of sensors: tables with a row a sample."""
+
+    source: Any = None
+    """All recordings: a file, a pattern, a folder of files, or a folder with a file for each split; null with no
+    data.train: the built-in cells. From Python also a table."""
+    train: Any = None
+    """The training recordings, instead of source."""
+    validation: Any = None
+    """The validation recordings; null: taken from the training recordings."""
+    test: Any = None
+    """The test recordings; null: taken from the training recordings when no validation is given either."""
+    sample: CellsConfig = field(default_factory=CellsConfig)
+    """The built-in cells, used when there is no source."""
+    problem: SequenceProblem = SequenceProblem.estimate
+    """estimate: the target at each time; forecast: its next steps; label: one class or number a recording."""
+    features: list[str] | None = None
+    """Columns that are read; null: of the built-in cells their sensors, of a forecast the targets alone."""
+    target: Any = None
+    """Column that is answered, or a list of columns."""
+    time: str | None = None
+    """Column of the time, in seconds or as dates; null: a row is a step."""
+    group: list[str] | None = None
+    """Columns whose equal values make a recording; null: each file is one."""
+    cumulate: list[str] = field(default_factory=list)
+    """Features whose integral since the recording's beginning is read too, in unit-hours, such as the charge drawn by a
+    current; in unit-samples without data.time."""
+    step: float | None = None
+    """Seconds between two samples: recordings are resampled linearly; null: as they are."""
+    max_gap: float | None = None
+    """Seconds without a sample that end a recording and begin another; null: no gap does."""
+    missing: Missing = Missing.refuse
+    """What happens to rows with a missing value: refuse, fill (linearly over time) or drop."""
+    scale: Scale = Scale.standard
+    """How columns are scaled, by the training rows: standard, minmax or none."""
+    lookback: int | None = None
+    """Samples of a window; null: whole recordings, or chunks."""
+    stride: int = 1
+    """Samples between two training windows; validation and test use every one."""
+    horizon: int = 1
+    """Samples that a forecast answers."""
+    chunk: int | None = None
+    """Samples of a chunk: the hidden state is carried to the recording's next chunk, and cut from its gradient."""
+    split_by: PartBy = PartBy.auto
+    """What stays whole when splits are taken: file, group (by the first column of data.group) or time, which cuts each
+    recording; auto: files where there are three, else groups, else time."""
+    split_at: list[int] | None = None
+    """For split_by=time: samples of each recording at which training, validation and, if given, the test end."""
+    noise: dict[str, float] = field(default_factory=dict)
+    """Training only: standard deviation of noise added to a feature, in its unit, another in each epoch."""
+    offset: dict[str, float] = field(default_factory=dict)
+    """Training only: standard deviation of a constant added to a feature of each row of a batch."""
+    low_pass: dict[str, float] = field(default_factory=dict)
+    """Training only: most that a feature is smoothed; the memory of an exponential mean, drawn for each row."""
+    batch_size: int = 64
+    """Recordings, windows or chunks one device computes at once."""
+
+    def __post_init__(self) -> None:
+        FeedingConfig.__post_init__(self)  # a class with slots has no working super()
+        choices = {"problem": SequenceProblem, "missing": Missing, "scale": Scale, "split_by": PartBy}
+        for name, kind in choices.items():
+            setattr(self, name, as_choice(kind, getattr(self, name), f"data.{name}"))
+        both = self.source is not None and self.train is not None
+        require(not both, "data.train", "is set beside data.source", hint="Set one of the two.")
+        require_other_files({name: getattr(self, name) for name in ("source", *SPLITS)}, ("train", "source"))
+        self._set_columns()
+        self._require_counts()
+        self._require_way()
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether no recordings are given, so that the built-in cells are used."""
+        return self.train is None and self.source is None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is given for each split."""
+        return {split: getattr(self, split) for split in SPLITS}
+
+    @property
+    def targets(self) -> list[str]:
+        """Columns that are answered."""
+        return [self.target] if isinstance(self.target, str) else list(self.target or [])
+
+    @property
+    def is_windowed(self) -> bool:
+        return self.lookback is not None
+
+    def prepare(self) -> Any:
+        """Open the store of these recordings, building it first when there is none."""
+        return import_module("flatout.data.sequences.preparation").prepare(self)  # it stands on this module
+
+    def _set_columns(self) -> None:
+        if self.is_sample:
+            self.target = self.target or ("soc" if self.problem is not SequenceProblem.forecast else "voltage")
+            usual = [name for name in ("voltage", "current", "temperature") if name not in self.targets]
+            self.features = usual if self.features is None else self.features
+            self.time, self.group = self.time or "time_s", self.group or ["cell", "cycle"]
+        if isinstance(self.group, str):
+            self.group = [self.group]
+        if isinstance(self.features, str):
+            self.features = [self.features]
+        where, targets = "data.target", self.targets
+        require(bool(targets), where, "is not set", hint="Name the column that is answered: data.target=COLUMN.")
+        require(len(set(targets)) == len(targets), where, f"{', '.join(targets)}", allowed="each column once")
+        features = [] if self.features is None else list(self.features)
+        require(len(set(features)) == len(features), "data.features", ", ".join(features), allowed="each column once")
+        if self.problem is SequenceProblem.forecast:
+            return
+        hint = "Name the columns that are read: data.features=[COLUMN,COLUMN]."
+        require(bool(features), "data.features", "is not set", hint=hint)
+        for name in targets:
+            require(name not in features, "data.features", f"{name!r} is the target", hint="Leave it out.")
+        is_one = self.problem is not SequenceProblem.label or len(targets) == 1
+        require(is_one, where, f"{len(targets)} columns", allowed="one column for data.problem=label")
+
+    def _require_counts(self) -> None:
+        for name in ("lookback", "chunk", "stride", "horizon"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"data.{name}", f"{value}", allowed="1 or more")
+        for name in ("step", "max_gap"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"data.{name}", f"{value}", allowed="above 0")
+            has_time = value is None or self.time is not None
+            require(has_time, f"data.{name}", f"{value} without data.time", hint="Name the column: data.time=COLUMN.")
+        cuts = self.split_at
+        if cuts is not None:
+            is_rising = len(cuts) in (2, 3) and all(a < b for a, b in zip([0, *cuts], cuts, strict=False))
+            require(is_rising, "data.split_at", f"{cuts}", allowed="two or three rising numbers of samples")
+            hint = "Set data.split_by=time."
+            require(self.split_by is PartBy.time, "data.split_at", f"with split_by={self.split_by}", hint=hint)
+        is_read = self.problem is SequenceProblem.forecast
+        inputs = [*(self.features or []), *(self.targets if is_read else [])]
+        for name in self.cumulate:
+            is_known = name in (self.features or [])
+            require(is_known, "data.cumulate", f"no such feature {name!r}", allowed=", ".join(self.features or []))
+        for name in ("noise", "offset", "low_pass"):
+            for feature, value in getattr(self, name).items():
+                where = f"data.{name}.{feature}"
+                require(feature in inputs, where, "no such feature", allowed=", ".join(inputs))
+                most = 1.0 if name == "low_pass" else float("inf")
+                allowed = "0 to below 1" if name == "low_pass" else "0 or more"
+                require(0 <= value < most, where, f"{value}", allowed=allowed)
+
+    def _require_way(self) -> None:
+        """Windows, chunks or whole recordings: the one that the problem can use."""
+        hint = "Leave one of them out."
+        require(self.lookback is None or self.chunk is None, "data.chunk", "with data.lookback", hint=hint)
+        if self.problem is SequenceProblem.forecast:
+            hint = "Set data.lookback to the samples that a forecast reads."
+            require(self.lookback is not None, "data.problem", "forecast without data.lookback", hint=hint)
+        if self.problem is SequenceProblem.label:
+            what = "label reads whole recordings"
+            is_whole = self.lookback is None and self.chunk is None
+            require(is_whole, "data.problem", what, hint="Leave out data.lookback and data.chunk.")
+            by_time = self.split_by is PartBy.time
+            require(not by_time, "data.split_by", "time cuts recordings, which have one label", allowed="file, group")
+        is_token = self.chunk is None or self.tokens_per_batch is None
+        require(is_token, "data.tokens_per_batch", "with data.chunk", hint="Set data.batch_size instead.")
+        is_alone = self.group is not None or self.split_by is not PartBy.group
+        require(is_alone, "data.split_by", "group without data.group", hint="Name its columns: data.group=[COLUMN].")

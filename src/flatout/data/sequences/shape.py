@@ -1,0 +1,68 @@
+"""What a network of sequences reads and answers, and how numbers of the store become numbers of the user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceShape:
+    """Sizes of a network's inputs and answers."""
+
+    inputs: int
+    """Columns that are read: the first of a batch."""
+    targets: int
+    """Columns that are answered: the last of a batch. A forecast reads them as well."""
+    lookback: int | None = None
+    """Samples of a window; None where rows are recordings or chunks."""
+    horizon: int = 0
+    """Samples that a forecast answers, which stand behind its window; 0: none."""
+    labels: int = 0
+    """Outputs for a whole recording; 0: answers belong to times."""
+    is_stateful: bool = False
+    """Whether a row continues the row of the batch before."""
+
+    @property
+    def is_each_step(self) -> bool:
+        """Whether each sample has an answer."""
+        return self.lookback is None and not self.labels
+
+    @property
+    def outputs(self) -> int:
+        """Numbers of one answer."""
+        return self.labels or self.targets * max(1, self.horizon)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaler:
+    """`(value - shift) / factor` for each column, fitted on the training rows."""
+
+    shift: list[float]
+    factor: list[float] = field(default_factory=list)
+
+    @classmethod
+    def fit(cls, kind: str, moments: dict[str, Floats]) -> Scaler:
+        """From count, sum, squares, least and most of each column."""
+        count = moments["count"]
+        if kind == "none":
+            return cls([0.0] * len(count), [1.0] * len(count))
+        if kind == "minmax":
+            shift, factor = moments["least"], moments["most"] - moments["least"]
+        else:
+            shift = moments["mean"]
+            factor = np.sqrt(moments["squares"] / count)
+        return cls(shift.tolist(), np.where(factor > 0, factor, 1.0).tolist())
+
+    def scale(self, values: NDArray[Any]) -> NDArray[np.float32]:
+        """Columns in their units as the store keeps them."""
+        return ((values - np.array(self.shift)) / np.array(self.factor)).astype(np.float32)
+
+    def of_targets(self, targets: int) -> tuple[list[float], list[float]]:
+        """Shift and factor of the last columns."""
+        return self.shift[-targets:], self.factor[-targets:]

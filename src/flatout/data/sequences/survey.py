@@ -1,0 +1,191 @@
+"""What the first pass finds in recordings: lengths, moments of each column, labels, recordings that leak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from flatout.data.sequences.recordings import Recording
+from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.data.sequences.shape import Scaler
+from flatout.data.sequences.splitting import Found, Segment, Splitter
+from flatout.data.tables.splits import SPLITS
+from flatout.errors import UserError, require
+
+Floats = NDArray[np.float64]
+_OTHER_UNIT = 10.0
+"""Ratio of root mean squares from which on another unit is suspected."""
+
+
+class Survey:
+    """Adds up recordings, then decides splits and scales."""
+
+    def __init__(self, config: SequenceDataConfig, columns: list[str], splitter: Splitter) -> None:
+        self.config, self.columns, self.splitter = config, columns, splitter
+        self.found: list[Found] = []
+        self.labels: list[str] = []
+        self.segments: list[Segment] = []
+        self.scaler = Scaler([])
+        self.classes: list[str] = []
+        self._moments: list[dict[tuple[int, int], Floats]] = []
+        self._hashes: list[str] = []
+        self._warnings: list[str] = []
+
+    def add(self, split: str, recording: Recording) -> None:
+        """Take in one recording."""
+        values = recording.values
+        self.found.append(Found(split=split, name=recording.name, part=recording.part, samples=len(values)))
+        self._hashes.append(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(values).tobytes()))
+        if recording.label is not None:
+            self.labels.append(recording.label)
+        spans = {(0, len(values)), *self.splitter.spans(self.found[-1])}
+        self._moments.append({span: _moments_of(values[slice(*span)]) for span in spans})
+
+    def finish(self) -> None:
+        """Decide splits, then scales and classes, by the training samples."""
+        require(bool(self.found), "data", "no recording has two samples or more", hint="Name longer recordings.")
+        self.segments = self.splitter.split(self.found)
+        self._require_no_leak()
+        moments = {split: self._merged(split) for split in SPLITS}
+        for split in ("train", "validation"):
+            what = f"no recordings are left for the {split} split"
+            require(moments[split] is not None, "data.split_by", what, hint="Name more recordings.")
+        train = moments["train"]
+        assert train is not None
+        self._require_varying(train)
+        self.scaler = Scaler.fit(self.config.scale.value, train)
+        self._warn_of_units(moments)
+        self._number_classes()
+
+    def facts(self) -> dict[str, Any]:
+        """What the store keeps beside the values."""
+        counts: dict[str, dict[str, int]] = {}
+        for segment in self.segments:
+            each = counts.setdefault(segment.split, {"recordings": 0, "samples": 0})
+            each["recordings"] += 1
+            each["samples"] += segment.stop - segment.first
+        train = {segment.recording for segment in self.segments if segment.split == "train"}
+        numbers = self.label_numbers()[sorted(train)].astype(np.float64)
+        is_number = bool(self.labels) and not self.classes
+        return {
+            "columns": self.columns,
+            "scaler": {"shift": self.scaler.shift, "factor": self.scaler.factor},
+            "recordings": [each.name for each in self.found],
+            "splits": {split: counts[split] for split in SPLITS if split in counts},
+            "classes": self.classes,
+            "class_counts": np.bincount(numbers.astype(int), minlength=len(self.classes)).tolist()
+            if self.classes
+            else [len(train)],
+            "label_mean": float(numbers.mean()) if is_number else 0.0,
+            "label_spread": (float(numbers.std()) or 1.0) if is_number else 1.0,
+        }
+
+    def lines(self) -> list[str]:
+        """What is printed of the recordings."""
+        splits = self.facts()["splits"]
+        counts = ", ".join(
+            f"{name} {each['recordings']:,} ({each['samples']:,} samples)" for name, each in splits.items()
+        )
+        return [f"recordings: {counts}; {self.splitter.how}", *self._warnings]
+
+    def label_numbers(self) -> Floats:
+        """The label of each recording as a number; zeros where there are none."""
+        if not self.labels:
+            return np.zeros(len(self.found))
+        if self.classes:
+            places = {name: number for number, name in enumerate(self.classes)}
+            return np.array([places[label] for label in self.labels], dtype=np.float64)
+        return np.array([float(label) for label in self.labels])
+
+    def _number_classes(self) -> None:
+        if self.labels and not all(map(_is_number, self.labels)):
+            names = [self.labels[each.recording] for each in self.segments if each.split == "train"]
+            self.classes = sorted(set(names))
+            unknown = sorted(set(self.labels) - set(self.classes))
+            what = f"{', '.join(map(repr, unknown[:3]))} stands in no training recording"
+            require(not unknown, "data.target", what, hint="Give the training recordings of each class.")
+            require(len(self.classes) > 1, "data.target", "one class", allowed="two or more")
+
+    def _merged(self, split: str) -> dict[str, Floats] | None:
+        parts = [
+            self._moments[each.recording][(each.first, each.stop)]
+            for each in self.segments
+            if each.split == split and each.stop > each.first
+        ]
+        return _merge(np.stack(parts)) if parts else None
+
+    def _require_varying(self, train: dict[str, Floats]) -> None:
+        are_constant = (train["least"] == train["most"]).tolist()
+        names = [name for name, is_constant in zip(self.columns, are_constant, strict=True) if is_constant]
+        for name in names:
+            key = "data.target" if name in self.config.targets else "data.features"
+            value = float(train["least"][self.columns.index(name)])
+            what = f"{name!r} is constant in the training recordings ({value:g})"
+            raise UserError(key, what, hint="Leave it out.")
+
+    def _require_no_leak(self) -> None:
+        """No recording may stand on both sides, by its name or by its samples."""
+        if self.splitter.how == "each recording is cut in time":
+            return
+        seen: dict[str, Segment] = {}
+        is_named = bool(self.config.group)
+        for segment in self.segments:
+            found = self.found[segment.recording]
+            keys = [self._hashes[segment.recording], *([found.name.partition(": ")[2]] if is_named else [])]
+            for key in filter(None, keys):
+                before = seen.setdefault(key, segment)
+                if before.split == segment.split:
+                    continue
+                other, split = self.found[before.recording], SPLITS.index(segment.split)
+                how = "holds the samples of" if key == keys[0] else "is the group of"
+                what = f"{found.name} {how} {other.name}, which is in the {before.split} split"
+                hint = "Leave it out of one of the two."
+                raise UserError(f"data.{SPLITS[split]}", what, hint=hint)
+
+    def _warn_of_units(self, moments: dict[str, dict[str, Floats] | None]) -> None:
+        train = moments["train"]
+        assert train is not None
+        for split in SPLITS[1:]:
+            other = moments[split]
+            if other is None:
+                continue
+            ratio = _rms(other) / np.maximum(_rms(train), 1e-30)
+            for name, each in zip(self.columns, ratio, strict=True):
+                if each > _OTHER_UNIT or 0 < each < 1 / _OTHER_UNIT:
+                    what = f"{name} is {each:.3g} times as large as in the training recordings"
+                    self._warnings.append(f"warning {split}: {what}; is it in another unit?")
+
+
+def _moments_of(values: Floats) -> Floats:
+    """[5, columns]: count, mean, squared distances from it, least, most."""
+    if not len(values):
+        return np.zeros((5, values.shape[1]))
+    mean = values.mean(axis=0)
+    squares = ((values - mean) ** 2).sum(axis=0)
+    return np.stack([np.full_like(mean, len(values)), mean, squares, values.min(axis=0), values.max(axis=0)])
+
+
+def _merge(parts: NDArray[np.float64]) -> dict[str, Floats]:
+    """Moments of several runs of samples together, without the loss of digits of plain sums."""
+    counts, means = parts[:, 0], parts[:, 1]
+    count = counts.sum(axis=0)
+    mean = (counts * means).sum(axis=0) / count
+    squares = parts[:, 2].sum(axis=0) + (counts * (means - mean) ** 2).sum(axis=0)
+    least, most = parts[:, 3].min(axis=0), parts[:, 4].max(axis=0)
+    return {"count": count, "mean": mean, "squares": squares, "least": least, "most": most}
+
+
+def _rms(moments: dict[str, Floats]) -> Floats:
+    found: Floats = np.sqrt(moments["mean"] ** 2 + moments["squares"] / moments["count"])
+    return found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

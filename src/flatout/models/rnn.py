@@ -1,0 +1,261 @@
+"""An LSTM or GRU over recordings, windows or chunks, exact on rows of unequal length and without packing.
+
+Packed sequences keep oneDNN and cuDNN from their fast kernels. Rows come in groups of like length instead, and what
+stands behind a row's end is never read. A forecast is made from the state after the window; the last value is taken off
+the window and added to the answer, so a network that answers zero repeats it.
+
+Shapes: T samples, B rows, L samples of a row, F inputs, H hidden, K targets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from flatout.errors import as_choice, require
+from flatout.models.carried_state import CarriedState, State
+from flatout.models.flops import Lengths, Product, through, training_flops
+from flatout.models.series import flatten, is_even, last_of, rectangle, windows_of
+from flatout.models.turned_places import turned_places
+from flatout.models.window_ridge import Residual, WindowRidge
+
+if TYPE_CHECKING:
+    from flatout.data.batches.flat_batch import FlatBatch
+    from flatout.data.sequences.shape import SequenceShape
+
+
+class Cell(StrEnum):
+    """Kind of recurrent layer."""
+
+    lstm = "lstm"
+    gru = "gru"
+
+
+class Smoothing(StrEnum):
+    """A learned filter behind the answers."""
+
+    none = "none"
+    ema = "ema"
+
+
+@dataclass(kw_only=True, slots=True)
+class RNNConfig:
+    """A recurrent network over numeric sequences."""
+
+    recommended_clip: ClassVar[float] = 0.5
+    """Recurrent gradients explode now and then."""
+
+    cell: Cell = Cell.lstm
+    """lstm or gru."""
+    hidden: int = 64
+    """State of a layer."""
+    layers: int = 1
+    """Layers on top of each other."""
+    dropout: float = 0.0
+    """Share of values dropped between layers and before the output."""
+    bidirectional: bool = False
+    """Whether recordings are read in both directions; for data.problem=label only."""
+    smoothing: Smoothing = Smoothing.none
+    """ema: a learned exponential mean of the answers over time, one memory for each target."""
+    residual: Residual = Residual.none
+    """ridge: the network learns what ridge regression on the window leaves."""
+
+    def __post_init__(self) -> None:
+        self.cell = as_choice(Cell, self.cell, "model.cell")
+        self.smoothing = as_choice(Smoothing, self.smoothing, "model.smoothing")
+        self.residual = as_choice(Residual, self.residual, "model.residual")
+        for name in ("hidden", "layers"):
+            require(getattr(self, name) >= 1, f"model.{name}", f"{getattr(self, name)}", allowed="1 or more")
+        require(0 <= self.dropout < 1, "model.dropout", f"{self.dropout}", allowed="0 to below 1")
+
+    def build(self, *, shape: SequenceShape) -> RNN:
+        what = "reads what comes later, which is not known then"
+        is_fine = bool(shape.labels) or not self.bidirectional
+        require(is_fine, "model.bidirectional", what, hint="Leave it out, or set data.problem=label.")
+        is_fine = shape.is_each_step or self.smoothing is Smoothing.none
+        hint = "Leave out data.lookback, or set model.smoothing=none."
+        require(is_fine, "model.smoothing", f"{self.smoothing} needs an answer at each time", hint=hint)
+        require_window(self.residual, shape)
+        return RNN(self, shape)
+
+
+def require_window(residual: Residual, shape: SequenceShape) -> None:
+    """Ridge regression needs windows to read."""
+    is_fine = residual is Residual.none or shape.lookback is not None
+    require(is_fine, "model.residual", "ridge reads windows", hint="Set data.lookback, or model.residual=none.")
+
+
+class RNN(nn.Module):
+    """Recurrent layers and a linear output."""
+
+    layout = "padded"
+
+    def __init__(self, config: RNNConfig, shape: SequenceShape) -> None:
+        super().__init__()
+        self.config, self.shape = config, shape
+        kind = nn.LSTM if config.cell is Cell.lstm else nn.GRU
+        self.is_lstm, self.is_both = config.cell is Cell.lstm, config.bidirectional
+        width = config.hidden * (2 if config.bidirectional else 1)
+        widths = [shape.inputs] + [width] * (config.layers - 1)
+        self.ahead = nn.ModuleList(kind(each, config.hidden, batch_first=True) for each in widths)
+        back = widths if config.bidirectional else []
+        self.back = nn.ModuleList(kind(each, config.hidden, batch_first=True) for each in back)
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(width, shape.outputs)
+        self.memory = nn.Parameter(torch.zeros(shape.targets)) if config.smoothing is Smoothing.ema else None
+        self.ridge = WindowRidge(shape) if config.residual is Residual.ridge else None
+        self.carried = CarriedState() if shape.is_stateful else None
+        self.carried_of_others = CarriedState() if shape.is_stateful else None
+        """Of validation and test, which come in between."""
+        self._zeros: dict[tuple[int, torch.device], State] = {}
+        _initialise(self)
+
+    @property
+    def carrier(self) -> CarriedState | None:
+        """The states of training, or those of validation and test."""
+        return self.carried if self.training else self.carried_of_others
+
+    def forward(self, batch: FlatBatch) -> Tensor:
+        """`[T, K]` for each sample, `[B, K]` for windows, `[B, H, K]` for forecasts, `[B, labels]`."""
+        shape = self.shape
+        if shape.horizon:
+            return self.answer(windows_of(batch, shape))
+        inputs_BLF = rectangle(batch)[..., : shape.inputs]
+        if self.is_both:
+            return self.output(self.dropout(self._both_ways(inputs_BLF, batch)))
+        if not shape.is_each_step:
+            states_BLH, _ = self._recur(inputs_BLF, self.zeros(inputs_BLF))
+            answers = self.output(self.dropout(last_of(states_BLH, batch)))
+            return answers if self.ridge is None else answers + self.ridge(batch)
+        carrier = self.carrier
+        zeros = self.zeros(inputs_BLF)
+        before = zeros if carrier is None else carrier.take(zeros)
+        answers_BLK, after = self.run(inputs_BLF, before)
+        if carrier is not None:
+            carrier.keep(after)
+        return flatten(answers_BLK, batch)
+
+    def run(self, inputs_BLF: Tensor, before: State) -> tuple[Tensor, State]:
+        """`[B, L, K]` answers to samples that follow a state, and the state after them; zeros begin a recording.
+
+        A row that ends before the rectangle does is the last of its recording: nothing continues its state.
+        """
+        hidden = before[:-1] if self.memory is not None else before
+        states_BLH, after = self._recur(inputs_BLF, hidden)
+        answers_BLK = self.output(self.dropout(states_BLH))
+        if self.memory is None:
+            return answers_BLK, after
+        answers_BLK, filtered = smooth(answers_BLK, self.memory.sigmoid(), before[-1])
+        return answers_BLK, (*after, filtered)
+
+    def zeros(self, inputs_BLF: Tensor) -> State:
+        """The state before a recording, made once for each number of rows."""
+        key = len(inputs_BLF), inputs_BLF.device
+        if key not in self._zeros:
+            self._zeros[key] = self.make_state(*key)
+        return self._zeros[key]
+
+    def make_state(self, rows: int, device: torch.device | str = "cpu") -> State:
+        """Zeros: a hidden state a layer, for an LSTM a cell state too, and the last answers of the filter."""
+        hidden = torch.zeros(len(self.ahead), rows, self.config.hidden, device=device)
+        state: State = (hidden, hidden) if self.is_lstm else (hidden,)
+        # The last number is 1 once a recording has begun: then the filter has something to remember.
+        filtered = torch.zeros(1, rows, self.shape.targets + 1, device=device)
+        return state if self.memory is None else (*state, filtered)
+
+    def _recur(self, inputs_BLF: Tensor, before: State) -> tuple[Tensor, State]:
+        states, after = inputs_BLF, []
+        for depth, layer in enumerate(self.ahead):
+            own = tuple(part[depth : depth + 1] for part in before)
+            states, end = layer(self.dropout(states) if depth else states, own if self.is_lstm else own[0])
+            after.append(end if self.is_lstm else (end,))
+        return states, tuple(torch.cat(parts) for parts in zip(*after, strict=True))
+
+    def answer(self, windows_BLF: Tensor) -> Tensor:
+        """`[B, K]`, or `[B, H, K]` of a forecast, from whole windows."""
+        shape = self.shape
+        last_B1F = windows_BLF[:, -1:]
+        inputs_BLF = windows_BLF - last_B1F if shape.horizon else windows_BLF
+        states_BLH, _ = self._recur(inputs_BLF, self.zeros(inputs_BLF))
+        answers = self.output(self.dropout(states_BLH[:, -1]))
+        if shape.horizon:
+            answers = answers.view(-1, shape.horizon, shape.targets)
+        if self.ridge is not None:
+            return answers + self.ridge.answer(windows_BLF)
+        return answers + last_B1F[..., -shape.targets :] if shape.horizon else answers
+
+    def _both_ways(self, inputs_BLF: Tensor, batch: FlatBatch) -> Tensor:
+        """`[B, 2H]`: the state at the end of a recording, and at its beginning of the way back."""
+        lengths_B = batch.offsets[1:] - batch.offsets[:-1]
+        turned = None if is_even(batch) else turned_places(lengths_B, inputs_BLF.shape[1])
+        states = inputs_BLF
+        for depth, (ahead, back) in enumerate(zip(self.ahead, self.back, strict=True)):
+            states = self.dropout(states) if depth else states
+            there_BLH, back_BLH = ahead(states)[0], back(_turn(states, turned))[0]
+            states = torch.cat([there_BLH, _turn(back_BLH, turned)], -1)
+        return torch.cat([last_of(there_BLH, batch), last_of(back_BLH, batch)], -1)
+
+    def computed_tokens(self, batch: FlatBatch) -> int:
+        """Samples computed for a batch, those behind rows' ends included."""
+        return batch.longest() * batch.num_rows
+
+    def products(self, lengths: Lengths) -> list[Product]:
+        """A sample meets the weights of each layer; answers are made of each sample, or once a row."""
+        samples = float(lengths.sum()) - self.shape.horizon * len(lengths)
+        names = ("weight_ih_l0", "weight_hh_l0")
+        stacks = [self.ahead, self.back] if self.is_both else [self.ahead]
+        layers = zip(*stacks, strict=True)
+        found = [through(samples, *(each.get_parameter(name) for each in both for name in names)) for both in layers]
+        return [*found, through(samples if self.shape.is_each_step else len(lengths), self.output.weight)]
+
+    def training_flops(self, lengths: Lengths) -> float:
+        """Operations of a training step on rows of these lengths."""
+        return training_flops(self.products(lengths))
+
+
+def smooth(answers_BLK: Tensor, memory_K: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """An exponential mean over time, `mean = memory * mean + (1 - memory) * answer`, in log2(L) steps.
+
+    `before` `[1, B, K + 1]`: the mean so far and whether there is one; else the mean begins at the first answer.
+    """
+    has_begun_B1 = before[0, :, -1:] > 0
+    start_BK = torch.where(has_begun_B1, before[0, :, :-1].to(answers_BLK.dtype), answers_BLK[:, 0])
+    length = answers_BLK.shape[1]
+    means_BLK, reach = (1 - memory_K) * answers_BLK, 1
+    while reach < length:
+        later = means_BLK[:, reach:] + memory_K**reach * means_BLK[:, :-reach]
+        means_BLK = torch.cat([means_BLK[:, :reach], later], 1)
+        reach *= 2
+    powers_LK = memory_K ** torch.arange(1, length + 1, device=memory_K.device).unsqueeze(1)
+    means_BLK = means_BLK + powers_LK * start_BK.unsqueeze(1)
+    begun_B1 = torch.ones_like(start_BK[:, :1])
+    return means_BLK, torch.cat([means_BLK[:, -1], begun_B1], -1).unsqueeze(0)
+
+
+def _turn(states_BLD: Tensor, turned: Tensor | None) -> Tensor:
+    """Each row turned round by itself."""
+    if turned is None:
+        return states_BLD.flip(1)
+    return states_BLD.flatten(0, 1).index_select(0, turned).view(states_BLD.shape)
+
+
+def _initialise(model: RNN) -> None:
+    """Orthogonal recurrent weights, forget gates open; a network beside a ridge starts at its answers."""
+    for layer in [*model.ahead, *model.back]:
+        for name, weight in layer.named_parameters():
+            if "weight_hh" in name:
+                for gate in torch.chunk(weight.data, 4 if model.is_lstm else 3):
+                    nn.init.orthogonal_(gate)
+            elif "weight_ih" in name:
+                nn.init.xavier_uniform_(weight)
+            else:
+                nn.init.zeros_(weight)
+        if model.is_lstm:  # gates stand in the order input, forget, cell, output
+            layer.get_parameter("bias_ih_l0").data[layer.hidden_size : 2 * layer.hidden_size] = 1.0
+    if model.ridge is not None or model.shape.horizon:
+        nn.init.zeros_(model.output.weight)
+        nn.init.zeros_(model.output.bias)

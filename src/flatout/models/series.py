@@ -1,0 +1,75 @@
+"""Rows of samples as rectangles: what networks of sequences share.
+
+Shapes: T samples of the whole batch, B rows, L samples of the longest row or of the window, C columns, F inputs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from flatout.data.batches.flat_batch import FlatBatch
+    from flatout.data.sequences.shape import SequenceShape
+
+
+def is_even(batch: FlatBatch) -> bool:
+    """Whether all rows have one length; rows are sorted and lengths lie on the host, so nothing waits."""
+    return bool(batch.lengths[0] == batch.lengths[-1])
+
+
+def rectangle(batch: FlatBatch) -> Tensor:
+    """`[B, L, C]`: rows side by side, a plain view where all have one length. Behind a row stands its last sample.
+
+    What stands there is never read: recurrent states are taken before it, and answers beyond a row are left out.
+    """
+    if is_even(batch):
+        return batch.tokens.view(batch.num_rows, -1, batch.tokens.shape[1])
+    starts_B, stops_B = batch.offsets[:-1], batch.offsets[1:]
+    places_L = torch.arange(batch.longest(), device=batch.tokens.device)
+    index_BL = torch.minimum(starts_B.unsqueeze(1) + places_L, stops_B.unsqueeze(1) - 1)
+    return batch.tokens[index_BL]
+
+
+def flatten(values_BLD: Tensor, batch: FlatBatch) -> Tensor:
+    """`[T, D]`: the samples of a rectangle without what stands behind the rows' ends."""
+    if is_even(batch):
+        return values_BLD.reshape(-1, values_BLD.shape[-1])
+    lengths_B = batch.offsets[1:] - batch.offsets[:-1]
+    places_L = torch.arange(values_BLD.shape[1], device=values_BLD.device)
+    index_BL = batch.offsets[:-1].unsqueeze(1) + places_L
+    kept_BL = places_L < lengths_B.unsqueeze(1)
+    # The places of samples are known, so nothing waits for the device to count them.
+    place_T = torch.empty(batch.num_tokens + 1, dtype=torch.int64, device=values_BLD.device)
+    flat_BL = torch.arange(kept_BL.numel(), device=values_BLD.device).view(kept_BL.shape)
+    place_T.index_copy_(0, torch.where(kept_BL, index_BL, batch.num_tokens).flatten(), flat_BL.flatten())
+    return values_BLD.flatten(0, 1).index_select(0, place_T[:-1])
+
+
+def last_of(values_BLD: Tensor, batch: FlatBatch) -> Tensor:
+    """`[B, D]`: the values at each row's last sample."""
+    if is_even(batch):
+        return values_BLD[:, -1]
+    lengths_B = batch.offsets[1:] - batch.offsets[:-1]
+    return values_BLD[torch.arange(len(lengths_B), device=values_BLD.device), lengths_B - 1]
+
+
+def windows_of(batch: FlatBatch, shape: SequenceShape) -> Tensor:
+    """`[B, L, F]` inputs of exactly `lookback` samples; before a recording's first sample stands that sample."""
+    assert shape.lookback is not None
+    if is_even(batch) and int(batch.lengths[0]) == shape.lookback + shape.horizon:
+        return rectangle(batch)[:, : shape.lookback, : shape.inputs]
+    places_L = torch.arange(-shape.lookback, 0, device=batch.tokens.device)
+    index_BL = torch.maximum(batch.offsets[1:].unsqueeze(1) + places_L, batch.offsets[:-1].unsqueeze(1))
+    return batch.tokens[index_BL][..., : shape.inputs]
+
+
+def answers_of(batch: FlatBatch, shape: SequenceShape) -> Tensor:
+    """What a network should answer: `[T, K]` for each sample, `[B, K]` for windows, `[B, H, K]` for forecasts."""
+    if shape.is_each_step:
+        return batch.tokens[:, -shape.targets :]
+    if shape.horizon:
+        return rectangle(batch)[:, shape.lookback :, -shape.targets :]
+    return batch.tokens[batch.offsets[1:] - 1, -shape.targets :]

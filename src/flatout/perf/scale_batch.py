@@ -1,0 +1,224 @@
+"""`ScaleBatch`: the batch size that is fastest and fits into memory, and the learning rate for it, in any `L.Trainer`.
+
+Training steps of growing size are timed on a copy of the module, by the same search that `tune=auto` uses: sizes double
+until twice as many rows bring less than `gain`, or would not fit. It happens just before Lightning builds the
+optimizer, so nothing must be undone: module and random numbers are as if the size had been set from the start.
+
+A training on several ranks is refused: rank by rank the times differ, and so would the sizes.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from flatout.data.store_data import StoreData
+from flatout.engine.limits import free_bytes
+from flatout.engine.optimizer import OptimConfig, ScaleRate
+from flatout.engine.precision import LIGHTNING_NAMES, by_lightning_name
+from flatout.engine.random_state import RandomState
+from flatout.errors import UserError, as_choice, require
+from flatout.perf.tune.answers import Answers, AnswerStore, NoAnswer
+from flatout.perf.tune.probe import Parts, Setting, about, held_bytes, measure
+from flatout.perf.tune.search import Asked, Search
+from flatout.perf.tune.settings import StepRows, TuneConfig
+from flatout.run_log import PrintLog, RunLog
+from flatout.tasks.task import Task
+
+_OTHER_DECISIONS = ("data.feed", "precision", "optim.lr", "compile")
+_OF_THE_TRAINER = ("answer_in_pieces", "configure_optimizers", "is_in_fast_loop")
+"""What callbacks put into a module; a copy of it must not share them."""
+
+
+class ScaleBatch(Callback):
+    """Sets the batch size of a DataModule of flatout before the first step, and scales the learning rate of its task.
+
+    >>> trainer = L.Trainer(callbacks=[ScaleBatch(lr="sqrt", max_batch_size=1024)])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        *,
+        lr: str | None = "sqrt",
+        max_batch_size: int | None = None,
+        budget_s: float = 30.0,
+        gain: float = 0.05,
+        steps: int = 8,
+        memory_margin: float = 0.1,
+        log: RunLog | None = None,
+    ) -> None:
+        """`lr`: sqrt, linear, or None to leave the rate alone; `gain`: how much faster twice as many rows must be.
+
+        `steps` are timed of each size, at most `budget_s` seconds of all; `memory_margin` of the memory stays free.
+        """
+        super().__init__()
+        self.scale_lr = as_choice(ScaleRate, lr or ScaleRate.none, "ScaleBatch.lr")
+        is_sound = max_batch_size is None or max_batch_size >= 1
+        require(is_sound, "ScaleBatch.max_batch_size", f"{max_batch_size}", allowed="1 or more")
+        self.max_batch_size = max_batch_size
+        self.settings = TuneConfig(
+            enabled=True,
+            effective_batch=StepRows.free,
+            budget_s=budget_s,
+            gain=gain,
+            steps=steps,
+            memory_margin=memory_margin,
+        )
+        self.run_log: RunLog = PrintLog() if log is None else log
+        self.batch_size: int | None = None
+        """The size in use, once it is decided."""
+        self.learning_rate: float | None = None
+        self.answers: Answers | None = None
+        """What was tried; None where a checkpoint has brought the decision."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        task, data = _parts_of(trainer, pl_module)
+        build = task.configure_optimizers
+
+        def decide_and_build() -> Any:
+            del vars(task)["configure_optimizers"]
+            if self.batch_size is None:
+                self._decide(trainer, task, data)
+            return build()
+
+        # The last moment before the optimizer: the network is built, and a checkpoint has brought its decision.
+        vars(task)["configure_optimizers"] = decide_and_build
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batch_size": self.batch_size, "learning_rate": self.learning_rate}
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Take the decision over before other callbacks count the steps of an epoch."""
+        state = checkpoint["callbacks"].get(self.state_key)
+        if trainer.state.fn == "fit" and state and state["batch_size"] is not None:
+            self._apply(*_parts_of(trainer, pl_module), int(state["batch_size"]), state["learning_rate"])
+
+    def _decide(self, trainer: L.Trainer, task: Task, data: StoreData[Any, Any]) -> None:
+        before, optim = data.config.batch_size, task.optim
+        allowed = f"{before} or more, the DataModule's batch_size"
+        is_sound = self.max_batch_size is None or self.max_batch_size >= before
+        require(is_sound, "ScaleBatch.max_batch_size", f"{self.max_batch_size}", allowed=allowed)
+        device = trainer.strategy.root_device
+        is_deterministic = torch.are_deterministic_algorithms_enabled()
+        warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        random = RandomState(device)
+        try:
+            rows = self._search(trainer, task, data, device)
+        finally:
+            random.restore(device)
+            torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
+        rate = _scaled_rate(optim, self.scale_lr, before, rows)
+        self._apply(task, data, rows, rate)
+        self._report(before, optim.highest, rate)
+
+    def _search(self, trainer: L.Trainer, task: Task, data: StoreData[Any, Any], device: torch.device) -> int:
+        """The fastest rows at once, found on a copy of the task."""
+        feed, alone = data.feeds.train, _copy_of(task)
+        alone.total_steps = alone.total_steps or 1  # the rate does not matter here
+        clip = float(trainer.gradient_clip_val or 0.0)
+        parts = Parts(alone, feed.split, feed.plan, device, data.config.workers, clip)
+        start = Setting(
+            feed=feed.kind,
+            precision=by_lightning_name(str(trainer.precision)),
+            rows=data.config.batch_size,
+            accumulate=1,
+        )
+        asked = Asked(
+            settings=self.settings,
+            start=start,
+            feeds=[feed.kind],
+            precisions=[start.precision],
+            step_rows=start.rows,
+            num_rows=feed.split.num_rows,
+            most_rows=self.max_batch_size,
+            planned_steps=1,
+            kept=dict.fromkeys(_OTHER_DECISIONS, ""),
+            room_bytes=int(_usable_bytes(device) * (1 - self.settings.memory_margin)),
+            is_cpu=device.type == "cpu",
+            counts_time=False,
+        )
+        search = Search(asked, _HereProber(parts), AnswerStore(data.config.cache), self.run_log.say)
+        self.answers = search.decide()
+        return search.now.rows
+
+    def _apply(self, task: Task, data: StoreData[Any, Any], rows: int, rate: float | None) -> None:
+        self.batch_size, self.learning_rate = rows, rate
+        data.config.batch_size = rows
+        if rate is not None:
+            task.optim = replace(task.optim, lr=rate)
+
+    def _report(self, before: int, rate_before: float, rate: float | None) -> None:
+        assert self.answers is not None
+        choice = next(each for each in self.answers.choices if each.name in ("micro-batch", "tune"))
+        evidence = f"{choice.evidence}; {self.answers.seconds:.1f} s"
+        self.run_log.decision("data.batch_size", f"{before} → {self.batch_size}", choice.why, evidence)
+        if rate is not None:
+            why = f"scaled by {self.scale_lr.value}"
+            growth = f"{self.batch_size} rows for {before}"
+            self.run_log.decision("optim.lr", f"{rate_before:g} → {rate:g}", why, growth)
+
+
+class _HereProber:
+    """Measures in this process: there is a copy of the task, and its random numbers are put back."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+
+    def ask(self, what: str, latest: float, **asked: Any) -> Any:
+        try:
+            return about(self.parts) if what == "about" else measure(self.parts, **asked)
+        except (torch.OutOfMemoryError, MemoryError):
+            return NoAnswer("out of memory", is_memory=True)
+        except UserError as error:  # a single row at once was too much
+            return NoAnswer(str(error), is_memory=True)
+
+    def close(self) -> None:
+        return
+
+
+def _parts_of(trainer: L.Trainer, module: L.LightningModule) -> tuple[Task, StoreData[Any, Any]]:
+    """The task and its data, or a sentence on what this callback cannot serve."""
+    data, where = getattr(trainer, "datamodule", None), "ScaleBatch"
+    is_ours = isinstance(module, Task) and isinstance(data, StoreData)
+    names = f"{type(module).__name__} with {type(data).__name__ if data is not None else 'no DataModule'}"
+    hint = "Use Lightning's BatchSizeFinder for other modules."
+    require(is_ours, where, names, allowed="a task and a DataModule of flatout", hint=hint)
+    assert isinstance(module, Task) and isinstance(data, StoreData)
+    hint = "Find the size on one device, then set batch_size."
+    require(trainer.world_size == 1, where, f"{trainer.world_size} ranks", allowed="one rank", hint=hint)
+    for name in ("tokens_per_batch", "effective_batch"):
+        is_open = getattr(data.config, name) is None
+        require(is_open, where, f"data.{name} fixes the size of a batch", hint="Leave one of them out.")
+    known = ", ".join(LIGHTNING_NAMES.values())
+    is_known = str(trainer.precision) in LIGHTNING_NAMES.values()
+    require(is_known, where, f"precision {trainer.precision}", allowed=known, hint="Leave ScaleBatch out.")
+    return module, data
+
+
+def _copy_of(task: Task) -> Task:
+    """A task with weights of its own, without its Trainer."""
+    alone = copy.copy(task)
+    for name in _OF_THE_TRAINER:
+        vars(alone).pop(name, None)
+    return copy.deepcopy(alone)
+
+
+def _scaled_rate(optim: OptimConfig, how: ScaleRate, before: int, rows: int) -> float | None:
+    if how is ScaleRate.none:
+        return None
+    growth = rows / before
+    rate = optim.highest * (growth if how is ScaleRate.linear else growth**0.5)
+    return rate if optim.max_lr is None else min(rate, optim.max_lr)
+
+
+def _usable_bytes(device: torch.device) -> int:
+    """Memory that training may take, this process's own included."""
+    free = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_bytes()
+    return free + held_bytes(device)

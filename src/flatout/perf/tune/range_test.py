@@ -1,0 +1,76 @@
+"""The learning-rate range test, in the process that measures: steps whose rate rises until the loss does too."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import Any
+
+import lightning as L
+
+from flatout.data.feeding import FeedKind
+from flatout.engine.fast_loop import fast_loop_of
+from flatout.engine.optimizer import NotFinite, ScaleRate, Schedule
+from flatout.engine.precision import Precision, fast_fp32_products
+from flatout.errors import UserError
+from flatout.perf.tune.learning_rate import LEAST, LEAST_STEPS, MOST, STEPS, smoothed
+from flatout.perf.tune.probe import Parts, feed_of, probing_trainer, without_advice
+
+_RISEN = 4.0
+"""So many times its least the smoothed loss may be before the test is over."""
+
+
+def range_test(parts: Parts, *, feed: str, precision: str, rows: int, accumulate: int, until: float) -> dict[str, Any]:
+    """Rates and losses of steps whose rate rises from step to step."""
+    plan = replace(parts.plan, rows_per_batch=rows, accumulate=accumulate)
+    task, before = parts.task, parts.task.optim
+    rising = _Rising(until)
+    # The rate is the test's own; a loss that is no number is its natural end.
+    task.optim = replace(
+        before,
+        lr=LEAST,
+        schedule=Schedule.constant,
+        warmup=0.0,
+        scale_lr=ScaleRate.none,
+        not_finite=NotFinite.skip,
+    )
+    trainer = probing_trainer(parts, Precision(precision), accumulate, [rising], not_finite=NotFinite.skip)
+    try:
+        with fast_fp32_products(Precision(precision), parts.device), without_advice():
+            trainer.fit(task, train_dataloaders=feed_of(parts, FeedKind(feed), plan))
+    except UserError:
+        pass  # many steps that were not finite, one after the other
+    finally:
+        task.optim = before
+    return {"rates": rising.rates, "losses": rising.losses}
+
+
+class _Rising(L.Callback):
+    """Sets the rate of each step, and ends when the loss has risen."""
+
+    def __init__(self, until: float) -> None:
+        self.until = until
+        self.rates: list[float] = []
+        self.losses: list[float] = []
+        self.loop: Any = None
+        self._rate = LEAST
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self.loop = fast_loop_of(trainer)
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._rate = LEAST * (MOST / LEAST) ** (len(self.rates) / (STEPS - 1))
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = self._rate * group["lr_share"]
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if not batch.ends_step:
+            return
+        loss = float(self.loop.losses.last)
+        self.rates.append(self._rate)
+        self.losses.append(loss)
+        seen = smoothed(self.losses)
+        has_risen = len(seen) > LEAST_STEPS and (not math.isfinite(seen[-1]) or seen[-1] > _RISEN * abs(min(seen)))
+        if has_risen or not math.isfinite(loss) or len(self.rates) == STEPS or time.time() > self.until:
+            trainer.should_stop = True

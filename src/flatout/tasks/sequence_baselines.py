@@ -1,0 +1,138 @@
+"""What a network on sequences is compared with: ridge regression on the window, solved in closed form, and less.
+
+It has one pass over the training windows and a solve for each penalty; the penalty is chosen on the validation
+recordings. A forecast's simplest answer repeats the last value; an estimate's is ridge regression on the last sample.
+Windows are gathered in blocks, so memory stays flat.
+
+Shapes: N windows, L samples, F inputs, K targets, H horizon, D inputs of the ridge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.data.sequences.info import SequenceInfo
+from flatout.data.sequences.windows import Rows, estimate_windows, forecast_windows
+from flatout.models.window_ridge import WindowRidge, own_pasts
+from flatout.tasks.sequence_scores import SequenceScores
+
+PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)
+_WINDOWS_A_BLOCK, _MOST_WINDOWS, _MOST_INPUTS = 4096, 100_000, 1024
+_USUAL_LOOKBACK = 16
+"""Samples that the ridge reads where the network reads whole recordings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A model in closed form, and its errors on validation and test."""
+
+    name: str
+    ridge: WindowRidge
+    metrics: dict[str, dict[str, float]]
+
+
+def build_baselines(info: SequenceInfo) -> list[Baseline]:
+    """Ridge regression on the window, then the simplest answer."""
+    shape = info.shape
+    wide = shape.lookback or max(1, min(_USUAL_LOOKBACK, _MOST_INPUTS // shape.inputs))
+    on_window = _solve(info, wide)
+    found = [(f"ridge on {wide} samples", on_window)]
+    if shape.horizon:
+        found.append(("last value", WindowRidge(shape)))
+    elif wide > 1:
+        found.append(("ridge on the last sample", _solve(info, 1)))
+    return [Baseline(name, ridge, _judge(info, ridge)) for name, ridge in found]
+
+
+def _solve(info: SequenceInfo, lookback: int) -> WindowRidge:
+    """The ridge whose penalty is best on the validation recordings."""
+    ridge = WindowRidge(replace(info.shape, lookback=lookback))
+    sums = _Sums(info, ridge)
+    held = [_rows_of_ridge(ridge, *block[:2]) for block in _blocks(info, ridge, "validation", _MOST_WINDOWS // 4)]
+    best = float("inf")
+    for penalty in PENALTIES:
+        weight, bias = sums.solve(penalty)
+        errors = [(inputs @ weight + bias - answers).square().sum() for inputs, answers in held]
+        if (error := float(torch.stack(errors).sum())) < best:
+            best = error
+            ridge.set(weight.float(), bias.float())
+    return ridge
+
+
+class _Sums:
+    """What the closed form needs to know of the training windows."""
+
+    def __init__(self, info: SequenceInfo, ridge: WindowRidge) -> None:
+        size, outputs = ridge.weight.shape
+        self.products = torch.zeros(size, size, dtype=torch.float64)
+        self.answers = torch.zeros(size, outputs, dtype=torch.float64)
+        self.sums, self.sums_of_answers, self.count = torch.zeros(size).double(), torch.zeros(outputs).double(), 0
+        for windows, answers, _ in _blocks(info, ridge, "train", _MOST_WINDOWS):
+            inputs_ND, answers_NO = _rows_of_ridge(ridge, windows, answers)
+            self.products += inputs_ND.T @ inputs_ND
+            self.answers += inputs_ND.T @ answers_NO
+            self.sums += inputs_ND.sum(0)
+            self.sums_of_answers += answers_NO.sum(0)
+            self.count += len(inputs_ND)
+
+    def solve(self, penalty: float) -> tuple[Tensor, Tensor]:
+        mean, mean_of_answers = self.sums / self.count, self.sums_of_answers / self.count
+        products = self.products - self.count * torch.outer(mean, mean)
+        products.diagonal().add_(penalty * max(1.0, self.count / 1000))
+        right = self.answers - self.count * torch.outer(mean, mean_of_answers)
+        weight = torch.linalg.solve(products, right)
+        return weight, mean_of_answers - mean @ weight
+
+
+def _rows_of_ridge(ridge: WindowRidge, windows_NLF: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+    """`[N, D]` inputs and `[N, O]` answers in double precision; of a forecast a row for each series."""
+    if not ridge.shape.horizon:
+        return windows_NLF.flatten(1).double(), answers.double()
+    series_NKL, last_NK1 = own_pasts(windows_NLF, ridge.shape)
+    return series_NKL.flatten(0, 1).double(), (answers.transpose(1, 2) - last_NK1).flatten(0, 1).double()
+
+
+def _judge(info: SequenceInfo, ridge: WindowRidge) -> dict[str, dict[str, float]]:
+    factor = info.scaler.of_targets(len(info.targets))[1]
+    found = {}
+    for split, short in (("validation", "val"), ("test", "test")):
+        if split not in info.segments:
+            continue
+        scores = SequenceScores(len(info.recording_names), info.targets, factor)
+        for windows, answers, recording_N in _blocks(info, ridge, split, None):
+            guesses = ridge.answer(windows)
+            count = answers[..., 0].numel() // len(answers)
+            scores.add(guesses.flatten(0, -2), answers.flatten(0, -2), recording_N.repeat_interleave(count))
+        found[short] = scores.values_here()
+    return found
+
+
+def _blocks(
+    info: SequenceInfo, ridge: WindowRidge, split: str, most: int | None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """`[N, L, F]` windows, their answers, and the recording of each; of very many windows evenly spread ones."""
+    shape, segments = ridge.shape, info.segments[split]
+    lookback = shape.lookback or 1
+    rows: Rows
+    if shape.horizon:
+        rows = forecast_windows(segments, lookback, shape.horizon)
+    else:
+        rows = estimate_windows(segments, lookback)
+    values = info.rows_of(split).values
+    every = 1 if most is None else max(1, -(-len(rows.start) // most))
+    for begin in range(0, len(rows.start), _WINDOWS_A_BLOCK * every):
+        chosen = np.arange(begin, min(begin + _WINDOWS_A_BLOCK * every, len(rows.start)), every)
+        ends = rows.start[chosen] + rows.length[chosen] - shape.horizon
+        places = np.maximum(ends[:, None] + np.arange(-lookback, 0), rows.start[chosen, None])
+        windows = torch.from_numpy(values[places][..., : shape.inputs])
+        after = ends[:, None] + np.arange(shape.horizon) if shape.horizon else ends - 1
+        yield (
+            windows,
+            torch.from_numpy(values[after][..., -shape.targets :]),
+            torch.from_numpy(rows.recording[chosen].astype(np.int64)),
+        )

@@ -1,0 +1,284 @@
+"""Recordings to numbers: an estimate at each time, or a forecast; loss, metrics and baselines.
+
+The loss is that of scaled values, so targets of any unit weigh alike; metrics and answers are in the targets' own
+units. Chunks that continue each other carry the network's hidden state from batch to batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.data.batches.feed import Feeds
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.problem import Problem
+from flatout.data.sequences.choices import SequenceProblem
+from flatout.data.sequences.info import SequenceInfo
+from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.engine.optimizer import OptimConfig
+from flatout.errors import as_choice, require
+from flatout.models.carried_state import CarriedState
+from flatout.models.series import answers_of
+from flatout.run_log import RunLog
+from flatout.tasks.augment import Augment
+from flatout.tasks.classification import Classifier
+from flatout.tasks.metrics import TaskMetrics
+from flatout.tasks.sequence_baselines import Baseline, build_baselines
+from flatout.tasks.sequence_scores import SequenceScores, names_of
+from flatout.tasks.task import Task
+
+_SHOWN = ("rmse", "mae", "max_error", "r2")
+_SPLIT = {"val": "validation", "test": "test"}
+
+
+class SequenceLoss(StrEnum):
+    """What a wrong answer costs."""
+
+    mse = "mse"
+    mae = "mae"
+    huber = "huber"
+
+
+@dataclass(kw_only=True, slots=True)
+class SequenceRegressionConfig:
+    """The loss of a network on recordings."""
+
+    loss: SequenceLoss = SequenceLoss.mse
+    """mse: squared error; mae: absolute error; huber: squared below one scaled unit, absolute above."""
+    baselines: bool = True
+    """Whether ridge regression and the last value are computed beside."""
+
+    def __post_init__(self) -> None:
+        self.loss = as_choice(SequenceLoss, self.loss, "task.loss")
+
+
+_LOSSES: dict[SequenceLoss, Callable[..., Tensor]] = {
+    SequenceLoss.mse: F.mse_loss,
+    SequenceLoss.mae: F.l1_loss,
+    SequenceLoss.huber: F.huber_loss,
+}
+
+
+class SequenceRegressor(Task):
+    """Trains a network on recordings."""
+
+    smaller_rows = "Shorten rows with data.lookback or data.chunk."
+
+    def __init__(
+        self,
+        model: Any,
+        config: SequenceRegressionConfig | None = None,
+        optim: OptimConfig | None = None,
+        *,
+        total_steps: int | None = None,
+    ) -> None:
+        super().__init__(model, optim, total_steps=total_steps)
+        self.config = config or SequenceRegressionConfig()
+        self.baselines: list[Baseline] = []
+        self._log: RunLog | None = None
+        self._augment: Augment | None = None
+        self._split = "train"
+        self._mark: Any = None
+
+    def take_info(self, info: Any) -> None:
+        what, hint = f"{type(info).__name__} has no recordings", "Use SequenceData."
+        is_fine = isinstance(info, SequenceInfo) and not info.shape.labels
+        require(is_fine, "SequenceRegressor", what, hint=hint)
+        self.shape = info.shape
+        self.shift_K, self.factor_K = map(torch.tensor, info.scaler.of_targets(self.shape.targets))
+        self.scores = SequenceScores(len(info.recording_names), info.targets, self.factor_K.tolist())
+        self._recording = {
+            split: torch.from_numpy(info.recording_of_rows(split).astype("int64")) for split in info.segments
+        }
+        self._is_first = {split: info.begins_recording(split) for split in info.segments}
+        self._steps_a_row = float(info.mean_steps())
+        self._augment = Augment.of(info)
+
+    def build_model(self, config: Any, info: Any) -> nn.Module:
+        network: nn.Module = config.build(shape=info.shape)
+        return network
+
+    def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
+        """Solve the baselines; a network that learns what the ridge leaves gets it here."""
+        self._log = log
+        residual = getattr(self.model, "ridge", None)
+        if not self.config.baselines and residual is None:
+            return {}
+        self.baselines = build_baselines(self.info)
+        first, *others = self.baselines
+        if residual is not None:
+            residual.set(first.ridge.weight, first.ridge.bias)
+        facts = {f"{short}/{name}": value for short, each in first.metrics.items() for name, value in each.items()}
+        for other in others:
+            facts |= {f"{short}/rmse of the {other.name}": each["rmse"] for short, each in other.metrics.items()}
+        return {"baseline": {"name": first.name, "metrics": facts}}
+
+    @property
+    def usual_metric(self) -> str:
+        return "rmse" if len(self.scores.targets) == 1 else "mse_scaled"
+
+    @property
+    def metric_names(self) -> list[str]:
+        return names_of(self.scores.targets)
+
+    def training_step(self, batch: FlatBatch, batch_idx: int) -> Tensor:
+        if self._augment is not None:
+            batch = self._augment(batch)
+        self._begin(batch, "train")
+        return super().training_step(batch, batch_idx)
+
+    # As in Task: a signature that lies ready is found at once.
+    training_step.__dict__["__signature__"] = inspect.signature(training_step)
+
+    def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
+        return self._sum_of_losses(*self._real(outputs.float(), batch)) / batch.step_rows
+
+    def judge(self, batch: FlatBatch) -> Tensor:
+        answers, truths = self._real(self._outputs(batch), batch)
+        recording = self._recording[self._split][batch.rows[: batch.num_real]]
+        if self.shape.is_each_step:
+            counts = batch.lengths[: batch.num_real]
+        else:
+            counts = torch.full_like(recording, max(1, self.shape.horizon))
+        places = recording.repeat_interleave(counts).to(answers.device, non_blocking=True)
+        self.scores.add(answers.flatten(0, -2), truths.flatten(0, -2), places)
+        return self._sum_of_losses(answers, truths)
+
+    def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
+        """Answers in the targets' own units: `[T, K]`, `[B, K]`, or `[B, H, K]` of a forecast."""
+        answers, _ = self._real(self._outputs(batch), batch)
+        return {"values": self.in_units(answers)}
+
+    def answers_and_truths(self, batch: FlatBatch) -> tuple[Tensor, Tensor]:
+        """Scaled answers to the rows that count, and what they should be."""
+        return self._real(self._outputs(batch), batch)
+
+    def in_units(self, scaled: Tensor) -> Tensor:
+        """Scaled answers in the targets' own units."""
+        return scaled * self.factor_K.to(scaled.device) + self.shift_K.to(scaled.device)
+
+    def start_judging(self, split: str) -> None:
+        self._split = _SPLIT[split]
+        self.scores.reset()
+        if (carried := self._carried(is_training=False)) is not None:
+            carried.reset()
+
+    def judged(self) -> dict[str, float]:
+        return self.scores.values()
+
+    def on_predict_start(self) -> None:
+        self._split = "test" if "test" in self._recording else "validation"
+        if (carried := self._carried(is_training=False)) is not None:
+            carried.reset()
+
+    def on_test_epoch_end(self) -> None:
+        super().on_test_epoch_end()
+        if self._log is not None and self.baselines and self.trainer.is_global_zero:
+            for line in self.compare("test"):
+                self._log.say(line)
+
+    def compare(self, split: str) -> list[str]:
+        """The table of the network, its baselines and the known floor."""
+        rows = [
+            (type(self.model).__name__, self.results),
+            *((each.name, each.metrics[split]) for each in self.baselines),
+        ]
+        lines = [f"{split:<26}" + "".join(f"{name:>12}" for name in _SHOWN)]
+        lines += [f"{name:<26}" + "".join(f"{values[key]:>12.5g}" for key in _SHOWN) for name, values in rows]
+        floors = self.info.floors
+        return lines + [f"{'known floor of ' + name:<26}{floor:>12.5g}" for name, floor in floors.items()]
+
+    # Chunks: what goes from one batch to the next.
+
+    def begin_step(self) -> None:
+        """The first forward pass of an optimizer step follows."""
+        carried = self._carried(is_training=True)
+        self._mark = None if carried is None else carried.mark()
+
+    def reset_step(self) -> None:
+        """Back to the states that the step began with: its passes are repeated."""
+        carried = self._carried(is_training=True)
+        if carried is not None:
+            carried.go_back(self._mark)
+
+    def position_state(self) -> dict[str, Any]:
+        carried = self._carried(is_training=True)
+        return {} if carried is None else {"carried": carried.state_dict()}
+
+    def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
+        carried = self._carried(is_training=True)
+        if carried is not None and rank < len(of_ranks):
+            carried.load_state_dict(of_ranks[rank].get("carried", {}))
+
+    def _carried(self, *, is_training: bool) -> CarriedState | None:
+        found: CarriedState | None = getattr(self.model, "carried" if is_training else "carried_of_others", None)
+        return found
+
+    def _begin(self, batch: FlatBatch, split: str) -> None:
+        carried = self._carried(is_training=self.model.training)
+        if carried is not None:
+            carried.begin(batch, self._is_first[split][batch.rows.numpy()])
+
+    def _outputs(self, batch: FlatBatch) -> Tensor:
+        def answer(part: FlatBatch) -> Tensor:
+            self._begin(part, self._split)
+            outputs: Tensor = self.model(part)
+            return outputs
+
+        return self.answer_in_pieces(batch, answer).float()
+
+    def _real(self, outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
+        """Answers and what they should be, without rows that do not count."""
+        truths = answers_of(batch, self.shape)
+        if batch.num_real == batch.num_rows:
+            return outputs, truths
+        count = int(batch.lengths[: batch.num_real].sum()) if self.shape.is_each_step else batch.num_real
+        return outputs[:count], truths[:count]
+
+    def _sum_of_losses(self, answers: Tensor, truths: Tensor) -> Tensor:
+        """Sum over rows of the mean over the answers of an average row."""
+        total = _LOSSES[self.config.loss](answers, truths, reduction="sum")
+        return total / (self._steps_a_row * self.shape.targets)
+
+
+class SequenceLabeller(Classifier):
+    """Trains a network that answers one class or number for each recording."""
+
+    def take_info(self, info: Any) -> None:
+        is_fine = isinstance(info, SequenceInfo) and bool(info.shape.labels)
+        require(is_fine, "SequenceLabeller", f"{type(info).__name__} has no labels", hint="Use data.problem=label.")
+        self._augment = Augment.of(info)
+        self.take_labels(info.labels)
+
+    def build_model(self, config: Any, info: Any) -> nn.Module:
+        network: nn.Module = config.build(shape=info.shape)
+        return network
+
+    def training_step(self, batch: FlatBatch, batch_idx: int) -> Tensor:
+        return super().training_step(batch if self._augment is None else self._augment(batch), batch_idx)
+
+    training_step.__dict__["__signature__"] = inspect.signature(training_step)
+
+
+def sequence_task(config: SequenceDataConfig) -> type[SequenceRegressor] | type[SequenceLabeller]:
+    """The LightningModule for some recordings."""
+    return SequenceLabeller if config.problem is SequenceProblem.label else SequenceRegressor
+
+
+def sequence_metrics(config: SequenceDataConfig) -> list[str]:
+    """The metrics to choose from before there is any data, the usual one first."""
+    if config.problem is SequenceProblem.label:
+        kinds = (Problem.single, Problem.regression)
+        return ["loss", *(name for kind in kinds for name in TaskMetrics.build(kind, ["no", "yes"]).names())]
+    first = "rmse" if len(config.targets) == 1 else "mse_scaled"
+    return list(dict.fromkeys([first, *names_of(config.targets), "loss"]))
+
+
+__all__ = ["SequenceLabeller", "SequenceRegressionConfig", "SequenceRegressor"]

@@ -1,0 +1,255 @@
+"""Recordings: tables parted, checked, filled, resampled, split and scaled; what does not fit is one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flatout.data import SequenceData
+from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.errors import UserError
+
+
+def recording(samples: int = 40, phase: float = 0.0, step: float = 1.0) -> dict[str, np.ndarray]:
+    """A made-up recording of two features and a target that depends on both."""
+    place = np.arange(samples)
+    a, b = np.sin(place / 5 + phase), np.cos(place / 3 + phase)
+    return {"t": place * step, "a": a, "b": b, "y": 10 + 3 * a - b}
+
+
+def write_files(folder: Path, count: int = 6, **changes: Any) -> Path:
+    """A folder of csv files, one recording each; `changes` replace columns of the second one."""
+    folder.mkdir(exist_ok=True)
+    for number in range(count):
+        columns = recording(40 + number, phase=number)
+        if number == 1:
+            columns |= {name: change(columns) for name, change in changes.items()}
+        lines = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+        (folder / f"r{number}.csv").write_text("\n".join([",".join(columns), *lines]), encoding="utf-8")
+    return folder
+
+
+SETTINGS: dict[str, Any] = {"features": ["a", "b"], "target": "y", "time": "t", "batch_size": 4}
+
+
+def open_data(source: Any, **settings: Any) -> SequenceData:
+    data = SequenceData(source=str(source) if isinstance(source, Path) else source, **{**SETTINGS, **settings})
+    data.setup()
+    return data
+
+
+def refusal(source: Any, **settings: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        open_data(source, **settings)
+    return str(caught.value)
+
+
+def test_files_are_recordings_and_whole_files_are_split(tmp_path):
+    info = open_data(write_files(tmp_path / "runs")).info
+    assert len(info.recording_names) == 6
+    splits = info.facts["splits"]
+    assert {name: split["recordings"] for name, split in splits.items()} == {"train": 4, "validation": 1, "test": 1}
+    samples = {number: 40 + number for number in range(6)}
+    for split, segments in info.segments.items():
+        assert (segments.stop - segments.first).tolist() == [samples[number] for number in segments.recording], split
+
+
+def test_scales_come_from_the_training_recordings_alone(tmp_path):
+    info = open_data(write_files(tmp_path / "runs")).info
+    rows = info.rows_of("train")
+    train = np.concatenate(
+        [rows.values[start : start + length] for start, length in zip(rows.offsets, rows.lengths, strict=True)]
+    )
+    np.testing.assert_allclose(train.mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(train.std(axis=0), 1, rtol=1e-5)
+    assert info.columns == ["a", "b", "y"]
+
+
+@pytest.mark.parametrize("scale", ["minmax", "none"])
+def test_other_scales(tmp_path, scale):
+    info = open_data(write_files(tmp_path / "runs"), scale=scale).info
+    rows = info.rows_of("train")
+    train = np.concatenate(
+        [rows.values[start : start + length] for start, length in zip(rows.offsets, rows.lengths, strict=True)]
+    )
+    if scale == "minmax":
+        np.testing.assert_allclose([train.min(axis=0), train.max(axis=0)], [[0] * 3, [1] * 3], atol=1e-6)
+    else:
+        assert info.scaler.shift == [0, 0, 0] and train[:, 2].max() > 12
+
+
+def test_groups_part_a_table_and_the_first_group_stays_whole():
+    parts = [
+        {"cell": f"c{cell}", "cycle": cycle, **recording(20, cell + cycle / 9)}
+        for cell in range(5)
+        for cycle in range(3)
+    ]
+    table = pa.concat_tables(
+        pa.table({name: np.broadcast_to(column, 20) for name, column in part.items()}) for part in parts
+    )
+    info = open_data(table, group=["cell", "cycle"]).info
+    assert len(info.recording_names) == 15
+    cells = {
+        split: {info.recording_names[number].split("cell=")[1][:2] for number in segments.recording}
+        for split, segments in info.segments.items()
+    }
+    assert cells["train"] | cells["validation"] | cells["test"] == {f"c{cell}" for cell in range(5)}
+    assert sum(map(len, cells.values())) == 5
+
+
+def test_a_single_recording_is_cut_in_time_at_the_samples_that_are_named(tmp_path):
+    info = open_data(pa.table(recording(100)), split_by="time", split_at=[60, 80, 95]).info
+    spans = {split: (int(each.first[0]), int(each.stop[0])) for split, each in info.segments.items()}
+    assert spans == {"train": (0, 60), "validation": (60, 80), "test": (80, 95)}
+    short = open_data(pa.table(recording(100))).info
+    assert {split: int(each.stop[0] - each.first[0]) for split, each in short.segments.items()} == {
+        "train": 80,
+        "validation": 10,
+        "test": 10,
+    }
+
+
+def test_resampling_is_linear_and_gaps_split_a_recording():
+    times = np.array([0.0, 1.0, 2.5, 4.0, 50.0, 51.0, 53.0])
+    table = pa.table({"t": times, "a": times * 2, "b": np.sin(times), "y": times})
+    info = open_data(table, step=0.5, max_gap=10, scale="none", split_by="time", split_at=[4, 6]).info
+    names = info.recording_names
+    assert [name.split(": ")[-1] for name in names] == ["table in memory part 1", "table in memory part 2"]
+    values = info.rows_of("train").values
+    np.testing.assert_allclose(values[:9, 2], np.arange(9) * 0.5)
+    np.testing.assert_allclose(values[9:, 2], 50 + np.arange(7) * 0.5)
+    np.testing.assert_allclose(values[:, 0], 2 * values[:, 2], rtol=1e-6)
+
+
+def test_an_integral_of_a_feature_is_read_too():
+    times = np.array([0.0, 1800.0, 3600.0, 7200.0, 9000.0, 9900.0])
+    table = pa.table({"t": times, "a": [2.0, 2.0, 4.0, 4.0, 0.0, 1.0], "b": np.sin(times), "y": times})
+    cut = {"split_by": "time", "split_at": [4, 5]}
+    info = open_data(table, cumulate=["a"], scale="none", **cut).info
+    assert info.columns == ["a cumulated", "a", "b", "y"] and info.shape.inputs == 3
+    np.testing.assert_allclose(info.rows_of("train").values[:, 0], [0, 1, 2.5, 6.5, 7.5, 7.625])
+    assert "data.cumulate: no such feature 'z' (a, b)" in refusal(table, cumulate=["z"])
+
+
+def test_missing_values_are_refused_filled_or_dropped(tmp_path):
+    folder = write_files(
+        tmp_path / "runs", a=lambda columns: ["" if i in (3, 4) else x for i, x in enumerate(columns["a"])]
+    )
+    message = refusal(folder)
+    assert "r1.csv: 2 rows without a (rows 4, 5). Set data.missing=fill or data.missing=drop." in message
+    filled = open_data(folder, missing="fill", scale="none").info
+    place = next(n for n, name in enumerate(filled.recording_names) if "r1" in name)
+    assert any("2 rows without a (rows 4, 5) filled" in line for line in filled.lines)
+    split = next(split for split, each in filled.segments.items() if place in each.recording)
+    start = int(filled.segments[split].first[filled.segments[split].recording == place][0])
+    a = filled.rows_of(split).values[start : start + 41, 0]
+    np.testing.assert_allclose(a[3:5], [a[2] + (a[5] - a[2]) / 3, a[2] + 2 * (a[5] - a[2]) / 3], rtol=1e-5)
+    dropped = open_data(folder, missing="drop").info
+    counts = sum(split["samples"] for split in dropped.facts["splits"].values())
+    assert counts == sum(40 + number for number in range(6)) - 2
+
+
+def test_dates_are_times(tmp_path):
+    columns = recording(30) | {
+        "t": [f"2016-07-01 {hour:02d}:00:00" for hour in range(24)] + [f"2016-07-02 0{h}:00:00" for h in range(6)]
+    }
+    info = open_data(pa.table(columns), split_by="time", split_at=[20, 25]).info
+    assert info.facts["step"] == 3600
+
+
+def test_a_label_is_a_class_or_a_number_of_a_recording(tmp_path):
+    parts = [
+        {"run": f"r{number}", "kind": "fast" if number % 2 else "slow", "load": number / 2, **recording(20, number)}
+        for number in range(8)
+    ]
+    table = pa.concat_tables(
+        pa.table({name: np.broadcast_to(column, 20) for name, column in part.items()}) for part in parts
+    )
+    of_classes = open_data(table, problem="label", target="kind", group=["run"]).info
+    assert of_classes.labels.classes == ["fast", "slow"] and of_classes.shape.labels == 2
+    numbers = open_data(table, problem="label", target="load", group=["run"]).info
+    assert numbers.labels.classes == ["load"] and numbers.labels.spread > 0
+    message = refusal(table, problem="label", target="kind", time=None, group=None)
+    assert "table in memory has 2 labels ('slow', 'fast') (one)" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "message"),
+    [
+        ({"t": lambda c: [0, 2, 1, *c["t"][3:]]}, {}, "data.time: {folder}/r1.csv: t goes back from 2 to 1 in row 3."),
+        ({"t": lambda c: [0, 1, 1, *c["t"][3:]]}, {}, "data.time: {folder}/r1.csv: t repeats 1 in row 3."),
+        ({"t": lambda c: [0, "", 2, *c["t"][3:]]}, {}, "data.time: {folder}/r1.csv: t is missing in row 2."),
+        ({"a": lambda c: [0, "high", *c["a"][2:]]}, {}, "{folder}/r1.csv: a is 'high' in row 2 (numbers)."),
+        ({"b": lambda c: [0, 1, "inf", *c["b"][3:]]}, {}, "{folder}/r1.csv: b is infinite in row 3."),
+        ({"b": lambda c: [0, "nan", *c["b"][2:]]}, {}, "1 row without b (rows 2). Set data.missing=fill"),
+        ({}, {"features": ["a", "y"]}, "data.features: 'y' is the target. Leave it out."),
+        ({}, {"features": ["a", "z"]}, "no column 'z' in {folder}/r0.csv"),
+        ({}, {"target": None}, "data.target: is not set. Name the column that is answered: data.target=COLUMN."),
+        ({}, {"lookback": 10, "chunk": 5}, "data.chunk: with data.lookback. Leave one of them out."),
+        ({}, {"problem": "forecast"}, "data.problem: forecast without data.lookback."),
+        (
+            {},
+            {"problem": "forecast", "lookback": 40, "horizon": 30},
+            "data.lookback=40 and data.horizon=30 need 70 samples, the longest of the train recordings has 4",
+        ),
+        ({}, {"time": None, "step": 2.0}, "data.step: 2.0 without data.time."),
+        ({}, {"split_at": [10, 20]}, "data.split_at: with split_by=auto. Set data.split_by=time."),
+        ({}, {"split_by": "group"}, "data.split_by: group without data.group."),
+        ({}, {"noise": {"z": 0.1}}, "data.noise.z: no such feature (a, b)"),
+        ({}, {"step": 0}, "data.step: 0 (above 0)"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(tmp_path, changes, settings, message):
+    folder = write_files(tmp_path / "runs", **changes)
+    assert message.format(folder=folder) in refusal(folder, **settings)
+
+
+def test_a_constant_feature_is_refused(tmp_path):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    for number in range(4):
+        pq.write_table(pa.table({**recording(30, number), "b": np.full(30, 25.0)}), folder / f"{number}.parquet")
+    assert refusal(folder) == "data.features: 'b' is constant in the training recordings (25). Leave it out."
+
+
+def test_a_group_in_two_splits_and_equal_recordings_are_refused(tmp_path):
+    def table(group: str, phase: float) -> pa.Table:
+        return pa.table({"cell": [group] * 20, **recording(20, phase)})
+
+    given = {"train": table("c1", 0), "validation": table("c2", 1), "test": table("c1", 2), "source": None}
+    message = refusal(None, **{k: v for k, v in given.items() if k != "source"}, group=["cell"])
+    assert (
+        "data.test: table in memory: cell=c1 is the group of table in memory: cell=c1, which is in the train" in message
+    )
+    given["test"] = table("c3", 0)
+    message = refusal(None, **{k: v for k, v in given.items() if k != "source"}, group=["cell"])
+    assert "data.test: table in memory: cell=c3 holds the samples of table in memory: cell=c1" in message
+
+
+def test_another_unit_in_a_split_is_warned_of():
+    given = {"train": recording(40), "validation": recording(40, 1), "test": recording(40, 2)}
+    given["test"]["a"] = given["test"]["a"] * 1000
+    tables = {name: pa.table(columns) for name, columns in given.items()}
+    info = SequenceData(**{**SETTINGS, **tables})
+    info.setup()
+    (line,) = [line for line in info.info.lines if line.startswith("warning")]
+    assert line.startswith("warning test: a is ") and line.endswith("in another unit?")
+
+
+def test_settings_of_hydra_make_the_same_data():
+    config = SequenceDataConfig(lookback=20, batch_size=8)
+    data = SequenceData.of(config, seed=3)
+    assert data.config == config and config.features == ["voltage", "current", "temperature"]
+
+
+def test_another_lookback_needs_no_other_store():
+    first, second = SequenceData(lookback=20), SequenceData(lookback=50)
+    for data in (first, second):
+        data.setup()
+    assert first.info.report.key == second.info.report.key and first.info.key != second.info.key
+    assert second.info.report.hit

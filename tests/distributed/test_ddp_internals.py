@@ -1,0 +1,30 @@
+"""Private names of torch's DDP: found as expected, or reported once and not used."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from flatout.distributed import ddp_internals
+from flatout.distributed.ddp_internals import leave_out_of_ddp
+
+
+def test_weights_are_left_out_of_ddp():
+    module = torch.nn.Linear(2, 2)
+    assert leave_out_of_ddp(module, ["weight"])
+    assert module._ddp_params_and_buffers_to_ignore == ["weight"]
+
+
+@pytest.mark.parametrize("change", ["gone", "other arguments"])
+def test_a_name_that_has_changed_is_reported_and_not_used(monkeypatch, change):
+    if change == "gone":
+        monkeypatch.delattr(DistributedDataParallel, ddp_internals._NAME)
+    else:
+        monkeypatch.setattr(
+            DistributedDataParallel, ddp_internals._NAME, staticmethod(lambda module, names, more: None)
+        )
+    module = torch.nn.Linear(2, 2)
+    with pytest.warns(RuntimeWarning, match="embeddings exchange whole tables"):
+        assert not leave_out_of_ddp(module, ["weight"])
+    assert not hasattr(module, "_ddp_params_and_buffers_to_ignore")

@@ -1,0 +1,150 @@
+"""`python -m train` with a LightningModule and a DataModule of one's own: the package and commands of the docs page."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flatout.checkpoints.folder import read_weights
+from flatout.report.summary import read_summary
+from tests.composed import run_train
+
+PAGE = (Path(__file__).parents[2] / "docs" / "own_parts.md").read_text(encoding="utf-8")
+(CODE,) = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
+COMMANDS = re.findall(r"^PYTHONPATH=\. (python -m train .+)$", PAGE, re.MULTILINE)
+OTHERS = """
+
+class NoOptimizer(MyModule):
+    configure_optimizers = L.LightningModule.configure_optimizers
+
+
+class NoLoader(L.LightningDataModule):
+    pass
+
+
+class Manual(MyModule):
+    def __init__(self, hidden: int = 8, lr: float = 0.05) -> None:
+        super().__init__(hidden, lr)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
+class OfTexts(MyModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.EmbeddingBag(30_000, 20)
+
+    def training_step(self, batch, batch_idx):
+        starts = batch.offsets[:-1].long()
+        return torch.nn.functional.cross_entropy(self.net(batch.tokens.long(), starts), batch.targets.long())
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.training_step(batch, batch_idx), batch_size=batch.num_real)
+"""
+QUICK = ["trainer.max_epochs=2", "precision=fp32", "monitor.progress=false", "trainer.accelerator=cpu", "logger=none"]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with `mypkg.py`, which Python finds."""
+    (tmp_path / "mypkg.py").write_text(CODE + OTHERS, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mypkg", raising=False)
+    return tmp_path
+
+
+def own(module: str = "MyModule", data: str = "MyData") -> list[str]:
+    return [f"task._target_=mypkg.{module}", f"data._target_=mypkg.{data}", "allow_targets=[mypkg]"]
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    (run,) = (folder / "runs" / "default").iterdir()
+    return read_summary(run)
+
+
+def weights(folder: Path) -> torch.Tensor:
+    (run,) = (folder / "runs" / "default").iterdir()
+    return torch.cat([weight.flatten() for weight in read_weights(run / "checkpoints" / "last").values()])
+
+
+def test_the_command_of_the_page_trains_and_ends_with_summary_verdict_and_report(package):
+    words = [*shlex.split(COMMANDS[0])[1:], f"output={package}/runs"]
+    done = subprocess.run([sys.executable, *words], cwd=package, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "own parts: MyModule with MyData" in done.stdout and "fast loop: off" not in done.stdout
+    summary = summary_of(package)
+    assert summary["status"] == "finished" and summary["training"]["steps"] == 80
+    assert summary["metric"] == "accuracy" and summary["metrics"]["val/accuracy"] > 0.7
+    assert summary["model"] == {"name": "MyModule", "parameters": 114, "trainable": 114}
+    assert summary["training"]["rows_per_step"] == 10 and summary["verdict"]["sentence"]
+    (run,) = (package / "runs" / "default").iterdir()
+    names = {"report.html", "metrics.csv", "config.yaml", "log.txt"}
+    assert names <= {path.name for path in run.iterdir()} and (run / "checkpoints" / "best").is_dir()
+    assert "val/accuracy" in (run / "metrics.csv").read_text().splitlines()[0]
+
+
+def test_a_run_continues_to_the_weights_of_an_uninterrupted_one(package, monkeypatch, capsys):
+    words = [*own(), *QUICK, "trainer.max_epochs=3"]
+    assert run_train([*words, f"output={package}/whole/runs"], monkeypatch) == 0
+    first = [*own(), *QUICK, f"output={package}/cut/runs"]
+    assert run_train(first, monkeypatch) == 0
+    (folder,) = (package / "cut" / "runs" / "default").iterdir()
+    assert run_train([*words, f"output={package}/cut/runs", f"resume={folder}"], monkeypatch) == 0
+    assert "resume: continuing from step 80" in capsys.readouterr().out
+    assert torch.equal(weights(package / "cut"), weights(package / "whole"))
+
+
+def test_a_module_with_manual_optimisation_is_trained_by_lightning_s_own_loop(package, monkeypatch, capsys):
+    words = [*own("Manual"), *QUICK, f"output={package}/runs"]
+    assert run_train(words, monkeypatch) == 0
+    assert "fast loop: off, Manual uses manual optimisation" in capsys.readouterr().out
+    assert summary_of(package)["training"]["steps"] == 80
+
+
+def test_accumulation_and_clipping_are_the_trainer_s(package, monkeypatch):
+    words = ["+trainer.accumulate_grad_batches=4", "+trainer.gradient_clip_val=0.5", f"output={package}/runs"]
+    assert run_train([*own(), *QUICK, *words], monkeypatch) == 0
+    training = summary_of(package)["training"]
+    assert (training["steps"], training["rows_per_step"]) == (20, 40)
+
+
+def test_a_module_of_one_s_own_trains_on_data_of_flatout(package, monkeypatch):
+    words = [*shlex.split(COMMANDS[1])[3:], *QUICK, "data.sample.rows=300", "data.sample.eval_rows=60"]
+    assert run_train([*words, f"output={package}/runs"], monkeypatch) == 0
+    assert summary_of(package)["metrics"]["val/loss"] > 0
+
+
+MISTAKES = {
+    "no optimizer": (own("NoOptimizer"), "task: NoOptimizer has no configure_optimizers. Define it: it returns the"),
+    "no loader": (own(data="NoLoader"), "data: NoLoader has no train_dataloader. Define it: it returns a DataLoader"),
+    "a package not trusted": (own()[:2], "_target_ mypkg.MyData is from a package not trusted"),
+    "own data for a task of ours": (own()[1:], "task: Classification reads the batches of flatout's DataModules, and"),
+    "a module in the place of data": (own(data="MyModule"), "data: MyModule is no LightningDataModule"),
+    "bits for a classifier": (["data=people", "model=bitmlp"], "task: classification does not fit bit strings"),
+    "a wrong argument": ([*own(), "task.hiden=3"], "unexpected keyword argument 'hiden'"),
+    "several devices": ([*own(), "trainer.devices=2"], "your own LightningModule trains on one device here"),
+    "a metric that is not logged": (
+        [*own(), "checkpoint.metric=val_f1"],
+        "checkpoint.metric: 'val_f1' is not logged (val_loss, val_accuracy)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_sentence_and_exit_code_2(package, monkeypatch, capsys, name):
+    words, message = MISTAKES[name]
+    assert run_train([*words, *QUICK, f"output={package}/runs"], monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert message in said and len(said.strip().splitlines()) == 1 and "Traceback" not in said

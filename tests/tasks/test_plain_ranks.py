@@ -1,0 +1,44 @@
+"""Two ranks of a plain `L.Trainer` and two ranks of the runner: the same losses, with accumulation and clipping."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout import MonitorConfig, OptimConfig, fit
+from flatout.distributed.processes import warm_start
+from tests.started import begin, free_port, said_by_all
+from tests.tasks.plain_rank import ACCUMULATE, CLIP, EPOCHS, KINDS, ROWS, LossFile, mean_losses
+from tests.tasks.test_plain_trainer import parts
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the losses of two plain ranks; what the runner's ranks fork from has begun too."""
+    warm_start()
+    folder = tmp_path_factory.mktemp("plain")
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place |= {"FLATOUT_CACHE": str(folder / "cache"), "NODE_RANK": "0"}
+    ranks = [begin(["tests.tasks.plain_rank", str(folder)], LOCAL_RANK=str(rank), **place) for rank in (0, 1)]
+    try:
+        said = said_by_all(ranks, 240)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_of_a_plain_trainer_and_of_the_runner_have_the_same_losses(plain, tmp_path, kind):
+    data, task = parts(kind)
+    data.config.batch_size, data.config.accumulate = ROWS, ACCUMULATE
+    settings: dict[str, Any] = {"precision": "fp32", "trainer": {"accelerator": "cpu", "devices": 2}, "tune": "off"}
+    settings |= {"monitor": MonitorConfig(progress=False, verdict=False), "optim": OptimConfig(lr=0.01, clip=CLIP)}
+    callbacks = {"losses": LossFile(tmp_path, kind)}
+    fit(data, task, max_epochs=EPOCHS, folder=tmp_path / "run", threads=1, callbacks=callbacks, **settings)
+    expected = mean_losses(plain, kind)
+    assert len(expected) > 8
+    assert mean_losses(tmp_path, kind) == pytest.approx(expected, abs=1e-6, rel=0)
