@@ -7,6 +7,7 @@ Attention is one operator on both sides, as on a GPU: ours is replaced by one, t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -58,6 +59,7 @@ class Counter(TorchDispatchMode):
 
 def dispatch_claims() -> Iterator[Claim]:
     """Operators against the Trainer's in bf16, as on a GPU; then reads of the device in each number format."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     formats = {"bf16": "bf16-mixed", "fp32": "32-true", "fp16": "16-mixed"}
     with quiet():
         counted = {name: ours_counted(precision) for name, precision in formats.items()}

@@ -49,7 +49,7 @@ def test_a_key_is_explained_for_each_option_that_has_it(capsys):
         ("data.sample.classes", "a whole number, 2 to 64", "12"),
         ("data.clean.leaks", "keep, drop, refuse", "keep"),
         ("monitor.profile.warmup", "a whole number, 1 or more", "3"),
-        ("precision", "auto, fp32, bf16, fp16", "auto"),
+        ("precision", "auto, fp32, tf32, bf16, fp16", "auto"),
         ("resume", "a text, null", "null"),
         ("trainer.max_epochs", "as in Lightning's Trainer", "8"),
         ("trainer.gradient_clip_val", "set optim.clip instead", "null"),

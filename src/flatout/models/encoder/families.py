@@ -43,8 +43,6 @@ class Family:
     """None: layers normalise before each product and turn queries and keys by their places."""
     pool: Callable[[Any, Tensor], Tensor]
     """`[N, H]` states of first tokens to what a classifier reads, with dropout."""
-    predict: Callable[[Any, Tensor], Tensor]
-    """`[N, H]` states of masked tokens to logits of all tokens."""
     activation: str = "hidden_act"
     """The setting that names the activation between the products."""
 
@@ -124,26 +122,15 @@ def classify_tokens(net: Any, states_NH: Tensor) -> Tensor:
     return logits
 
 
-def _predict_distilbert(net: Any, states_NH: Tensor) -> Tensor:
-    return net.vocab_projector(net.vocab_layer_norm(net.activation(net.vocab_transform(states_NH))))
-
-
-_ROBERTA = Family("encoder.layer", _BERT, _pool_roberta, lambda net, states: net.lm_head(states))
+_ROBERTA = Family("encoder.layer", _BERT, _pool_roberta)
 
 FLAT_FAMILIES = {
-    "albert": Family("encoder.albert_layer_groups", _ALBERT, _pool_albert, lambda net, states: net.predictions(states)),
-    "bert": Family("encoder.layer", _BERT, _pool_bert, lambda net, states: net.cls(states)),
+    "albert": Family("encoder.albert_layer_groups", _ALBERT, _pool_albert),
+    "bert": Family("encoder.layer", _BERT, _pool_bert),
     "camembert": _ROBERTA,
-    "distilbert": Family("transformer.layer", _DISTILBERT, _pool_distilbert, _predict_distilbert, "activation"),
-    "electra": Family(
-        "encoder.layer",
-        _BERT,
-        _pool_electra,
-        lambda net, states: net.generator_lm_head(net.generator_predictions(states)),
-    ),
-    "modernbert": Family(
-        "layers", None, _pool_modernbert, lambda net, states: net.decoder(net.head(states)), "hidden_activation"
-    ),
+    "distilbert": Family("transformer.layer", _DISTILBERT, _pool_distilbert, "activation"),
+    "electra": Family("encoder.layer", _BERT, _pool_electra),
+    "modernbert": Family("layers", None, _pool_modernbert, "hidden_activation"),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
