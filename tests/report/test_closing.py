@@ -89,7 +89,7 @@ def test_what_is_not_known_is_left_out():
 
 def test_a_verdict_says_what_limited_the_run_and_what_would_mend_it():
     summary = filled()
-    summary["verdict"] = {"limit": "feed", "share": 0.31, "hint": "data.workers=2", "predicted_gain": None}
+    summary["verdict"] = {"limit": "feed", "share": 0.31, "fix": "data.workers=2", "predicted_gain": None}
     assert "feed 31.0%: data.workers=2" in printed(summary, Path("outputs/x"), [])
     assert verdict_text(dict.fromkeys(("limit", "share", "hint", "predicted_gain"))) == ""
 

@@ -49,12 +49,12 @@ def trained(folder: Path, epochs: int = 2, resume: str | None = None):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run, and what it has counted of its validation rows."""
-    from flatout.run import run
+    from flatout.run import closing
 
-    folder, kept, write = tmp_path_factory.mktemp("finished"), [], run.write_dashboard
+    folder, kept, write = tmp_path_factory.mktemp("finished"), [], closing.write_dashboard
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLATOUT_CACHE", str(folder / "cache"))
-        patch.setattr(run, "write_dashboard", lambda *given: (kept.append(given[-1]), write(*given)))
+        patch.setattr(closing, "write_dashboard", lambda *given: (kept.append(given[-1]), write(*given)))
         result = trained(folder)
     return result, kept[0]
 
@@ -207,7 +207,7 @@ def test_what_stands_in_a_cell_cannot_leave_it():
     summary["verdict"] = {
         "limit": "waiting for data",
         "share": 0.43,
-        "hint": "data.feed=resident",
+        "fix": "data.feed=resident",
         "predicted_gain": 1.7,
     }
     summary["choices"] = [{"name": "a|b", "value": "<script>", "why": "x\n| y |", "evidence": "*[z](u)*"}]
