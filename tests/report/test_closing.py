@@ -91,7 +91,7 @@ def test_a_verdict_says_what_limited_the_run_and_what_would_mend_it():
     summary = filled()
     summary["verdict"] = {"limit": "feed", "share": 0.31, "fix": "data.workers=2", "predicted_gain": None}
     assert "feed 31.0%: data.workers=2" in printed(summary, Path("outputs/x"), [])
-    assert verdict_text(dict.fromkeys(("limit", "share", "hint", "predicted_gain"))) == ""
+    assert verdict_text(dict.fromkeys(("limit", "share", "fix", "predicted_gain"))) == ""
 
 
 def test_of_many_classes_the_best_and_the_worst_are_shown():

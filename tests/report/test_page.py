@@ -85,7 +85,7 @@ def test_half_known_figures_and_a_half_written_row_are_shown_as_far_as_they_go(t
     summary["status"] = "failed"
     summary["speed"] |= {"rows_per_s": 10.0}
     summary["training"] |= {"seconds": 3.0}
-    summary["verdict"] = {"limit": "<feed>", "share": 0.3, "hint": "data.workers=2", "predicted_gain": None}
+    summary["verdict"] = {"limit": "<feed>", "share": 0.3, "fix": "data.workers=2", "predicted_gain": None}
     curves = [*CURVES, {"step": "30", "train/loss": "nan"}, {"step": "", "train/loss": "x"}, {"train/loss": "1"}]
     page = write_page(tmp_path, summary, curves, []).read_text(encoding="utf-8")
     assert '<span class="status failed">failed</span>' in page

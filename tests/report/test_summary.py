@@ -46,6 +46,7 @@ SCHEMA = {
         "columns",
         "lengths",
         "checks",
+        "sequences",
     },
     "model": {"name", "parameters", "trainable"},
     "choices": None,
@@ -131,7 +132,7 @@ def test_verdict_and_baseline_are_null_until_known_and_then_have_all_their_keys(
     summary.set("baseline", {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}})
     summary.set("verdict.limit", "feed")
     assert summary.values["baseline"] == {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}}
-    keys = ("limit", "share", "hint", "predicted_gain", "cause", "sentence", "others")
+    keys = ("limit", "share", "mend", "fix", "predicted_gain", "cause", "sentence", "others")
     assert summary.values["verdict"] == dict.fromkeys(keys) | {"limit": "feed"}
 
 

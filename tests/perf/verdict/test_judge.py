@@ -92,7 +92,7 @@ def test_small_batches_are_tried_larger_and_the_verdict_says_so(tmp_path, long_e
 def test_a_callback_that_takes_its_time_is_named(tmp_path, long_enough):
     result = texts(tmp_path, callbacks={"mine": Slow()})
     named = [result.verdict, *result.verdict["others"]]
-    told = next(each["sentence"] for each in named if each["hint"] == "~callbacks.mine")
+    told = next(each["sentence"] for each in named if each["fix"] == "~callbacks.mine")
     assert "1 reads of the device's numbers a step" in told
 
 

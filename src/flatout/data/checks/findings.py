@@ -22,7 +22,7 @@ _ROWS_NAMED = 5
 
 
 class Level(StrEnum):
-    """How much a finding matters: good to know, worth mending, or a reason not to train."""
+    """How much a finding matters: good to know, worth fixing, or a reason not to train."""
 
     note = "note"
     warning = "warning"
@@ -163,6 +163,7 @@ class Remark:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         plain = {"level": self.level.value, "source": self.source, "what": self.what, "hint": self.hint}
+        plain["mend"] = self.hint  # its name in summaries of before
         return {**plain, "count": self.count, "rows": self.rows}
 
 
