@@ -31,7 +31,6 @@ from flatout.data.sequence_data import SequenceData
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.engine.allocator import keep_freed_memory
 from flatout.engine.fast_loop import FastLoop
-from flatout.engine.lightning_internals import NoProfiler, silence_unused_hooks
 from flatout.engine.optimizer import OptimConfig
 from flatout.models.rnn import RNNConfig
 from flatout.models.window_mlp import WindowMLPConfig
@@ -89,11 +88,8 @@ def _trainer(folder: Path, clock: L.Callback, **settings: Any) -> L.Trainer:
     off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     defaults: dict[str, Any] = {"max_epochs": 1, "accelerator": "cpu", "limit_val_batches": 0}
     callbacks = [clock, FastLoop(), RunCurves([])]
-    defaults |= {"gradient_clip_val": CLIP, "profiler": NoProfiler(), "callbacks": callbacks}
-    trainer = L.Trainer(**{**defaults, **off, "default_root_dir": str(folder), **settings})
-    if trainer.callbacks and any(isinstance(each, FastLoop) for each in trainer.callbacks):
-        silence_unused_hooks(trainer)
-    return trainer
+    defaults |= {"gradient_clip_val": CLIP, "callbacks": callbacks}
+    return L.Trainer(**{**defaults, **off, "default_root_dir": str(folder), **settings})
 
 
 def epochs(folder: Path, options: Options) -> Iterator[Claim]:

@@ -77,17 +77,6 @@ def _lightnings_own(names: tuple[str, ...]) -> Iterator[None]:
 
 
 @contextmanager
-def _ordinary_training_step() -> Iterator[None]:
-    """The fast loop calls a training step with all that Lightning puts around it."""
-    silent = Task.is_silent_step
-    del Task.is_silent_step  # type: ignore[misc]  # put back below
-    try:
-        yield
-    finally:
-        Task.is_silent_step = silent
-
-
-@contextmanager
 def _inspected_signature() -> Iterator[None]:
     """Lightning works out the signature of the training step anew in each step."""
     kept: inspect.Signature = Task.training_step.__dict__.pop("__signature__")
@@ -101,10 +90,7 @@ SHORTCUTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "plug_optimization (the fast loop)": lambda: mock.patch.object(
         fast_loop, "_reason_against", lambda trainer, module: "turned off by the bench"
     ),
-    "run_training_step (a silent step)": _ordinary_training_step,
     "set_hook_name": lambda: mock.patch.object(internals, "set_hook_name", lambda module, name, value: False),
-    "NoProfiler": lambda: mock.patch.object(spine, "NoProfiler", lambda: None),
-    "silence_unused_hooks": lambda: mock.patch.object(spine, "silence_unused_hooks", lambda trainer: None),
     "no batch transfer hooks": lambda: _lightnings_own(("_on_before_batch_transfer", "_apply_batch_transfer_handler")),
     "signature of training_step": _inspected_signature,
 }

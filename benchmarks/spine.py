@@ -29,7 +29,6 @@ from flatout.data.store.store import Column, Store, StoreSplit, StoreWriter
 from flatout.data.text import TextDataConfig
 from flatout.engine.allocator import keep_freed_memory
 from flatout.engine.fast_loop import FastLoop
-from flatout.engine.lightning_internals import NoProfiler, silence_unused_hooks
 from flatout.engine.optimizer import OptimConfig
 from flatout.tasks.classification import ClassificationConfig, Classifier, Labels
 from flatout.tasks.task import Task
@@ -180,9 +179,7 @@ def bare_step(task: Task, feed: Feed) -> float:
 
 def our_step(task: Task, feed: Feed, folder: Path) -> float:
     """Microseconds a step of the same task in a run of ours."""
-    return _lightning_step(
-        task, feed, folder, [FastLoop(), RunCurves([])], profiler=NoProfiler(), gradient_clip_val=_CLIP
-    )
+    return _lightning_step(task, feed, folder, [FastLoop(), RunCurves([])], gradient_clip_val=_CLIP)
 
 
 def _plain_step(feed: Feed, folder: Path) -> float:
@@ -215,8 +212,6 @@ def _lightning_step(
         callbacks=[clock, *callbacks],
         **settings,
     )
-    if callbacks:
-        silence_unused_hooks(trainer)
     feed.set_epoch(feed.epoch + 1)
     trainer.fit(task, train_dataloaders=feed)
     return 1e6 * (clock.ended - clock.started) / len(feed)

@@ -29,7 +29,7 @@ def test_several_values_give_a_run_each(tmp_path, monkeypatch):
 
 MISTAKES = {
     "modle=bilstm": "modle: no such key (data, model, task, optim, checkpoint,",
-    "model=bilstn": "model: no option 'bilstn' (bilstm, bitmlp, textcnn, transformer). Did you mean 'bilstm'?",
+    "model=bilstn": "(bilstm, bitmlp, rnn, textcnn, transformer, window_mlp). Did you mean 'bilstm'?",
     "model.hiden=3": "Did you mean 'model.hidden'?",
     "model.hidden=x": "model.hidden: 'x' does not fit (a whole number)",
     "model.hidden=0": "model.hidden: 0 (1 or more)",
@@ -40,7 +40,7 @@ MISTAKES = {
     "model.hidden": "command line: cannot read 'model.hidden'.",
     "trainer.foo=3": "with a plus sign: +trainer.foo=VALUE.",
     "+trainer.max_epoch=3": "trainer.max_epoch: no argument of Lightning's Trainer. Did you mean 'max_epochs'?",
-    "trainer.strategy=dpp": "(auto, ddp, ddp_find_unused_parameters_true, fsdp). Did you mean 'ddp'?",
+    "trainer.strategy=dpp": "(auto, ddp, ddp_bf16, ddp_find_unused_parameters_true, fsdp). Did you mean 'ddp'?",
     "trainer.strategy=fsdp": "fsdp: a single device has no other to share weights with. Set trainer.devices=N",
     "trainer.devices=512": "trainer.devices: 512 (at most",
     "+trainer.gradient_clip_val=1": "trainer.gradient_clip_val: has a setting of its own. Set optim.clip instead.",
@@ -182,7 +182,7 @@ def test_a_package_of_ones_own_is_trusted_on_the_command_line_only(tmp_path, mon
 def test_help_names_the_groups_and_the_values(monkeypatch, capsys):
     assert run_train(["--help"], monkeypatch) == 0
     said = capsys.readouterr().out
-    assert "model: bilstm, bitmlp, textcnn" in said
+    assert "model: bilstm, bitmlp, rnn, textcnn" in said
     assert "rows: 20000" in said
 
 

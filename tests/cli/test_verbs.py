@@ -208,12 +208,12 @@ MISTAKES = [
     (["predict", "RUN", "ROWS", "--top-k", "-1"], "--top-k: -1 (1 or more)"),
     (
         ["predict", "RUN", "ROWS", "--precision", "bf61"],
-        "--precision: 'bf61' (auto, fp32, bf16, fp16). Did you mean 'bf16'?",
+        "--precision: 'bf61' (auto, fp32, tf32, bf16, fp16). Did you mean 'bf16'?",
     ),
     (
         ["bench", "spin"],
-        "no bench 'spin' (spine, sources, headlines, bits, bert, tune, scale, doctor, protections, quality)."
-        " Did you mean 'spine'?",
+        "no bench 'spin' (spine, shortcuts, sources, headlines, bits, sequences, bert, tune, scale, doctor,"
+        " protections, quality). Did you mean 'spine'?",
     ),
     (["bench", "quality"], "bench quality: needs published data sets."),
     (["cache", "clear", "nope"], "cache clear: no store 'nope'"),
@@ -303,7 +303,9 @@ def test_benches_are_listed(capsys):
     assert verb("bench", "--list") == 0
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {
         "spine",
+        "shortcuts",
         "sources",
+        "sequences",
         "tune",
         "doctor",
         "headlines",

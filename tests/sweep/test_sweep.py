@@ -254,7 +254,7 @@ def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_ag
         (("optim.lr=interval(1e-3,1e-1)", "sampler=grid"), "an interval has no end of values for a grid"),
         (("data.batch_size=range(3,1)",), "sweep: data.batch_size: a range without numbers"),
         ((), "sweep: nothing to search"),
-        (("+sweep=blom",), "sweep: no option 'blom' (bloom, headlines). Did you mean 'bloom'?"),
+        (("+sweep=blom",), "sweep: no option 'blom' (battery, bloom, headlines). Did you mean 'bloom'?"),
     ],
 )
 def test_what_is_wrong_with_a_sweep_is_said_before_it_begins(words, message, tmp_path, capsys, monkeypatch):

@@ -108,7 +108,6 @@ class FastLoop(Callback):
         self._is_ddp = isinstance(getattr(strategy, "model", None), DistributedDataParallel)
         self.exchanges = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.shares_weights = bool(getattr(pl_module, "shares_weights", False))
-        self._call = internals.run_training_step if not hasattr(pl_module, "is_silent_step") else None
         self._clips_itself = (
             type(pl_module).configure_gradient_clipping is L.LightningModule.configure_gradient_clipping
         )
@@ -132,10 +131,8 @@ class FastLoop(Callback):
         arguments = (batch, *self._arguments[1:])
         if self._is_ddp:
             output = internals.call_training_step(self.trainer, self.module, arguments)
-        elif self._call is None:
-            output = self.trainer.strategy.training_step(*arguments)
         else:
-            output = self._call(self.trainer, arguments)
+            output = internals.run_training_step(self.trainer, arguments)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         accumulate = self.trainer.accumulate_grad_batches
         return loss if loss is None or accumulate == 1 else loss / accumulate

@@ -40,7 +40,7 @@ from flatout.distributed.ranks import Ranks
 from flatout.distributed.signals import Signals
 from flatout.engine.compile import is_compiled
 from flatout.engine.fast_loop import FastLoop
-from flatout.engine.lightning_internals import disable_signal_handling, silence_unused_hooks
+from flatout.engine.lightning_internals import disable_signal_handling
 from flatout.engine.optimizer import ScaleRate
 from flatout.engine.precision import Precision, PrecisionChoice, choose_precision
 from flatout.engine.run_length import batches_in_epoch, whole_steps
@@ -416,7 +416,6 @@ class RunBuilder:
         profile = trainers.build_profile(config.monitor.profile, folder)
         callbacks = [loop, curves, *profile, *stopping, *config.callbacks.values(), checkpoints]
         trainer = trainers.quiet_trainer(settings, callbacks)
-        silence_unused_hooks(trainer)
         disable_signal_handling(trainer)
         return Training(trainer, curves, loggers, checkpoints, loop)
 

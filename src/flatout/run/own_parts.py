@@ -29,7 +29,7 @@ from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.distributed.ranks import Ranks
 from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop
-from flatout.engine.lightning_internals import disable_signal_handling, silence_unused_hooks
+from flatout.engine.lightning_internals import disable_signal_handling
 from flatout.engine.limits import limits
 from flatout.engine.precision import PrecisionChoice
 from flatout.errors import UserError, require
@@ -147,7 +147,6 @@ def _build_training(
     stopping = [] if metric is None or kept.patience is None else [_stopping(metric, settings)]
     own = settings.callbacks.values()
     trainer = trainers.quiet_trainer(given, [loop, _Results(metric), curves, *profile, *stopping, *own, checkpoints])
-    silence_unused_hooks(trainer)
     disable_signal_handling(trainer)
     folder.summary.update("hardware", hardware(device, 1, str(trainer.precision)) | limits().facts())
     return Training(trainer, curves, loggers, checkpoints, loop)

@@ -25,7 +25,6 @@ from flatout.checkpoints.settings import CheckpointConfig, best_mode
 from flatout.data.batches.feed import free_memory
 from flatout.distributed.ranks import Ranks
 from flatout.engine.fast_loop import FastLoop
-from flatout.engine.lightning_internals import NoProfiler
 from flatout.engine.passes import BATCH_NORMS
 from flatout.engine.precision import Precision, PrecisionChoice
 from flatout.engine.run_length import EPOCHS
@@ -54,7 +53,6 @@ def lightning_defaults(precision: PrecisionChoice, ranks: Ranks, folder: Path) -
     return {
         "max_epochs": EPOCHS,
         "precision": precision.lightning_name,
-        "profiler": NoProfiler(),
         "num_sanity_val_steps": 0,
         "enable_progress_bar": False,
         "enable_model_summary": False,

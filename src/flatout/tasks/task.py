@@ -48,8 +48,6 @@ class Task(L.LightningModule):
     """Whether targets belong to tokens rather than to rows."""
     smaller_rows = "Shorten rows with data.max_length, or set precision=bf16."
     """What helps where a single row needs too much memory."""
-    is_silent_step = True
-    """Whether `training_step` logs nothing while the fast loop runs it."""
     shares_weights = False
     """Whether each rank holds slices of the weights, so that none can compute a batch without the others."""
     is_in_fast_loop = False
@@ -268,7 +266,7 @@ class Task(L.LightningModule):
             super().__setattr__(name, value)
 
     def _on_before_batch_transfer(self, batch: FlatBatch, dataloader_idx: int = 0) -> FlatBatch:
-        # Lightning looks for three hooks here, each inside two context managers: 45 µs a step for nothing, since
+        # Lightning looks for three hooks here, each inside two context managers: 22 µs a step for nothing, since
         # feeds place their batches. A batch made by hand is moved.
         return batch
 
