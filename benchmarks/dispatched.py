@@ -16,7 +16,7 @@ from unittest import mock
 import lightning as L
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
-from torch import Tensor
+from torch import Tensor, library
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.claim import Claim, bounded, quiet
@@ -141,13 +141,13 @@ class _Counting(L.Callback):
             self.counter.__exit__(None, None, None)
 
 
-@torch.library.custom_op("flatout_bench::attend", mutates_args=())
+@library.custom_op("flatout_bench::attend", mutates_args=())
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Stands for the kernel of rows of unequal length: its numbers are of no matter here."""
     return torch.zeros_like(query)
 
 
-@torch.library.custom_op("flatout_bench::attend_backward", mutates_args=())
+@library.custom_op("flatout_bench::attend_backward", mutates_args=())
 def _attend_backward(incoming: Tensor, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
 

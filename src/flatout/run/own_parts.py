@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +45,10 @@ from flatout.run.resume import deciding_settings, folder_of_one, length_of
 from flatout.run.run_folder import RunFolder, open_run_folder
 from flatout.run.stages import (
     Result,
+    fit_to_end,
     load_best,
     restore_threads,
     share_processor,
-    tell_of_signal,
     where_to_start,
     without_loader_advice,
 )
@@ -78,7 +77,7 @@ def run_own_parts(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (
         training = _build_training(settings, ranks, device, precision, folder, about, signals, start)
         _report_parts(settings, folder)
         with training.loggers:
-            _train(training, settings, folder, signals, start)
+            fit_to_end(training, settings.module, settings.data, folder, signals, start)
             load_best(training, settings.module)
             metrics = _evaluate(training.trainer, settings)
             training.loggers.log_final(metrics, training.curves.steps)
@@ -178,28 +177,6 @@ def _report_parts(settings: OwnSettings, folder: RunFolder) -> None:
             "own parts: checkpoint.metric is not set: the last weights are evaluated, and nothing ends training early;"
             " set it to a name that your validation_step logs"
         )
-
-
-def _train(training: Training, settings: OwnSettings, folder: RunFolder, signals: Signals, start: Start | None) -> None:
-    trainer, curves, listeners = training.trainer, training.curves, list(training.curves.listeners)
-    with without_loader_advice(), signals.waiting():
-        try:
-            trainer.fit(
-                settings.module, datamodule=settings.data, ckpt_path=None if start is None else start.checkpoint
-            )
-        except SystemExit:
-            number = training.checkpoints.stopped_by
-            if not number and trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
-                raise KeyboardInterrupt from None
-            if number:
-                tell_of_signal(number, training, folder)
-            raise
-        finally:
-            for listener in listeners:
-                with suppress(OSError):
-                    listener.close()
-    curves.steps, curves.epochs = trainer.global_step, trainer.current_epoch
-    require(trainer.global_step > 0, "trainer", "not one step was planned", hint="Give it rows, epochs and time.")
 
 
 def _evaluate(trainer: L.Trainer, settings: OwnSettings) -> dict[str, float]:

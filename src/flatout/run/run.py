@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ from flatout.engine.limits import limits
 from flatout.engine.passes import TRAINING
 from flatout.engine.precision import PrecisionChoice, fast_fp32_products, product_type
 from flatout.engine.run_length import batches_in_epoch
-from flatout.errors import UserError, require
+from flatout.errors import UserError
 from flatout.inference.load import build_predictor
 from flatout.perf.verdict.judge import judge, report_early
 from flatout.perf.verdict.rules import verdict
@@ -44,10 +44,10 @@ from flatout.run.run_folder import RunFolder, open_run_folder
 from flatout.run.split_rows import SPLIT_ROWS, save_split_rows
 from flatout.run.stages import (
     Result,
+    fit_to_end,
     load_best,
     restore_threads,
     share_processor,
-    tell_of_signal,
     where_to_start,
     without_loader_advice,
 )
@@ -197,28 +197,12 @@ def train(
     start: Start | None,
 ) -> None:
     """Train to the end, or to where nothing gets better."""
-    trainer, curves, plan = training.trainer, training.curves, data.feeds.train.plan
+    plan = data.feeds.train.plan
     folder.say(
         f"training: {sum(p.numel() for p in task.model.parameters()):,} parameters, {task.total_steps:,} steps of"
         f" {plan.rows_per_batch * plan.parts} rows"
     )
-    listeners = list(curves.listeners)
-    with without_loader_advice(), others_watched(), signals.waiting():
-        try:
-            trainer.fit(task, datamodule=data, ckpt_path=None if start is None else start.checkpoint)
-        except SystemExit:
-            number = training.checkpoints.stopped_by
-            if not number and trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
-                raise KeyboardInterrupt from None
-            if number:
-                tell_of_signal(number, training, folder)
-            raise
-        finally:
-            for listener in listeners:
-                with suppress(OSError):
-                    listener.close()
-    curves.steps, curves.epochs = trainer.global_step, trainer.current_epoch
-    require(trainer.global_step > 0, "trainer", "not one step was planned", hint="Give it rows, epochs and time.")
+    fit_to_end(training, task, data, folder, signals, start)
     if skipped := training.loop.skipped:
         rows = training.loop.losses.describe_rows(skipped[0])
         folder.say(f"{len(skipped)} steps were skipped, their gradient was not finite: the first{rows}")

@@ -7,7 +7,7 @@ import os
 import signal
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,7 +19,7 @@ from torch import Tensor
 from flatout.checkpoints.find_checkpoint import Start, find_checkpoint, set_aside
 from flatout.checkpoints.folder import read_weights, require_whole
 from flatout.distributed.ranks import Ranks, cores_here, others_watched
-from flatout.distributed.signals import requeue_with_slurm
+from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.engine.allocator import keep_freed_memory
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
@@ -130,7 +130,35 @@ def _require_more_to_train(trainer: dict[str, Any], start: Start) -> None:
     require(most == -1 or most >= start.step, "trainer.max_steps", f"{most}, but {start.step} are done", hint=hint)
 
 
-def tell_of_signal(number: int, training: Training, folder: RunFolder) -> None:
+def fit_to_end(
+    training: Training,
+    module: L.LightningModule,
+    data: L.LightningDataModule,
+    folder: RunFolder,
+    signals: Signals,
+    start: Start | None,
+) -> None:
+    """Train to the end, or to where nothing gets better, from a checkpoint where there is one."""
+    trainer, curves, listeners = training.trainer, training.curves, list(training.curves.listeners)
+    with without_loader_advice(), others_watched(), signals.waiting():
+        try:
+            trainer.fit(module, datamodule=data, ckpt_path=None if start is None else start.checkpoint)
+        except SystemExit:
+            number = training.checkpoints.stopped_by
+            if not number and trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
+                raise KeyboardInterrupt from None
+            if number:
+                report_signal(number, training, folder)
+            raise
+        finally:
+            for listener in listeners:
+                with suppress(OSError):
+                    listener.close()
+    curves.steps, curves.epochs = trainer.global_step, trainer.current_epoch
+    require(trainer.global_step > 0, "trainer", "not one step was planned", hint="Give it rows, epochs and time.")
+
+
+def report_signal(number: int, training: Training, folder: RunFolder) -> None:
     """Say where training stopped; where SLURM gave the warning, ask it for another turn."""
     name, step = signal.Signals(number).name, training.checkpoints.at.step
     folder.say(f"stopped by {name} after step {step}: the same command with resume=auto resumes there")
