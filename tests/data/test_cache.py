@@ -335,7 +335,8 @@ def test_a_builder_that_is_stopped_is_waited_for_and_named(tmp_path, capfd):
     assert report.hit and time.monotonic() - started >= 1.9
     child.join(30)
     words = f"cache: waiting for process {child.pid} on {platform.node()}, which is building this store"
-    assert capfd.readouterr().err.splitlines() == [words]
+    said = capfd.readouterr().err.splitlines()  # older tokenizers speak of the fork, too
+    assert [line for line in said if line.startswith("cache:")] == [words]
 
 
 def test_a_builder_that_is_killed_is_replaced_at_once(tmp_path):
