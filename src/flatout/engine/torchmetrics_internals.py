@@ -28,8 +28,7 @@ def defer_pyplot() -> None:
             raise PackageNotFoundError(distribution_name)
         return find_version(distribution_name)
 
-    # Python's own way to make an import fail; the type of `sys.modules` does not know it.
-    sys.modules[_HIDDEN] = None  # type: ignore[assignment]
+    sys.modules[_HIDDEN] = None  # type: ignore[assignment]  # Python's own way to fail an import; no type knows it
     imports._version = hide_version
     try:
         importlib.import_module("torchmetrics")
@@ -41,8 +40,8 @@ def defer_pyplot() -> None:
 
 def _restore_plots() -> None:
     plots = importlib.import_module("torchmetrics.utilities.plot")
-    # Names that torchmetrics has only where it finds matplotlib, so no type declares them.
-    plots.matplotlib, plots.plt = _Late(_HIDDEN), _Late(f"{_HIDDEN}.pyplot")  # type: ignore[attr-defined]
+    for name, late in (("matplotlib", _Late(_HIDDEN)), ("plt", _Late(f"{_HIDDEN}.pyplot"))):
+        setattr(plots, name, late)  # torchmetrics has these names only where it finds matplotlib
     if (found := getattr(plots, "_MATPLOTLIB_AVAILABLE", None)) is not None:
         del found.available  # it looks again when it is asked
 

@@ -254,7 +254,8 @@ def test_a_run_that_is_gone_on_with_has_the_answers_it_was_begun_with(tmp_path, 
     assert code == 0
     assert "tune: as at the beginning of this run (data.feed=threaded precision=fp32 data.batch_size=16" in told
     assert read_summary(folder)["tune"]["values"]["data.batch_size"] == 16
-    assert isinstance(read_summary(folder)["tune"]["values"], dict)
+    answers = RunBuilder(RunConfig(resume=str(folder)))._answers_in(folder)
+    assert answers is not None and answers["values"]["data.batch_size"] == 16
 
 
 def test_a_run_begun_without_it_goes_on_as_it_was(tmp_path, capsys):

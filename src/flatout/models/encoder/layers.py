@@ -73,7 +73,7 @@ class FlatLayer(nn.Module):
 
     def finish(self, *inputs: Any) -> Tensor:
         """Everything after attention."""
-        raise NotImplementedError
+        raise NotImplementedError  # each kind of layer has its own
 
 
 class PostNormLayer(FlatLayer):
