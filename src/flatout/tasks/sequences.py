@@ -138,7 +138,7 @@ class SequenceRegressor(Task):
     training_step.__dict__["__signature__"] = inspect.signature(training_step)
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
-        return self._sum_of_losses(*self._real(outputs.float(), batch)) / batch.step_rows
+        return self._sum_of_losses(*self._real(outputs.float(), batch), rows=batch.step_rows)
 
     def judge(self, batch: FlatBatch) -> Tensor:
         answers, truths = self._real(self._outputs(batch), batch)
@@ -242,10 +242,10 @@ class SequenceRegressor(Task):
         count = int(batch.lengths[: batch.num_real].sum()) if self.shape.is_each_step else batch.num_real
         return outputs[:count], truths[:count]
 
-    def _sum_of_losses(self, answers: Tensor, truths: Tensor) -> Tensor:
-        """Sum over rows of the mean over the answers of an average row."""
+    def _sum_of_losses(self, answers: Tensor, truths: Tensor, *, rows: int = 1) -> Tensor:
+        """Sum over rows of the mean over the answers of an average row, as a share of so many rows."""
         total = _LOSSES[self.config.loss](answers, truths, reduction="sum")
-        return total / (self._steps_a_row * self.shape.targets)
+        return total / (self._steps_a_row * self.shape.targets * rows)
 
 
 class SequenceLabeller(Classifier):

@@ -62,9 +62,15 @@ def chunks(segments: Segments, size: int) -> Rows:
     return Rows(start, length, _of_rows(segments, counts))
 
 
+def count_every(first: Places, stop: Places, stride: int) -> Places:
+    """How many places each segment has when every `stride`-th from `first` to before `stop` counts."""
+    counts: Places = np.maximum(0, -(-(stop - first) // stride))
+    return counts
+
+
 def _every(first: Places, stop: Places, stride: int) -> tuple[Places, Places]:
     """Every `stride`-th place from `first` to before `stop`, segment after segment, and how many each has."""
-    counts = np.maximum(0, -(-(stop - first) // stride))
+    counts = count_every(first, stop, stride)
     places = np.empty(int(counts.sum()), np.int64)
     end = 0
     for begin, count in zip(first.tolist(), counts.tolist(), strict=True):
