@@ -33,8 +33,8 @@ from flatout.errors import UserError
 from flatout.inference.load import build_predictor
 from flatout.perf.verdict.judge import judge, report_early
 from flatout.perf.verdict.rules import verdict
-from flatout.report.sequence_charts import draw_answers
 from flatout.report.summary import choice_of, hardware
+from flatout.run.answer_charts import draw_answers
 from flatout.run.build import RunBuilder
 from flatout.run.closing import find_peak, save_model, summarise, write_reports
 from flatout.run.learning_rate import set_rate
