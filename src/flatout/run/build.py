@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ class RunBuilder:
         """Refuse parts of the user's that cannot be sent to other processes."""
         for where, part in (("task", self.config.task), ("data", self.config.data)):
             try:
-                pickle.dumps(part)
+                ForkingPickler.dumps(part)
             except Exception as error:  # whatever the classes of its attributes raise
                 what = f"{type(part).__name__} cannot be sent to other processes: {error}"
                 hint = "Start the command with torchrun: each process then builds its parts."

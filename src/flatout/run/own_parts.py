@@ -90,9 +90,7 @@ def run_own_parts(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (
     return Result(path, metrics, [], NoAnswers(settings.name_of_module), values, values["metric"] or "loss")
 
 
-def _about(
-    composed: dict[str, Any], settings: OwnSettings, precision: PrecisionChoice, ranks: Ranks
-) -> dict[str, Any]:
+def _about(composed: dict[str, Any], settings: OwnSettings, precision: PrecisionChoice, ranks: Ranks) -> dict[str, Any]:
     """What a resumed run is compared with; `composed`: all settings as plain values."""
     shapes = [(name, list(weight.shape)) for name, weight in settings.module.named_parameters()]
     return {
