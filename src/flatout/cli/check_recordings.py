@@ -38,8 +38,8 @@ def lines_of_recordings(found: SequenceCheckup) -> list[str]:
         recordings = counted(counts["recordings"], "recording")
         lines.append(f"{split}: {recordings}, {counts['samples']:,} samples; length {lengths}")
     if found.steps_s:
-        least, median, most = found.steps_s
-        lines.append(f"a sample every {median:g} s (recordings: {least:g} to {most:g} s)")
+        least_s, median_s, most_s = found.steps_s
+        lines.append(f"a sample every {median_s:g} s (recordings: {least_s:g} to {most_s:g} s)")
     if found.columns:
         names = ("mean", "spread", "least", "most")
         width = max(map(len, [*found.columns, "training samples"]))

@@ -1,6 +1,9 @@
-"""The pictures of a run on recordings: its answers to the test or the validation."""
+"""What a run on recordings shows of its answers to the test or the validation: pictures, and the errors of each one."""
 
 from __future__ import annotations
+
+import csv
+from pathlib import Path
 
 from flatout.data.batches.feed import Feeds
 from flatout.report.figures import Chart
@@ -9,14 +12,28 @@ from flatout.tasks.sequence_answers import KeptAnswers, keep_answers
 from flatout.tasks.sequences import SequenceRegressor
 from flatout.tasks.task import Task
 
+RECORDINGS = "recordings.csv"
 
-def draw_answers(task: Task, feeds: Feeds) -> list[Chart]:
-    """The charts of a task on recordings; none for other tasks, and on the first rank alone."""
+
+def draw_answers(task: Task, feeds: Feeds, folder: Path) -> list[Chart]:
+    """The charts of a task on recordings, and a file of its errors; none for other tasks. Only the first rank draws."""
     if not isinstance(task, SequenceRegressor):
         return []
     split = "validation" if feeds.test is None else "test"
     kept = keep_answers(task, feeds.test or feeds.validation, split)
-    return draw_charts(kept) if task.global_rank == 0 else []
+    if task.global_rank != 0:
+        return []
+    write_errors(kept, folder)
+    return draw_charts(kept)
+
+
+def write_errors(kept: KeptAnswers, folder: Path) -> None:
+    """Write `recordings.csv`: a row for each recording and target, the largest error first."""
+    with (folder / RECORDINGS).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(kept.errors[0] if kept.errors else [])
+        for row in kept.errors:
+            writer.writerow(f"{value:.6g}" if isinstance(value, float) else value for value in row.values())
 
 
 def draw_charts(kept: KeptAnswers) -> list[Chart]:

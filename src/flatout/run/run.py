@@ -94,7 +94,7 @@ def run(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number:
             folder.summary.set("metric", build.choose_metric(task))
             take_whole_weights(training, task)
             per_class, predictor = task.per_class(), build_predictor(task)
-            charts = draw_answers(task, feeds)
+            charts = draw_answers(task, feeds, folder.path)
             if ranks.is_first:
                 save_model(predictor, build.network, folder)
             find_peak(training, feeds, ranks)
