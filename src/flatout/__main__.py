@@ -17,6 +17,7 @@ VERBS = {
     "predict": "classes and probabilities for the rows of a file",
     "tune": "what is fastest here for a run: feed, precision, rows at once; measured, with a table, and no training",
     "sweep": "many runs in search of the best settings: suggested, pruned, resumed after a kill",
+    "ladder": "what each optimisation brings here, from a program as usually written to a run of ours; measured",
     "settings": "each setting: what it does, what it may be, its default",
     "doctor": "what limited a run, and the override that would fix it",
     "evaluate": "metrics of a finished run on another labelled file",
