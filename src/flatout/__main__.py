@@ -23,7 +23,7 @@ VERBS = {
     "evaluate": "metrics of a finished run on another labelled file",
     "export": "a finished run's encoder as a folder that transformers opens, or as ONNX",
     "encode": "records with their encoding: Bloom filter, MinHash or two-step hash",
-    "compare": "what several encodings give away, side by side",
+    "compare": "two groups of runs, paired by seed; or what several encodings give away, side by side",
     "cache": "list, check and clear the stores of encoded data",
     "bench": "measure our claims on this machine, side by side with the usual way",
 }

@@ -14,7 +14,7 @@ from statistics import median
 
 from flatout.ladder.measure import Failed, Measured, OurRun, UsualProgram, measure_apart
 from flatout.ladder.needs import find_missing
-from flatout.ladder.rungs import STARTUP, Ladder, Rung
+from flatout.ladder.rungs import LEARNING, STARTUP, Ladder, Rung
 from flatout.ladder.statistics import Interval, ratio_of_rounds, spread
 
 ROUNDS = 5
@@ -76,7 +76,7 @@ def rounds_of(count: int) -> Iterator[list[int]]:
 def climb(ladder: Ladder, make: Make, folder: Path, *, budget_s: float, say: Callable[[str], None]) -> list[Step]:
     """Measure all rungs that can be measured here, as often as the budget allows."""
     until = time.monotonic() + budget_s
-    steps = [Step(rung, skipped=find_missing(rung.needs)) for rung in ladder.rungs]
+    steps = [Step(rung, skipped=_why_skipped(rung)) for rung in ladder.rungs]
     open_steps = [step for step in steps if not step.skipped]
     seconds = seconds_of_measurement(budget_s, len(open_steps))
     longest = dict[str, float]()
@@ -101,6 +101,11 @@ def climb(ladder: Ladder, make: Make, folder: Path, *, budget_s: float, say: Cal
         if not step.is_measured and not step.skipped:
             step.skipped = TOO_SHORT
     return steps
+
+
+def _why_skipped(rung: Rung) -> str:
+    is_timed = rung.measures != LEARNING
+    return find_missing(rung.needs) if is_timed else "not timed: it changes what a step learns, not its time"
 
 
 def ratio(below: Step, above: Step, measures: str = "training") -> Interval:

@@ -116,6 +116,7 @@ def encoder_folder(model: TransformerConfig, data: TextDataConfig, texts: Path, 
     import pyarrow.csv as pa_csv
     import torch
     from transformers import AutoModel
+    from transformers.utils import logging
 
     from flatout.data.tokens.subwords import Subwords
 
@@ -128,5 +129,6 @@ def encoder_folder(model: TransformerConfig, data: TextDataConfig, texts: Path, 
     if data.max_length > getattr(described, "max_position_embeddings", data.max_length):
         raise UserError("data.max_length", f"{data.max_length}", allowed=f"{described.max_position_embeddings} at most")
     torch.manual_seed(seed)
+    logging.disable_progress_bar()
     AutoModel.from_config(described).save_pretrained(folder)
     return folder

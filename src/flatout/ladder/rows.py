@@ -68,7 +68,8 @@ def write_rows(config: Any, folder: Path, *, joined: Mapping[str, Any] | None = 
         tables = _recordings(config)
         names = [name for name in tables["train"].column_names if name != _RECORDING]
         reading["features"] = [name for name in names if name not in config.targets]
-        words = [f"data.features={_listed(reading['features'])}", f"data.group=[{_RECORDING}]", *_AS_THEY_ARE]
+        words = [f"data.features={_listed(reading['features'])}", f"data.target={_listed(config.targets)}"]
+        words += [f"data.group=[{_RECORDING}]", *_AS_THEY_ARE]
     missing = [split for split in SPLITS if split not in tables]
     hint = "Leave the validation file out, or give a test file as well."
     require(not missing, "ladder", f"no {' and no '.join(missing)} rows", hint=hint)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flatout.data.store.cache import Cache
 from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError, require
@@ -16,16 +17,18 @@ from flatout.ladder.case import Case
 from flatout.ladder.climb import Step, climb
 from flatout.ladder.describe import describe, encoder_folder, kind_of, program_of
 from flatout.ladder.measure import Failed, Job, Measured, OurRun, UsualProgram, measure_apart
-from flatout.ladder.results import FILE, results
+from flatout.ladder.results import FILE, closing_lines, results
 from flatout.ladder.rows import Rows, quoted, write_rows
 from flatout.ladder.rungs import Ladder, Rung
 from flatout.ladder.statistics import Group, paired_difference, quality_sentence
+from flatout.ladder.table import figures
 from flatout.models.encoder.transformer import TransformerConfig
+from flatout.perf.ladder_notes import note_ladder
+from flatout.report.ladder_page import write_figure, write_ladder_page
 from flatout.report.summary import json_safe, versions, write_atomically
 
 METRICS = {"text": "accuracy", "bits": "dice", "sequence": "r2"}
 """The test metric of each kind of data; a hundredth of it is a point."""
-_MANY_EPOCHS = 1000
 _QUIET = ("monitor.progress=false", "logger=none", "resume=null", "checkpoint.patience=null", "tune=off")
 
 
@@ -77,7 +80,19 @@ def run_ladder(asked: Asked) -> dict[str, Any]:
         write(found, asked.folder)
     found["seconds"] = time.monotonic() - began
     write(found, asked.folder)
+    heads, cells = figures(found)
+    write_ladder_page(asked.folder, found, heads=heads, cells=cells, lines=closing_lines(found))
+    write_figure(asked.folder, found["rungs"])
+    _note(found, asked)
     return found
+
+
+def _note(found: dict[str, Any], asked: Asked) -> None:
+    """Note the gains for verdicts of later runs."""
+    try:
+        note_ladder(Cache(None).folder, found, {rung.name: rung.setting for rung in asked.ladder.rungs})
+    except OSError as error:
+        asked.say(f"the gains are not noted for later verdicts: {error}")
 
 
 def write(found: dict[str, Any], folder: Path) -> None:
@@ -130,8 +145,7 @@ class _Rungs:
         if rung.keywords is not None:
             return UsualProgram(self.asked.ladder.program, self.case, dict(rung.keywords))
         limit = f"{int(seconds // 60):02d}:{seconds % 60:02.0f}"
-        short = [f"+trainer.max_time='00:00:{limit}'", f"trainer.max_epochs={_MANY_EPOCHS}"]
-        short += ["+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1"]
+        short = [f"+trainer.max_time='00:00:{limit}'", "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1"]
         words = [*self.words, *rung.words, *short]
         return OurRun(self.asked.compose(words), words)
 

@@ -17,8 +17,8 @@ import yaml
 from flatout.errors import UserError, did_you_mean, require
 
 KINDS = ("text", "bits", "sequence")
-STARTUP = "startup"
-_MEASURES = ("training", STARTUP)
+STARTUP, LEARNING = "startup", "learning"
+_MEASURES = ("training", STARTUP, LEARNING)
 _SETTABLE = ("data", "model", "task", "optim", "trainer", "precision", "seed", "threads")
 _OF_THE_WAY = (
     "precision compile threads tune data.batch_size data.tokens_per_batch data.accumulate data.effective_batch"
@@ -40,7 +40,7 @@ class Rung:
     factor: tuple[float, float] | None = None
     """The promise as a range of speed-ups."""
     measures: str = "training"
-    """training: rows a second; startup: seconds to the first batch."""
+    """training: rows a second; startup: seconds to the first batch; learning: its speed is that of the rung below."""
     needs: tuple[str, ...] = ()
     """What must be there: a package, or a name of `needs.py`."""
     setting: str = ""

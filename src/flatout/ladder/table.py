@@ -13,17 +13,24 @@ from flatout.ladder.results import COSTS, UNSURE, written
 _COLOURS = {COSTS: "red", UNSURE: "yellow"}
 
 
+def figures(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Names of the columns of figures, and the figures of each rung."""
+    has = {
+        "has_tokens": any(rung.get("tokens_per_s") for rung in found["rungs"]),
+        "has_gpu": any(rung.get("device_share") is not None for rung in found["rungs"]),
+    }
+    return heads(**has), [row_cells(rung, **has) for rung in found["rungs"]]
+
+
 def ladder_table(found: dict[str, Any]) -> Table:
     """A row for each rung."""
-    has_tokens = any(rung.get("tokens_per_s") for rung in found["rungs"])
-    has_gpu = any(rung.get("device_share") is not None for rung in found["rungs"])
+    names, rows = figures(found)
     table = Table(box=None, padding=(0, 2, 0, 0), title=Text(found["title"]), title_justify="left")
     table.add_column("rung")
     table.add_column("promised")
-    for head in (*heads(has_tokens=has_tokens, has_gpu=has_gpu), ""):
+    for head in (*names, ""):
         table.add_column(head, justify="right" if head else "left")
-    for rung in found["rungs"]:
-        cells = row_cells(rung, has_tokens=has_tokens, has_gpu=has_gpu)
+    for rung, cells in zip(found["rungs"], rows, strict=True):
         word = rung["skipped"] or ("" if rung["verdict"] in (None, "pays") else rung["verdict"])
         style = "bright_black" if rung["skipped"] else _COLOURS.get(rung["verdict"] or "", "")
         texts = [printable(rung["name"]), printable(rung["promised"]), *cells, printable(word)]
