@@ -51,6 +51,8 @@ def run(arguments: argparse.Namespace) -> None:
     folders = [Path(conf[1]) / _LADDER] if conf else []
     folders.append(train.conf_folder() / _LADDER)
     ladder = read_ladder(find_ladder(own[_LADDER], folders)) if _LADDER in own else None
+    if ladder is not None:
+        require_kind(ladder, typed)
     command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *arguments.words])
     climber = _Climber(ladder, folders, typed, own, command)
     with tempfile.TemporaryDirectory() as folder:  # Hydra wants one; nothing is written there
@@ -68,6 +70,27 @@ def _part(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         else:
             typed.append(word)
     return typed, own
+
+
+def require_kind(ladder: Ladder, typed: Sequence[str]) -> None:
+    """Refuse an option of other data or of another model, before the ladder's own settings fail on it."""
+    hint = "Leave +ladder out: rungs for your data are then chosen."
+    for word in typed:
+        group, _, option = word.lstrip("+").partition("=")
+        if group == "data" and _KIND_OF_OPTION.get(option, ladder.kind) != ladder.kind:
+            raise UserError(
+                "+ladder", f"{ladder.name} climbs on {ladder.kind} data, and data={option} is other", hint=hint
+            )
+        if group == "model" and option != _MODEL_OF_PROGRAM.get(ladder.program, option):
+            raise UserError("+ladder", f"{ladder.name} has no rungs for model={option}", hint=hint)
+
+
+_KIND_OF_OPTION = {
+    **dict.fromkeys(("text", "headlines", "tweets", "tagged_tweets"), "text"),
+    **dict.fromkeys(("bits", "people"), "bits"),
+    **dict.fromkeys(("sequence", "cells"), "sequence"),
+}
+_MODEL_OF_PROGRAM = {"headlines": "bilstm", "tweets": "transformer", "bloom": "bitmlp", "battery": "rnn"}
 
 
 class _Climber:
