@@ -7,6 +7,7 @@ of it. Two workers feed batches of eight; each batch is a step, reads its loss a
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_lowercase, digits
@@ -56,6 +57,12 @@ class RowLists(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
         return torch.tensor(self.bits[row]), torch.tensor(self.labels[row])
+
+
+def join_fields(frame: Any, columns: Sequence[str]) -> Any:
+    """The plain text of each row."""
+    texts = frame[list(columns)].apply(lambda row: "".join(row), axis=1)
+    return texts.apply(lambda text: text.replace('"', "").replace(".", "").replace("/", "").strip().lower())
 
 
 def read_bits(frame: Any) -> list[list[float]]:
@@ -119,8 +126,7 @@ class Program:
             kept = torch.load(path, weights_only=True)
             return kept["bits"].float().tolist(), kept["labels"].float().tolist()
         frame = pd.read_csv(self.case.rows(split), dtype=str, keep_default_na=False)
-        texts = frame[self.case.reading["columns"]].apply(lambda row: "".join(row), axis=1)
-        texts = texts.apply(lambda text: text.replace('"', "").replace(".", "").replace("/", "").strip().lower())
+        texts = join_fields(frame, self.case.reading["columns"])
         labels = labels_by_apply(texts) if self.how.labels == "apply" else labels_at_once(texts)
         bits = read_bits(frame)
         if self.how.caching:
