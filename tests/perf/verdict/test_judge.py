@@ -21,6 +21,7 @@ from flatout.data.feeding import FeedKind
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.verdict import experiments as tries
+from flatout.perf.verdict import ways
 from flatout.perf.verdict.judge import evidence_in
 from flatout.report.summary import read_summary
 from tests.verbs import verb
@@ -99,7 +100,8 @@ def test_a_callback_that_takes_its_time_is_named(tmp_path, long_enough):
 @pytest.mark.parametrize(
     ("was", "other", "most"),
     [
-        (("threaded", 1), ("resident", 1), 100.0),
+        (("resident", 1), ("threaded", 1), 100.0),
+        (("threaded", 1), ("resident", 1), math.inf),
         (("threaded", 1), ("workers", 4), 400.0),
         (("workers", 2), ("workers", 4), 200.0),
         (("workers", 2), ("threaded", 1), math.inf),
@@ -110,8 +112,8 @@ def test_no_feed_counts_for_more_than_its_hands_can_make(make_split, was, other,
     feeds = [
         Feed(split, PlanSettings(rows_per_batch=2), kind=FeedKind(kind), workers=hands) for kind, hands in (other, was)
     ]
-    assert tries._most_fed(*feeds, alone=100.0) == most
-    assert tries._most_fed(*feeds, alone=None) == math.inf
+    assert ways.most_fed(*feeds, alone=100.0) == most
+    assert ways.most_fed(*feeds, alone=None) == math.inf
 
 
 def test_a_plain_bottleneck_is_told_while_the_run_goes_on(tmp_path, monkeypatch, capsys):
