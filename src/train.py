@@ -130,6 +130,11 @@ def _start(job: Callable[[DictConfig], Any]) -> None:
             guard_hydra()
             refuse_pickles_and_packages(sys.argv[1:])
             register_schemas()
+            if any(word in ("-h", "--help") for word in sys.argv[1:]):
+                from flatout.cli.train_help import help_text
+
+                print(help_text(sys.argv[1:], conf_folder()))
+                return
             hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
     except OSError as error:
         if error.errno not in (*REFUSALS, errno.EACCES, errno.EPERM):
