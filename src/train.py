@@ -37,7 +37,11 @@ def conf_folder() -> Path:
     for place in places:
         if (place / "train.yaml").is_file():
             return place.resolve()
-    raise UserError("FLATOUT_CONF", f"no train.yaml in {', '.join(map(str, places))}")
+    raise UserError(
+        "FLATOUT_CONF",
+        f"no train.yaml in {', '.join(map(str, places))}",
+        hint="Set FLATOUT_CONF to a folder with train.yaml, or leave it out.",
+    )
 
 
 def register_schemas() -> None:
