@@ -55,15 +55,6 @@ def plug_optimization(trainer: L.Trainer, run: Callable[..., dict[str, Any]]) ->
     return plugged
 
 
-def unplug_optimization(trainer: L.Trainer) -> None:
-    """Put Lightning's own automatic optimisation back, with the count of steps."""
-    loop = trainer.fit_loop.epoch_loop
-    if isinstance(loop.automatic_optimization, PluggedOptimization):
-        ordinary = _AutomaticOptimization(trainer)
-        ordinary.optim_progress = loop.automatic_optimization.optim_progress
-        loop.automatic_optimization = ordinary
-
-
 def run_training_step(trainer: L.Trainer, arguments: tuple[Any, ...]) -> Any:
     """A training step with all that Lightning puts around it; `self.log` works in it."""
     return call._call_strategy_hook(trainer, "training_step", *arguments)

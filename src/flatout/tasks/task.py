@@ -317,7 +317,7 @@ class Task(internals.ShortHooks):
 
     def _close_split(self, split: str) -> None:
         loss, rows = self.over_ranks(np.array([float(self._loss_sum), self._rows_judged]))
-        self.results = {"loss": float(loss) / max(1, rows), **self.judged()}
+        self.results = {"loss": float(loss) / max(1.0, float(rows)), **self.judged()}
         self.log_dict({f"{split}/{name}": value for name, value in self.results.items()}, batch_size=1)
         self._loss_sum.zero_()
         self._rows_judged = 0
