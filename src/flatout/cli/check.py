@@ -91,6 +91,7 @@ def show(found: Checkup, command: str) -> None:
     errors, warnings = found.count(Level.error), found.count(Level.warning)
     counts = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
     is_ready = not errors and found.problem is not Problem.tags
+    command += " model=transformer task=mlm" if found.problem is Problem.none else ""
     console.print(f"{counts}{'; to train: ' + escape(command) if is_ready else ''}")
 
 

@@ -292,7 +292,7 @@ class _Side:
         while True:
             batch = next(self.batches)
             with arithmetic(self.way.precision, self.task.device):
-                loss = self.task.loss(self.way.model(batch), batch)
+                loss = self.task.training_loss(batch, self.way.model)
             loss.backward()
             rows += batch.num_real
             self.count += 1
