@@ -31,6 +31,8 @@ OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.ya
 BITS, TAGS = ["model=bitmlp", "task=grams"], ["model=transformer", "task=tagging"]
 SEQUENCES = ["data.features=[voltage]", "data.target=soc"]
 COMPANIONS = {
+    "task=mlm": ["model=transformer"],
+    "optim=muon": ["model=transformer"],
     **{"data=bits": BITS, "data=people": BITS, "data=tagged_tweets": TAGS},
     **{"model=bitmlp": ["data=people", "task=grams"], "task=grams": ["data=people", "model=bitmlp"]},
     "task=tagging": ["data=tagged_tweets", "model=transformer"],
