@@ -282,7 +282,9 @@ def test_a_run_of_an_earlier_version_resumes_on_the_same_data():
         "plan": {},
         "settings": {"data.sample.rows": 6},
     }
-    now = {**then, "settings": {"data.sample.rows": 4}}
+    now = {**then, "settings": {"data.sample.rows": 4, "optim.name": "adamw"}}
     assert require_same_run(then, now, anyway=False) == []
+    with pytest.raises(UserError, match=r"optim\.name was adamw and is muon"):
+        require_same_run(then, {**now, "settings": {"optim.name": "muon"}}, anyway=False)
     with pytest.raises(UserError, match=r"data\.sample\.rows was 6 and is 4; the data or its encoding has changed"):
         require_same_run(then, {**now, "data": "other"}, anyway=False)
