@@ -31,6 +31,8 @@ OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.ya
 BITS, TAGS = ["model=bitmlp", "task=grams"], ["model=transformer", "task=tagging"]
 SEQUENCES = ["data.features=[voltage]", "data.target=soc"]
 COMPANIONS = {
+    "task=mlm": ["model=transformer"],
+    "optim=muon": ["model=transformer"],
     **{"data=bits": BITS, "data=people": BITS, "data=tagged_tweets": TAGS},
     **{"model=bitmlp": ["data=people", "task=grams"], "task=grams": ["data=people", "model=bitmlp"]},
     "task=tagging": ["data=tagged_tweets", "model=transformer"],
@@ -280,7 +282,9 @@ def test_a_run_of_an_earlier_version_resumes_on_the_same_data():
         "plan": {},
         "settings": {"data.sample.rows": 6},
     }
-    now = {**then, "settings": {"data.sample.rows": 4}}
+    now = {**then, "settings": {"data.sample.rows": 4, "optim.name": "adamw"}}
     assert require_same_run(then, now, anyway=False) == []
+    with pytest.raises(UserError, match=r"optim\.name was adamw and is muon"):
+        require_same_run(then, {**now, "settings": {"optim.name": "muon"}}, anyway=False)
     with pytest.raises(UserError, match=r"data\.sample\.rows was 6 and is 4; the data or its encoding has changed"):
         require_same_run(then, {**now, "data": "other"}, anyway=False)
