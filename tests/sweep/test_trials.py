@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -335,6 +336,18 @@ def test_trials_that_have_finished_are_left_as_they_are_and_missing_ones_are_tra
     assert f"every trial in {folder} has finished; there is nothing left to train" in capsys.readouterr().out
 
 
+@pytest.fixture
+def usual_answers() -> Iterator[None]:
+    """Signals are heard as in a terminal, also where the tests run under nohup."""
+    before = {number: signal.getsignal(number) for number in asking()}
+    for number in asking():
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number, answer in before.items():
+        signal.signal(number, answer)
+
+
+@pytest.mark.usefixtures("usual_answers")
 @pytest.mark.parametrize("number", asking())
 def test_every_signal_that_asks_trials_to_end_is_heard_once_and_says_how_to_go_on(number, capsys):
     before = signal.getsignal(number)
