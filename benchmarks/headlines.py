@@ -21,7 +21,6 @@ from benchmarks.usual import (
     Collate,
     Example,
     UsualBiLSTM,
-    WordVocabulary,
     accuracy,
     collate,
     collate_texts,
@@ -31,6 +30,7 @@ from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.text import TextDataConfig
 from flatout.engine.optimizer import OptimConfig, Schedule
+from flatout.ladder.usual.headlines import WordVocabulary
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.run.fit import fit
 from flatout.run.stages import Result

@@ -6,10 +6,8 @@ longest of their batch, packing skips the padding. It is what the headlines benc
 
 from __future__ import annotations
 
-import re
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 from torch.utils.data import DataLoader
 
-_WORD = re.compile(r"\w+|[^\w\s]+")
+from flatout.ladder.usual.headlines import WordVocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +45,6 @@ class UsualBiLSTM(nn.Module):
         )
         states_BLD, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, padding_value=float("-inf"))
         return self.output(self.dropout(states_BLD.amax(1)))
-
-
-class WordVocabulary:
-    """Words to numbers, in plain Python."""
-
-    def __init__(self, texts: Sequence[str], min_frequency: int = 2) -> None:
-        counts = Counter(word for text in texts for word in _WORD.findall(text.lower()))
-        kept = [word for word, count in counts.most_common() if count >= min_frequency]
-        self.ids = {word: number for number, word in enumerate(kept, 2)}
-
-    def __len__(self) -> int:
-        return len(self.ids) + 2
-
-    def encode(self, text: str) -> list[int]:
-        return [self.ids.get(word, 1) for word in _WORD.findall(text.lower())] or [1]
 
 
 def collate(examples: list[Example]) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,26 +20,15 @@ from flatout.bits.grams import LABELS
 from flatout.bits.info import BitInfo
 from flatout.bits.people import FIELDS
 from flatout.bits.scores import GramMetrics
+from flatout.ladder.usual.bloom import join_fields, labels_by_apply, read_bits
 
 BATCH, HIDDEN, DROPOUT = 64, 4096, 0.2253
 
 
 def usual_tensors(frame: Any) -> tuple[Tensor, Tensor]:
     """Bits and labels as research code makes them: pandas `apply`, a list of characters, a look-up a label."""
-    names = list(LABELS)
-    texts = frame[list(FIELDS)].apply(lambda row: "".join(row), axis=1)
-    texts = texts.apply(lambda text: text.replace('"', "").replace(".", "").replace("/", "").strip().lower())
-    grams = texts.apply(lambda text: [text[place : place + 2] for place in range(len(text) - 1)])
-
-    def labels(found: list[str]) -> list[float]:
-        row = [0.0] * len(names)
-        for gram in found:
-            if gram in names:
-                row[names.index(gram)] = 1.0
-        return row
-
-    bits = frame["bloomfilter"].apply(list).apply(lambda row: [int(bit) for bit in row])
-    return torch.tensor(bits.tolist(), dtype=torch.float32), torch.tensor(grams.apply(labels).tolist())
+    texts = join_fields(frame, FIELDS)
+    return torch.tensor(read_bits(frame)), torch.tensor(labels_by_apply(texts))
 
 
 class RowTensors(Dataset[tuple[Tensor, Tensor]]):

@@ -25,8 +25,8 @@ from flatout.report.summary import read_summary
 from flatout.run.resume import deciding_settings, require_same_run
 from tests.composed import CONF, compose_run, only_folder, options_of, run_train
 
-GLOBAL = ("experiment", "sweep", "debug")
-"""Groups whose options set keys of several groups."""
+GLOBAL = ("experiment", "sweep", "debug", "ladder")
+"""Groups whose options set keys of several groups, and ladders, which are no settings of a run."""
 OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml") if path.parent.name not in GLOBAL)
 BITS, TAGS = ["model=bitmlp", "task=grams"], ["model=transformer", "task=tagging"]
 SEQUENCES = ["data.features=[voltage]", "data.target=soc"]

@@ -176,6 +176,7 @@ class RunConfig:
             require(is_free or name not in REPLACED, where, "has a setting of its own", hint=hint)
         strategy = self.trainer.get("strategy")
         is_known = strategy is None or not isinstance(strategy, str) or strategy in _STRATEGIES
+        is_known = is_known or self.has_own_parts  # DDP may have to look for unused weights
         hint = did_you_mean(str(strategy), _STRATEGIES)
         require(is_known, "trainer.strategy", f"{strategy}", allowed=", ".join(_STRATEGIES), hint=hint)
         epochs = self.trainer.get("max_epochs")

@@ -41,6 +41,12 @@ class Manual(MyModule):
         optimizer.step()
 
 
+class Unsendable(MyModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = lambda numbers: 2 * numbers
+
+
 class OfTexts(MyModule):
     def __init__(self) -> None:
         super().__init__()
@@ -126,6 +132,33 @@ def test_a_module_of_one_s_own_trains_on_data_of_flatout(package, monkeypatch):
     assert summary_of(package)["metrics"]["val/loss"] > 0
 
 
+def test_two_devices_train_as_one_does(package, monkeypatch, capfd):
+    """Each rank reads half of the rows: DistributedSampler deals them out, so the order differs and the rows do not."""
+    words = [*own(), *QUICK, "checkpoint.metric=val_accuracy", "task.lr=0.5", f"output={package}/runs"]
+    assert run_train([*words, "trainer.devices=2"], monkeypatch) == 0
+    assert "need self.log(…, sync_dist=True)" in capfd.readouterr().out
+    summary = summary_of(package)
+    assert summary["training"]["steps"] == 40 and summary["training"]["rows_per_step"] == 20
+    assert summary["hardware"]["count"] == 2 and summary["metrics"]["val/accuracy"] > 0.9
+    assert run_train([*words, "trainer.devices=2", "resume=auto"], monkeypatch) == 0
+    assert "has finished; there is nothing left to train" in capfd.readouterr().out
+    again = [*words, "trainer.max_epochs=3", "resume=auto"]
+    assert run_train(again, monkeypatch) == 2
+    assert "devices was 2 and is 1" in capfd.readouterr().err
+    assert run_train([*again, "trainer.devices=2"], monkeypatch) == 0
+    assert "resume: continuing from step 40" in capfd.readouterr().out
+
+
+def test_a_finished_run_of_ones_own_module_is_not_trained_again(package, monkeypatch, capsys):
+    words = [*own(), *QUICK, f"output={package}/runs"]
+    assert run_train(words, monkeypatch) == 0
+    capsys.readouterr()
+    assert run_train([*words, "resume=auto"], monkeypatch) == 0
+    said = capsys.readouterr()
+    assert "has finished; there is nothing left to train" in said.out and not said.err
+    assert summary_of(package)["training"]["steps"] == 80
+
+
 MISTAKES = {
     "no optimizer": (own("NoOptimizer"), "task: NoOptimizer has no configure_optimizers. Define it: it returns the"),
     "no loader": (own(data="NoLoader"), "data: NoLoader has no train_dataloader. Define it: it returns a DataLoader"),
@@ -134,7 +167,11 @@ MISTAKES = {
     "a module in the place of data": (own(data="MyModule"), "data: MyModule is no LightningDataModule"),
     "bits for a classifier": (["data=people", "model=bitmlp"], "task: classification does not fit bit strings"),
     "a wrong argument": ([*own(), "task.hiden=3"], "unexpected keyword argument 'hiden'"),
-    "several devices": ([*own(), "trainer.devices=2"], "your own LightningModule trains on one device here"),
+    "fsdp": ([*own(), "trainer.strategy=fsdp", "trainer.devices=2"], "fsdp: does not serve modules of your own"),
+    "parts that cannot be sent": (
+        [*own("Unsendable"), "trainer.devices=2"],
+        "task: Unsendable cannot be sent to other processes",
+    ),
     "a metric that is not logged": (
         [*own(), "checkpoint.metric=val_f1"],
         "checkpoint.metric: 'val_f1' is not logged (val_loss, val_accuracy)",

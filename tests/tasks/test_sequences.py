@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,11 @@ def test_fit_gives_the_losses_and_weights_of_a_plain_trainer(tmp_path):
         baseline["name"] == "ridge on 16 samples" and "test/rmse of the ridge on the last sample" in baseline["metrics"]
     )
     assert result.summary["data"]["sequences"]["floor"] == {"soc": 0.02}
+    with (tmp_path / "run" / "recordings.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    errors = [float(row["rmse"]) for row in rows]
+    assert len(rows) == 6 and errors == sorted(errors, reverse=True)
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(result.metrics["test/rmse"], rel=1e-4)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

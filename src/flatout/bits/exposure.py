@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flatout.bits.reconstruct import Rates
 from flatout.bits.ridge import MOST_RECORDS, PENALTIES, Ridge, RidgeSums, neighbours
-from flatout.bits.scores import GramMetrics, record_scores
+from flatout.bits.scores import GramMetrics
 from flatout.data.batches.feed import Feed
 
 _SIZES, _FEWEST = 6, 64
@@ -121,13 +121,6 @@ class LearningCurve:
             values = metrics.compute()
             metrics.given = metrics.threshold
         return values["dice"]
-
-
-def record_dice(probabilities: Tensor, targets: Tensor, threshold: float) -> Tensor:
-    """`[N]` Dice of each record."""
-    answered, there = probabilities >= threshold, targets > 0
-    found = (answered & there).sum(1, keepdim=True).float()
-    return record_scores(found, answered.sum(1, keepdim=True).float(), there.sum(1, keepdim=True).float())[0].squeeze(1)
 
 
 def conclusion(dice: float, trivial: float, rates: Rates, with_names: Rates | None) -> list[str]:

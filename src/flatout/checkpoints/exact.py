@@ -242,13 +242,14 @@ class ExactCheckpoint(Checkpoint):
         del checkpoint["loops"]  # the position says it, for any number of ranks and micro-batches
         checkpoint["position"] = self.at.as_dict()
         if data is None and self._batches is not None:
-            checkpoint["batches"] = replace(self._batches, loaders=_loader_states(trainer)).as_dict()
+            checkpoint["batches"] = self._batches.as_dict()
         checkpoint["should_stop"] = bool(trainer.should_stop) and not out_of_time
         now = self._before_validation or {"unread": self._unread(trainer)}
         checkpoint["callbacks"] = now.get("callbacks", checkpoint["callbacks"])
         if self.at.validated == self.at.step:  # callbacks read them at the end of the epoch
             checkpoint["metrics"] = dict(trainer.callback_metrics)
-        checkpoint["ranks"] = of_all_ranks({"random": self._random.as_dict(), **now["unread"]})
+        own = {"random": self._random.as_dict(), "loaders": _loader_states(trainer) if data is None else []}
+        checkpoint["ranks"] = of_all_ranks({**own, **now["unread"]})
         about = facts_of(trainer, data) if self.about is None else self.about
         seconds = self.seconds_before + time.monotonic() - self._began
         checkpoint[ABOUT] = {**about, "position": self.at.as_dict(), "seconds": round(seconds, 2)}
@@ -262,7 +263,7 @@ class ExactCheckpoint(Checkpoint):
         facts = facts_of(trainer, data) if self.about is None else self.about
         if self.about is None:
             require_same_training(about, facts)
-        self._batches = _batches_at(self.at, checkpoint, trainer, data)
+        self._batches = _batches_at(self.at, checkpoint, trainer, data, states)
         checkpoint["loops"] = loops_at(self.at, self._batches)
         if data is not None:  # a module that asks for the number of steps opens the loaders before Lightning does
             data.load_state_dict(self._batches.loaders[0])
@@ -382,14 +383,21 @@ def _batches_taken(trainer: L.Trainer) -> Batches:
 
 
 def _batches_at(
-    position: Position, checkpoint: dict[str, Any], trainer: L.Trainer, data: StoreData[Any, Any] | None
+    position: Position,
+    checkpoint: dict[str, Any],
+    trainer: L.Trainer,
+    data: StoreData[Any, Any] | None,
+    states: list[dict[str, Any]],
 ) -> Batches:
     if data is not None:
         return Batches.of(position, trainer.accumulate_grad_batches, batches_of(trainer, data.feeds.train))
     if "batches" not in checkpoint:
         hint = "Give the Trainer the DataModule that the checkpoint was saved with."
         raise UserError("ExactCheckpoint", "the checkpoint is of a DataModule of flatout", hint=hint)
-    return Batches(**checkpoint["batches"])
+    batches = Batches(**checkpoint["batches"])
+    if len(states) != trainer.world_size or "loaders" not in states[trainer.global_rank]:
+        return batches
+    return replace(batches, loaders=states[trainer.global_rank]["loaders"])
 
 
 def _put_back_weights(module: L.LightningModule) -> None:

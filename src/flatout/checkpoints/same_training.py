@@ -34,8 +34,8 @@ def plan_facts(feed: Feed, batches: int) -> dict[str, Any]:
 def facts_of(trainer: L.Trainer, data: StoreData[Any, Any] | None) -> dict[str, Any]:
     """The facts of a plain Trainer: how long it trains, and the data where they are known."""
     facts: dict[str, Any] = {"asked": {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}}
-    if data is None:
-        return facts
+    if data is None:  # its position counts the batches of one rank
+        return {**facts, "plan": {"devices": trainer.world_size}}
     feed = data.feeds.train
     return {**facts, "data": data.info.key, "plan": plan_facts(feed, batches_of(trainer, feed))}
 

@@ -1,4 +1,4 @@
-"""`python -m flatout compare RUN RUN …`: what several encodings give away, side by side."""
+"""`python -m flatout compare A B`: two groups of runs, paired by seed; or what several encodings give away."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flatout.bits.exposure_page import read_exposure
-from flatout.errors import UserError
+from flatout.bits.exposure_page import NUMBERS, read_exposure
+from flatout.errors import UserError, require
+from flatout.ladder.compare_runs import Comparison, compare_groups, is_group
 from flatout.report.curves import Curve, line_chart
 from flatout.report.render import render_page
 
@@ -45,11 +46,18 @@ ROWS: dict[str, Callable[[Exposure], str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="folders of finished runs on bit strings")
+    text = "two folders of finished runs, or a sweep's; or folders of finished runs on bit strings"
+    parser.add_argument("runs", metavar="RUN", nargs="+", help=text)
     parser.add_argument("--html", metavar="FILE", type=Path, help="also write the comparison as a page")
 
 
 def run(arguments: argparse.Namespace) -> None:
+    folders = [Path(run) for run in arguments.runs]
+    if len(folders) == 2 and all(map(is_group, folders)) and not all((each / NUMBERS).is_file() for each in folders):
+        hint = "Leave it out: two groups have no page."
+        require(arguments.html is None, "--html", "is for encodings of bit strings", hint=hint)
+        show_groups(compare_groups(*folders), folders)
+        return
     found = {str(run): read_exposure(Path(run)) for run in arguments.runs}
     Console(highlight=False).print(comparison(found))
     if arguments.html is not None:
@@ -57,6 +65,22 @@ def run(arguments: argparse.Namespace) -> None:
             arguments.html.write_text(page(found), encoding="utf-8")
         except OSError as error:
             raise UserError("--html", f"cannot write {arguments.html}: {error.strerror}") from None
+
+
+def show_groups(found: Comparison, folders: Sequence[Path]) -> None:
+    """Print a row for each group, and the difference."""
+    factor = found.unit or "in its own unit"
+    shown = Table(box=None, padding=(0, 2, 0, 0), title=f"{found.metric}, {factor}", title_justify="left")
+    shown.add_column("runs", overflow="fold")
+    for head in ("mean ± sd", *(f"seed {seed}" for seed in found.seeds)):
+        shown.add_column(head, justify="right")
+    for folder, group in zip(short_names([str(each) for each in folders]), (found.first, found.second), strict=True):
+        mean = f"{group.mean:.4g}" if group.sd is None else f"{group.mean:.4g} ± {group.sd:.2g}"
+        shown.add_row(Text(folder), mean, *(f"{value:.4g}" for value in group.values))
+    console = Console(highlight=False)
+    console.print(shown)
+    for line in found.lines():
+        console.print(Text(line), soft_wrap=True)
 
 
 def comparison(found: Mapping[str, Exposure]) -> Table:

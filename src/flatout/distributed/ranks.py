@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,7 +22,6 @@ from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvir
 
 from flatout.errors import RunBroke, UserError, require
 
-Value = TypeVar("Value")
 _PATIENCE = timedelta(hours=24)
 """How long ranks wait for the first one to build the store; one that fails sends them word."""
 _FAILED = "\0"

@@ -167,11 +167,6 @@ class FastLoop(Callback):
         has_statistics = any(isinstance(each, BATCH_NORMS) for each in self.module.modules())
         return self._is_updating or (self._is_under_way and has_statistics)
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether some batches of a step are done and others are not."""
-        return self._is_under_way
-
     def require_sound(self) -> None:
         """Refuse to keep weights while a step that is not finite waits to be found."""
         if self.losses.may_be_broken:

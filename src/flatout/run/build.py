@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,20 @@ class RunBuilder:
             profile=config.monitor.profile,
             not_finite=config.optim.not_finite,
         )
+
+    def with_copied_weights(self) -> RunBuilder:
+        """The same run with copies of a module that came from another process, which shares its memory."""
+        return RunBuilder(copy.deepcopy(self.config)) if self.has_own_parts else self
+
+    def require_picklable(self) -> None:
+        """Refuse parts of the user's that cannot be sent to other processes."""
+        for where, part in (("task", self.config.task), ("data", self.config.data)):
+            try:
+                ForkingPickler.dumps(part)
+            except Exception as error:  # whatever the classes of its attributes raise
+                what = f"{type(part).__name__} cannot be sent to other processes: {error}"
+                hint = "Start the command with torchrun: each process then builds its parts."
+                raise UserError(where, what, hint=hint) from None
 
     @property
     def has_own_network(self) -> bool:

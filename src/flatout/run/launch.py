@@ -30,16 +30,16 @@ from flatout.distributed.processes import end_with_parent, interrupt_once, redir
 from flatout.distributed.ranks import Ranks, cores_here
 from flatout.distributed.signals import asking
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require, write_for_launcher
+from flatout.inference.folder import Answers
 from flatout.inference.load import load_predictor
 from flatout.report.summary import mark_broken, read_summary
 from flatout.run.build import RunBuilder
-from flatout.run.own_parts import run_own_parts
+from flatout.run.own_parts import NoAnswers, run_own_parts
 from flatout.run.resume import find_run, unfinished_before
 from flatout.run.run import run
 from flatout.run.run_folder import new_folder
 from flatout.run.stages import Result
 
-_OWN_SCRIPT = "Leave it out, or train with several devices in your own script."
 _SHUTDOWN_S = 20
 """How long a rank may take to end when another has died, before it is killed."""
 _LATER_S = 2
@@ -65,14 +65,21 @@ def start(build: RunBuilder, *, folder: Path | None = None, overrides: Sequence[
     chosen = json.loads(ranks.agreed("folder", lambda: json.dumps(_choose_folder(build, folder, overrides))))
     path = Path(chosen["folder"])
     if chosen["is_finished"]:
-        return finished_result(path)
+        return finished_result(path, _answers_of(build, path))
     build = build.resuming(chosen["resume"])
-    if build.has_own_parts:
-        require(are_alone, "trainer.devices", "your own LightningModule trains on one device here", hint=_OWN_SCRIPT)
-        return run_own_parts(build, path, overrides=overrides, number=wanted[0])
     if ranks.are_several or are_alone:
-        return run(build, path, overrides=overrides, number=wanted[0])
+        return _run_here(build, path, overrides, wanted[0])
     return _on_ranks(build, wanted, path, overrides)
+
+
+def _run_here(build: RunBuilder, folder: Path, overrides: Sequence[str], number: int = 0) -> Result:
+    train = run_own_parts if build.has_own_parts else run
+    return train(build, folder, overrides=overrides, number=number)
+
+
+def _answers_of(build: RunBuilder, folder: Path) -> Answers:
+    """What a finished run answers with."""
+    return NoAnswers(build.own_settings.name_of_module) if build.has_own_parts else load_predictor(folder)
 
 
 def _choose_folder(build: RunBuilder, folder: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
@@ -88,11 +95,11 @@ def _choose_folder(build: RunBuilder, folder: Path | None, overrides: Sequence[s
     return {"folder": str((folder or new_folder(build.runs)).absolute()), "resume": None, "is_finished": False}
 
 
-def finished_result(folder: Path) -> Result:
+def finished_result(folder: Path, answers: Answers) -> Result:
     """What a run has left that has finished before."""
     summary = read_summary(folder)
     metrics = {name: float(value) for name, value in summary["metrics"].items() if value is not None}
-    return Result(folder, metrics, [], load_predictor(folder), summary, summary["metric"])
+    return Result(folder, metrics, [], answers, summary, summary["metric"] or "loss")
 
 
 def devices_wanted(trainer: dict[str, Any]) -> list[int]:
@@ -132,6 +139,8 @@ def _on_ranks(build: RunBuilder, devices: list[int], folder: Path, overrides: Se
     if build.has_own_network:
         hint = "Start your script with torchrun, or name the model's settings."
         raise UserError("trainer.devices", "a model of your own cannot be handed to other processes", hint=hint)
+    if build.has_own_parts:
+        build.require_picklable()
     warm_start()
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # they tell in pages what we say in a line
@@ -150,7 +159,7 @@ def _on_ranks(build: RunBuilder, devices: list[int], folder: Path, overrides: Se
         if stopped.sigval is signal.SIGINT:
             raise KeyboardInterrupt from None
         raise SystemExit(128 + stopped.sigval) from None
-    return Result(predictor=load_predictor(folder), **found)
+    return Result(predictor=_answers_of(build, folder), **found)
 
 
 def _launch_of(count: int) -> LaunchConfig:
@@ -206,7 +215,7 @@ def _rank(build: RunBuilder, folder: Path, overrides: list[str], environment: di
     os.environ |= {name: value for name, value in environment.items() if name not in ours}
     redirect_output()
     try:
-        result = run(build, folder, overrides=overrides)
+        result = _run_here(build.with_copied_weights(), folder, overrides)
     except UserError as mistake:
         write_for_launcher(mistake)
         sys.exit(EXIT_CODE)

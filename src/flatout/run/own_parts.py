@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from flatout.callbacks.throughput import Throughput
 from flatout.checkpoints.exact import ExactCheckpoint
 from flatout.checkpoints.find_checkpoint import Start
 from flatout.checkpoints.kept import CHECKPOINTS
-from flatout.distributed.ranks import Ranks
+from flatout.distributed.ranks import Ranks, end_group
 from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.lightning_internals import disable_signal_handling
@@ -60,46 +61,45 @@ _LOWER_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "perplexity")
 def run_own_parts(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number: int = 0) -> Result:
     """One run of the user's own module, from its settings to its report."""
     started, ranks, settings = time.perf_counter(), Ranks.here(), build.own_settings
-    hint = "Leave trainer.devices out, or train your module with several devices in a script of your own."
-    require(not ranks.are_several, "task", "your own LightningModule trains on one device here", hint=hint)
     title = build.title(overrides)
     with (
         Signals() as signals,
-        open_run_folder(path, title, is_first=True, is_again=build.is_resumed) as folder,
-        folder_of_one(path),
+        open_run_folder(path, title, is_first=ranks.is_first, is_again=build.is_resumed) as folder,
+        folder_of_one(path) if ranks.is_first else nullcontext(),
         restore_threads(),
     ):
         device = ranks.device(build.accelerator, number)
         share_processor(build, ranks, device, folder)
         precision = build.choose_precision(device, folder)
-        about = _about(build.settings, settings.module, precision)
+        about = _about(build.settings, settings, precision, ranks)
         start = where_to_start(build, about, ranks, folder)
         training = _build_training(settings, ranks, device, precision, folder, about, signals, start)
-        _report_parts(settings, folder)
+        _report_parts(settings, ranks, folder)
+        ranks.join(device)
         with training.loggers:
             fit_to_end(training, settings.module, settings.data, folder, signals, start)
             load_best(training, settings.module)
             metrics = _evaluate(training.trainer, settings)
             training.loggers.log_final(metrics, training.curves.steps)
+        end_group()
         seconds = training.checkpoints.seconds_before + time.perf_counter() - started
-        _summarise(folder, settings, training, device, metrics, seconds)
-        _report(folder)
-    metric = folder.summary.values["metric"]
-    return Result(
-        path, metrics, [], _NoAnswers(type(settings.module).__name__), folder.summary.values, metric or "loss"
-    )
+        if ranks.is_first:
+            _summarise(folder, settings, training, device, metrics, seconds)
+            _report(folder)
+    values = folder.summary.values
+    return Result(path, metrics, [], NoAnswers(settings.name_of_module), values, values["metric"] or "loss")
 
 
-def _about(settings: dict[str, Any], module: L.LightningModule, precision: PrecisionChoice) -> dict[str, Any]:
-    """What a resumed run is compared with."""
-    shapes = [(name, list(weight.shape)) for name, weight in module.named_parameters()]
+def _about(composed: dict[str, Any], settings: OwnSettings, precision: PrecisionChoice, ranks: Ranks) -> dict[str, Any]:
+    """What a resumed run is compared with; `composed`: all settings as plain values."""
+    shapes = [(name, list(weight.shape)) for name, weight in settings.module.named_parameters()]
     return {
         "data": None,
-        "plan": {},
+        "plan": {"devices": ranks.world} if settings.has_own_data else {},
         "model": xxhash.xxh3_128_hexdigest(json.dumps(shapes).encode()),
         "precision": precision.lightning_name,
-        "asked": length_of(settings),
-        "settings": deciding_settings(settings),
+        "asked": length_of(composed),
+        "settings": deciding_settings(composed),
         "torch": torch.__version__,
     }
 
@@ -117,10 +117,7 @@ def _build_training(
     """The plain Trainer with our callbacks around the user's module."""
     loggers, loop = _build_loggers(settings, folder, start), FastLoop(not_finite=settings.not_finite)
     metric, kept = settings.checkpoint.metric, settings.checkpoint
-    columns = [_plain_name(metric, "val")] if metric else []
-    file = MetricsFile(folder.path / "metrics.csv", sorted({"loss", *columns}), is_new=start is None)
-    line = ProgressLine(metric=(columns or ["loss"])[0], say=folder.say, live=settings.progress)
-    listeners: list[Listener] = [file, _Curves(loggers), line]
+    listeners = _listeners(settings, folder, loggers, is_new=start is None)
     timer, throughput = StepTimer(callbacks=settings.callbacks), Throughput()
     monitor = trainers.build_monitor(device, folder)
     curves = RunCurves(listeners, settings.flush_every, timer=timer, throughput=throughput, monitor=monitor)
@@ -137,21 +134,35 @@ def _build_training(
     )
     given = {
         **trainers.lightning_defaults(precision, ranks, folder.path),
+        "use_distributed_sampler": settings.has_own_data,
         "log_every_n_steps": settings.flush_every,
         **settings.trainer,
         **ranks.lightning_settings(device),
-        "logger": loggers.for_trainer(),
+        **trainers.choose_strategy(settings.trainer, settings.module, device, precision, ranks, folder),
+        "logger": loggers.for_trainer(is_first=ranks.is_first),
     }
     profile = trainers.build_profile(settings.profile, folder)
     stopping = [] if metric is None or kept.patience is None else [_stopping(metric, settings)]
     own = settings.callbacks.values()
     trainer = trainers.quiet_trainer(given, [loop, _Results(metric), curves, *profile, *stopping, *own, checkpoints])
     disable_signal_handling(trainer)
-    folder.summary.update("hardware", hardware(device, 1, str(trainer.precision)) | limits().facts())
+    folder.summary.update("hardware", hardware(device, ranks.world, str(trainer.precision)) | limits().facts())
     return Training(trainer, curves, loggers, checkpoints, loop)
 
 
+def _listeners(settings: OwnSettings, folder: RunFolder, loggers: RunLoggers, *, is_new: bool) -> list[Listener]:
+    """What receives the curves; nothing on ranks after the first."""
+    if not folder.is_first:
+        return []
+    metric = settings.checkpoint.metric
+    name = _plain_name(metric, "val") if metric else "loss"
+    file = MetricsFile(folder.path / "metrics.csv", sorted({"loss", name}), is_new=is_new)
+    return [file, _Curves(loggers), ProgressLine(metric=name, say=folder.say, live=settings.progress)]
+
+
 def _build_loggers(settings: OwnSettings, folder: RunFolder, start: Start | None) -> RunLoggers:
+    if not folder.is_first:
+        return RunLoggers({})
     place = RunPlace(folder.path, settings.name, None if start is None else start.step)
     found = build_loggers(settings.logger, place, settings.trainer.get("logger"))
     folder.summary.set("loggers", list(found))
@@ -169,9 +180,11 @@ def _stopping(metric: str, settings: OwnSettings) -> EarlyStopping:
     )
 
 
-def _report_parts(settings: OwnSettings, folder: RunFolder) -> None:
-    names = f"{type(settings.module).__name__} with {type(settings.data).__name__}"
+def _report_parts(settings: OwnSettings, ranks: Ranks, folder: RunFolder) -> None:
+    names = f"{settings.name_of_module} with {type(settings.data).__name__}"
     folder.say(f"own parts: {names}; tune, model/, calibration and the table of classes do not serve them")
+    if ranks.are_several:
+        folder.say("own parts: metrics of all devices need self.log(…, sync_dist=True); others are the first device's")
     if settings.checkpoint.metric is None:
         folder.say(
             "own parts: checkpoint.metric is not set: the last weights are evaluated, and nothing ends training early;"
@@ -268,7 +281,7 @@ class _Curves:
         return
 
 
-class _NoAnswers:
+class NoAnswers:
     """Flatout does not know what the module's answers mean."""
 
     def __init__(self, name: str) -> None:

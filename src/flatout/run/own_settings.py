@@ -9,6 +9,7 @@ import lightning as L
 
 from flatout.callbacks.profile_steps import ProfileConfig
 from flatout.checkpoints.settings import CheckpointConfig
+from flatout.data.store_data import StoreData
 from flatout.engine.step_losses import NotFinite
 
 
@@ -28,3 +29,12 @@ class OwnSettings:
     progress: bool
     profile: ProfileConfig
     not_finite: NotFinite
+
+    @property
+    def name_of_module(self) -> str:
+        return type(self.module).__name__
+
+    @property
+    def has_own_data(self) -> bool:
+        """Whether the rows come from the user's own DataModule, in the order of its loaders."""
+        return not isinstance(self.data, StoreData)

@@ -31,7 +31,6 @@ from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
 from flatout.run.run_folder import RunFolder
 from flatout.run_log import RunLog
-from flatout.tasks.task import Task
 
 FSDP = "fsdp"
 """The name of the strategy that keeps a slice of each weight on each rank."""
@@ -86,7 +85,12 @@ def build_monitor(device: torch.device, folder: RunFolder) -> HardwareMonitor:
 
 
 def choose_strategy(
-    trainer: dict[str, Any], task: Task, device: torch.device, precision: PrecisionChoice, ranks: Ranks, log: RunLog
+    trainer: dict[str, Any],
+    module: L.LightningModule,
+    device: torch.device,
+    precision: PrecisionChoice,
+    ranks: Ranks,
+    log: RunLog,
 ) -> dict[str, Any]:
     """How ranks train together, as arguments of Lightning's Trainer: whole copies of the model, or slices of it."""
     asked = trainer.get("strategy")
@@ -97,16 +101,16 @@ def choose_strategy(
             require(device.type == "cuda", f"trainer.strategy: {asked}", what, hint="Set trainer.strategy=ddp.")
             log.decision("gradients between devices", "bf16", "asked for", "half the traffic of fp32, rounded")
         if ranks.are_several and asked in (None, "auto", "ddp", DDP_BF16):
-            return {"strategy": ddp(task, device, compresses=compresses)}
+            return {"strategy": ddp(module, device, compresses=compresses)}
         return {"strategy": "auto"} if compresses else {}
     what, hint = "does not go with fp16: its scaler looks at whole gradients", "Set precision=fp32."
     require(precision.precision is not Precision.fp16, f"trainer.strategy: {asked}", what, hint=hint)
     what = "batch normalisation would have other means on every rank"
-    require(not _has_means(task), f"trainer.strategy: {asked}", what, hint="Leave it out.")
+    require(not _has_means(module), f"trainer.strategy: {asked}", what, hint="Leave it out.")
     from flatout.distributed.fsdp import SharedOut
 
     # A trained weight comes with its gradient and with two numbers of AdamW.
-    megabytes = sum(weight.nbytes * (4 if weight.requires_grad else 1) for weight in task.parameters()) / 1e6
+    megabytes = sum(weight.nbytes * (4 if weight.requires_grad else 1) for weight in module.parameters()) / 1e6
     evidence = f"with gradients and AdamW {megabytes / ranks.world:,.1f} MB a device instead of {megabytes:,.1f}"
     log.decision("weights", f"1/{ranks.world} on each device", "trainer.strategy=fsdp", evidence)
     ranks_here = 1 if device.type == "cuda" else ranks.local_world
@@ -127,11 +131,11 @@ DDP_BF16 = "ddp_bf16"
 """DDP whose gradients are sent in bf16: for cards that are joined by PCIe."""
 
 
-def ddp(task: Task, device: torch.device, *, compresses: bool = False) -> DDPStrategy:
+def ddp(module: L.LightningModule, device: torch.device, *, compresses: bool = False) -> DDPStrategy:
     """Lightning's DDP without a copy of the gradients, and without buffers in each step that never change."""
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: _has_means(task)}
+    settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: _has_means(module)}
     if device.type == "cpu":
         settings["bucket_cap_mb"] = _ONE_BUCKET_MB
     if compresses:
@@ -139,9 +143,9 @@ def ddp(task: Task, device: torch.device, *, compresses: bool = False) -> DDPStr
     return DDPStrategy(**settings)
 
 
-def _has_means(task: Task) -> bool:
+def _has_means(module: L.LightningModule) -> bool:
     """Whether there are running means, of batch normalisation; of several ranks' the first one's count."""
-    return any(isinstance(module, BATCH_NORMS) for module in task.modules())
+    return any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
 
 
 def early_stopping(settings: CheckpointConfig, metric: str) -> list[EarlyStopping]:

@@ -41,7 +41,7 @@ def answer_whole(batch: FlatBatch, answer: Callable[[FlatBatch], Tensor]) -> Ten
     return answer(batch)
 
 
-class Task(L.LightningModule):
+class Task(internals.ShortHooks):
     """A network, a loss and an optimizer; subclasses define the loss and the metrics."""
 
     labels_are_of_tokens = False
@@ -261,21 +261,6 @@ class Task(L.LightningModule):
         if thaw is not None and checkpoint["global_step"] and self.total_steps:
             thaw(self._epochs_done(checkpoint["global_step"]))
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not internals.set_hook_name(self, name, value):
-            super().__setattr__(name, value)
-
-    def _on_before_batch_transfer(self, batch: FlatBatch, dataloader_idx: int = 0) -> FlatBatch:
-        # Lightning looks for three hooks here, each inside two context managers: 22 µs a step for nothing, since
-        # feeds place their batches. A batch made by hand is moved.
-        return batch
-
-    def _apply_batch_transfer_handler(
-        self, batch: FlatBatch, device: torch.device | None = None, dataloader_idx: int = 0
-    ) -> FlatBatch:
-        wanted = device or self.device
-        return batch if batch.tokens.device.type == wanted.type else batch.to(wanted)
-
     # What a run asks for beyond Lightning.
 
     def outputs(self, batch: FlatBatch) -> Tensor:
@@ -332,7 +317,7 @@ class Task(L.LightningModule):
 
     def _close_split(self, split: str) -> None:
         loss, rows = self.over_ranks(np.array([float(self._loss_sum), self._rows_judged]))
-        self.results = {"loss": float(loss) / max(1, rows), **self.judged()}
+        self.results = {"loss": float(loss) / max(1.0, float(rows)), **self.judged()}
         self.log_dict({f"{split}/{name}": value for name, value in self.results.items()}, batch_size=1)
         self._loss_sum.zero_()
         self._rows_judged = 0

@@ -1,0 +1,185 @@
+"""`python -m flatout ladder`: what each optimisation brings on your data and your machine, measured rung by rung."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from flatout.distributed.processes import warm_start
+from flatout.errors import UserError, require
+from flatout.ladder.rungs import Ladder, find_ladder, read_ladder
+from flatout.sweep.durations import seconds
+
+if TYPE_CHECKING:  # heavy modules are imported after the command line is read
+    from omegaconf import DictConfig
+
+    from flatout.config import RunConfig
+
+_USUAL_BUDGET = "8m"
+_LEAST_WIDTH = 150
+_LADDER, _FOR, _SEEDS = "ladder", "for", "seeds"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [+ladder=NAME] [for=10m] [seeds=3] [key=value ...]"
+    parser.add_argument("words", metavar="WORD", nargs="*", help="+ladder=NAME and any key=value, as for training")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="settings of yours, its ladder/ among them")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = """\
++ladder=NAME       headlines, tweets, bloom, lyrics or battery; without it rungs are chosen for your data.
+for=10m            how long the rungs may be timed; the default is 8m.
+seeds=3            train foot and top to the end with three seeds, and compare their quality.
+
+yours:             python -m flatout ladder data.source=news.csv model=bilstm for=5m
+"""
+
+
+def run(arguments: argparse.Namespace) -> None:
+    warm_start()  # it imports beside us what the measuring processes will need
+    import train
+
+    typed, own = _part(arguments.words)
+    conf = [] if arguments.config_dir is None else ["--config-dir", str(Path(arguments.config_dir).absolute())]
+    folders = [Path(conf[1]) / _LADDER] if conf else []
+    folders.append(train.conf_folder() / _LADDER)
+    ladder = read_ladder(find_ladder(own[_LADDER], folders)) if _LADDER in own else None
+    if ladder is not None:
+        require_kind(ladder, typed)
+    command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *arguments.words])
+    climber = _Climber(ladder, folders, typed, own, command)
+    with tempfile.TemporaryDirectory() as folder:  # Hydra wants one; nothing is written there
+        shared = [] if ladder is None else list(ladder.settings)
+        train.main([*conf, *shared, *typed, f"hydra.run.dir={folder}/none"], job=climber.climb)
+
+
+def _part(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The settings of a run, and the words of this command."""
+    typed, own = [], {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if equals and key.lstrip("+") in (_LADDER, _FOR, _SEEDS):
+            own[key.lstrip("+")] = value
+        else:
+            typed.append(word)
+    return typed, own
+
+
+def require_kind(ladder: Ladder, typed: Sequence[str]) -> None:
+    """Refuse an option of other data or of another model, before the ladder's own settings fail on it."""
+    hint = "Leave +ladder out: rungs for your data are then chosen."
+    for word in typed:
+        group, _, option = word.lstrip("+").partition("=")
+        if group == "data" and _KIND_OF_OPTION.get(option, ladder.kind) != ladder.kind:
+            raise UserError(
+                "+ladder", f"{ladder.name} climbs on {ladder.kind} data, and data={option} is other", hint=hint
+            )
+        if group == "model" and option != _MODEL_OF_PROGRAM.get(ladder.program, option):
+            raise UserError("+ladder", f"{ladder.name} has no rungs for model={option}", hint=hint)
+
+
+_KIND_OF_OPTION = {
+    **dict.fromkeys(("text", "headlines", "tweets", "tagged_tweets"), "text"),
+    **dict.fromkeys(("bits", "people"), "bits"),
+    **dict.fromkeys(("sequence", "cells"), "sequence"),
+}
+_MODEL_OF_PROGRAM = {"headlines": "bilstm", "tweets": "transformer", "bloom": "bitmlp", "battery": "rnn"}
+
+
+class _Climber:
+    """Climbs a ladder when the settings of its runs are composed."""
+
+    def __init__(
+        self, ladder: Ladder | None, folders: list[Path], typed: list[str], own: dict[str, str], command: str
+    ) -> None:
+        self.ladder, self.folders, self.typed, self.command = ladder, folders, typed, command
+        self.budget_s = seconds(own.get(_FOR, _USUAL_BUDGET), _FOR) or 0.0
+        number = own.get(_SEEDS, "0")
+        require(number.isdecimal(), _SEEDS, repr(number), allowed="0, 2, 3, …")
+        self.seeds = int(number)
+
+    def climb(self, cfg: DictConfig) -> None:
+        from hydra.core.hydra_config import HydraConfig
+
+        from flatout.cli.boundary import as_typed, read_config
+        from train import leave
+
+        overrides = as_typed(HydraConfig.get().overrides.task)
+        try:
+            self._climb(read_config(cfg, overrides), overrides)
+        except UserError as mistake:
+            leave(mistake)
+
+    def _climb(self, config: RunConfig, overrides: list[str]) -> None:
+        from flatout.ladder.choose import choose_ladder
+        from flatout.ladder.run_ladder import Asked, run_ladder
+        from flatout.run.build import RunBuilder
+        from flatout.run.run_folder import new_folder
+
+        require(not config.has_own_parts, "ladder", "parts of your own have no usual program", hint="Leave them out.")
+        ladder = self.ladder or choose_ladder(config.data, config.model, self.folders)
+        if self.ladder is None:
+            print(f"rungs chosen for your data: {', '.join(rung.name for rung in ladder.rungs)}", flush=True)
+        build = RunBuilder(config)
+        folder = new_folder(Path(config.output) / f"ladder_{ladder.name}").absolute()
+        folder.mkdir(parents=True)
+        asked = Asked(
+            ladder=ladder,
+            data=config.data,
+            model=config.model,
+            optim=config.optim,
+            clip=build.clip,
+            epochs=int(build.trainer.get("max_epochs") or 1),
+            seed=config.seed,
+            folder=folder,
+            command=self.command,
+            compose=_Composer(overrides),
+            budget_s=self.budget_s,
+            seeds=self.seeds,
+            say=_say,
+        )
+        show(run_ladder(asked), folder)
+
+
+class _Composer:
+    """Composes runs of the same words and some more."""
+
+    def __init__(self, overrides: list[str]) -> None:
+        self.overrides = overrides
+
+    def __call__(self, words: Sequence[str]) -> Any:
+        from hydra import compose
+
+        from flatout.cli.boundary import read_config
+        from flatout.cli.composing import explain_errors
+        from flatout.run.build import RunBuilder
+        from flatout.run.job import RunJob
+
+        given = [*self.overrides, *words]
+        with explain_errors():
+            composed = compose("train", overrides=given)
+            return RunJob(RunBuilder(read_config(composed, given)))
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+def show(found: dict[str, Any], folder: Path) -> None:
+    """Print the table and the closing lines."""
+    from flatout.ladder.results import closing_lines
+    from flatout.ladder.table import ladder_table
+
+    console = Console(highlight=False)
+    console.width = max(console.width, _LEAST_WIDTH)  # piped into a file it would be cut at 80
+    console.print(ladder_table(found))
+    for line in closing_lines(found):
+        console.print(Text(line))
+    console.print(Text(f"ladder folder: {folder}"), soft_wrap=True)

@@ -1,0 +1,120 @@
+"""Climb a ladder within a budget: each rung measured in turn, round after round, beside its neighbours.
+
+The first round measures the foot and the top, then what lies between. Later rounds go up and down, so that neighbours
+are measured one right after the other and a slow minute of the machine hits both. A ratio is made inside of a round.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from flatout.ladder.measure import Failed, Measured, OurRun, UsualProgram, measure_apart
+from flatout.ladder.needs import find_missing
+from flatout.ladder.rungs import LEARNING, STARTUP, Ladder, Rung
+from flatout.ladder.statistics import Interval, ratio_of_rounds, spread
+
+ROUNDS = 5
+"""Most rounds; more would show nothing new."""
+LONGEST_S, SHORTEST_S = 5.0, 1.0
+"""Of one measurement."""
+_OF_BUDGET = 0.4
+"""Share of the budget that is training; the rest is preparing."""
+_USUAL_ROUNDS = 5
+TOO_SHORT = "left out: the budget was over"
+
+Make = Callable[[Rung, float], UsualProgram | OurRun]
+"""The program of a rung that trains for so many seconds."""
+
+
+@dataclass(slots=True)
+class Step:
+    """A rung and what was measured of it, round by round."""
+
+    rung: Rung
+    found: dict[int, Measured] = field(default_factory=dict)
+    """By the number of the round."""
+    skipped: str = ""
+    """Why it was not measured."""
+
+    @property
+    def is_measured(self) -> bool:
+        return bool(self.found)
+
+    def values(self, rounds: Sequence[int] | None = None) -> list[float]:
+        """What the rung is compared by, larger is better: rows a second, or the inverse of the startup."""
+        chosen = list(self.found) if rounds is None else rounds
+        return [self.found[number].rows_per_s for number in chosen]
+
+    def middle(self, name: str) -> float | None:
+        """The median of a figure over rounds."""
+        values = [getattr(each, name) for each in self.found.values()]
+        known = [value for value in values if value is not None]
+        return median(known) if known else None
+
+    @property
+    def spread(self) -> float | None:
+        return spread(self.values()) if len(self.found) > 1 else None
+
+
+def seconds_of_measurement(budget_s: float, rungs: int) -> float:
+    """How long one measurement trains, so that the usual number of rounds fits."""
+    return min(LONGEST_S, max(SHORTEST_S, _OF_BUDGET * budget_s / (rungs * _USUAL_ROUNDS)))
+
+
+def rounds_of(count: int) -> Iterator[list[int]]:
+    """The order of rungs in each round: the ends first, then down and up again."""
+    yield [0, *([count - 1] if count > 1 else []), *range(1, count - 1)]
+    for number in range(1, ROUNDS):
+        upward = list(range(count))
+        yield upward[::-1] if number % 2 else upward
+
+
+def climb(ladder: Ladder, make: Make, folder: Path, *, budget_s: float, say: Callable[[str], None]) -> list[Step]:
+    """Measure all rungs that can be measured here, as often as the budget allows."""
+    until = time.monotonic() + budget_s
+    steps = [Step(rung, skipped=_why_skipped(rung)) for rung in ladder.rungs]
+    open_steps = [step for step in steps if not step.skipped]
+    seconds = seconds_of_measurement(budget_s, len(open_steps))
+    longest = dict[str, float]()
+    for number, order in enumerate(rounds_of(len(open_steps))):
+        for place in order:
+            step = open_steps[place]
+            if step.skipped or time.monotonic() + longest.get(step.rung.name, seconds) > until:
+                continue
+            began = time.monotonic()
+            at = folder / "measurements" / f"{ladder.rungs.index(step.rung):02d}-{number}"
+            try:
+                limit_s = max(3 * seconds, until - began) + 60
+                found = measure_apart(make(step.rung, seconds), seconds, at, limit_s=limit_s)
+            except Failed as failed:
+                step.skipped = f"failed: {failed}"
+                say(f"{step.rung.name}: {step.skipped}")
+                continue
+            step.found[number] = found
+            longest[step.rung.name] = time.monotonic() - began
+            say(f"round {number + 1}, {step.rung.name}: {found.rows_per_s:,.0f} rows/s")
+    for step in steps:
+        if not step.is_measured and not step.skipped:
+            step.skipped = TOO_SHORT
+    return steps
+
+
+def _why_skipped(rung: Rung) -> str:
+    is_timed = rung.measures != LEARNING
+    return find_missing(rung.needs) if is_timed else "not timed: it changes what a step learns, not its time"
+
+
+def ratio(below: Step, above: Step, measures: str = "training") -> Interval:
+    """How much faster a rung is than another: over the rounds that measured both, else by their medians."""
+    both = sorted(set(below.found) & set(above.found))
+    if measures == STARTUP:
+        values = [[1 / max(step.found[number].startup_s, 1e-9) for number in both] for step in (below, above)]
+    else:
+        values = [step.values(both) for step in (below, above)]
+    if both:
+        return ratio_of_rounds(values[1], values[0])
+    return Interval(median(above.values()) / median(below.values()))

@@ -1,0 +1,114 @@
+"""Two groups of finished runs, paired by their seeds: means, and the difference with its 95 % interval.
+
+A group is a run folder, a folder with run folders in it, or a sweep's folder, of which the confirming runs count: its
+trials were chosen for their results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.errors import UserError, require
+from flatout.ladder.statistics import Group, Interval, paired_difference, quality_sentence
+from flatout.report.summary import FILE as SUMMARY
+from flatout.report.summary import read_summary
+
+_DEPTH = ("", "*/", "*/*/")
+_SWEEP, _CONFIRMING = "sweep.json", "confirm-*/"
+_SMALLER_IS_BETTER = ("rmse", "mae", "max_error", "mse_scaled", "mae_scaled", "loss")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two groups on the seeds that both have."""
+
+    metric: str
+    seeds: list[int]
+    first: Group
+    second: Group
+    difference: Interval
+    """Of the second over the first; in points where the metric is a share."""
+    left_out: list[str]
+    """Runs that have no partner, each with the reason."""
+    unit: str
+
+    def lines(self) -> list[str]:
+        """What to print below the table."""
+        lines = [f"left out: {each}" for each in self.left_out]
+        if self.unit:
+            return [*lines, quality_sentence(self.difference)]
+        found = self.difference
+        sure = "" if found.low is None else f", 95 % interval {found.low:+.4g} to {found.high:+.4g}"
+        return [*lines, f"difference of {self.metric}: {found.value:+.4g}{sure}; smaller is better"]
+
+
+def is_group(folder: Path) -> bool:
+    """Whether a folder holds runs, or is one."""
+    return bool(_summaries(folder))
+
+
+def compare_groups(first: Path, second: Path) -> Comparison:
+    """Two groups of runs by the test metric that they were chosen by."""
+    groups = [_read_group(folder) for folder in (first, second)]
+    left_out = [line for _, lines in groups for line in lines]
+    metrics = [_metric_of(runs, folder) for (runs, _), folder in zip(groups, (first, second), strict=True)]
+    what = f"{metrics[0]} in {first}, {metrics[1]} in {second}"
+    require(metrics[0] == metrics[1], "compare", f"different metrics: {what}", hint="Set checkpoint.metric alike.")
+    seeds = sorted(groups[0][0].keys() & groups[1][0].keys())
+    listed = " and ".join(", ".join(map(str, sorted(runs))) for runs, _ in groups)
+    require(bool(seeds), "compare", f"no seed is in both groups (seeds {listed})", hint="Train both with seed=0,1,2.")
+    for (runs, _), folder in zip(groups, (first, second), strict=True):
+        left_out += [f"{folder}, seed {seed}: the other group has none" for seed in sorted(runs.keys() - set(seeds))]
+    is_share = metrics[0] not in _SMALLER_IS_BETTER and not metrics[0].startswith("rmse")
+    factor = 100.0 if is_share else 1.0
+    values = [[factor * _value(runs[seed], metrics[0]) for seed in seeds] for runs, _ in groups]
+    difference = paired_difference(*values)
+    unit = "points" if is_share else ""
+    return Comparison(metrics[0], seeds, Group.of(values[0]), Group.of(values[1]), difference, left_out, unit)
+
+
+def _summaries(folder: Path) -> list[Path]:
+    """Summaries of the runs of a group."""
+    patterns = [f"{_CONFIRMING}{SUMMARY}"] if (folder / _SWEEP).is_file() else [f"{up}{SUMMARY}" for up in _DEPTH]
+    return next(filter(None, (sorted(folder.glob(pattern)) for pattern in patterns)), [])
+
+
+def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str]]:
+    """Finished runs by their seed, and those that are left out."""
+    found, left_out = dict[int, Mapping[str, Any]](), []
+    paths = _summaries(folder)
+    is_sweep = (folder / _SWEEP).is_file()
+    hint = "Confirm its best setting: confirm=3." if is_sweep else "Name a run folder, or a folder of run folders."
+    require(bool(paths), "compare", f"{folder} holds no {'confirming ' if is_sweep else ''}runs", hint=hint)
+    for path in paths:
+        summary = read_summary(path.parent)
+        if summary["status"] != "finished":
+            left_out.append(f"{path.parent}: {summary['status']}")
+            continue
+        seed = int(summary["seed"])
+        if seed in found:
+            hint = "Move one of them out of the folder."
+            raise UserError("compare", f"{folder} has two finished runs with seed {seed}", hint=hint)
+        found[seed] = summary
+    require(bool(found), "compare", f"{folder} has no finished run", hint="Train it to its end first.")
+    return found, left_out
+
+
+def _metric_of(runs: Mapping[int, Mapping[str, Any]], folder: Path) -> str:
+    names = sorted({str(summary["metric"]) for summary in runs.values()})
+    require(
+        len(names) == 1, "compare", f"{folder} has runs by {' and by '.join(names)}", hint="Compare like with like."
+    )
+    return names[0]
+
+
+def _value(summary: Mapping[str, Any], metric: str) -> float:
+    """The metric on the test rows, or on the validation rows where there are no test rows."""
+    metrics = summary["metrics"]
+    value = metrics.get(f"test/{metric}", metrics.get(f"val/{metric}"))
+    if value is None:
+        raise UserError("compare", f"seed {summary['seed']} has no {metric}", hint="Train it to its end first.")
+    return float(value)

@@ -1,0 +1,134 @@
+"""From the settings of a run to the case of a usual program: the same sizes, or a refusal that names the key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from flatout.bits.data import BitsDataConfig
+from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.data.text import TextDataConfig
+from flatout.engine.optimizer import OptimConfig, ScaleRate
+from flatout.errors import UserError, require
+from flatout.ladder.case import Case
+from flatout.models.bilstm import BiLSTMConfig
+from flatout.models.bit_mlp import BitMLPConfig
+from flatout.models.encoder.transformer import TransformerConfig
+from flatout.models.rnn import RNNConfig
+
+_SIZES: dict[type, tuple[str, ...]] = {
+    BiLSTMConfig: ("embedding", "hidden", "layers", "dropout", "embedding_dropout"),
+    TransformerConfig: ("pretrained", "family", "hidden", "layers", "heads", "intermediate", "settings"),
+    BitMLPConfig: ("widths", "dropout", "detectors", "straight", "blend", "start"),
+    RNNConfig: ("hidden", "layers"),
+}
+"""What the usual program of a model can follow; all else must have its default."""
+PROGRAMS: dict[type, str] = {
+    BiLSTMConfig: "headlines",
+    TransformerConfig: "tweets",
+    BitMLPConfig: "bloom",
+    RNNConfig: "battery",
+}
+"""The usual program of each model."""
+PLAIN_BITS = ("model.detectors=false", "model.straight=false", "model.blend=false", "task.recombine=0")
+"""A plain network on bits: what the usual program has."""
+
+
+def kind_of(data: Any) -> str:
+    """The kind of data of a run."""
+    kinds = {TextDataConfig: "text", BitsDataConfig: "bits", SequenceDataConfig: "sequence"}
+    found = kinds.get(type(data))
+    hint = "Use texts, bit strings or recordings."
+    require(found is not None, "ladder", f"{type(data).__name__} has no usual program", hint=hint)
+    return str(found)
+
+
+def program_of(model: Any) -> str:
+    """The usual program of a model."""
+    found = PROGRAMS.get(type(model))
+    allowed = "bilstm, transformer, bitmlp, rnn"
+    require(found is not None, "model", f"{type(model).__name__} has no usual program", allowed=allowed)
+    return str(found)
+
+
+def describe(
+    data: Any,
+    model: Any,
+    optim: OptimConfig,
+    *,
+    folder: Path,
+    clip: float,
+    epochs: int,
+    seed: int,
+    reading: Mapping[str, Any],
+) -> Case:
+    """The case of a run whose rows lie in a folder."""
+    _require_followed(model)
+    require(optim.scale_lr is ScaleRate.none, "optim.scale_lr", "is a rung's own", hint="Leave it out.")
+    lr = optim.lr if optim.lr is not None else getattr(model, "recommended_lr", optim.highest)
+    return Case(
+        kind=kind_of(data),
+        folder=folder,
+        model=_sizes(model),
+        reading={**_reading(data), **reading},
+        batch=data.batch_size,
+        lr=float(lr),
+        clip=clip,
+        epochs=epochs,
+        seed=seed,
+    )
+
+
+def _sizes(model: Any) -> dict[str, Any]:
+    return {name: getattr(model, name) for name in _SIZES[type(model)]}
+
+
+def _require_followed(model: Any) -> None:
+    """Refuse settings that the usual program does not have."""
+    program_of(model)
+    default = type(model)()
+    for each in fields(model):
+        value, usual = getattr(model, each.name), getattr(default, each.name)
+        what = f"{value} is not in the usual program"
+        require(each.name in _SIZES[type(model)] or value == usual, f"model.{each.name}", what, hint="Leave it out.")
+    if isinstance(model, BitMLPConfig):
+        is_plain = not (model.detectors or model.straight or model.blend) and bool(model.widths)
+        what = "the usual program is a plain network on the bits"
+        require(is_plain, "model", what, hint=f"Set {' '.join(PLAIN_BITS)}.")
+
+
+def _reading(data: Any) -> dict[str, Any]:
+    """How the usual program makes numbers of rows."""
+    if isinstance(data, TextDataConfig):
+        words = data.vocabulary
+        return {"max_length": data.max_length, "words": words.size, "min_frequency": words.min_frequency}
+    if isinstance(data, BitsDataConfig):
+        return {}
+    return {"lookback": data.lookback, "targets": data.targets}
+
+
+def encoder_folder(model: TransformerConfig, data: TextDataConfig, texts: Path, folder: Path, seed: int) -> Path:
+    """The pretrained folder that was named, or one of random weights with word pieces of the training rows."""
+    if model.pretrained is not None:
+        return Path(model.pretrained)
+    import pyarrow.csv as pa_csv
+    import torch
+    from transformers import AutoModel
+    from transformers.utils import logging
+
+    from flatout.data.tokens.subwords import Subwords
+
+    tokens = Subwords.train([pa_csv.read_csv(texts)["text"].combine_chunks()], data.vocabulary)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in tokens.files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    described = model._described()
+    described.vocab_size, described.pad_token_id = tokens.size, tokens.frame.padding
+    if data.max_length > getattr(described, "max_position_embeddings", data.max_length):
+        raise UserError("data.max_length", f"{data.max_length}", allowed=f"{described.max_position_embeddings} at most")
+    torch.manual_seed(seed)
+    logging.disable_progress_bar()
+    AutoModel.from_config(described).save_pretrained(folder)
+    return folder

@@ -1,0 +1,238 @@
+"""One measurement of one rung, in a process forked from the warm server, so that nothing is left of it.
+
+This file is the ladder's whole timing: a program runs for some seconds, its first steps are left out, and rows, waiting
+and memory are counted. Ratios and their intervals are made of several measurements (`climb.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from flatout.distributed.processes import OUTPUT, end_with_parent, interrupt_once, redirect_output
+from flatout.errors import UserError
+from flatout.ladder.case import Case
+from flatout.ladder.usual.clock import Clock
+
+_GPU_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one measurement found."""
+
+    rows_per_s: float
+    tokens_per_s: float | None
+    wait_share: float
+    padding_share: float | None
+    startup_s: float
+    """To the first batch; of a run of ours all that is no training step, which is more."""
+    memory_gb: float | None
+    """Peak of the process that trains; its workers are not counted."""
+    device_share: float | None = None
+    """Share of the time in which the GPU was busy; None without one."""
+    metrics: dict[str, float] | None = None
+    """On the test rows; None where the training was cut short."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Job(Protocol):
+    """A run of ours that can be pickled."""
+
+    def train(self, folder: Path, overrides: Any, *, resumes: bool) -> Any:
+        """Train it in a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsualProgram:
+    """A usual program with its keywords."""
+
+    program: str
+    case: Case
+    keywords: dict[str, Any]
+
+    def measure(self, seconds: float | None, folder: Path) -> Measured:
+        """Train for some seconds; None: to the end, and answer the test rows."""
+        module = importlib.import_module(f"flatout.ladder.usual.{self.program}")
+        began, clock = time.perf_counter(), Clock(seconds)
+        with _logged(folder / "usual.log", f"usual.{self.program}"):
+            program = module.Program(self.case, module.How(**self.keywords))
+            done = 0
+            while not clock.is_over and (seconds is not None or done < self.case.epochs):
+                program.train_epoch(clock)
+                done += 1
+            metrics = program.test() if seconds is None else None
+        spent, first = clock.spent, clock.first_batch_at or time.perf_counter()
+        taken = max(spent.seconds, 1e-9)
+        return Measured(
+            rows_per_s=spent.rows / taken,
+            tokens_per_s=spent.tokens / taken if spent.tokens else None,
+            wait_share=spent.wait_s / taken,
+            padding_share=1 - spent.tokens / spent.computed if spent.computed else None,
+            startup_s=first - began,
+            memory_gb=peak_memory_gb(),
+            metrics=metrics,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OurRun:
+    """A run of ours with its words."""
+
+    job: Job
+    words: list[str]
+
+    def measure(self, seconds: float | None, folder: Path) -> Measured:
+        """Train: the job's own settings limit it; `seconds` is None where it trains to the end."""
+        began = time.perf_counter()
+        result = self.job.train(folder / "run", self.words, resumes=False)
+        summary = result.summary
+        speed, training = summary["speed"], summary["training"]
+        steps, first = training["steps"], speed["first_steps_ms"] or []
+        parts = {name: value for name, value in speed["step_ms"].items() if value is not None}
+        mean_ms = sum(parts.values())
+        later = steps - len(first)
+        warm = (mean_ms * steps - sum(first)) / later if later > len(first) else mean_ms
+        slow = mean_ms / warm if warm > 0 else 1.0  # rates are over all steps, the first ones among them
+        return Measured(
+            rows_per_s=speed["rows_per_s"] * slow,
+            tokens_per_s=None if not speed["tokens_per_s"] else speed["tokens_per_s"] * slow,
+            wait_share=parts.get("wait", 0.0) / mean_ms if mean_ms else 0.0,
+            padding_share=speed["padding_share"],
+            startup_s=max(0.0, time.perf_counter() - began - mean_ms * steps / 1000),
+            memory_gb=peak_memory_gb(),
+            metrics=None if seconds is not None else _tested(result.metrics),
+        )
+
+
+def _tested(metrics: dict[str, float]) -> dict[str, float]:
+    return {name.removeprefix("test/"): value for name, value in metrics.items() if name.startswith("test/")}
+
+
+def peak_memory_gb() -> float | None:
+    """Most memory that this process has held; None where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / 1e9
+    except (OSError, StopIteration):
+        return None
+
+
+@contextmanager
+def _logged(path: Path, name: str) -> Iterator[None]:
+    """A usual program writes its log lines into a file, as it would."""
+    handler, log = logging.FileHandler(path, encoding="utf-8"), logging.getLogger(name)
+    before = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+        log.setLevel(before[0])
+        log.propagate = before[1]
+
+
+class Failed(Exception):
+    """A measurement that ended early; its last words."""
+
+    def __init__(self, words: str, is_mistake: bool = False) -> None:
+        super().__init__(words)
+        self.is_mistake = is_mistake
+
+
+def measure_apart(
+    program: UsualProgram | OurRun, seconds: float | None, folder: Path, *, limit_s: float | None = None
+) -> Measured:
+    """Measure in a process that is forked for it; `Failed` where it ended early, or ran beyond `limit_s`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("forkserver")
+    listen, answer = context.Pipe(duplex=False)
+    environment = {**os.environ, OUTPUT: str(folder / "output.txt")}
+    process = context.Process(target=_child, args=(program, seconds, folder, environment, answer))
+    process.start()
+    answer.close()
+    try:
+        found = listen.recv() if listen.poll(limit_s) else {"error": f"ran longer than {limit_s:.0f} s"}
+    except EOFError:  # it died without a word
+        process.join()
+        found = {"error": f"ended with exit code {process.exitcode}; {folder / 'output.txt'} has its output"}
+    finally:
+        listen.close()
+        _end(process)
+    if "error" in found:
+        raise Failed(found["error"], bool(found.get("is_mistake")))
+    return Measured(**found)
+
+
+def _end(process: Any) -> None:
+    """End a measuring process with all that it started."""
+    process.join(1.0)
+    if process.is_alive():
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, number)
+            except ProcessLookupError:  # not yet the head of a group of its own, or gone
+                process.kill()
+            process.join(3.0)
+    process.close()
+
+
+def _child(
+    program: UsualProgram | OurRun, seconds: float | None, folder: Path, environment: dict[str, str], answer: Connection
+) -> None:
+    os.setsid()
+    end_with_parent()
+    signal.signal(signal.SIGINT, interrupt_once)
+    os.environ.clear()
+    os.environ |= environment
+    redirect_output()
+    try:
+        with _device_use() as used:
+            found = program.measure(seconds, folder)
+        answer.send({**found.as_dict(), "device_share": used()})
+    except UserError as mistake:
+        answer.send({"error": str(mistake), "is_mistake": True})
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except Exception as error:  # whatever a program raises ends its rung, not the ladder; the trace is in output.txt
+        traceback.print_exc()
+        last = next(reversed(str(error).strip().splitlines()), "")
+        answer.send({"error": f"{type(error).__name__}: {last}"})
+
+
+@contextmanager
+def _device_use() -> Iterator[Callable[[], float | None]]:
+    """Mean use of the GPU while it trains, from samples of a thread; None without a GPU."""
+    samples, done = list[float](), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_GPU_EVERY_S):
+            samples.append(torch.cuda.utilization() / 100)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    if torch.cuda.device_count():
+        thread.start()
+    try:
+        yield lambda: sum(samples) / len(samples) if samples else None
+    finally:
+        done.set()

@@ -1,0 +1,131 @@
+"""What a climb found, rung by rung, as plain values for the table, the page and `ladder.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flatout.ladder.climb import TOO_SHORT, Step, ratio
+from flatout.ladder.rungs import STARTUP, Ladder
+from flatout.ladder.statistics import Interval
+
+FILE = "ladder.json"
+SCHEMA = 1
+LEAST_GAIN = 1.02
+"""A rung below this ratio does not pay."""
+PAYS, UNSURE, COSTS = "pays", "unsure", "does not pay"
+
+
+def results(ladder: Ladder, steps: Sequence[Step], *, rows: int, about: dict[str, Any]) -> dict[str, Any]:
+    """All figures of a ladder; `rows`: of an epoch."""
+    measured = [step for step in steps if step.is_measured]
+    rungs, before = [], None
+    for step in steps:
+        rungs.append(_rung(step, before, measured[0] if measured else None))
+        before = step if step.is_measured else before
+    return {
+        "schema": SCHEMA,
+        "name": ladder.name,
+        "title": ladder.title,
+        "kind": ladder.kind,
+        "in_all": ladder.in_all,
+        "rows": rows,
+        **about,
+        "rungs": rungs,
+        "whole": _whole(measured, rows),
+        "skipped": [{"name": step.rung.name, "why": step.skipped} for step in steps if step.skipped],
+        "is_complete": not any(step.skipped == TOO_SHORT for step in steps),
+        "quality": None,
+    }
+
+
+def _rung(step: Step, before: Step | None, foot: Step | None) -> dict[str, Any]:
+    rung = step.rung
+    found: dict[str, Any] = {
+        "name": rung.name,
+        "about": rung.about,
+        "promised": rung.promised,
+        "factor": list(rung.factor) if rung.factor else None,
+        "measures": rung.measures,
+        "program": "flatout" if rung.is_ours else "usual",
+        "change": list(rung.words) if rung.is_ours else dict(rung.keywords or {}),
+        "skipped": step.skipped if not step.is_measured else "",
+        "measured": None,
+        "cumulative": None,
+        "verdict": None,
+    }
+    if not step.is_measured or foot is None:
+        return found
+    if before is not None:
+        gain = ratio(before, step, rung.measures)
+        found |= {"measured": gain.as_dict(), "verdict": judge(gain), "against": before.rung.name}
+    found["cumulative"] = ratio(foot, step).as_dict()
+    for name in ("rows_per_s", "tokens_per_s", "wait_share", "padding_share", "startup_s", "memory_gb", "device_share"):
+        found[name] = step.middle(name)
+    return found | {"rounds": len(step.found), "spread": step.spread}
+
+
+def judge(gain: Interval) -> str:
+    """Whether a rung pays: its gain is worth a setting, and enough rounds show that it is no chance."""
+    if gain.value < LEAST_GAIN:
+        return COSTS
+    return PAYS if gain.low is not None and gain.low > 1 else UNSURE
+
+
+def _whole(measured: Sequence[Step], rows: int) -> dict[str, Any] | None:
+    """The foot against the top."""
+    if len(measured) < 2:
+        return None
+    foot, top = measured[0], measured[-1]
+    minutes = [rows / (step.middle("rows_per_s") or 1e-9) / 60 for step in (foot, top)]
+    return {
+        "foot": foot.rung.name,
+        "top": top.rung.name,
+        "minutes_before": minutes[0],
+        "minutes_after": minutes[1],
+        "ratio": ratio(foot, top).as_dict(),
+        "startup_before_s": foot.middle("startup_s"),
+        "startup_after_s": top.middle("startup_s"),
+        "startup_ratio": ratio(foot, top, STARTUP).as_dict(),
+    }
+
+
+def closing_lines(found: dict[str, Any]) -> list[str]:
+    """The sentences below the table."""
+    lines = [f"{each['name']}: {each['why']}" for each in found["skipped"]]
+    if lines:
+        lines.insert(0, f"{len(lines)} of {len(found['rungs'])} rungs were not measured:")
+    whole = found["whole"]
+    if whole is None:
+        return [*lines, "Fewer than two rungs were measured: no speed-up can be stated. Give more time with for=."]
+    lines.append(f"an epoch as usually written: {_minutes(whole['minutes_before'])} ({found['rows']:,} rows)")
+    lines.append(f"an epoch of {whole['top']}: {_minutes(whole['minutes_after'])}")
+    lines.append(f"speed-up: {written(whole['ratio'])}" + (f"; promised {found['in_all']}" if found["in_all"] else ""))
+    lines.append(f"startup: {whole['startup_before_s']:.1f} s before, {whole['startup_after_s']:.1f} s after at most")
+    if found["quality"]:
+        lines += quality_lines(found["quality"])
+    return lines
+
+
+def quality_lines(quality: dict[str, Any]) -> list[str]:
+    """Means, spreads, and the sentence."""
+    groups = [
+        f"{each['name']}: {each['mean']:.2f}" + ("" if each["sd"] is None else f" ± {each['sd']:.2f}")
+        for each in quality["groups"]
+    ]
+    return [f"test {quality['metric']} in points, {quality['seeds']} seeds: {'; '.join(groups)}", quality["sentence"]]
+
+
+def written(interval: dict[str, Any] | None) -> str:
+    """A ratio with its interval."""
+    if interval is None:
+        return "–"
+    value = f"{interval['value']:.2f}×" if interval["value"] < 10 else f"{interval['value']:.1f}×"
+    if interval["low"] is None:
+        return value
+    digits = 2 if interval["value"] < 10 else 1
+    return f"{value} ({interval['low']:.{digits}f}–{interval['high']:.{digits}f})"
+
+
+def _minutes(value: float) -> str:
+    return f"{value:.1f} min" if value >= 1 else f"{60 * value:.1f} s"

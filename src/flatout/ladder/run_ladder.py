@@ -1,0 +1,203 @@
+"""A ladder from its rows to its page: write the rows, climb, train to the end where quality is asked for, report."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flatout.data.store.cache import Cache
+from flatout.distributed.processes import wait_until_warm, warm_start
+from flatout.engine.optimizer import OptimConfig
+from flatout.errors import UserError, require
+from flatout.ladder.case import Case
+from flatout.ladder.climb import Step, climb
+from flatout.ladder.describe import describe, encoder_folder, kind_of, program_of
+from flatout.ladder.measure import Failed, Job, Measured, OurRun, UsualProgram, measure_apart
+from flatout.ladder.results import FILE, closing_lines, results
+from flatout.ladder.rows import Rows, quoted, write_rows
+from flatout.ladder.rungs import Ladder, Rung
+from flatout.ladder.statistics import Group, paired_difference, quality_sentence
+from flatout.ladder.table import figures
+from flatout.models.encoder.transformer import TransformerConfig
+from flatout.perf.ladder_notes import note_ladder
+from flatout.report.ladder_page import write_figure, write_ladder_page
+from flatout.report.summary import json_safe, versions, write_atomically
+
+METRICS = {"text": "accuracy", "bits": "dice", "sequence": "r2"}
+"""The test metric of each kind of data; a hundredth of it is a point."""
+_QUIET = ("monitor.progress=false", "logger=none", "resume=null", "checkpoint.patience=null", "tune=off")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A ladder to climb: the parts of the run at its top, and how to compose runs."""
+
+    ladder: Ladder
+    data: Any
+    model: Any
+    optim: OptimConfig
+    clip: float
+    epochs: int
+    seed: int
+    folder: Path
+    command: str
+    compose: Callable[[Sequence[str]], Job]
+    """A run of the shared settings and more words."""
+    budget_s: float
+    seeds: int = 0
+    """Seeds that the foot and the top are trained to the end with; 0: none."""
+    say: Callable[[str], None] = print
+
+
+def run_ladder(asked: Asked) -> dict[str, Any]:
+    """Climb, and write `ladder.json`; what it holds."""
+    ladder = asked.ladder
+    require_fitting(ladder, asked.data, asked.model)
+    warm_start()
+    began = time.monotonic()
+    rungs = _Rungs(asked)
+    wait_until_warm()
+    spent = time.monotonic() - began
+    asked.say(f"{ladder.title}: {rungs.rows.count:,} rows, {len(ladder.rungs)} rungs, rows written in {spent:.1f} s")
+    steps = climb(ladder, rungs.make, asked.folder, budget_s=asked.budget_s, say=asked.say)
+    about = {
+        "command": asked.command,
+        "folder": str(asked.folder),
+        "date": time.strftime("%Y-%m-%d"),
+        "budget_s": asked.budget_s,
+        "batch": asked.data.batch_size,
+        "device": device_name(),
+        "versions": versions(),
+    }
+    found: dict[str, Any] = json_safe(results(ladder, steps, rows=rungs.rows.count, about=about))
+    write(found, asked.folder)
+    if asked.seeds:
+        found["quality"] = json_safe(compare_quality(rungs, steps, asked))
+        write(found, asked.folder)
+    found["seconds"] = time.monotonic() - began
+    write(found, asked.folder)
+    heads, cells = figures(found)
+    write_ladder_page(asked.folder, found, heads=heads, cells=cells, lines=closing_lines(found))
+    write_figure(asked.folder, found["rungs"])
+    _note(found, asked)
+    return found
+
+
+def _note(found: dict[str, Any], asked: Asked) -> None:
+    """Note the gains for verdicts of later runs."""
+    try:
+        note_ladder(Cache(None).folder, found, {rung.name: rung.setting for rung in asked.ladder.rungs})
+    except OSError as error:
+        asked.say(f"the gains are not noted for later verdicts: {error}")
+
+
+def write(found: dict[str, Any], folder: Path) -> None:
+    """Write `ladder.json`."""
+    write_atomically(folder / FILE, json.dumps(found, indent=1, ensure_ascii=False))
+
+
+def require_fitting(ladder: Ladder, data: Any, model: Any) -> None:
+    """Refuse a ladder for another kind of data, or for another model."""
+    kind, program = kind_of(data), program_of(model)
+    hint = "Leave +ladder out: rungs for your data are then chosen."
+    what = f"{ladder.name} climbs on {_KINDS[ladder.kind]}, and these are {_KINDS[kind]}"
+    require(kind == ladder.kind, "+ladder", what, hint=hint)
+    what = f"{ladder.name} has no rungs for {type(model).__name__}"
+    require(program == ladder.program, "+ladder", what, hint=hint)
+
+
+_KINDS = {"text": "texts", "bits": "bit strings", "sequence": "recordings"}
+
+
+class _Rungs:
+    """The programs behind the rungs, all on the same rows."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        reading, rows_at = dict(asked.ladder.reading), asked.folder / "rows"
+        self.rows: Rows = write_rows(asked.data, rows_at, joined=reading.pop("joined", None))
+        self.words = [*self.rows.words, *_QUIET, f"data.cache={quoted(str((asked.folder / 'cache').absolute()))}"]
+        if isinstance(asked.model, TransformerConfig):
+            texts, at = rows_at / "train.csv", asked.folder / "encoder"
+            encoder = encoder_folder(asked.model, asked.data, texts, at, asked.seed).absolute()
+            reading["pretrained"] = str(encoder)
+            self.words.append(f"model.pretrained={quoted(str(encoder))}")
+        self.case: Case = describe(
+            asked.data,
+            asked.model,
+            asked.optim,
+            folder=rows_at,
+            clip=asked.clip,
+            epochs=asked.epochs,
+            seed=asked.seed,
+            reading={**self.rows.reading, **reading},
+        )
+        for rung in asked.ladder.rungs:  # a mistake in a rung's words shows before anything is measured
+            if rung.is_ours:
+                self.asked.compose([*self.words, *rung.words])
+
+    def make(self, rung: Rung, seconds: float) -> UsualProgram | OurRun:
+        """The program of a rung, that trains for some seconds."""
+        if rung.keywords is not None:
+            return UsualProgram(self.asked.ladder.program, self.case, dict(rung.keywords))
+        limit = f"{int(seconds // 60):02d}:{seconds % 60:02.0f}"
+        short = [f"+trainer.max_time='00:00:{limit}'", "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1"]
+        words = [*self.words, *rung.words, *short]
+        return OurRun(self.asked.compose(words), words)
+
+    def whole(self, rung: Rung, seed: int) -> UsualProgram | OurRun:
+        """The program of a rung that trains all epochs."""
+        if rung.keywords is not None:
+            return UsualProgram(self.asked.ladder.program, replace(self.case, seed=seed), dict(rung.keywords))
+        words = [*self.words, *rung.words, f"seed={seed}"]
+        return OurRun(self.asked.compose(words), words)
+
+
+def compare_quality(rungs: _Rungs, steps: Sequence[Step], asked: Asked) -> dict[str, Any] | None:
+    """Train the foot and the top to the end with several seeds; None where fewer than two rungs were measured."""
+    measured = [step.rung for step in steps if step.is_measured]
+    if len(measured) < 2:
+        return None
+    metric = METRICS[asked.ladder.kind]
+    values: list[list[float]] = [[], []]
+    for seed in range(asked.seed, asked.seed + asked.seeds):
+        for rung, points in zip((measured[0], measured[-1]), values, strict=True):
+            at = asked.folder / "quality" / f"{rung.name.replace(' ', '-')}-seed-{seed}"
+            found = _train(rungs.whole(rung, seed), at, rung)
+            points.append(100 * (found.metrics or {})[metric])
+            asked.say(f"seed {seed}, {rung.name}: test {metric} {points[-1]:.2f}")
+    difference = paired_difference(values[0], values[1])
+    groups = [
+        {"name": rung.name, "mean": group.mean, "sd": group.sd, "values": list(group.values)}
+        for rung, group in zip((measured[0], measured[-1]), map(Group.of, values), strict=True)
+    ]
+    return {
+        "metric": metric,
+        "seeds": asked.seeds,
+        "epochs": asked.epochs,
+        "groups": groups,
+        "difference": difference.as_dict(),
+        "sentence": quality_sentence(difference),
+    }
+
+
+def _train(program: UsualProgram | OurRun, folder: Path, rung: Rung) -> Measured:
+    try:
+        return measure_apart(program, None, folder)
+    except Failed as failed:
+        raise UserError("ladder", f"{rung.name} could not be trained to the end: {failed}") from None
+
+
+def device_name() -> str:
+    """The machine that measures."""
+    import torch
+
+    from flatout.report.summary import hardware
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    about = hardware(device, max(1, torch.cuda.device_count()), "")
+    return f"{about['device']}, {about['cores']} cores"

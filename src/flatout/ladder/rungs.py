@@ -1,0 +1,177 @@
+"""A ladder as data: what it trains, and its rungs, each one change to the rung below.
+
+A file of `conf/ladder/` names the usual program at the foot, the settings that all rungs share, and the rungs. A rung
+changes one keyword of the usual program (`change`), or is a run of ours with some words (`run`). Changes add up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flatout.errors import UserError, did_you_mean, require
+
+KINDS = ("text", "bits", "sequence")
+STARTUP, LEARNING = "startup", "learning"
+_MEASURES = ("training", STARTUP, LEARNING)
+_SETTABLE = ("data", "model", "task", "optim", "trainer", "precision", "seed", "threads")
+_OF_THE_WAY = (
+    "precision compile threads tune data.batch_size data.tokens_per_batch data.accumulate data.effective_batch"
+    " data.eval_batch_size data.feed data.workers optim.lr optim.scale_lr optim.base_batch optim.max_lr trainer"
+    " trainer.devices trainer.strategy trainer.accelerator model.compute model.gradient_checkpointing"
+).split()
+"""Settings that decide how a run computes; all others decide what it learns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One change, what its guide promised, and the program that is timed."""
+
+    name: str
+    about: str = ""
+    """What changes."""
+    promised: str = ""
+    """In the guide's words; empty: it promised nothing."""
+    factor: tuple[float, float] | None = None
+    """The promise as a range of speed-ups."""
+    measures: str = "training"
+    """training: rows a second; startup: seconds to the first batch; learning: its speed is that of the rung below."""
+    needs: tuple[str, ...] = ()
+    """What must be there: a package, or a name of `needs.py`."""
+    setting: str = ""
+    """The override of a run of ours that does the same; verdicts refer to the rung by it."""
+    keywords: Mapping[str, Any] | None = None
+    """Of the usual program; None: a run of ours."""
+    words: tuple[str, ...] = ()
+    """Of `python -m train`, for a run of ours."""
+
+    @property
+    def is_ours(self) -> bool:
+        return self.keywords is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ladder:
+    """The rungs from a program as it is usually written to our own run."""
+
+    name: str
+    title: str
+    kind: str
+    """Of data: text, bits or sequence."""
+    program: str
+    """The usual program, a module of `ladder/usual/`."""
+    settings: tuple[str, ...] = ()
+    """Words of `python -m train` that all rungs share."""
+    rungs: tuple[Rung, ...]
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    """What the usual program reads besides: see the program."""
+    in_all: str = ""
+    """What the guide promised in all."""
+
+
+def read_ladder(path: Path) -> Ladder:
+    """A ladder from its file."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(str(path), f"not valid YAML: {' '.join(str(error).split())}") from None
+    return ladder_of(path.stem, values, str(path))
+
+
+def find_ladder(name: str, folders: Sequence[Path]) -> Path:
+    """The file of a ladder in the first folder that has it."""
+    for folder in folders:
+        if (path := folder / f"{name}.yaml").is_file():
+            return path
+    names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+    raise UserError("+ladder", f"no ladder {name!r}", allowed=", ".join(names), hint=did_you_mean(name, names))
+
+
+def ladder_of(name: str, values: Any, where: str) -> Ladder:
+    """A ladder from plain values, all of them checked."""
+    known = ("title", "kind", "program", "settings", "start", "rungs", "reading", "in_all")
+    _require_keys(values, known, ("title", "kind", "program", "rungs"), where)
+    kind, rungs = values["kind"], values["rungs"]
+    require(kind in KINDS, f"{where}: kind", repr(kind), allowed=", ".join(KINDS))
+    require(isinstance(rungs, list) and len(rungs) > 1, f"{where}: rungs", "fewer than two")
+    return Ladder(
+        name=name,
+        title=str(values["title"]),
+        kind=kind,
+        program=str(values["program"]),
+        settings=_read_settings(values.get("settings") or (), where),
+        rungs=tuple(_read_rungs(rungs, dict(values.get("start") or {}), where)),
+        reading=dict(values.get("reading") or {}),
+        in_all=str(values.get("in_all") or ""),
+    )
+
+
+def _read_settings(words: Sequence[Any], where: str) -> tuple[str, ...]:
+    """Words that a file may give as if they were typed: they set values, and let no code in."""
+    for word in map(str, words):
+        key = re.split(r"[.=]", word.lstrip("+~"), maxsplit=1)[0]
+        is_plain = key in _SETTABLE and "_target_" not in word and "${" not in word
+        require(is_plain, f"{where}: settings", f"{word!r}", allowed=f"values of {', '.join(_SETTABLE)}")
+    return tuple(map(str, words))
+
+
+def _read_rungs(listed: list[Any], start: dict[str, Any], where: str) -> list[Rung]:
+    """The rungs with all changes below them added up."""
+    keywords, words, found = start, list[str](), list[Rung]()
+    for number, values in enumerate(listed):
+        at = f"{where}: rungs[{number}]"
+        known = ("name", "about", "promised", "factor", "measures", "needs", "setting", "change", "run")
+        _require_keys(values, known, ("name",), at)
+        is_ours, change = "run" in values, dict(values.get("change") or {})
+        require(not (is_ours and change), at, "has both run and change", hint="Leave one of them out.")
+        is_late = bool(found) and found[-1].is_ours and not is_ours
+        require(not is_late, at, "is a usual program above a run of ours", hint="Put it below.")
+        is_one = is_ours or len(change) == (1 if found else 0)
+        require(is_one, at, f"changes {len(change)} keywords", allowed="one a rung, none at the foot")
+        keywords, words = {**keywords, **change}, [*words, *map(str, values.get("run") or ())]
+        require_same_learning(values.get("run") or (), at)
+        found.append(_rung(values, at, None if is_ours else dict(keywords), words))
+    require(not found[0].is_ours, f"{where}: rungs[0]", "is a run of ours", hint="Begin with the usual program.")
+    names = [rung.name for rung in found]
+    require(len(set(names)) == len(names), f"{where}: rungs", "two have the same name")
+    return found
+
+
+def _rung(values: Mapping[str, Any], at: str, keywords: dict[str, Any] | None, words: Sequence[str]) -> Rung:
+    factor, measures = values.get("factor"), values.get("measures", "training")
+    is_range = factor is None or (isinstance(factor, list) and len(factor) == 2 and 0 < factor[0] <= factor[1])
+    require(is_range, f"{at}: factor", f"{factor}", allowed="[LEAST, MOST], both above 0")
+    require(measures in _MEASURES, f"{at}: measures", repr(measures), allowed=", ".join(_MEASURES))
+    return Rung(
+        name=str(values["name"]),
+        about=str(values.get("about") or ""),
+        promised=str(values.get("promised") or ""),
+        factor=None if factor is None else (float(factor[0]), float(factor[1])),
+        measures=measures,
+        needs=tuple(map(str, values.get("needs") or ())),
+        setting=str(values.get("setting") or ""),
+        keywords=keywords,
+        words=tuple(words) if keywords is None else (),
+    )
+
+
+def require_same_learning(words: Sequence[str], where: str) -> None:
+    """Refuse words of a rung that change what is learned: its speed would then compare two different things."""
+    for word in words:
+        key = str(word).lstrip("+~").partition("=")[0]
+        hint = "Set it for all rungs: in the ladder's settings, or on the command line."
+        require(key in _OF_THE_WAY, where, f"{word} changes what is learned between rungs", hint=hint)
+
+
+def _require_keys(values: Any, known: Sequence[str], needed: Sequence[str], where: str) -> None:
+    require(isinstance(values, dict), where, f"{values!r} is no mapping")
+    for key in values:
+        hint = did_you_mean(str(key), known)
+        require(key in known, f"{where}: {key}", "no such key", allowed=", ".join(known), hint=hint)
+    for key in needed:
+        require(values.get(key) is not None, f"{where}: {key}", "is missing")

@@ -1,0 +1,129 @@
+"""An LSTM on windows of recordings, as it is usually written.
+
+A copy of the table for each column, windows copied out, a new hidden state for each batch, two numbers read and a log
+line written for each batch, transfers that wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from flatout.ladder.case import Case
+from flatout.ladder.usual.clock import Clock
+
+log = logging.getLogger("usual.battery")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """What a rung may change; the defaults are the program as it is usually written."""
+
+    reads: int = 2
+    """Numbers read off the device for each batch: the loss and the worst error, or the loss alone."""
+    transfers: str = "blocking"
+    """blocking, or async from pinned memory."""
+    log_every: int = 1
+    """Batches between two log lines, in training and in validation."""
+    state: str = "per batch"
+    """per batch: allocated each time; kept: allocated once."""
+    compiled: bool = False
+    graphs: bool = False
+    """Whether the compiled model is replayed as a CUDA graph."""
+
+
+class UsualLSTM(nn.Module):
+    """LSTM layers and a line at the last sample."""
+
+    def __init__(self, inputs: int, outputs: int, sizes: Any, keeps_state: bool) -> None:
+        super().__init__()
+        self.layers, self.hidden, self.keeps_state = sizes["layers"], sizes["hidden"], keeps_state
+        self.lstm = nn.LSTM(inputs, self.hidden, self.layers, batch_first=True)
+        self.output = nn.Linear(self.hidden, outputs)
+        self.state: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, windows_BLF: Tensor) -> Tensor:
+        states, _ = self.lstm(windows_BLF, self.first_state(len(windows_BLF), windows_BLF.device))
+        return self.output(states[:, -1])
+
+    def first_state(self, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        shape = (self.layers, rows, self.hidden)
+        if not self.keeps_state:
+            return torch.zeros(shape).to(device), torch.zeros(shape).to(device)
+        if self.state is None or self.state[0].shape[1] != rows:
+            self.state = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+        return self.state
+
+
+class Program:
+    """Cuts the windows, builds the model, trains epochs, answers the test rows."""
+
+    def __init__(self, case: Case, how: How) -> None:
+        torch.manual_seed(case.seed)
+        self.case, self.how = case, how
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        frame = pd.read_csv(case.rows("train"))
+        names = [*case.reading["features"], *case.reading["targets"]]
+        self.shift, self.factor = frame[names].mean(), frame[names].std(ddof=0)
+        inputs, targets = self.windows("train")
+        pinned = how.transfers == "async" and torch.cuda.is_available()
+        data = TensorDataset(inputs, targets)
+        self.loader: Any = DataLoader(data, case.batch, shuffle=True, pin_memory=pinned)
+        model = UsualLSTM(inputs.shape[2], targets.shape[1], case.model, how.state == "kept").to(self.device)
+        self.model: Any = model
+        if how.compiled:
+            self.model = torch.compile(model, mode="reduce-overhead" if how.graphs else None)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=case.lr)
+
+    def windows(self, split: str) -> tuple[Tensor, Tensor]:
+        """`[N, L, F]` windows and `[N, K]` targets, scaled, copied out recording by recording."""
+        frame, reading = pd.read_csv(self.case.rows(split)), self.case.reading
+        for name in [*reading["features"], *reading["targets"]]:
+            frame = frame.copy()
+            frame[name] = (frame[name] - self.shift[name]) / self.factor[name]
+        inputs, targets, length = [], [], reading["lookback"]
+        for _, part in frame.groupby("recording", sort=False):
+            features, answers = part[reading["features"]].to_numpy(), part[reading["targets"]].to_numpy()
+            for end in range(length, len(part) + 1):
+                inputs.append(features[end - length : end])
+                targets.append(answers[end - 1])
+        return torch.from_numpy(np.array(inputs, np.float32)), torch.from_numpy(np.array(targets, np.float32))
+
+    def train_epoch(self, clock: Clock) -> None:
+        how, total, worst = self.how, 0.0, 0.0
+        self.model.train()
+        for number, (inputs, targets) in enumerate(clock.batches(self.loader), 1):
+            inputs = inputs.to(self.device, non_blocking=how.transfers == "async")
+            targets = targets.to(self.device, non_blocking=how.transfers == "async")
+            self.optimizer.zero_grad()
+            answers = self.model(inputs)
+            loss = nn.functional.mse_loss(answers, targets)
+            loss.backward()
+            if self.case.clip:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.case.clip)
+            self.optimizer.step()
+            total += loss.item()
+            if how.reads == 2:
+                worst = max(worst, (answers - targets).abs().max().item())
+            if number % how.log_every == 0:
+                log.info("batch %d of %d: loss %.5f, worst %.5f", number, len(self.loader), total / number, worst)
+            clock.step(len(inputs), inputs.shape[0] * inputs.shape[1], inputs.shape[0] * inputs.shape[1])
+
+    @torch.no_grad()
+    def test(self) -> dict[str, float]:
+        """Share of the variance of the targets that is explained."""
+        self.model.eval()
+        inputs, targets = self.windows("test")
+        answers = torch.cat([self.model(inputs[chosen].to(self.device)).cpu() for chosen in self.parts(len(inputs))])
+        error = ((answers - targets) ** 2).sum(0) / ((targets - targets.mean(0)) ** 2).sum(0)
+        return {"r2": float((1 - error).mean())}
+
+    def parts(self, rows: int) -> list[Tensor]:
+        return list(torch.arange(rows).split(512))

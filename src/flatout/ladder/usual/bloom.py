@@ -1,0 +1,174 @@
+"""Bit strings to 2-grams, as research code usually goes about it.
+
+pandas `apply` makes bits and labels, row by row. A row stays a list of Python floats until the data set makes a tensor
+of it. Two workers feed batches of eight; each batch is a step, reads its loss and logs it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_lowercase, digits
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from flatout.bits.scores import GramMetrics
+from flatout.ladder.case import Case
+from flatout.ladder.usual.clock import Clock
+
+log = logging.getLogger("usual.bloom")
+GRAMS = [a + b for a in ascii_lowercase for b in ascii_lowercase]
+GRAMS += [a + b for a in ascii_lowercase for b in digits] + [a + b for a in digits for b in digits]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """What a rung may change; the defaults are the program as it is usually written."""
+
+    caching: bool = False
+    """Whether prepared rows are kept in a file for the next run."""
+    labels: str = "apply"
+    """apply (row by row) or vectorised (one table look-up for all rows)."""
+    bits: str = "lists"
+    """lists of floats, or tensors."""
+    workers: int = 2
+    accumulate: int = 1
+    """Batches whose gradients are added up before a step."""
+    transfers: str = "blocking"
+    """blocking, or async."""
+    compiled: bool = False
+
+
+class RowLists(Dataset[tuple[Tensor, Tensor]]):
+    """A list of floats a row, made a tensor when it is asked for."""
+
+    def __init__(self, bits: list[list[float]], labels: list[list[float]]) -> None:
+        self.bits, self.labels = bits, labels
+
+    def __len__(self) -> int:
+        return len(self.bits)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor(self.bits[row]), torch.tensor(self.labels[row])
+
+
+def join_fields(frame: Any, columns: Sequence[str]) -> Any:
+    """The plain text of each row."""
+    texts = frame[list(columns)].apply(lambda row: "".join(row), axis=1)
+    return texts.apply(lambda text: text.replace('"', "").replace(".", "").replace("/", "").strip().lower())
+
+
+def read_bits(frame: Any) -> list[list[float]]:
+    return frame["bloomfilter"].apply(lambda text: [float(bit) for bit in text]).tolist()
+
+
+def labels_by_apply(texts: Any) -> list[list[float]]:
+    """A look-up a gram, a list a row."""
+
+    def row_labels(text: str) -> list[float]:
+        row = [0.0] * len(GRAMS)
+        for gram in [text[place : place + 2] for place in range(len(text) - 1)]:
+            if gram in GRAMS:
+                row[GRAMS.index(gram)] = 1.0
+        return row
+
+    return texts.apply(row_labels).tolist()
+
+
+def labels_at_once(texts: Any) -> list[list[float]]:
+    """The same by one table: numbers of characters, numbers of pairs, one assignment."""
+    numbers = {gram: number for number, gram in enumerate(GRAMS)}
+    pairs = [(row, numbers[gram]) for row, text in enumerate(texts) for gram in _grams(text) if gram in numbers]
+    labels = np.zeros((len(texts), len(GRAMS)), np.float32)
+    rows, columns = np.array(pairs).T
+    labels[rows, columns] = 1.0
+    return labels.tolist()
+
+
+def _grams(text: str) -> list[str]:
+    return [text[place : place + 2] for place in range(len(text) - 1)]
+
+
+class Program:
+    """Prepares the rows, builds the network, trains epochs, answers the test rows."""
+
+    def __init__(self, case: Case, how: How) -> None:
+        torch.manual_seed(case.seed)
+        self.case, self.how = case, how
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        bits, labels = self.prepare("train")
+        data: Any = RowLists(bits, labels)
+        if how.bits == "tensors":
+            data = TensorDataset(torch.tensor(bits), torch.tensor(labels))
+        layers: list[nn.Module] = []
+        width = len(bits[0])
+        for wanted in case.model["widths"]:
+            layers += [nn.Linear(width, wanted), nn.ReLU(), nn.Dropout(case.model["dropout"])]
+            width = wanted
+        self.network: Any = nn.Sequential(*layers, nn.Linear(width, len(GRAMS))).to(self.device)
+        self.trained = torch.compile(self.network) if how.compiled else self.network
+        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=case.lr)
+        workers: dict[str, Any] = {"num_workers": how.workers}
+        workers |= {"multiprocessing_context": "fork"} if how.workers else {}
+        pinned = how.transfers == "async" and torch.cuda.is_available()
+        self.loader = DataLoader(data, case.reading["usual_batch"], shuffle=True, pin_memory=pinned, **workers)
+
+    def prepare(self, split: str) -> tuple[list[list[float]], list[list[float]]]:
+        path = Path(self.case.folder) / f"{split}-prepared.pt"
+        if self.how.caching and path.exists():
+            kept = torch.load(path, weights_only=True)
+            return kept["bits"].float().tolist(), kept["labels"].float().tolist()
+        frame = pd.read_csv(self.case.rows(split), dtype=str, keep_default_na=False)
+        texts = join_fields(frame, self.case.reading["columns"])
+        labels = labels_by_apply(texts) if self.how.labels == "apply" else labels_at_once(texts)
+        bits = read_bits(frame)
+        if self.how.caching:
+            kept = {"bits": torch.tensor(bits, dtype=torch.uint8), "labels": torch.tensor(labels, dtype=torch.uint8)}
+            torch.save(kept, path)
+        return bits, labels
+
+    def train_epoch(self, clock: Clock) -> None:
+        self.network.train()
+        how, total, rows, number = self.how, 0.0, 0, 0
+        criterion = nn.BCEWithLogitsLoss()
+        for number, (bits, labels) in enumerate(clock.batches(self.loader), 1):
+            bits = bits.to(self.device, non_blocking=how.transfers == "async")
+            labels = labels.to(self.device, non_blocking=how.transfers == "async")
+            loss = criterion(self.trained(bits), labels) / how.accumulate
+            loss.backward()
+            total += loss.item() * how.accumulate
+            log.info("batch %d: loss %.5f, mean %.5f", number, loss.item() * how.accumulate, total / number)
+            rows += len(bits)
+            if number % how.accumulate == 0:
+                self.update()
+                clock.step(rows)
+                rows = 0
+        if number % how.accumulate:
+            self.update()
+
+    def update(self) -> None:
+        if self.case.clip:
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.case.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def test(self) -> dict[str, float]:
+        """Dice at the threshold that is best on the validation rows."""
+        self.network.eval()
+        metrics, values = GramMetrics(), {}
+        for split in ("validation", "test"):
+            bits, labels = (torch.tensor(part) for part in self.prepare(split))
+            metrics.reset()
+            for chosen in torch.arange(len(bits)).split(512):
+                metrics.update(self.network(bits[chosen].to(self.device)).sigmoid().cpu(), labels[chosen])
+            values = metrics.compute()
+            metrics.given = metrics.threshold
+        return {"dice": values["dice"]}

@@ -1,0 +1,83 @@
+"""The clock of a usual program: what its loop waits for, what it trains, and when a measurement ends.
+
+A program hands its loader to `batches` and calls `step` after each optimizer step. Nothing else of a loop changes.
+The first steps warm up and are not counted. Without a limit the clock never ends a loop: the program trains its epochs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+WARM_STEPS = 3
+Batch = TypeVar("Batch")
+
+
+@dataclass(slots=True)
+class Spent:
+    """What was trained between two looks at the clock."""
+
+    rows: int = 0
+    tokens: int = 0
+    computed: int = 0
+    """Tokens with their padding."""
+    seconds: float = 0.0
+    wait_s: float = 0.0
+
+
+class Clock:
+    """Counts rows, tokens and waiting, and ends a loop after some seconds."""
+
+    def __init__(self, seconds: float | None = None, warm_steps: int = WARM_STEPS) -> None:
+        """`seconds`: of counted training; None: no limit."""
+        self.limit_s, self.warm_steps = seconds, warm_steps
+        self.spent = Spent()
+        self.steps = 0
+        self.is_over = False
+        self.first_batch_at: float | None = None
+        self._since = 0.0
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of a loader until the time is over; waiting for each one is counted."""
+        iterator = iter(loader)
+        while not self.is_over:
+            with self.waiting():
+                batch: Any = next(iterator, None)
+            if batch is None:
+                return
+            if self.first_batch_at is None:
+                self.first_batch_at = time.perf_counter()
+            yield batch
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts a block as waiting: nothing of the model is computed in it."""
+        began = time.perf_counter()
+        yield
+        self.spent.wait_s += time.perf_counter() - began
+
+    def step(self, rows: int, tokens: int = 0, computed: int = 0) -> None:
+        """Count an optimizer step, and see whether the time is over."""
+        self.steps += 1
+        if self.steps <= self.warm_steps:
+            if self.steps == self.warm_steps:
+                wait_for_device()
+                self.spent, self._since = Spent(), time.perf_counter()
+            return
+        spent = self.spent
+        spent.rows, spent.tokens, spent.computed = spent.rows + rows, spent.tokens + tokens, spent.computed + computed
+        if self.limit_s is not None and time.perf_counter() - self._since >= self.limit_s:
+            wait_for_device()
+            self.is_over = True
+        spent.seconds = time.perf_counter() - self._since
+
+
+def wait_for_device() -> None:
+    """Let a GPU finish what was enqueued; nothing on a CPU."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()

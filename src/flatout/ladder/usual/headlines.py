@@ -1,0 +1,181 @@
+"""A BiLSTM on headlines as it is usually written: words become numbers inside the model, batch by batch.
+
+Texts arrive as Python strings. Each row is padded to the longest length allowed. Products are fp32, AdamW has its
+defaults, and each step reads its loss and writes a log line. A keyword changes one thing.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from flatout.ladder.case import Case
+from flatout.ladder.usual.clock import Clock
+
+log = logging.getLogger("usual.headlines")
+_WORD = re.compile(r"\w+|[^\w\s]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """What a rung may change; the defaults are the program as it is usually written."""
+
+    tokenise: str = "in the model"
+    """in the model, keras (its TextVectorization, in the model) or once."""
+    feed: str = "DataLoader"
+    """DataLoader (a row at a time) or gather (a batch by one index)."""
+    padding: str = "maximum"
+    """maximum: the longest row allowed; batch: the longest of the batch, in batches of rows of like length."""
+    precision: str = "fp32"
+    """fp32 or bf16."""
+    fused: bool = False
+    """Whether AdamW is one kernel."""
+
+
+class WordVocabulary:
+    """Words to numbers, in plain Python; 0 is padding, 1 an unknown word."""
+
+    def __init__(self, texts: Sequence[str], size: int = 30_000, min_frequency: int = 2) -> None:
+        counts = Counter(word for text in texts for word in _WORD.findall(text.lower()))
+        kept = [word for word, count in counts.most_common(size - 2) if count >= min_frequency]
+        self.ids = {word: number for number, word in enumerate(kept, 2)}
+
+    def __len__(self) -> int:
+        return len(self.ids) + 2
+
+    def encode(self, text: str) -> list[int]:
+        return [self.ids.get(word, 1) for word in _WORD.findall(text.lower())] or [1]
+
+    def padded(self, texts: Sequence[str], length: int) -> Tensor:
+        """`[B, length]` ids."""
+        tokens_BL = torch.zeros(len(texts), length, dtype=torch.long)
+        for row, text in enumerate(texts):
+            ids = self.encode(text)[:length]
+            tokens_BL[row, : len(ids)] = torch.tensor(ids)
+        return tokens_BL
+
+
+class KerasWords:
+    """Keras' layer for the same, made from the same texts."""
+
+    def __init__(self, texts: Sequence[str], size: int, length: int) -> None:
+        from keras.layers import TextVectorization
+
+        self.layer = TextVectorization(max_tokens=size, output_sequence_length=length)
+        self.layer.adapt(list(texts))
+
+    def __len__(self) -> int:
+        return len(self.layer.get_vocabulary())
+
+    def padded(self, texts: Sequence[str], length: int) -> Tensor:
+        return torch.from_numpy(np.asarray(self.layer(list(texts)), dtype=np.int64))
+
+
+class UsualBiLSTM(nn.Module):
+    """Embedding, a bidirectional LSTM, the maximum over time, a linear output."""
+
+    def __init__(self, words: int, classes: int, sizes: Any) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, sizes["embedding"], padding_idx=0)
+        options = {"batch_first": True, "bidirectional": True, "num_layers": sizes["layers"]}
+        self.lstm = nn.LSTM(sizes["embedding"], sizes["hidden"], **options)
+        self.dropout = nn.Dropout(sizes["dropout"])
+        self.output = nn.Linear(2 * sizes["hidden"], classes)
+
+    def forward(self, tokens_BL: Tensor) -> Tensor:
+        states_BLD, _ = self.lstm(self.dropout(self.embedding(tokens_BL)))
+        states_BLD = states_BLD.masked_fill((tokens_BL == 0).unsqueeze(-1), float("-inf"))
+        return self.output(self.dropout(states_BLD.amax(1)))
+
+
+class Program:
+    """Reads the rows, builds the model, trains epochs, answers the test rows."""
+
+    def __init__(self, case: Case, how: How) -> None:
+        torch.manual_seed(case.seed)
+        self.case, self.how = case, how
+        self.length = case.reading["max_length"]
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        train = pd.read_csv(case.rows("train"), dtype=str, keep_default_na=False)
+        self.names = sorted(set(train["label"]))
+        self.texts = train["text"].tolist()
+        self.targets = torch.tensor([self.names.index(label) for label in train["label"]])
+        size, least = case.reading["words"], case.reading["min_frequency"]
+        is_keras = how.tokenise == "keras"
+        self.vocabulary: Any = (
+            KerasWords(self.texts, size, self.length) if is_keras else WordVocabulary(self.texts, size, least)
+        )
+        self.tokens = self.vocabulary.padded(self.texts, self.length) if how.tokenise == "once" else None
+        self.model = UsualBiLSTM(len(self.vocabulary), len(self.names), case.model).to(self.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=case.lr, **({"fused": True} if how.fused else {})
+        )
+
+    def train_epoch(self, clock: Clock) -> None:
+        self.model.train()
+        total = 0.0
+        for number, (rows, targets_B) in enumerate(clock.batches(self.batches())):
+            tokens_BL = self.tokens_of(rows, clock)
+            self.optimizer.zero_grad()
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.how.precision == "bf16"):
+                logits_BC = self.model(tokens_BL.to(self.device))
+                loss = nn.functional.cross_entropy(logits_BC, targets_B.to(self.device))
+            loss.backward()
+            if self.case.clip:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.case.clip)
+            self.optimizer.step()
+            total += loss.item()
+            log.info("batch %d: loss %.4f, mean %.4f", number, loss.item(), total / (number + 1))
+            clock.step(len(targets_B), int((tokens_BL > 0).sum()), tokens_BL.numel())
+
+    def batches(self) -> Iterator[tuple[Any, Tensor]]:
+        """Rows and targets: texts where the model makes numbers of them, else ids."""
+        if self.how.feed == "gather":
+            return self.gathered()
+        rows: Any = list(zip(self.texts if self.tokens is None else self.tokens, self.targets, strict=True))
+        return iter(DataLoader(rows, batch_size=self.case.batch, shuffle=True))
+
+    def gathered(self) -> Iterator[tuple[Any, Tensor]]:
+        assert self.tokens is not None, "rows are gathered once they are numbers"
+        for chosen in self.order():
+            tokens_BL = self.tokens[chosen]
+            if self.how.padding == "batch":
+                tokens_BL = tokens_BL[:, : int((tokens_BL > 0).sum(1).max())]
+            yield tokens_BL, self.targets[chosen]
+
+    def order(self) -> list[Tensor]:
+        """Which rows each batch holds: drawn at random, and sorted by length inside of fifty batches."""
+        batch, shuffled = self.case.batch, torch.randperm(len(self.targets))
+        if self.how.padding != "batch":
+            return list(shuffled.split(batch))
+        assert self.tokens is not None
+        lengths = (self.tokens > 0).sum(1)
+        parts = [part[lengths[part].argsort()] for part in shuffled.split(50 * batch)]
+        batches = [rows for part in parts for rows in part.split(batch)]
+        return [batches[place] for place in torch.randperm(len(batches))]
+
+    def tokens_of(self, rows: Any, clock: Clock) -> Tensor:
+        if isinstance(rows, Tensor):
+            return rows
+        with clock.waiting():  # the device has nothing to do meanwhile
+            return self.vocabulary.padded(rows, self.length)
+
+    @torch.no_grad()
+    def test(self) -> dict[str, float]:
+        self.model.eval()
+        test = pd.read_csv(self.case.rows("test"), dtype=str, keep_default_na=False)
+        answers = []
+        for start in range(0, len(test), 512):
+            tokens_BL = self.vocabulary.padded(test["text"].iloc[start : start + 512].tolist(), self.length)
+            answers += [self.names[place] for place in self.model(tokens_BL.to(self.device)).argmax(-1).tolist()]
+        return {"accuracy": float(np.mean(np.array(answers) == test["label"].to_numpy()))}

@@ -1,0 +1,160 @@
+"""Fine-tuning of an encoder as it is usually written, with transformers and a plain loop.
+
+The collate function tokenises each batch and pads it to the longest length allowed. Two workers feed it. Products are
+fp32, AdamW has its defaults, gradients of small batches are accumulated, each batch reads its loss and logs it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_linear_schedule_with_warmup
+
+from flatout.ladder.case import Case
+from flatout.ladder.usual.clock import Clock
+
+log = logging.getLogger("usual.tweets")
+_WARMUP = 0.06
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """What a rung may change; the defaults are the program as it is usually written."""
+
+    tokenise: str = "in the loop"
+    """in the loop, up front (a row at a time) or in parallel (once, all rows in one call)."""
+    padding: str = "maximum"
+    """maximum: the longest row allowed; batch: the longest of the batch."""
+    batch: int = 8
+    accumulate: int = 4
+    """Batches whose gradients are added up before a step."""
+    base_rows: int = 32
+    """Rows a step that the learning rate was chosen for."""
+    scale_lr: str = "none"
+    """none, or sqrt: by the root of the rows a step over base_rows."""
+    workers: int = 2
+    pinned: bool = False
+    prefetch: int = 2
+    """Batches that each worker makes in advance."""
+    persistent: bool = False
+    """Whether workers outlive an epoch."""
+    precision: str = "fp32"
+    checkpointing: bool = False
+    """Whether activations are computed again in the backward pass."""
+    fused: bool = False
+    devices: int = 1
+    """1, or 0: all of this machine, by DataParallel."""
+
+
+class Program:
+    """Reads the rows, loads the model, trains epochs, answers the test rows."""
+
+    def __init__(self, case: Case, how: How) -> None:
+        torch.manual_seed(case.seed)
+        os.environ["TOKENIZERS_PARALLELISM"] = "true" if how.tokenise == "in parallel" else "false"
+        self.case, self.how = case, how
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        train = pd.read_csv(case.rows("train"), dtype=str, keep_default_na=False)
+        self.names = sorted(set(train["label"]))
+        self.targets = [self.names.index(label) for label in train["label"]]
+        self.texts = train["text"].tolist()
+        folder = case.reading["pretrained"]
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model: Any = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(self.names))
+        if how.checkpointing:
+            self.model.gradient_checkpointing_enable()
+        self.model.to(self.device)
+        self.network = nn.DataParallel(self.model) if how.devices != 1 else self.model
+        lr = case.lr * (math.sqrt(how.batch * how.accumulate / how.base_rows) if how.scale_lr == "sqrt" else 1.0)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, fused=True if how.fused else None)
+        self.rows: Any = list(zip(self.encoded(), self.targets, strict=True))
+        steps = case.epochs * math.ceil(len(self.rows) / (how.batch * how.accumulate))
+        self.schedule = get_linear_schedule_with_warmup(self.optimizer, math.ceil(_WARMUP * steps), steps)
+        self.loader = DataLoader(self.rows, how.batch, shuffle=True, collate_fn=self.collate, **self.worker_settings())
+
+    def worker_settings(self) -> dict[str, Any]:
+        how = self.how
+        if not how.workers:
+            return {"pin_memory": how.pinned and torch.cuda.is_available()}
+        return {
+            "num_workers": how.workers,
+            "pin_memory": how.pinned and torch.cuda.is_available(),
+            "prefetch_factor": how.prefetch,
+            "persistent_workers": how.persistent,
+            "multiprocessing_context": "fork",
+        }
+
+    def encoded(self) -> list[Any]:
+        """What the loader holds of each row: its text, or its ids."""
+        cut = {"truncation": True, "max_length": self.case.reading["max_length"]}
+        if self.how.tokenise == "in the loop":
+            return self.texts
+        if self.how.tokenise == "in parallel":
+            return list(self.tokenizer(self.texts, **cut)["input_ids"])
+        return [self.tokenizer(text, padding="max_length", **cut)["input_ids"] for text in self.texts]
+
+    def collate(self, rows: list[tuple[Any, int]]) -> dict[str, Any]:
+        """A padded batch with its mask."""
+        longest = self.case.reading["max_length"]
+        padding = "max_length" if self.how.padding == "maximum" else "longest"
+        targets = torch.tensor([target for _, target in rows])
+        if isinstance(rows[0][0], str):
+            cut = {"truncation": True, "max_length": longest, "return_tensors": "pt"}
+            return {**self.tokenizer([text for text, _ in rows], padding=padding, **cut), "labels": targets}
+        ids = [self.without_padding(ids) for ids, _ in rows]
+        batch = self.tokenizer.pad({"input_ids": ids}, padding=padding, max_length=longest, return_tensors="pt")
+        return {**batch, "labels": targets}
+
+    def without_padding(self, ids: list[int]) -> list[int]:
+        padding = self.tokenizer.pad_token_id
+        return ids[: ids.index(padding)] if padding in ids else ids
+
+    def train_epoch(self, clock: Clock) -> None:
+        self.model.train()
+        how, total, rows, tokens, computed = self.how, 0.0, 0, 0, 0
+        number = 0
+        for number, batch in enumerate(clock.batches(self.loader), 1):
+            mask = batch["attention_mask"]
+            rows, tokens, computed = rows + len(mask), tokens + int(mask.sum()), computed + mask.numel()
+            batch = {name: values.to(self.device, non_blocking=how.pinned) for name, values in batch.items()}
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=how.precision == "bf16"):
+                loss = self.network(**batch).loss.mean() / how.accumulate
+            loss.backward()
+            total += loss.item() * how.accumulate
+            log.info("batch %d: loss %.4f, mean %.4f", number, loss.item() * how.accumulate, total / number)
+            if number % how.accumulate == 0:
+                self.update()
+                clock.step(rows, tokens, computed)
+                rows = tokens = computed = 0
+        if number % how.accumulate:
+            self.update()
+
+    def update(self) -> None:
+        if self.case.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.case.clip)
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def test(self) -> dict[str, float]:
+        self.model.eval()
+        test = pd.read_csv(self.case.rows("test"), dtype=str, keep_default_na=False)
+        answers = [self.names[place] for logits in self.logits(test["text"].tolist()) for place in logits]
+        return {"accuracy": float(np.mean(np.array(answers) == test["label"].to_numpy()))}
+
+    def logits(self, texts: list[str]) -> Iterator[list[int]]:
+        for start in range(0, len(texts), 64):
+            cut = {"truncation": True, "max_length": self.case.reading["max_length"], "return_tensors": "pt"}
+            batch = self.tokenizer(texts[start : start + 64], padding=True, **cut).to(self.device)
+            yield self.model(**batch).logits.argmax(-1).tolist()

@@ -1,0 +1,214 @@
+"""`ladder.html`: the rungs of a ladder with promised against measured, without network or script; and its figure.
+
+It takes the plain values of `ladder.json`, and texts that the ladder has written for its table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flatout.errors import printable
+from flatout.report.figures import (
+    COLOURS,
+    INK,
+    LETTER,
+    MUTED,
+    Chart,
+    Mark,
+    add_axes,
+    draw_svg,
+    drawing,
+    explain,
+    ignoring_missing_glyphs,
+)
+from flatout.report.hyperparameters import EventFile
+from flatout.report.page import tile
+from flatout.report.render import render_page
+from flatout.report.summary import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PAGE = "ladder.html"
+_ROW, _TOP, _BOTTOM, _WIDTH = 34, 8, 30, 900
+_RED, _AMBER = "#b3261e", "#b08900"
+_PROMISED = "#c9d4dc"
+_COLOURS = {"does not pay": _RED, "unsure": _AMBER, "pays": COLOURS[0]}
+
+
+def write_ladder_page(
+    folder: Path,
+    found: Mapping[str, Any],
+    *,
+    heads: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    lines: Sequence[str],
+) -> Path:
+    """Write the page; `cells` are the figures of each rung under `heads`, `lines` the closing sentences."""
+    rows = [
+        {
+            "name": rung["name"],
+            "about": rung["about"],
+            "promised": rung["promised"],
+            "figures": figures,
+            "word": rung["skipped"] or ("" if rung["verdict"] in (None, "pays") else rung["verdict"]),
+            "kind": "skipped" if rung["skipped"] else (rung["verdict"] or "").replace(" ", "-"),
+        }
+        for rung, figures in zip(found["rungs"], cells, strict=True)
+    ]
+    chart = promise_chart(found["rungs"])
+    page = render_page(
+        "ladder",
+        title=found["title"],
+        command=found["command"],
+        about=f"{found['rows']:,} rows an epoch, on {found['device']}, {found['date']}",
+        figures=_tiles(found),
+        charts_of_rungs=[chart] if chart else [],
+        heads=heads,
+        rows=rows,
+        lines=lines,
+        quality=_quality(found["quality"]),
+    )
+    path = folder / PAGE
+    write_atomically(path, page)
+    return path
+
+
+def _tiles(found: Mapping[str, Any]) -> list[dict[str, str]]:
+    whole = found["whole"]
+    if whole is None:
+        return []
+    ratio = whole["ratio"]
+    sure = "" if ratio["low"] is None else f"{ratio['low']:.1f} to {ratio['high']:.1f}"
+    tiles = [tile(f"{ratio['value']:.1f}×", "in all", sure)]
+    for name, minutes in (("as usually written", whole["minutes_before"]), (whole["top"], whole["minutes_after"])):
+        tiles.append(tile(f"{minutes:.1f} min" if minutes >= 1 else f"{60 * minutes:.1f} s", "an epoch", name))
+    return tiles
+
+
+def _quality(quality: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Means and seeds of both groups, and the sentence."""
+    if quality is None:
+        return None
+    rows = [
+        [
+            group["name"],
+            f"{group['mean']:.2f}" + ("" if group["sd"] is None else f" ± {group['sd']:.2f}"),
+            *(f"{value:.2f}" for value in group["values"]),
+        ]
+        for group in quality["groups"]
+    ]
+    names = [f"seed {number + 1}" for number in range(quality["seeds"])]
+    heads = ["", f"test {quality['metric']}, points", *names]
+    return {"heads": heads, "rows": rows, "sentence": quality["sentence"], "epochs": quality["epochs"]}
+
+
+def promise_chart(rungs: Sequence[Mapping[str, Any]]) -> Chart | None:
+    """Promised and measured speed-up of each rung; None where nothing was measured."""
+    if not _drawn(rungs):
+        return None
+    title = "speed-up of each rung"
+    with drawing(_WIDTH, _height(rungs)) as figure:
+        _draw(figure, rungs)
+        svg = draw_svg(figure, title)
+    legend = [
+        Mark("promised", _PROMISED, "█"),
+        Mark("pays", COLOURS[0], "█"),
+        Mark("unsure", _AMBER, "█"),
+        Mark("does not pay", _RED, "█"),
+    ]
+    return Chart(title=title, svg=svg, legend=legend, note="the line over a bar is its 95 % interval")
+
+
+def write_figure(folder: Path, rungs: Sequence[Mapping[str, Any]]) -> None:
+    """The same chart for TensorBoard."""
+    if not _drawn(rungs):
+        return
+    with EventFile(folder, ".ladder") as writer, drawing(_WIDTH, _height(rungs), dpi=108) as figure:
+        _draw(figure, rungs)
+        with ignoring_missing_glyphs():
+            writer.add_figure("ladder/promised_and_measured", figure, 0, close=False)
+
+
+def _drawn(rungs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rungs above the foot that a guide or a measurement says something of."""
+    shown = [rung for rung in rungs if rung["measured"] or rung["factor"]]
+    return shown if any(rung["measured"] for rung in shown) else []
+
+
+def _height(rungs: Sequence[Mapping[str, Any]]) -> float:
+    return _TOP + _BOTTOM + _ROW * len(_drawn(rungs))
+
+
+def _draw(figure: Figure, rungs: Sequence[Mapping[str, Any]]) -> None:
+    shown = _drawn(rungs)
+    names = [_named(rung) for rung in shown]
+    left = 16 + 1.08 * LETTER * max(map(len, names))
+    axes = add_axes(figure, left=left, right=60, top=_TOP, bottom=_BOTTOM)
+    values = [value for rung in shown for value in (*(rung["factor"] or ()), *_measured(rung)[:1])]
+    low, high = min(0.8, 0.9 * min(values)), max(2.0, 1.1 * max(values))
+    _set_axes(axes, names, low, high)
+    for place, rung in enumerate(shown):
+        if rung["factor"]:
+            _draw_promise(axes, place, rung)
+        if rung["measured"]:
+            _draw_measured(axes, place, rung, low, high)
+        else:
+            _write(axes, 1, place + 0.64, printable(rung["skipped"]), MUTED)
+
+
+def _set_axes(axes: Axes, names: Sequence[str], low: float, high: float) -> None:
+    axes.set_xscale("log")
+    axes.set(xlim=(low, high), ylim=(len(names), 0))
+    ticks = [value for value in _TICKS if low <= value <= high]
+    axes.set_xticks(ticks, [f"{value:g}×" for value in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_yticks([place + 0.5 for place in range(len(names))], names)
+    axes.tick_params(axis="y", labelcolor=INK)
+    axes.grid(visible=False)
+    axes.grid(axis="x")
+    axes.axvline(1, color=MUTED, linewidth=1)
+
+
+def _draw_promise(axes: Axes, place: int, rung: Mapping[str, Any]) -> None:
+    """A bar from 1 to the most that was promised, with a line at the least."""
+    least, most = rung["factor"]
+    bar = axes.barh(place + 0.3, math.fabs(most - 1), left=min(1, most), height=0.24, color=_PROMISED)
+    axes.plot([least, least], [place + 0.18, place + 0.42], color=MUTED, linewidth=1)
+    explain(bar[0], [f"{rung['name']}: promised {rung['promised']}"])
+
+
+def _draw_measured(axes: Axes, place: int, rung: Mapping[str, Any], low: float, high: float) -> None:
+    """A bar from 1 to what was measured, with its interval."""
+    value, least, most = _measured(rung)
+    at = place + 0.64
+    bar = axes.barh(at, math.fabs(value - 1), left=min(1, value), height=0.34, color=_COLOURS[rung["verdict"]])
+    explain(bar[0], [f"{rung['name']}: measured {value:.2f}×"])
+    axes.plot([max(low, least), min(high, most)], [at, at], color=INK, linewidth=1.2)
+    _write(axes, max(1, value, min(most, high)), at, f"{value:.2f}×", INK)
+
+
+def _write(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
+    options = {"textcoords": "offset points", "color": colour, "fontsize": 10.5, "va": "center"}
+    axes.annotate(text, (x, y), xytext=(6, 0), **options)
+
+
+_TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.5, 2, 3, 5, 8, 12, 20, 40, 80, 160)
+
+
+def _measured(rung: Mapping[str, Any]) -> tuple[float, ...]:
+    """Value and ends of the interval; empty where the rung was not measured."""
+    found = rung["measured"]
+    if not found:
+        return ()
+    value = float(found["value"])
+    return value, float(found["low"] or value), float(found["high"] or value)
+
+
+def _named(rung: Mapping[str, Any]) -> str:
+    name = printable(rung["name"])
+    return f"{name} (startup)" if rung["measures"] == "startup" else name

@@ -1,0 +1,180 @@
+"""Climbing within a budget, and what the figures of a climb say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.ladder.climb import ROUNDS, TOO_SHORT, Step, climb, ratio, rounds_of, seconds_of_measurement
+from flatout.ladder.measure import Measured
+from flatout.ladder.results import COSTS, PAYS, UNSURE, closing_lines, results
+from flatout.ladder.rungs import Rung, ladder_of
+from flatout.ladder.table import figures, ladder_table
+from flatout.perf.ladder_notes import known_gain, note_ladder
+from flatout.report.ladder_page import PAGE, write_figure, write_ladder_page
+
+LADDER = ladder_of(
+    "own",
+    {
+        "title": "<b>own</b>",
+        "kind": "text",
+        "program": "headlines",
+        "in_all": "9×",
+        "rungs": [
+            {"name": "foot"},
+            {"name": "bf16", "promised": "2×", "factor": [2, 2], "change": {"precision": "bf16"}},
+            {"name": "missing", "promised": "3×", "factor": [3, 4], "needs": ["no_such_package"], "change": {"x": 1}},
+            {"name": "caching", "measures": "startup", "change": {"y": 1}},
+            {"name": "top", "run": []},
+        ],
+    },
+    "own.yaml",
+)
+
+
+def measured(rows_per_s: float, startup_s: float = 1.0, **more) -> Measured:
+    known = {"tokens_per_s": None, "wait_share": 0.1, "padding_share": None, "memory_gb": 0.5}
+    return Measured(rows_per_s=rows_per_s, startup_s=startup_s, **{**known, **more})
+
+
+def steps_of(**rates: list[float]) -> list[Step]:
+    """Steps of the ladder with so many rows a second in each round."""
+    steps = []
+    for rung in LADDER.rungs:
+        found = {number: measured(rate) for number, rate in enumerate(rates.get(rung.name, []))}
+        steps.append(Step(rung, found, "" if found else TOO_SHORT))
+    return steps
+
+
+STEPS = {"foot": [100, 101, 99], "bf16": [150, 152, 148], "caching": [150, 152, 148], "top": [140, 145, 135]}
+
+
+@given(st.integers(1, 14))
+def test_each_round_measures_each_rung_once(count):
+    orders = list(rounds_of(count))
+    assert len(orders) == ROUNDS
+    assert all(sorted(order) == list(range(count)) for order in orders)
+
+
+@given(st.integers(3, 14))
+def test_the_ends_come_first_and_later_rounds_go_from_neighbour_to_neighbour(count):
+    first, *later = rounds_of(count)
+    assert first[:2] == [0, count - 1]
+    for below, above in itertools.chain.from_iterable(map(itertools.pairwise, later)):
+        assert abs(below - above) == 1
+
+
+@given(st.floats(1, 10_000), st.integers(2, 14))
+def test_a_longer_budget_never_shortens_a_measurement(budget, rungs):
+    assert seconds_of_measurement(2 * budget, rungs) >= seconds_of_measurement(budget, rungs) > 0
+
+
+def test_a_budget_that_is_over_leaves_all_rungs_out_and_starts_no_process(tmp_path):
+    def make(rung: Rung, seconds: float):
+        raise AssertionError(f"{rung.name} was started")
+
+    steps = climb(LADDER, make, tmp_path, budget_s=0.0, say=print)
+    assert [step.skipped for step in steps if step.rung.name != "missing"] == [TOO_SHORT] * 4
+    found = results(LADDER, steps, rows=10, about={})
+    assert not found["is_complete"] and found["whole"] is None
+    assert any("Give more time with for=." in line for line in closing_lines(found))
+
+
+def test_a_rung_that_needs_a_missing_package_is_named_skipped_and_counted(tmp_path):
+    steps = climb(LADDER, lambda rung, seconds: pytest.fail("started"), tmp_path, budget_s=0.0, say=print)
+    lines = closing_lines(results(LADDER, steps, rows=10, about={}))
+    assert lines[0] == "5 of 5 rungs were not measured:"
+    assert "missing: the package no_such_package is not installed" in lines
+
+
+def test_figures_of_rungs_are_ratios_of_their_rounds():
+    found = results(LADDER, steps_of(**STEPS), rows=6_000, about={})
+    foot, bf16, missing, caching, top = found["rungs"]
+    assert foot["measured"] is None and foot["cumulative"]["value"] == 1.0
+    assert bf16["measured"]["value"] == pytest.approx(1.5, rel=0.02) and bf16["verdict"] == PAYS
+    assert missing["measured"] is None and missing["skipped"]
+    assert caching["measured"]["value"] == 1.0 and caching["verdict"] == COSTS
+    assert top["against"] == "caching" and top["verdict"] == COSTS
+    assert found["whole"]["ratio"]["value"] == pytest.approx(1.4, rel=0.03)
+    assert found["whole"]["minutes_before"] == pytest.approx(1.0)
+
+
+def test_a_gain_of_two_rounds_is_unsure_for_want_of_an_interval():
+    found = results(LADDER, steps_of(foot=[100, 100], bf16=[200, 200]), rows=10, about={})
+    assert found["rungs"][1]["verdict"] == UNSURE
+
+
+def test_a_startup_rung_is_compared_by_its_startup():
+    steps = steps_of(foot=[100.0] * 3, caching=[50.0] * 3)
+    steps[3].found = {number: measured(50.0, startup_s=0.25) for number in range(3)}
+    assert ratio(steps[0], steps[3], "startup").value == pytest.approx(4.0)
+    assert ratio(steps[0], steps[3]).value == pytest.approx(0.5)
+
+
+@given(st.lists(st.floats(1, 1e5), min_size=4, max_size=4), st.integers(1, 4))
+def test_cumulative_ratios_are_those_of_the_foot(rates, rounds):
+    names = ("foot", "bf16", "caching", "top")
+    steps = steps_of(**{name: [rate] * rounds for name, rate in zip(names, rates, strict=True)})
+    found = results(LADDER, steps, rows=10, about={})
+    for rung in found["rungs"]:
+        if rung["cumulative"]:
+            assert rung["cumulative"]["value"] == pytest.approx(rung["rows_per_s"] / rates[0], rel=1e-9)
+
+
+def complete() -> dict:
+    about = {"command": "<script>alert(1)</script>", "date": "2026-11-22", "device": "a card, 2 cores"}
+    return json.loads(json.dumps(results(LADDER, steps_of(**STEPS), rows=6_000, about=about)))
+
+
+def test_the_page_shows_every_rung_and_marks_those_that_do_not_pay(tmp_path):
+    found = complete()
+    heads, cells = figures(found)
+    write_ladder_page(tmp_path, found, heads=heads, cells=cells, lines=closing_lines(found))
+    page = (tmp_path / PAGE).read_text(encoding="utf-8")
+    assert "<script>" not in page and "&lt;b&gt;own" in page
+    assert page.count('<tr class="does-not-pay">') == 2
+    assert page.count('<tr class="skipped">') == 1
+    assert "bf16: promised 2×" in page and "<svg" in page
+
+
+def test_a_ladder_without_a_measured_rung_has_a_page_without_a_chart(tmp_path):
+    about = {"command": "c", "date": "d", "device": "e"}
+    found = results(LADDER, steps_of(foot=[1.0]), rows=10, about=about)
+    heads, cells = figures(found)
+    write_ladder_page(tmp_path, found, heads=heads, cells=cells, lines=closing_lines(found))
+    assert "<svg" not in (tmp_path / PAGE).read_text(encoding="utf-8")
+
+
+def test_the_figure_goes_to_tensorboard(tmp_path):
+    write_figure(tmp_path, complete()["rungs"])
+    (events,) = tmp_path.glob("events.*")
+    assert b"ladder/promised_and_measured" in events.read_bytes()
+
+
+def test_the_table_has_a_row_for_each_rung():
+    assert ladder_table(complete()).row_count == len(LADDER.rungs)
+
+
+def test_a_verdict_finds_what_a_rung_brought_on_this_machine(tmp_path):
+    note_ladder(tmp_path, complete(), {"bf16": "precision=bf16", "caching": ""})
+    gain = known_gain(tmp_path, "precision=bf16", "a card, 2 cores")
+    assert gain is not None and gain.sentence().startswith("bf16 brought 1.5× (")
+    assert gain.sentence().endswith("in your ladder own of 2026-11-22")
+    assert known_gain(tmp_path, "precision=bf16", "another machine") is None
+    assert known_gain(tmp_path, "compile=true", "a card, 2 cores") is None
+
+
+def test_a_noted_key_answers_for_every_value(tmp_path):
+    note_ladder(tmp_path, complete(), {"bf16": "data.batch_size"})
+    assert known_gain(tmp_path, "data.batch_size=64", "a card, 2 cores") is not None
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"gains": 3}', '{"name": "x", "date": "d", "device": "e", "gains": [1]}'])
+def test_a_damaged_note_is_passed_over(tmp_path, text):
+    (tmp_path / "ladders").mkdir()
+    (tmp_path / "ladders" / "own.json").write_text(text)
+    assert known_gain(tmp_path, "precision=bf16", "e") is None

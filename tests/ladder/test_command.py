@@ -1,0 +1,94 @@
+"""`python -m flatout ladder`: a tiny ladder from its rows to its page, and mistakes in one message each."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flatout.ladder.run_ladder import METRICS
+from tests.verbs import verb
+
+OWN = """\
+title: three rungs
+kind: text
+program: headlines
+settings:
+  - data=headlines
+  - data.sample.rows=120
+  - data.sample.eval_rows=40
+  - data.sample.classes=3
+  - data.batch_size=16
+  - data.max_length=16
+  - model.embedding=8
+  - model.hidden=8
+  - trainer.max_epochs=1
+rungs:
+  - name: foot
+  - name: no such package
+    needs: [no_such_package]
+    change: {tokenise: keras}
+  - name: flatout
+    run: []
+"""
+
+
+@pytest.fixture
+def conf(tmp_path):
+    (tmp_path / "conf" / "ladder").mkdir(parents=True)
+    (tmp_path / "conf" / "ladder" / "own.yaml").write_text(OWN)
+    return tmp_path / "conf"
+
+
+def test_a_tiny_ladder_is_climbed_to_its_page(conf, tmp_path, capsys):
+    words = ["+ladder=own", "for=6s", "seeds=1", f"output={tmp_path / 'out'}"]
+    assert verb("ladder", "--config-dir", conf, *words) == 0
+    printed = capsys.readouterr().out
+    (folder,) = (tmp_path / "out" / "ladder_own").iterdir()
+    found = json.loads((folder / "ladder.json").read_text(encoding="utf-8"))
+    foot, missing, top = found["rungs"]
+    assert foot["rows_per_s"] > 0 and top["rows_per_s"] > 0
+    assert missing["skipped"] == "the package no_such_package is not installed"
+    assert "1 of 3 rungs were not measured:" in printed and "speed-up:" in printed
+    assert found["quality"]["metric"] == METRICS["text"]
+    assert {group["name"] for group in found["quality"]["groups"]} == {"foot", "flatout"}
+    assert all(0 <= value <= 100 for group in found["quality"]["groups"] for value in group["values"])
+    assert (folder / "ladder.html").is_file() and list(folder.glob("events.*"))
+
+
+BAD = {
+    ("+ladder=tweet",): "no ladder 'tweet'",
+    ("+ladder=headlines", "data=cells", "model=rnn", "task=sequence"): "headlines climbs on text data, and data=cells",
+    ("+ladder=bloom", "data=headlines"): "bloom climbs on bits data, and data=headlines is other",
+    ("+ladder=headlines", "model=textcnn"): "headlines has no rungs for model=textcnn",
+    ("+ladder=own", "model.pooling=attention"): "model.pooling: attention is not in the usual program",
+    ("+ladder=own", "for=soon"): "'soon' is no duration",
+    ("+ladder=own", "seeds=many"): "seeds: 'many'",
+    ("+ladder=own", "optim.scale_lr=sqrt", "optim.base_batch=32"): "optim.scale_lr: is a rung's own",
+    ("model=textcnn",): "TextCNNConfig has no usual program",
+    ("model=bilstm", "data.problem=multi", "data.source=rows.csv"): "multi has no usual program",
+    ("data=cells", "model=rnn", "task=sequence"): "the usual program reads windows with one answer",
+    ("data=people", "model=bitmlp", "task=grams"): "Set model.detectors=false",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_a_mistake_ends_with_one_message(words, conf, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"word{n} cat,x\n" for n in range(40)))
+    assert verb("ladder", "--config-dir", conf, *words, f"output={tmp_path / 'out'}") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    assert BAD[words] in error
+
+
+def test_a_ladder_for_a_file_of_yours_says_which_rungs_it_chose(conf, tmp_path, capsys):
+    path = tmp_path / "news.csv"
+    rows = [f"{'cat' if n % 2 else 'dog'} number {n},{'x' if n % 2 else 'y'}" for n in range(200)]
+    path.write_text("title,topic\n" + "\n".join(rows))
+    words = ["model=bilstm", "model.hidden=8", "model.embedding=8", "data.batch_size=16", "trainer.max_epochs=1"]
+    names = [f"data.source={path}", "data.text=title", "data.label=topic", "for=1s", f"output={tmp_path / 'out'}"]
+    assert verb("ladder", *names, *words) == 0
+    printed = capsys.readouterr().out
+    assert "rungs chosen for your data: as usually written, tokenise once" in printed
+    assert "left out: the budget was over" in printed

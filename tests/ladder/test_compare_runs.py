@@ -1,0 +1,98 @@
+"""Two groups of runs, paired by seed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flatout.errors import UserError
+from flatout.ladder.compare_runs import compare_groups, is_group
+from flatout.report.summary import empty_summary
+from tests.verbs import verb
+
+
+def write_run(folder: Path, seed: int, value: float, *, metric: str = "accuracy", status: str = "finished") -> None:
+    folder.mkdir(parents=True)
+    metrics = {f"test/{metric}": value, f"val/{metric}": 0.5}
+    found = empty_summary() | {"seed": seed, "status": status, "metric": metric, "metrics": metrics}
+    (folder / "summary.json").write_text(json.dumps(found))
+
+
+@pytest.fixture
+def groups(tmp_path):
+    for seed, (before, after) in enumerate([(0.80, 0.81), (0.90, 0.91), (0.70, 0.71)]):
+        write_run(tmp_path / "a" / f"run-{seed}", seed, before)
+        write_run(tmp_path / "b" / f"run-{seed}", seed, after)
+    return tmp_path / "a", tmp_path / "b"
+
+
+def test_runs_are_paired_by_their_seeds(groups):
+    found = compare_groups(*groups)
+    assert found.seeds == [0, 1, 2]
+    assert found.difference.value == pytest.approx(1.0)
+    assert found.difference.high - found.difference.low < 1e-6, "each pair differs by the same"
+    assert found.lines() == ["no loss beyond 0.5 points (+1.00 points, 95 % interval +1.00 to +1.00)"]
+
+
+def test_the_command_prints_both_groups_and_the_sentence(groups, capsys):
+    assert verb("compare", *groups) == 0
+    printed = capsys.readouterr().out
+    assert "80 ± 10" in printed and "seed 2" in printed and "no loss beyond 0.5 points" in printed
+
+
+def test_a_seed_without_partner_and_a_run_that_failed_are_left_out_by_name(groups):
+    write_run(groups[0] / "more", 7, 0.1)
+    write_run(groups[1] / "failed", 8, 0.1, status="failed")
+    found = compare_groups(*groups)
+    assert found.seeds == [0, 1, 2]
+    assert any("seed 7: the other group has none" in line for line in found.left_out)
+    assert any(line.endswith("failed: failed") for line in found.left_out)
+
+
+def test_an_error_is_no_share_and_smaller_is_better(tmp_path):
+    for name, values in (("a", (2.0, 2.5)), ("b", (1.0, 1.5))):
+        for seed, value in enumerate(values):
+            write_run(tmp_path / name / str(seed), seed, value, metric="rmse")
+    lines = compare_groups(tmp_path / "a", tmp_path / "b").lines()
+    assert lines == ["difference of rmse: -1, 95 % interval -1 to -1; smaller is better"]
+
+
+def test_of_a_sweep_the_confirming_runs_count(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sweep.json").write_text("{}")
+        write_run(tmp_path / name / "0", 0, 0.99)
+        write_run(tmp_path / name / "confirm-0", 1, 0.8)
+    found = compare_groups(tmp_path / "a", tmp_path / "b")
+    assert (found.seeds, found.first.mean) == ([1], pytest.approx(80.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a, b: write_run(a / "again", 1, 0.5), "two finished runs with seed 1"),
+        (lambda a, b: write_run(b / "other", 9, 0.5, metric="macro_f1"), "has runs by accuracy and by macro_f1"),
+    ],
+)
+def test_groups_that_cannot_be_compared_are_refused(groups, change, message, capsys):
+    change(*groups)
+    assert verb("compare", *groups) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_groups_without_a_common_seed_are_refused(tmp_path):
+    write_run(tmp_path / "a" / "0", 0, 0.5)
+    write_run(tmp_path / "b" / "1", 1, 0.5)
+    with pytest.raises(UserError, match=r"no seed is in both groups \(seeds 0 and 1\)"):
+        compare_groups(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_sweep_without_confirming_runs_is_refused(tmp_path, groups):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "sweep.json").write_text("{}")
+    write_run(tmp_path / "s" / "0", 0, 0.9)
+    assert not is_group(tmp_path / "s")
+    with pytest.raises(UserError, match="holds no confirming runs"):
+        compare_groups(tmp_path / "s", groups[0])
