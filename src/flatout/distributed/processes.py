@@ -22,12 +22,7 @@ OUTPUT = "FLATOUT_OUTPUT"
 _OF_A_GROUP = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1) if hasattr(signal, "pthread_sigmask") else ()
 """Signals that a terminal, `timeout` or a batch system sends to a whole group: the server must outlive them, as how
 its children ended is known through it. Each child hears them again."""
-_HEAVY = [
-    "flatout.engine.early_torchmetrics",
-    "flatout.cli.boundary",
-    "flatout.run.launch",
-    "torch.utils.tensorboard",
-]
+_HEAVY = ["flatout.cli.boundary", "flatout.run.launch", "torch.utils.tensorboard"]
 
 
 def warm_start() -> None:
