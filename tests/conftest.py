@@ -71,7 +71,7 @@ def keep_together(items: list[pytest.Item]) -> None:
         found: dict[str, Sequence[FixtureDef[Any]]] = vars(item)["_fixtureinfo"].name2fixturedefs
         is_sharing = any(each[-1].scope in ("class", "module") for each in found.values())
         if is_sharing and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

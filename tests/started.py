@@ -94,7 +94,7 @@ def started() -> Iterator[list[Process]]:
     for process in processes:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        if process.stdout is not None and not process.stdout.closed:
+        if process.stdout is None or not process.stdout.closed:
             process.communicate()
 
 

@@ -33,7 +33,9 @@ class Command:
 
     def __init__(self, function: Any, *arguments: Any, environment: dict[str, str] | None = None) -> None:
         warm_start()
-        self._output = Path(tempfile.mkstemp(suffix=".txt")[1])
+        number, name = tempfile.mkstemp(suffix=".txt")
+        os.close(number)
+        self._output, self._said = Path(name), ""
         environment = {**os.environ, **(environment or {}), "FLATOUT_OUTPUT": str(self._output)}
         here = (str(Path.cwd()), environment, _of_server())
         context = multiprocessing.get_context("forkserver")
@@ -56,7 +58,9 @@ class Command:
 
     def printed(self) -> str:
         """What it has printed until now."""
-        return self._output.read_text(encoding="utf-8", errors="replace")
+        if self._output.exists():
+            self._said = self._output.read_text(encoding="utf-8", errors="replace")
+        return self._said
 
     def wait_for_words(self, words: str, seconds: float = 90.0) -> None:
         """Return when it has printed these words."""
@@ -69,7 +73,9 @@ class Command:
         self._process.join(timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired("a command of the warm server", timeout or 0)
-        return self.printed(), None
+        said = self.printed()
+        self._output.unlink(missing_ok=True)
+        return said, None
 
 
 def begin_warm(words: Sequence[str], **environment: str) -> Command:
