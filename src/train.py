@@ -38,7 +38,11 @@ def conf_folder() -> Path:
     for place in places:
         if (place / "train.yaml").is_file():
             return place.resolve()
-    raise UserError("FLATOUT_CONF", f"no train.yaml in {', '.join(map(str, places))}")
+    raise UserError(
+        "FLATOUT_CONF",
+        f"no train.yaml in {', '.join(map(str, places))}",
+        hint="Set FLATOUT_CONF to a folder with train.yaml, or leave it out.",
+    )
 
 
 @cache
@@ -132,6 +136,11 @@ def _start(job: Callable[[DictConfig], Any]) -> None:
             guard_hydra()
             refuse_pickles_and_packages(sys.argv[1:])
             register_schemas()
+            if any(word in ("-h", "--help") for word in sys.argv[1:]):
+                from flatout.cli.train_help import help_text
+
+                print(help_text(sys.argv[1:], conf_folder()))
+                return
             hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
     except OSError as error:
         if error.errno not in (*REFUSALS, errno.EACCES, errno.EPERM):

@@ -267,10 +267,10 @@ def test_a_run_lies_in_the_folder_of_its_name(tmp_path, monkeypatch):
     assert read_summary(only_folder(tmp_path / "mine"))["experiment"] == "mine"
 
 
-@pytest.mark.parametrize("group", ["data", "model", "task", "trainer", "callbacks", "debug"])
-def test_the_readme_lists_every_option_of_a_group(group):
-    readme = (CONF.parent / "README.md").read_text(encoding="utf-8")
-    (row,) = re.findall(rf"^\| `{group}` \| (.+) \|$", readme, re.MULTILINE)
+@pytest.mark.parametrize("group", ["data", "model", "task", "trainer", "callbacks", "logger", "debug"])
+def test_the_start_page_lists_every_option_of_a_group(group):
+    start = (CONF.parent / "docs" / "start.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| `{group}` \| (.+) \|$", start, re.MULTILINE)
     assert set(options_of(group)) <= set(re.findall(r"`(\w+)`", row))
 
 

@@ -105,7 +105,6 @@ def _child(here: tuple[str, dict[str, str], dict[str, Any]], function: Any, argu
     end_with_parent()
     redirect_output()
     sys.stdout.reconfigure(line_buffering=True)
-    del os.environ["FLATOUT_OUTPUT"]
     torch.set_num_threads(1)
     vars(vars(multiprocessing.forkserver)["_forkserver"]).update(of_server)
     for owner in (multiprocessing.forkserver, vars(multiprocessing.forkserver)["_forkserver"]):

@@ -139,7 +139,8 @@ class TextDataConfig(FeedingConfig):
             hint=hint,
         )
         is_dealt = self.split_by is SplitBy.stratified and self.problem is Problem.regression
-        require(not is_dealt, "data.split_by", "stratified needs classes, not numbers", allowed="content, group")
+        what, hint = "stratified needs classes, not numbers", "Set data.split_by=content."
+        require(not is_dealt, "data.split_by", what, allowed="content, group", hint=hint)
 
     def prepare(self) -> Any:
         """Open the store of this data, building it first when there is none."""

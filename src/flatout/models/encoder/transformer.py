@@ -100,7 +100,7 @@ class TransformerConfig:
         self, outputs: Outputs, *, vocabulary_size: int, padding_id: int, separator_id: int | None
     ) -> Transformer:
         """The encoder with a head for these outputs, ready to train."""
-        described = self._described()
+        described = self.read_description()
         self._set(described, outputs, vocabulary_size, padding_id)
         model = Transformer(self._weighted(described, outputs), outputs.is_tagging, self.compute, separator_id)
         if self.head_dropout is not None:
@@ -125,7 +125,7 @@ class TransformerConfig:
             add_lora(model.net, self.lora)
         return model
 
-    def _described(self) -> Any:
+    def read_description(self) -> Any:
         """The encoder's own configuration."""
         if self.pretrained is not None:
             from transformers import AutoConfig
