@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -44,6 +45,7 @@ def conf_folder() -> Path:
     )
 
 
+@cache
 def register_schemas() -> None:
     """Make every settings class a Hydra schema: a wrong key or type then fails while composing."""
     from hydra.core.config_store import ConfigStore
@@ -113,11 +115,11 @@ def main(arguments: Sequence[str] | None = None, job: Callable[[DictConfig], Any
 
 def _import_all(words: Sequence[str]) -> None:
     from flatout.distributed.processes import warm_start
-    from flatout.engine.torchmetrics_internals import defer_pyplot
+    from flatout.engine.torchmetrics_internals import import_torchmetrics
 
     if any(word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word for word in words):
         warm_start()  # imports in the background what later processes need
-    defer_pyplot()
+    import_torchmetrics()
     importlib.import_module("flatout.cli.boundary")
 
 
