@@ -16,17 +16,9 @@ from typing import Any
 import torch
 from torch.optim import AdamW, Optimizer
 
-from flatout.errors import require
-
 Group = dict[str, Any]
 MATRICES = "is_matrices"
 """Marks the groups of weights that Muon steps."""
-
-
-def require_muon() -> None:
-    """Refuse Muon where this torch has none."""
-    what = f"muon: torch {torch.__version__} has none"
-    require(hasattr(torch.optim, "Muon"), "optim.name", what, hint="Install torch 2.9 or later, or leave it at adamw.")
 
 
 class MuonAndAdamW(Optimizer):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from flatout.distributed.slices import is_share
-from flatout.engine.muon import MATRICES, MuonAndAdamW, require_muon
+from flatout.engine.muon import MATRICES, MuonAndAdamW
 from flatout.engine.step_losses import NotFinite
 from flatout.errors import UserError, as_choice, require
 
@@ -134,7 +134,8 @@ class OptimConfig:
         """The weights that Muon steps: whole matrices of an encoder's layers."""
         if self.name is not OptimizerName.muon:
             return set()
-        require_muon()
+        what, hint = f"muon: torch {torch.__version__} has none", "Install torch 2.9 or later, or leave it at adamw."
+        require(hasattr(torch.optim, "Muon"), "optim.name", what, hint=hint)
         blocks, will_thaw = getattr(model, "blocks", list)(), bool(getattr(model, "unfreeze_epochs", 0))
         found = {
             id(weight)
