@@ -156,9 +156,9 @@ def read_summary(folder: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(str(folder), "no summary.json there", hint="Name a run folder, below outputs/.") from None
     except OSError as error:
-        raise UserError(str(path), f"cannot be read: {error.strerror}") from None
+        raise UserError(str(path), f"cannot be read: {error.strerror}", hint="Check that you may read it.") from None
     except ValueError as error:
-        raise UserError(str(path), f"not valid JSON: {error}") from None
+        raise UserError(str(path), f"not valid JSON: {error}", hint="Train again: the file was changed.") from None
     if not isinstance(values, dict) or "schema" not in values:
         raise UserError(str(path), "not the summary of a run", hint="Name a run folder, below outputs/.")
     return values
