@@ -110,8 +110,8 @@ PLANTED = [
         "gradient exchange that dominates",
         ("communication",),
         [
-            *("trainer.devices=2", "model=transformer", "model.hidden=256", "data.batch_size=2"),
-            *("data.sample.rows=800", "data.sample.eval_rows=200"),
+            *("trainer.devices=2", "model=transformer", "model.hidden=768", "model.layers=1", "model.heads=12"),
+            *("data.batch_size=2", "data.sample.rows=400", "data.sample.eval_rows=100"),
         ],
         1,
         _needs_cores,
