@@ -278,3 +278,19 @@ def test_evidence_of_a_version_without_bounds_is_still_read():
     for name in ("low", "high"):
         del kept["tried"][0][name]
     assert Evidence.from_dict(kept).tried[0].speedup.value == pytest.approx(2.0)
+
+
+def test_cores_that_others_take_come_before_what_little_the_run_could_change():
+    busy = replace(spending(callbacks=4.0), callbacks={"mine": 4.0})
+    busy.host = {"machine_cpu_share": 1.0, "process_cpu_cores": 1.0}
+    said = verdict(busy)
+    assert said["cause"] == "cpu" and [each["cause"] for each in said["others"]] == ["callbacks"]
+
+
+def test_dropout_whose_gain_is_uncertain_is_not_named():
+    assert verdict(trying("dropout", "model.dropout=0", 1.9, low=0.9, high=2.4))["cause"] == "nothing"
+
+
+def test_sixteen_bits_that_were_not_tried_are_a_cause_on_a_card_alone():
+    assert verdict(replace(CARD, native="bf16"))["fix"] == "try precision=bf16"
+    assert verdict(replace(QUIET, native="bf16"))["cause"] == "nothing"

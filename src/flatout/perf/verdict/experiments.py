@@ -26,6 +26,7 @@ from flatout.perf.measure.intervals import speedup
 from flatout.perf.measure.rounds import MOST_ROUNDS, take_turns
 from flatout.perf.measure.steps import Steps, Way, endless, standing_optimizer
 from flatout.perf.verdict.evidence import Evidence, Tried
+from flatout.perf.verdict.machine_rules import starved
 from flatout.perf.verdict.ways import BATCHES_A_RUN, measure_feed, most_fed, open_feed, other_feeds, other_models
 from flatout.tasks.task import Task
 
@@ -56,6 +57,8 @@ def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) 
         evidence.not_tried = "nothing was tried: whole batches do not fit into memory"
     elif is_compiled:
         evidence.not_tried = "nothing was tried: each way would be compiled first"
+    elif (found := starved(evidence)) is not None:  # what is timed between turns of others means nothing
+        evidence.not_tried = f"nothing was tried: {found.limit} would disturb it"
     else:
         with _nothing_stays(task):
             _try_ways(task, feeds, evidence, seconds, waits=waits)

@@ -89,6 +89,8 @@ class Finding:
     @property
     def weight(self) -> float:
         """What decides which cause comes first."""
+        if self.cause == "cpu":  # cores that others take are not there, whatever else holds the run back
+            return 1 / (1 - min(self.share, _PLAIN_SHARE))
         if self.gain is None and self.cause in _ONLY_SEEN:
             return LEAST_GAIN
         return math.sqrt(self.worth) if self.cause in _OTHER_TRAINING else self.worth

@@ -167,7 +167,8 @@ def precision(evidence: Evidence) -> Finding | None:
     """Sixteen bits would be faster here."""
     names = {"32-true": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
     limit = f"arithmetic in {names.get(evidence.precision, evidence.precision)}"
-    if evidence.native in ("", "fp32") or any(tried.cause == "precision" for tried in evidence.tried):
+    is_card = evidence.device == "cuda"  # on a processor small models are slower in sixteen bits
+    if not is_card or evidence.native in ("", "fp32") or any(each.cause == "precision" for each in evidence.tried):
         return _by_trying(evidence, "precision", limit)
     why, share = f"{evidence.native} is native here, and was not tried", evidence.share("forward", "backward")
     override = f"precision={evidence.native}"
@@ -207,7 +208,8 @@ def threads(evidence: Evidence) -> Finding | None:
 
 def dropout(evidence: Evidence) -> Finding | None:
     """Drawing what is dropped takes its time."""
-    return _by_trying(evidence, "dropout", "dropout", "another model: it may overfit more", _LEAST_OF_DROPOUT)
+    found = _by_trying(evidence, "dropout", "dropout", "another model: it may overfit more", _LEAST_OF_DROPOUT)
+    return found if found is not None and found.is_recommended else None
 
 
 def optimizing(evidence: Evidence) -> Finding | None:
