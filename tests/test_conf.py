@@ -11,8 +11,9 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-import train
 from flatout.bits.people import PeopleConfig
+from flatout.cli import start
+from flatout.cli import words as words_of
 from flatout.cli.composing import known_keys
 from flatout.config import RunConfig
 from flatout.data.problem import Problem
@@ -31,6 +32,8 @@ OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.ya
 BITS, TAGS = ["model=bitmlp", "task=grams"], ["model=transformer", "task=tagging"]
 SEQUENCES = ["data.features=[voltage]", "data.target=soc"]
 COMPANIONS = {
+    "task=mlm": ["model=transformer"],
+    "optim=muon": ["model=transformer"],
     **{"data=bits": BITS, "data=people": BITS, "data=tagged_tweets": TAGS},
     **{"model=bitmlp": ["data=people", "task=grams"], "task=grams": ["data=people", "model=bitmlp"]},
     "task=tagging": ["data=tagged_tweets", "model=transformer"],
@@ -90,7 +93,7 @@ def test_the_groups_that_users_of_hydra_templates_expect_have_their_options():
 def test_every_sweep_opens_with_its_command_and_searches_settings_that_exist(name):
     head, command = (CONF / "sweep" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[:2]
     assert head == "# @package _global_" and command.startswith("# python -m flatout sweep ")
-    train.register_schemas()
+    start.register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         composed = compose("train", [f"+sweep={name}"], return_hydra_config=True)
     assert composed.hydra.sweeper.space.keys() <= set(known_keys())
@@ -207,7 +210,7 @@ def test_a_group_is_chosen_with_or_without_a_plus_sign():
         "+trainer.foo=1": "+trainer.foo=1",
         "name=mine": "name=mine",
     }
-    assert {word: train.in_hydras_form(word) for word in typed} == typed
+    assert {word: words_of.in_hydras_form(word) for word in typed} == typed
 
 
 def test_no_callbacks_leaves_out_the_progress_line_and_the_verdict():
@@ -285,7 +288,9 @@ def test_a_run_of_an_earlier_version_resumes_on_the_same_data():
         "plan": {},
         "settings": {"data.sample.rows": 6},
     }
-    now = {**then, "settings": {"data.sample.rows": 4}}
+    now = {**then, "settings": {"data.sample.rows": 4, "optim.name": "adamw"}}
     assert require_same_run(then, now, anyway=False) == []
+    with pytest.raises(UserError, match=r"optim\.name was adamw and is muon"):
+        require_same_run(then, {**now, "settings": {"optim.name": "muon"}}, anyway=False)
     with pytest.raises(UserError, match=r"data\.sample\.rows was 6 and is 4; the data or its encoding has changed"):
         require_same_run(then, {**now, "data": "other"}, anyway=False)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from flatout.cli.train import main
 from flatout.distributed.processes import OUTPUT, end_with_parent, redirect_output
 from flatout.errors import EXIT_CODE, RunBroke, UserError
 from flatout.perf.measure.rounds import take_turns
@@ -52,9 +53,7 @@ def _train(words: list[str], output: str, environment: dict[str, str]) -> None:
     os.environ |= {**environment, OUTPUT: output}
     end_with_parent()
     redirect_output()
-    import train
-
-    train.main(words)
+    main(words)
 
 
 def rows_per_s(summary: dict[str, Any]) -> float:

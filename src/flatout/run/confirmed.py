@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import yaml
 
-from flatout.perf.tune.tuning import Confirmed, is_typed
+from flatout.perf.tune.confirmed import Confirmed, is_typed
 from flatout.perf.verdict.confirmation import FILE, read_confirmations
 from flatout.report.summary import hardware, versions
 from flatout.run.resume import deciding_settings

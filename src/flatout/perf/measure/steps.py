@@ -127,7 +127,7 @@ class Steps:
             batch = next(self.batches)
             self._wait_s += time.perf_counter() - asked
             with arithmetic(self.way.precision, self.device):
-                loss = self.task.loss(self.way.model(batch), batch)
+                loss = self.task.training_loss(batch, self.way.model)
             self.scaler.scale(loss).backward()
             ends_step = bool(batch.ends_step)
             self._batches += 1

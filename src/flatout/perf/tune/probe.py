@@ -131,7 +131,7 @@ def losses(parts: Parts, precisions: list[str], rows: int) -> dict[str, float]:
         for name in precisions:
             precision = Precision(name)
             with torch.no_grad(), fast_fp32_products(precision, parts.device), arithmetic(precision, parts.device):
-                found[name] = float(np.mean([float(task.loss(task.model(batch), batch)) for batch in batches]))
+                found[name] = float(np.mean([float(task.training_loss(batch)) for batch in batches]))
     finally:
         task.train()
     return found

@@ -15,7 +15,8 @@ from flatout.callbacks.step_timer import PARTS
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.engine.precision import Precision, choose_precision
 from flatout.errors import UserError
-from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence, evidence_of
+from flatout.perf.verdict.collect import evidence_of
+from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
 from flatout.perf.verdict.experiments import SHARE, alone_ms, try_out
 from flatout.perf.verdict.rules import findings
 from flatout.report.page import read_curves
