@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from flatout.cli.yaml_size import require_modest
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, require
 from flatout.ladder.rungs import Ladder, find_ladder, read_ladder
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
     conf = [] if arguments.config_dir is None else ["--config-dir", str(Path(arguments.config_dir).absolute())]
     folders = [Path(conf[1]) / _LADDER] if conf else []
     folders.append(train.conf_folder() / _LADDER)
-    ladder = read_ladder(find_ladder(own[_LADDER], folders)) if _LADDER in own else None
+    ladder = _read(find_ladder(own[_LADDER], folders)) if _LADDER in own else None
     if ladder is not None:
         require_kind(ladder, typed)
     command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *arguments.words])
@@ -58,6 +59,12 @@ def run(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:  # Hydra wants one; nothing is written there
         shared = [] if ladder is None else list(ladder.settings)
         train.main([*conf, *shared, *typed, f"hydra.run.dir={folder}/none"], job=climber.climb)
+
+
+def _read(path: Path) -> Ladder:
+    """A ladder from a file of modest size."""
+    require_modest(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    return read_ladder(path)
 
 
 def _part(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

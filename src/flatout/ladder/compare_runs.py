@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import UserError, require
-from flatout.ladder.statistics import Group, Interval, paired_difference, quality_sentence
+from flatout.ladder.intervals import Group, Interval, paired_difference, quality_sentence
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from flatout.ladder.climb import TOO_SHORT, Step, ratio
+from flatout.ladder.intervals import Interval
 from flatout.ladder.rungs import STARTUP, Ladder
-from flatout.ladder.statistics import Interval
 
 FILE = "ladder.json"
 SCHEMA = 1
