@@ -69,7 +69,7 @@ def _read(path: Path) -> Ladder:
 
 def _part(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The settings of a run, and the words of this command."""
-    typed, own = [], {}
+    typed, own = list[str](), dict[str, str]()
     for word in words:
         key, equals, value = word.partition("=")
         if equals and key.lstrip("+") in (_LADDER, _FOR, _SEEDS):
