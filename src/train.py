@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -37,9 +38,14 @@ def conf_folder() -> Path:
     for place in places:
         if (place / "train.yaml").is_file():
             return place.resolve()
-    raise UserError("FLATOUT_CONF", f"no train.yaml in {', '.join(map(str, places))}")
+    raise UserError(
+        "FLATOUT_CONF",
+        f"no train.yaml in {', '.join(map(str, places))}",
+        hint="Set FLATOUT_CONF to a folder with train.yaml, or leave it out.",
+    )
 
 
+@cache
 def register_schemas() -> None:
     """Make every settings class a Hydra schema: a wrong key or type then fails while composing."""
     from hydra.core.config_store import ConfigStore
@@ -109,11 +115,11 @@ def main(arguments: Sequence[str] | None = None, job: Callable[[DictConfig], Any
 
 def _import_all(words: Sequence[str]) -> None:
     from flatout.distributed.processes import warm_start
-    from flatout.engine.torchmetrics_internals import defer_pyplot
+    from flatout.engine.torchmetrics_internals import import_torchmetrics
 
     if any(word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word for word in words):
         warm_start()  # imports in the background what later processes need
-    defer_pyplot()
+    import_torchmetrics()
     importlib.import_module("flatout.cli.boundary")
 
 
@@ -130,6 +136,11 @@ def _start(job: Callable[[DictConfig], Any]) -> None:
             guard_hydra()
             refuse_pickles_and_packages(sys.argv[1:])
             register_schemas()
+            if any(word in ("-h", "--help") for word in sys.argv[1:]):
+                from flatout.cli.train_help import help_text
+
+                print(help_text(sys.argv[1:], conf_folder()))
+                return
             hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
     except OSError as error:
         if error.errno not in (*REFUSALS, errno.EACCES, errno.EPERM):

@@ -43,6 +43,9 @@ COMPANIONS = {
 """The other options that an option needs."""
 OF_ENCODERS = [name for name in options_of("experiment") if name.startswith("bert_") or "tweets" in name]
 OF_ENCODERS = [name for name in OF_ENCODERS if not name.endswith("_scratch")]
+ALIKE = ("_scratch", "_sweep")
+"""Ends of the names of experiments that train as another one does, from other weights or for other trials."""
+SOAK = pytest.mark.soak(seconds=5)
 ROWS = ["data.sample.rows=200", "data.sample.eval_rows=40"]
 SMALL = ["data.batch_size=16", "data.accumulate=1", "monitor.progress=false", "threads=1"]
 TINY = [*ROWS, *SMALL, "model.embedding=8", "model.hidden=8"]
@@ -112,7 +115,9 @@ def test_an_experiment_with_an_encoder_opens_with_hardware_time_and_score(name):
     assert re.search(r"(accuracy|recall|F1)( of \w+ \w+| of \w+)? \d+\.\d", head), "score"
 
 
-@pytest.mark.parametrize("name", options_of("experiment"))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=SOAK if name.endswith(ALIKE) else []) for name in options_of("experiment")]
+)
 def test_every_experiment_trains_one_batch(name, tmp_path, monkeypatch):
     words = [f"+experiment={name}", *tiny_words(name), "trainer.devices=1", f"output={tmp_path}", "+debug=one_batch"]
     assert run_train([*words, "hydra.mode=RUN"], monkeypatch) == 0
@@ -132,7 +137,7 @@ def test_a_trainer_option_trains_one_batch(option, tmp_path, monkeypatch):
     assert (summary["status"], summary["training"]["steps"]) == ("finished", 1)
 
 
-@pytest.mark.parametrize("option", ["ddp", "fsdp"])
+@pytest.mark.parametrize("option", [pytest.param("ddp", marks=SOAK), "fsdp"])
 def test_a_trainer_option_trains_one_batch_on_two_cpu_processes(option, tmp_path, monkeypatch):
     devices = ["trainer.accelerator=cpu", "trainer.devices=2"]
     words = [f"trainer={option}", *devices, *TINY, "debug=one_batch", f"output={tmp_path}"]
@@ -264,10 +269,10 @@ def test_a_run_lies_in_the_folder_of_its_name(tmp_path, monkeypatch):
     assert read_summary(only_folder(tmp_path / "mine"))["experiment"] == "mine"
 
 
-@pytest.mark.parametrize("group", ["data", "model", "task", "trainer", "callbacks", "debug"])
-def test_the_readme_lists_every_option_of_a_group(group):
-    readme = (CONF.parent / "README.md").read_text(encoding="utf-8")
-    (row,) = re.findall(rf"^\| `{group}` \| (.+) \|$", readme, re.MULTILINE)
+@pytest.mark.parametrize("group", ["data", "model", "task", "trainer", "callbacks", "logger", "debug"])
+def test_the_start_page_lists_every_option_of_a_group(group):
+    start = (CONF.parent / "docs" / "start.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| `{group}` \| (.+) \|$", start, re.MULTILINE)
     assert set(options_of(group)) <= set(re.findall(r"`(\w+)`", row))
 
 

@@ -132,13 +132,23 @@ class RunConfig:
         self.logger = chosen_loggers(self.logger)
         for name, callback in self.callbacks.items():
             is_callback = isinstance(callback, L.Callback)
-            require(is_callback, f"callbacks.{name}", f"{type(callback).__name__} is no callback of Lightning")
+            require(
+                is_callback,
+                f"callbacks.{name}",
+                f"{type(callback).__name__} is no callback of Lightning",
+                hint="Name a subclass of lightning.Callback.",
+            )
         require(0 <= self.seed < 2**63, "seed", f"{self.seed}", allowed="0 or more")
         require(self.threads is None or self.threads >= 1, "threads", f"{self.threads}", allowed="1 or more, or null")
         self._require_trainer_settings()
         if self.has_own_parts:
             require_own_parts(self.task, self.data)
-            require(not self.shares_weights, f"trainer.strategy: {_FSDP}", "does not serve modules of your own")
+            require(
+                not self.shares_weights,
+                f"trainer.strategy: {_FSDP}",
+                "does not serve modules of your own",
+                hint="Set trainer.strategy=ddp.",
+            )
             require(not self.tune.enabled, "tune", "measures no modules of your own", hint="Set tune=off.")
 
     @property

@@ -144,7 +144,7 @@ plain("a text of 10 MB", "61 read = 61 kept as written", GOOD + "long " * 2_000_
 plain("a row of 40 MB", "row 61: longer than 16 MB", GOOD + '"' + "long " * 8_000_000 + '",land\n')
 plain(
     "an id column as label",
-    "Is that a column of names or numbers?",
+    "Is that a column of ids?",
     csv_of([(f"text {i}", f"id{i}") for i in range(3_000)]),
 )
 plain(
@@ -194,7 +194,9 @@ plain(
     is_error=False,
     read={"columns": ["text", "label"]},
 )
-plain("names given, but too few", "its first row has 2 values, 1 names are given", GOOD, read={"columns": ["text"]})
+plain(
+    "names given, but too few", "its first row has 2 values, data.read.columns has 1", GOOD, read={"columns": ["text"]}
+)
 plain(
     "labels of two types",
     "row 2: label is 'b'",

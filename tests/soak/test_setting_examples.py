@@ -23,16 +23,19 @@ OPTIONS = {
     "data=tagged_tweets": "data=tagged_tweets model=transformer task=tagging",
 }
 """The words that an option needs beside it; other options stand alone."""
+ALONE = ("run", "trainer", "python -m train -m", "tune=default")
+"""Options that are no words of a command line."""
 
 
 def words_of(setting: Setting) -> list[str]:
     """The words of a command line that shows an example."""
-    default = "" if setting.option in ("run", "trainer", "python -m train -m") else setting.option
+    default = "" if setting.option in ALONE else setting.option
     before = OPTIONS.get(setting.option, default)
     return shlex.split(f"{before} {setting.example}")
 
 
-def test_every_example_composes():
+def test_every_example_composes(monkeypatch):
+    monkeypatch.setenv("FLATOUT_SECRET", "quiet")
     broken = []
     for setting in all_settings():
         if setting.option == "python -m flatout sweep" or "my_package" in setting.example:

@@ -72,9 +72,9 @@ def explain(error: ComposeError) -> UserError | None:
     if error.kind in ("ScannerError", "ParserError", "ConstructorError", "ComposerError", "ReaderError"):
         return UserError("conf", error.message.replace("\n", " "), hint="The file is not valid YAML.")
     if error.kind == "RecursionError":
-        return UserError("conf", "is nested too deeply")
+        return UserError("conf", "is nested too deeply", hint="Write the settings with fewer levels.")
     if error.kind == "AttributeError" and "full_key: hydra." in error.message:
-        return UserError(error.key, "does not fit")
+        return UserError(error.key, "does not fit", hint="python -m flatout settings lists what each key may be.")
     if error.kind.startswith("Interpolation") or error.kind in ("UnsupportedInterpolationType", "GrammarParseError"):
         return UserError(error.key or "conf", error.message.splitlines()[0], hint="Write the value itself.")
     return None

@@ -292,7 +292,9 @@ def _made_whole(folder: Path) -> Iterator[Path]:
     try:
         beside.mkdir(parents=True)
     except OSError as error:
-        raise UserError("--out", f"cannot write {folder}: {error.strerror}") from None
+        raise UserError(
+            "--out", f"cannot write {folder}: {error.strerror}", hint="Name a folder that you may write to."
+        ) from None
     try:
         yield beside
         if target.exists():

@@ -198,7 +198,11 @@ def read_names(file: str) -> list[str]:
     try:
         lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError("--names", f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(
+            "--names",
+            f"cannot read {file}: {getattr(error, 'strerror', None) or error}",
+            hint="Name a text file with one name in each line.",
+        ) from None
     names = [line.strip() for line in lines if line.strip()]
     if not names:
         raise UserError("--names", f"{file} holds no name", hint="Write one name a line.")

@@ -139,7 +139,8 @@ class TextDataConfig(FeedingConfig):
             hint=hint,
         )
         is_dealt = self.split_by is SplitBy.stratified and not self.problem.has_classes
-        require(not is_dealt, "data.split_by", "stratified needs classes", allowed="content, group")
+        what, hint = "stratified needs classes", "Set data.split_by=content."
+        require(not is_dealt, "data.split_by", what, allowed="content, group", hint=hint)
         has_label = self.problem is Problem.none and self.label is not None
         require(not has_label, "data.label", f"{self.label} with data.problem=none", hint="Leave it out.")
 

@@ -58,6 +58,7 @@ from flatout.report.plain import plain
 from flatout.report.summary import read_summary
 from flatout.run import trainer as trainers
 from flatout.run.compiling import compile_network
+from flatout.run.confirmed import find_confirmed
 from flatout.run.learning_rate import set_rate
 from flatout.run.model_memory import require_memory
 from flatout.run.own_settings import OwnSettings
@@ -285,8 +286,10 @@ class RunBuilder:
         counts_time: bool = True,
     ) -> Question:
         """What these settings leave open."""
-        prober = Child(self.probe(ranks, device), torch.get_num_threads())
-        return Question(self.open_settings, data.store, ranks, device, overrides, prober, counts_time)
+        confirmed = find_confirmed(self.runs, self.settings, device, overrides)
+        build = self.with_answers(confirmed.values)
+        prober = Child(build.probe(ranks, device), torch.get_num_threads())
+        return Question(build.open_settings, data.store, ranks, device, overrides, prober, counts_time, confirmed)
 
     @property
     def open_settings(self) -> RunSettings:

@@ -128,7 +128,9 @@ def _texts(column: pa.Array, name: str, rows: NDArray[np.int64], findings: Findi
     if is_text(column.type) or pa.types.is_null(column.type):
         return column.cast(pa.large_string())
     if not is_plain(column.type):
-        raise UserError("data.text", f"column {name!r} of {findings.source} holds {column.type}", allowed="texts")
+        hint = "Name a column of texts: data.text=COLUMN. For lists of words and tags set data.problem=tags."
+        what = f"column {name!r} of {findings.source} holds {column.type}"
+        raise UserError("data.text", what, allowed="texts", hint=hint)
     findings.add("text_cast", rows)
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)

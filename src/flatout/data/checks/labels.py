@@ -93,7 +93,7 @@ def _numbers(labels: pa.Array, rows: NDArray[np.int64], source: str, locate: Cal
         return numbers
     wrong = int(np.flatnonzero(is_wrong)[0])
     what = f"{source} row {locate(int(rows[wrong]) + 1)}: {str(labels[wrong].as_py())[:60]!r} is no number"
-    raise UserError("data.label", what, hint="Leave data.problem=single for classes.")
+    raise UserError("data.label", what, hint="Correct the row; or set data.problem=single, if labels are classes.")
 
 
 class LabelCensus:
@@ -201,7 +201,8 @@ class LabelCensus:
         train = self.counts.get("train", {})
         if len(train) < 2:
             names = ", ".join(map(repr, train)) or "none"
-            raise UserError(where, f"the training rows have only one class: {names}", allowed="two or more")
+            hint = "Name the column of the labels: data.label=COLUMN."
+            raise UserError(where, f"the training rows have only one class: {names}", allowed="two or more", hint=hint)
         self._require_no_ids(where, train)
         for split, counts in self.counts.items():
             if counts and not counts.keys() & train.keys():
@@ -214,7 +215,7 @@ class LabelCensus:
         most = self._max_classes or min(_MOST_CLASSES, max(_IDS_FROM, sum(train.values()) // 2))
         if len(train) > most:
             what = f"{len(train):,} classes in {sum(train.values()):,} training rows, such as {_few(train)}"
-            hint = f"Is that a column of names or numbers? If not, set data.max_classes={len(train)}."
+            hint = f"Is that a column of ids? Set data.label=COLUMN. If not, set data.max_classes={len(train)}."
             raise UserError(where, what, allowed=f"{most:,} or fewer", hint=hint)
 
     def targets(self, labels: pa.Array) -> NDArray[np.generic] | tuple[NDArray[np.generic], NDArray[np.generic]]:

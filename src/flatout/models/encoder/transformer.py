@@ -101,7 +101,7 @@ class TransformerConfig:
         self, outputs: Outputs, *, vocabulary_size: int, padding_id: int, separator_id: int | None
     ) -> Transformer:
         """The encoder with a head for these outputs, ready to train."""
-        described = self._described()
+        described = self.read_description()
         if outputs.are_words:
             self._require_words(described)
         self._set(described, outputs, vocabulary_size, padding_id)
@@ -139,7 +139,7 @@ class TransformerConfig:
         what = f"{self.lora.rank}, but task=mlm trains the encoder itself"
         require(not self.lora.rank, "model.lora.rank", what, hint="Leave it out.")
 
-    def _described(self) -> Any:
+    def read_description(self) -> Any:
         """The encoder's own configuration."""
         if self.pretrained is not None and (run := model_of_run(self.pretrained)):
             kept = run.configuration()

@@ -15,6 +15,7 @@ from flatout.data.batches.feed import Feed
 from flatout.data.batches.feed_kind import FeedKind
 from flatout.data.batches.plan import PlanSettings
 from flatout.distributed.ranks import cores_here
+from flatout.perf.measure.intervals import Interval
 
 LEAST_GAIN = 1.1
 """What a fix must be worth to be named."""
@@ -24,7 +25,9 @@ OWN_LOADER = "own"
 """The feed of a run with the user's own DataModule."""
 
 
-COMPUTED = ("wait", "transfer", "forward", "backward", "optimizer")
+MODEL = ("forward", "backward", "optimizer")
+"""Parts that another model changes."""
+COMPUTED = ("wait", "transfer", *MODEL)
 """Parts that another feed or model changes."""
 
 
@@ -39,11 +42,20 @@ class Tried:
     """Rows a second without the override: of the same try, or where feeds were tried of the run itself."""
     rows_per_batch: float
     batches_per_step: int = 1
+    low: float | None = None
+    high: float | None = None
+    """How many times as fast, at least and at most; None in runs of earlier versions."""
 
     @property
-    def ratio(self) -> float:
-        """Time for a row, as a share of what it was."""
-        return self.as_was / max(self.rows_per_s, 1e-9)
+    def speedup(self) -> Interval:
+        """How many times as fast the steps were."""
+        value = max(self.rows_per_s, 1e-9) / max(self.as_was, 1e-9)
+        low, high = self.low or value, self.high or value
+        return Interval(value, min(low, value), max(high, value))
+
+    @staticmethod
+    def from_dict(kept: Mapping[str, Any]) -> Tried:
+        return Tried(**_known(Tried, kept))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -91,6 +103,12 @@ class Evidence:
     """Of each rank, the parts of a batch, and under `alone` a step's phases with no other rank to wait for."""
     feed_alone: float | None = None
     """Rows a second of the feed with no model."""
+    feed_cores: float | None = None
+    """Cores that it kept busy meanwhile."""
+    alone_ms: float | None = None
+    """Milliseconds of a batch in steps with nothing between them, where that was tried."""
+    untested: str = ""
+    """The override of a feed that there was no time to try."""
     tried: list[Tried] = field(default_factory=list)
     not_tried: str = ""
     """Why nothing was tried, where nothing was."""
@@ -103,6 +121,11 @@ class Evidence:
     def computed_ms(self) -> float:
         """Milliseconds of a batch with its feed and model alone."""
         return sum(self.ms.get(part, 0.0) for part in COMPUTED)
+
+    @property
+    def model_ms(self) -> float:
+        """Milliseconds of a batch with its model alone."""
+        return sum(self.ms.get(part, 0.0) for part in MODEL)
 
     @property
     def model_rows_per_s(self) -> float:
@@ -119,10 +142,14 @@ class Evidence:
     @staticmethod
     def from_dict(kept: Mapping[str, Any]) -> Evidence:
         """What `as_dict` has written, by this version or another: what it does not know is left out."""
-        known = {each.name for each in fields(Evidence)}
-        given = {name: value for name, value in kept.items() if name in known}
-        given["tried"] = [Tried(**each) for each in given.get("tried", [])]
+        given = _known(Evidence, kept)
+        given["tried"] = [Tried.from_dict(each) for each in given.get("tried", [])]
         return Evidence(**given)
+
+
+def _known(kind: type, kept: Mapping[str, Any]) -> dict[str, Any]:
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in kept.items() if name in names}
 
 
 def evidence_of_own(curves: RunCurves, device: torch.device, precision: str, epochs: float) -> Evidence | None:
