@@ -194,7 +194,9 @@ plain(
     is_error=False,
     read={"columns": ["text", "label"]},
 )
-plain("names given, but too few", "its first row has 2 values, data.read.columns has 1", GOOD, read={"columns": ["text"]})
+plain(
+    "names given, but too few", "its first row has 2 values, data.read.columns has 1", GOOD, read={"columns": ["text"]}
+)
 plain(
     "labels of two types",
     "row 2: label is 'b'",
