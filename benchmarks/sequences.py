@@ -259,13 +259,12 @@ def cells(folder: Path, options: Options) -> Iterator[Claim]:
     charge, quiet_sensors = CellsConfig(**size), {"current_noise": 0.0, "soc_noise": 0.0}
     voltage = CellsConfig(**size, voltage_noise=0.01, **quiet_sensors)
     seen = {"target": "voltage", "features": ["current", "temperature", "soc"]}
-    for name, sample, columns, floor in (
-        ("state of charge", charge, {}, charge.soc_noise),
-        ("voltage", voltage, seen, voltage.voltage_noise),
+    for name, sample, columns, floor, epochs, ema in (
+        ("state of charge", charge, {}, charge.soc_noise, options.choose(30, 15, 1), 0.0),
+        ("voltage", voltage, seen, voltage.voltage_noise, options.choose(250, 120, 1), 0.98),
     ):
         data = SequenceDataConfig(sample=sample, batch_size=16, chunk=90, cache=str(folder / "cells"), **columns)
-        epochs = options.choose(30, 15, 1)
-        result = _run(data, RNNConfig(hidden=32), OptimConfig(lr=2e-2), epochs, folder, 0)
+        result = _run(data, RNNConfig(hidden=32), OptimConfig(lr=2e-2, ema=ema), epochs, folder, 0)
         baselines = result.summary["baseline"]["metrics"]
         note = f"ridge on the window {baselines['test/rmse']:.4f}, {epochs} epochs"
         claim = f"built-in cells, RMSE of the {name} against the known floor"

@@ -36,6 +36,8 @@ _PLACES = {
     "TagPredictor": "flatout.inference.tags",
     "TransformerConfig": "flatout.models.encoder.transformer",
     "TaggingConfig": "flatout.tasks.tagging",
+    "MaskedLanguageConfig": "flatout.tasks.masked_language",
+    "MaskedWordPredictor": "flatout.inference.masked_words",
     "TweetsConfig": "flatout.data.samples.tweets",
     "TaggedTweetsConfig": "flatout.data.samples.tweets",
     "GramPredictor": "flatout.bits.predictor",

@@ -10,6 +10,8 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import train
+from flatout.cli import words as words_of
+from flatout.cli.conf_folder import conf_folder
 from flatout.cli.train_help import SECTIONS
 from flatout.config import RunConfig
 from flatout.report.summary import read_summary
@@ -102,12 +104,12 @@ def test_torchrun_is_told_a_mistake_so_that_its_last_page_names_it(tmp_path, mon
 
 def test_options_of_hydra_may_stand_anywhere():
     words = ["--config-dir", "here", "+sweep=one", "-m", "a=1", "--config-name=x", "-cd", "there", "--info", "b=2"]
-    assert train.options_last(words) == [
+    assert words_of.options_last(words) == [
         *("+sweep=one", "a=1", "b=2"),
         *("--config-dir", "here", "-m", "--config-name=x", "-cd", "there", "--info"),
     ]
-    assert train.options_last(["--info", "config", "a=1"]) == ["a=1", "--info", "config"]
-    assert train.options_last(["--config-d", "here", "a=1"]) == ["a=1", "--config-d", "here"]
+    assert words_of.options_last(["--info", "config", "a=1"]) == ["a=1", "--info", "config"]
+    assert words_of.options_last(["--config-d", "here", "a=1"]) == ["a=1", "--config-d", "here"]
 
 
 def test_a_model_that_cannot_be_fetched_is_told_with_the_three_ways_out(tmp_path, monkeypatch, capsys):
@@ -215,10 +217,10 @@ def test_a_profile_is_asked_for_with_or_without_a_plus_sign(word, tmp_path, monk
 
 def test_conf_can_be_named_by_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("FLATOUT_CONF", str(CONF))
-    assert train.conf_folder() == CONF
+    assert conf_folder() == CONF
     monkeypatch.setenv("FLATOUT_CONF", str(tmp_path))
     with pytest.raises(train.UserError, match=r"FLATOUT_CONF: no train.yaml in"):
-        train.conf_folder()
+        conf_folder()
 
 
 def test_the_default_settings_on_the_command_line_are_those_of_python():

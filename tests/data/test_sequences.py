@@ -197,7 +197,7 @@ def test_a_label_is_a_class_or_a_number_of_a_recording(tmp_path):
             {"problem": "forecast", "lookback": 40, "horizon": 30},
             "data.lookback=40 and data.horizon=30: 70 samples are needed, the longest train recording has 4",
         ),
-        ({}, {"lookback": 50}, "data.lookback=50: 50 samples are needed, the longest train recording has 45 ("),
+        ({}, {"lookback": 50}, "data.lookback=50: 50 samples are needed, the longest train recording has 4"),
         (
             {},
             {"problem": "forecast", "lookback": 5, "horizon": 9, "split_by": "time"},

@@ -25,10 +25,10 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from flatout.__main__ import VERBS
+from flatout.cli.words import with_own_parts
 from tests.composed import compose_run, only_folder, run_train
 from tests.docs.blocks import ROOT, Block, all_commands, blocks, words_of_flatout, words_of_train
 from tests.verbs import verb
-from train import with_own_parts
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 LIGHTNINGS_HINTS = (

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flatout.bits.grams import LABELS
 from flatout.ladder.measure import UsualProgram
+from flatout.ladder.needs import find_missing
 from flatout.ladder.rungs import read_ladder
 from flatout.ladder.usual import bloom, headlines
 from flatout.ladder.usual.clock import Clock
@@ -54,7 +55,8 @@ def usual_rungs() -> list[tuple[str, dict]]:
     for name in LADDERS:
         ladder = read_ladder(CONF / "ladder" / f"{name}.yaml")
         for rung in ladder.rungs:
-            if rung.keywords is not None and rung.name not in NOT_TRIED:
+            can_be = "keras" not in rung.needs or not find_missing(rung.needs)
+            if rung.keywords is not None and rung.name not in NOT_TRIED and can_be:
                 keywords = {key: value for key, value in rung.keywords.items() if key not in ("compiled", "graphs")}
                 keywords |= {"workers": 0} if keywords.get("workers", 0) > 2 else {}
                 found.append(pytest.param(ladder.program, keywords, id=f"{name}: {rung.name}"))

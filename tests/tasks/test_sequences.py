@@ -82,6 +82,23 @@ def test_fit_gives_the_losses_and_weights_of_a_plain_trainer(tmp_path):
     assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(result.metrics["test/rmse"], rel=1e-4)
 
 
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("way", ["whole", "windows", "chunks"])
+def test_a_batch_as_large_as_one_of_a_validation_is_trained(cell, way):
+    data = SequenceData(sample=CELLS, **WAYS[way])
+    data.setup()
+    task = SequenceRegressor(RNNConfig(hidden=4, cell=cell))
+    model, batch = task.build(data.info), next(iter(data.train_dataloader()))
+    with torch.inference_mode():
+        model.eval()
+        task.start_judging("val")
+        task.judge(batch)
+    model.train()
+    task._begin(batch, "train")
+    task.loss(model(batch), batch).backward()
+    assert all(weight.grad.abs().sum() > 0 for weight in model.parameters())
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_chunks_with_a_carried_state_answer_as_whole_recordings_do(tmp_path, accumulate):
     _, _, task = train("chunks", tmp_path, accumulate=accumulate)

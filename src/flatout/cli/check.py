@@ -95,7 +95,8 @@ def show(found: Checkup, command: str) -> None:
             console.print(f"  {line}")
     rows = ", ".join(f"{split} {count:,}" for split, count in found.rows.items())
     console.print(f"\nrows for {rows or 'nothing'}")
-    _show_counts(console, found, command if found.problem is not Problem.tags else "")
+    more = " model=transformer task=mlm" if found.problem is Problem.none else ""
+    _show_counts(console, found, command + more if found.problem is not Problem.tags else "")
 
 
 def show_recordings(found: SequenceCheckup, command: str) -> None:

@@ -44,6 +44,7 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_source, open_table
 from flatout.data.tables.table import Table, require_columns
 from flatout.errors import UserError, require
+from flatout.inference.masked_words import refuse_masked_words
 from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
 from flatout.inference.text import Predictor
@@ -105,6 +106,7 @@ class Scored:
 def _scored(arguments: argparse.Namespace, predictors: list[Any], table: Table, advance: Advance) -> Scored:
     """The scores of whichever kind of run."""
     predictor = predictors[0]
+    refuse_masked_words(predictor, "evaluate")
     if isinstance(predictor, SequencePredictor):
         return score_recordings(predictor, table, arguments.label, advance)
     if isinstance(predictor, GramPredictor):

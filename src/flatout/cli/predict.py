@@ -43,6 +43,7 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table, require_columns
 from flatout.errors import UserError
+from flatout.inference.masked_words import refuse_masked_words
 from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
 from flatout.inference.text import Predictor
@@ -81,6 +82,7 @@ def run(arguments: argparse.Namespace) -> None:
     predictors = load_predictors(arguments)
     if arguments.top_k < 0:
         raise UserError("--top-k", f"{arguments.top_k}", allowed="1 or more")
+    refuse_masked_words(predictors[0], "predict")
     if isinstance(predictors[0], SequencePredictor):
         _refuse(arguments, ("text", "top_k", "bits", "rebuild", "names"), "this run answers recordings")
         predict_recordings(arguments, predictors[0])

@@ -26,6 +26,7 @@ import lightning as L
 import yaml
 
 from flatout.callbacks.loggers import LOGGERS
+from flatout.cli.conf_folder import conf_folder
 from flatout.cli.setting_examples import MAY_BE, example_of
 from flatout.config import COMPONENTS, REPLACED, RunConfig
 from flatout.errors import UserError
@@ -123,8 +124,6 @@ def _join_ranges(kind: str, allowed: str | None) -> str:
 
 def _settings_of_trainer() -> Iterator[Setting]:
     """Arguments of Lightning's Trainer, in Lightning's words."""
-    from train import conf_folder
-
     ours = yaml.safe_load((conf_folder() / "trainer" / "default.yaml").read_text(encoding="utf-8"))
     does = dict(re.findall(r"^ {12}(\w+): (.+?)(?=^ {12}\w+:|^ {8}Raises|\Z)", _doc_of_trainer(), re.M | re.S))
     for name, argument in list(inspect.signature(L.Trainer.__init__).parameters.items())[1:]:

@@ -7,9 +7,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pyarrow.csv as pa_csv
+import torch
+
 from flatout.bits.data import BitsDataConfig
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.text import TextDataConfig
+from flatout.data.tokens.subwords import Subwords
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.errors import UserError, require
 from flatout.ladder.case import Case
@@ -113,18 +117,14 @@ def encoder_folder(model: TransformerConfig, data: TextDataConfig, texts: Path, 
     """The pretrained folder that was named, or one of random weights with word pieces of the training rows."""
     if model.pretrained is not None:
         return Path(model.pretrained)
-    import pyarrow.csv as pa_csv
-    import torch
     from transformers import AutoModel
     from transformers.utils import logging
-
-    from flatout.data.tokens.subwords import Subwords
 
     tokens = Subwords.train([pa_csv.read_csv(texts)["text"].combine_chunks()], data.vocabulary)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in tokens.files.items():
         (folder / name).write_text(text, encoding="utf-8")
-    described = model._described()
+    described = model.read_description()
     described.vocab_size, described.pad_token_id = tokens.size, tokens.frame.padding
     if data.max_length > getattr(described, "max_position_embeddings", data.max_length):
         raise UserError("data.max_length", f"{data.max_length}", allowed=f"{described.max_position_embeddings} at most")

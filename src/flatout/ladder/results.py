@@ -96,15 +96,15 @@ def closing_lines(found: dict[str, Any]) -> list[str]:
     if lines:
         lines.insert(0, f"{len(lines)} of {len(found['rungs'])} rungs were not measured:")
     whole = found["whole"]
+    quality = quality_lines(found["quality"]) if found["quality"] else []
     if whole is None:
-        return [*lines, "Fewer than two rungs were measured: no speed-up can be stated. Give more time with for=."]
+        none = "Fewer than two rungs were measured: no speed-up can be stated. Give more time with for=."
+        return [*lines, none, *quality]
     lines.append(f"an epoch as usually written: {_minutes(whole['minutes_before'])} ({found['rows']:,} rows)")
     lines.append(f"an epoch of {whole['top']}: {_minutes(whole['minutes_after'])}")
     lines.append(f"speed-up: {written(whole['ratio'])}" + (f"; promised {found['in_all']}" if found["in_all"] else ""))
     lines.append(f"startup: {whole['startup_before_s']:.1f} s before, {whole['startup_after_s']:.1f} s after at most")
-    if found["quality"]:
-        lines += quality_lines(found["quality"])
-    return lines
+    return [*lines, *quality]
 
 
 def quality_lines(quality: dict[str, Any]) -> list[str]:

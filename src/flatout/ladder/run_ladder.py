@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flatout.data.store.cache import Cache
 from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError, require
 from flatout.ladder.case import Case
-from flatout.ladder.climb import Step, climb
+from flatout.ladder.climb import TOO_SHORT, Step, climb
 from flatout.ladder.describe import describe, encoder_folder, kind_of, program_of
 from flatout.ladder.measure import Failed, Job, Measured, OurRun, UsualProgram, measure_apart
 from flatout.ladder.results import FILE, closing_lines, results
@@ -25,7 +27,7 @@ from flatout.ladder.table import figures
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.ladder_notes import note_ladder
 from flatout.report.ladder_page import write_figure, write_ladder_page
-from flatout.report.summary import json_safe, versions, write_atomically
+from flatout.report.summary import hardware, json_safe, versions, write_atomically
 
 METRICS = {"text": "accuracy", "bits": "dice", "sequence": "r2"}
 """The test metric of each kind of data; a hundredth of it is a point."""
@@ -158,14 +160,14 @@ class _Rungs:
 
 
 def compare_quality(rungs: _Rungs, steps: Sequence[Step], asked: Asked) -> dict[str, Any] | None:
-    """Train the foot and the top to the end with several seeds; None where fewer than two rungs were measured."""
-    measured = [step.rung for step in steps if step.is_measured]
-    if len(measured) < 2:
+    """Train the foot and the top to the end with several seeds; None where fewer than two rungs can be measured."""
+    can_be = [step.rung for step in steps if step.is_measured or step.skipped == TOO_SHORT]
+    if len(can_be) < 2:
         return None
     metric = METRICS[asked.ladder.kind]
     values: list[list[float]] = [[], []]
     for seed in range(asked.seed, asked.seed + asked.seeds):
-        for rung, points in zip((measured[0], measured[-1]), values, strict=True):
+        for rung, points in zip((can_be[0], can_be[-1]), values, strict=True):
             at = asked.folder / "quality" / f"{rung.name.replace(' ', '-')}-seed-{seed}"
             found = _train(rungs.whole(rung, seed), at, rung)
             points.append(100 * (found.metrics or {})[metric])
@@ -173,7 +175,7 @@ def compare_quality(rungs: _Rungs, steps: Sequence[Step], asked: Asked) -> dict[
     difference = paired_difference(values[0], values[1])
     groups = [
         {"name": rung.name, "mean": group.mean, "sd": group.sd, "values": list(group.values)}
-        for rung, group in zip((measured[0], measured[-1]), map(Group.of, values), strict=True)
+        for rung, group in zip((can_be[0], can_be[-1]), map(Group.of, values), strict=True)
     ]
     return {
         "metric": metric,
@@ -194,10 +196,6 @@ def _train(program: UsualProgram | OurRun, folder: Path, rung: Rung) -> Measured
 
 def device_name() -> str:
     """The machine that measures."""
-    import torch
-
-    from flatout.report.summary import hardware
-
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = hardware(device, max(1, torch.cuda.device_count()), "")
     return f"{about['device']}, {about['cores']} cores"

@@ -57,7 +57,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
-    """The rungs from a program as it is usually written to our own run."""
+    """The rungs from a program as usually written to our own run."""
 
     name: str
     title: str

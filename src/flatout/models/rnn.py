@@ -156,7 +156,8 @@ class RNN(nn.Module):
         """The state before a recording, made once for each number of rows."""
         key = len(inputs_BLF), inputs_BLF.device
         if key not in self._zeros:
-            self._zeros[key] = self.make_state(*key)
+            with torch.inference_mode(False):  # training reads zeros that a validation may have made
+                self._zeros[key] = self.make_state(*key)
         return self._zeros[key]
 
     def make_state(self, rows: int, device: torch.device | str = "cpu") -> State:

@@ -70,7 +70,7 @@ def check(config: TextDataConfig) -> Checkup:
         found = Checkup(
             source=source.name,
             problem=config.problem,
-            columns={"text": list(source.roles.texts), "label": source.roles.label},
+            columns={"text": list(source.roles.texts), "label": source.roles.label or None},
             rows=_rows(surveyed),
             classes=surveyed.census.counts,
         )

@@ -52,7 +52,7 @@ def clean_block(
     """The rows of a block that are used; what happened to the others goes to `findings`."""
     cleaning = cleaning or CleaningConfig()
     texts, is_changed = read_texts(block, roles, rows, findings, escapes=cleaning.escapes)
-    labels = decoded(block.column(roles.label))
+    labels = labels_of(block, roles)
     findings.rows_read += block.num_rows
     has_no_label = mask_of(is_missing(labels, problem))
     findings.add("null_label", rows[has_no_label])
@@ -71,6 +71,11 @@ def clean_block(
     findings.rows_kept += len(rows)
     findings.rows_repaired += int(is_changed.sum())
     return CleanBlock(pc.fill_null(texts, ""), labels, rows, is_changed)
+
+
+def labels_of(block: pa.RecordBatch, roles: Roles) -> pa.Array:
+    """The labels of a block; zeros where rows have none."""
+    return decoded(block.column(roles.label)) if roles.label else pa.array(np.zeros(block.num_rows, np.float32))
 
 
 def _refuse_missing(

@@ -18,6 +18,7 @@ from flatout.data.tables.splits import SPLITS
 from flatout.errors import UserError, require
 
 Floats = NDArray[np.float64]
+_ROWS_A_BLOCK = 1 << 16
 _OTHER_UNIT = 10.0
 """Ratio of root mean squares from which on another unit is suspected."""
 
@@ -43,7 +44,7 @@ class Survey:
         """Take in one recording."""
         values = recording.values
         self.found.append(Found(split=split, name=recording.name, part=recording.part, samples=len(values)))
-        self._hashes.append(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(values).tobytes()))
+        self._hashes.append(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(values).view(np.uint8)))
         if recording.label is not None:
             self.labels.append(recording.label)
         place = {name: number for number, name in enumerate(self.columns)}
@@ -187,9 +188,14 @@ class Survey:
 
 
 def _moments_of(values: Floats) -> Floats:
-    """[5, columns]: count, mean, squared distances from it, least, most."""
+    """[5, columns]: count, mean, squared distances from it, least, most; block by block, so that little is copied."""
     if not len(values):
         return np.zeros((5, values.shape[1]))
+    blocks = [_moments_of_block(values[at : at + _ROWS_A_BLOCK]) for at in range(0, len(values), _ROWS_A_BLOCK)]
+    return blocks[0] if len(blocks) == 1 else np.stack(list(_merge(np.stack(blocks)).values()))
+
+
+def _moments_of_block(values: Floats) -> Floats:
     with np.errstate(over="ignore"):  # a variance that is not finite is refused later, by name
         mean = values.mean(axis=0)
         squares = ((values - mean) ** 2).sum(axis=0)

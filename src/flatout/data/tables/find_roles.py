@@ -34,14 +34,17 @@ def find_roles(
     label: str | None = None,
     join: str = " ",
     tags: bool = False,
+    is_labelled: bool = True,
 ) -> Roles:
-    """The columns that are named, and those that are found by their names."""
+    """The columns that are named, and those that are found by their names; `is_labelled` false: no column of labels."""
     known, spoken = (_KNOWN_TAGGED, ("words", "tags")) if tags else (_KNOWN, ("texts", "labels"))
     given = (text,) if isinstance(text, str) else tuple(text or ())
     found = {
         "text": given[:1] or _found(table, known[0]),
         "label": (label,) if label is not None else _found(table, known[1]),
     }
+    if not is_labelled:
+        found["label"] = ("",)
     unclear = [key for key, names in found.items() if len(names) != 1]
     if not unclear:
         return Roles(given or found["text"], found["label"][0], join)

@@ -1,4 +1,4 @@
-"""An LSTM on windows of recordings, as it is usually written.
+"""An LSTM on windows of recordings, as usually written.
 
 A copy of the table for each column, windows copied out, a new hidden state for each batch, two numbers read and a log
 line written for each batch, transfers that wait.
@@ -24,7 +24,7 @@ log = logging.getLogger("usual.battery")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """What a rung may change; the defaults are the program as it is usually written."""
+    """What a rung may change; the defaults are the program as usually written."""
 
     reads: int = 2
     """Numbers read off the device for each batch: the loss and the worst error, or the loss alone."""

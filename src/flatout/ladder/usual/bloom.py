@@ -30,7 +30,7 @@ GRAMS += [a + b for a in ascii_lowercase for b in digits] + [a + b for a in digi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """What a rung may change; the defaults are the program as it is usually written."""
+    """What a rung may change; the defaults are the program as usually written."""
 
     caching: bool = False
     """Whether prepared rows are kept in a file for the next run."""

@@ -1,4 +1,4 @@
-"""A BiLSTM on headlines as it is usually written: words become numbers inside the model, batch by batch.
+"""A BiLSTM on headlines as usually written: words become numbers inside the model, batch by batch.
 
 Texts arrive as Python strings. Each row is padded to the longest length allowed. Products are fp32, AdamW has its
 defaults, and each step reads its loss and writes a log line. A keyword changes one thing.
@@ -28,7 +28,7 @@ _WORD = re.compile(r"\w+|[^\w\s]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """What a rung may change; the defaults are the program as it is usually written."""
+    """What a rung may change; the defaults are the program as usually written."""
 
     tokenise: str = "in the model"
     """in the model, keras (its TextVectorization, in the model) or once."""

@@ -1,4 +1,4 @@
-"""Fine-tuning of an encoder as it is usually written, with transformers and a plain loop.
+"""Fine-tuning of an encoder as usually written, with transformers and a plain loop.
 
 The collate function tokenises each batch and pads it to the longest length allowed. Two workers feed it. Products are
 fp32, AdamW has its defaults, gradients of small batches are accumulated, each batch reads its loss and logs it.
@@ -29,7 +29,7 @@ _WARMUP = 0.06
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """What a rung may change; the defaults are the program as it is usually written."""
+    """What a rung may change; the defaults are the program as usually written."""
 
     tokenise: str = "in the loop"
     """in the loop, up front (a row at a time) or in parallel (once, all rows in one call)."""
