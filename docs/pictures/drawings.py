@@ -97,7 +97,7 @@ def data_way() -> str:
 
 LAYERS = [
     ("cli", "commands, the edge to Hydra", ROSE),
-    ("sweep", "many runs: trials, searches, their page", ROSE),
+    ("sweep · ladder", "many runs: trials, searches, measured rungs", ROSE),
     ("run", "one run: build, trainer, run folder, resume", ROSE),
     ("perf · checkpoints · report · inference", "measure, save, show, answer", LILAC),
     ("callbacks", "curves, times, hardware: each alone in a plain Trainer", LILAC),

@@ -30,7 +30,7 @@ SWEEP = ["-m", "flatout", "sweep", "+sweep=headlines", "data.sample.rows=4000", 
 def main() -> None:
     given = sys.argv[1:]
     with tempfile.TemporaryDirectory() as temporary:
-        work = Path(given[0]) if given else Path(temporary)
+        work = (Path(given[0]) if given else Path(temporary)).absolute()
         work.mkdir(parents=True, exist_ok=True)
         said = train(work / "run", RUN)
         draw_terminal(end_of_run(said), "python -m train", FOLDER / "run.svg")
@@ -43,20 +43,21 @@ def main() -> None:
 
 
 def train(folder: Path, words: list[str]) -> str:
-    """What a command prints; its runs lie in a folder."""
+    """What a command prints; it runs in a folder, and leaves its runs in `outputs/` there."""
     shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     environment = os.environ | {"COLUMNS": str(COLUMNS), "FLATOUT_CACHE": str(folder.parent / "cache")}
-    command = [sys.executable, *words, f"output={folder}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.replace(str(folder), "outputs")
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.replace(f"{folder}/", "")
 
 
 def end_of_run(said: str) -> str:
-    """The last two validations and the closing table, the command before them."""
+    """The last two validations and the closing table without its classes, the command before them."""
     lines = said.splitlines()
     epochs = [number for number, line in enumerate(lines) if line.startswith("epoch")]
-    shown = [line for line in lines[epochs[-2] :] if not line.startswith("temperature")]
-    return "\n".join(["$ python -m train", "…", *shown])
+    closing = next(number for number, line in enumerate(lines) if line.startswith("BiLSTM"))
+    return "\n".join(["$ python -m train", "…", *lines[epochs[-2] : epochs[-1] + 1], "…", *lines[closing:]])
 
 
 def draw_terminal(text: str, title: str, path: Path) -> None:
@@ -68,6 +69,7 @@ def draw_terminal(text: str, title: str, path: Path) -> None:
     console.print(marked)
     svg = console.export_svg(title=title, theme=MONOKAI)
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S)  # rich names fonts of a server
+    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.S)
     keep(path, svg.replace("Fira Code, monospace", "ui-monospace, monospace").encode())
 
 

@@ -1,4 +1,4 @@
-"""Train text classifiers, and readers of bit strings, as fast as the hardware allows, and be told what held them back.
+"""Train on texts, tags, bit strings and sequences as fast as the hardware allows, and see what limited the run.
 
 The names below are imported when they are first used, so `import flatout` costs nothing.
 """

@@ -24,6 +24,9 @@ NEEDS = {
     "server:5000": "a server",
     "wandb": "an account",
     "trainer.devices": "several devices; tests/distributed runs two",
+    "torchrun": "several devices; tests/distributed runs two",
+    "songs.csv": "an encoder of full size",
+    "people.parquet": "columns of other names; tests/bits reads them",
     "--help": "nothing: it does not train",
     "sweep": "minutes; tests/sweep runs them",
     "resume=outputs": "a run of another day",
@@ -56,6 +59,7 @@ def test_commands_of_the_pages_train(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_tables(tmp_path)
     write_more_tables(tmp_path)
+    assert verb("encode", "--sample", 300, "--out", "people.csv") == 0
     broken = []
     for number, command in enumerate(runnable()):
         words = words_of_train(command) or []
@@ -100,7 +104,6 @@ def write_more_tables(folder: Path) -> None:
     with (folder / "news.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     for name, columns in (
-        ("songs.csv", lambda row, number: {"text": row["title"], "label": row["topic"]}),
         ("reviews.csv", lambda row, number: {"text": row["title"], "stars": number % 5, "author": f"a{number // 4}"}),
         ("tags.csv", lambda row, number: {"text": row["title"], "label": f"{row['topic']}|b{number % 2}"}),
     ):

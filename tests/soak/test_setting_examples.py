@@ -18,6 +18,7 @@ OPTIONS = {
     "model=window_mlp": "data=sequence model=window_mlp task=sequence data.lookback=8",
     "model=bitmlp": "data=bits model=bitmlp task=grams",
     "task=grams": "data=bits model=bitmlp task=grams",
+    "task=mlm": "data=tweets model=transformer task=mlm",
     "task=tagging": "data=tagged_tweets model=transformer task=tagging",
     "data=cells": "data=cells model=rnn task=sequence",
     "data=tagged_tweets": "data=tagged_tweets model=transformer task=tagging",

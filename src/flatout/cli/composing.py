@@ -97,8 +97,8 @@ def explain_errors() -> Iterator[None]:
 def _missing_option(error: ComposeError) -> UserError:
     group, _, option = error.missing.rpartition("/")
     hint = did_you_mean(option, error.options)
-    if group == "experiment" and not hint:
-        hint = f"To name a run, set name={option}."
+    if group == "experiment":
+        hint = f"{hint} To name a run, set name={option}.".lstrip()
     return UserError(group, f"no option {option!r}", allowed=", ".join(error.options) or "no options", hint=hint)
 
 

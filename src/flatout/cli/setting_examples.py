@@ -39,9 +39,9 @@ EXAMPLES = {
     "data.test": "data.train=train.csv data.test=test.csv",
     "data=sequence data.source": "data.source=cells/ data.features=[voltage,current] data.target=soc",
     "data=sequence data.train": "data.train=train/ data.features=[voltage,current] data.target=soc",
-    "data=sequence data.validation": "data.train=train/ data.validation=dev/ data.target=soc",
-    "data=sequence data.test": "data.train=train/ data.test=test/ data.target=soc",
-    "data=sequence data.problem": "data.problem=forecast",
+    "data=sequence data.validation": "data.train=train/ data.validation=dev/ data.features=[voltage] data.target=soc",
+    "data=sequence data.test": "data.train=train/ data.test=test/ data.features=[voltage] data.target=soc",
+    "data=sequence data.problem": "data.problem=forecast data.lookback=96 data.horizon=24",
     "data=sequence data.split_by": "data.split_by=time data.split_at=[8640,11520,14400]",
     "data=sequence data.group": "data.group=[cell,cycle]",
     "data=bits data.source": "data.source=people.csv",
@@ -125,6 +125,9 @@ EXAMPLES = {
     # tasks
     "task.weights": "+task.weights.sport=2",
     "task.label_smoothing": "task.label_smoothing=0.1",
+    "task.mask_share": "task.mask_share=0.3",
+    "task.mask_token_share": "task.mask_token_share=1 task.random_token_share=0",
+    "task.random_token_share": "task.random_token_share=0",
     "task.detector_weight": "task.detector_weight=0.5",
     "task.recombine": "task.recombine=0",
     # optimizer, checkpoints, monitor
@@ -250,11 +253,12 @@ MAY_BE = {
 
 
 def example_of(option: str, key: str, allowed: str, default: str) -> str:
-    """The example of a setting; of a choice or a switch, the first value that is not the default."""
+    """The example of a setting: of a choice, the first value that is not the default; of a number without one, that."""
     known = EXAMPLES.get(f"{option} {key}", EXAMPLES.get(key))
     if known:
         return known
     choices = ["true", "false"] if allowed.startswith("true or false") else allowed.partition(", null")[0].split(", ")
     is_choice = all(each.replace("_", "").isalnum() for each in choices) and len(choices) > 1
     other = next((each for each in choices if each != default), "")
-    return f"{key}={other}" if is_choice else ""
+    is_value = default not in ("null", "''", "[]", "{}")
+    return f"{key}={other}" if is_choice else f"{key}={default}" if is_value else ""

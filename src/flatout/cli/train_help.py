@@ -10,6 +10,7 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
@@ -136,14 +137,15 @@ def _setting(known: dict[tuple[str, str], Setting], chosen: list[str], key: str)
     """What is known about a key: of the chosen option, or of any."""
     found = [setting for (_, each), setting in known.items() if each == key]
     near = [*chosen, "data=headlines"]  # the sample of a run without a source
-    return min(found, key=lambda each: near.index(each.option) if each.option in near else len(near), default=None)
+    ranked = sorted(found, key=lambda each: near.index(each.option) if each.option in near else len(near))
+    return ranked[0] if ranked else None
 
 
 def _row(cfg: DictConfig, key: str, setting: Setting | None) -> str:
     """`key=value` and what it does, in one line or more."""
-    value = OmegaConf.select(cfg, key)
+    value: Any = OmegaConf.select(cfg, key)
     plain = list(value) if key == "logger" and value else value
-    shown = {None: "null", True: "true", False: "false"}.get(plain, str(plain)) if _is_plain(plain) else str(plain)
+    shown = _as_word(plain)
     does = _SHORT.get(key) or (_in_short(setting.does, is_null=value is None) if setting else "")
     allowed = f" ({setting.allowed})" if setting and key not in MAY_BE and _is_choice(setting.allowed) else ""
     head = f"  {key}={shown}".replace("'", "").ljust(_KEY_WIDTH)
@@ -159,8 +161,9 @@ def _in_short(does: str, *, is_null: bool) -> str:
     return f"{first}; null: {null[1].strip()}" if is_null and null and null[0] not in first else first
 
 
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, bool)
+def _as_word(value: Any) -> str:
+    """A value as typed on the command line."""
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
 def _is_choice(allowed: str) -> bool:

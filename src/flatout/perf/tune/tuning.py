@@ -35,7 +35,8 @@ from flatout.perf.notes import device_name
 from flatout.perf.tune.answers import Answers, AnswerStore, Choice
 from flatout.perf.tune.probe import Setting
 from flatout.perf.tune.search import Asked, Prober, Search, allowed_seconds
-from flatout.perf.tune.settings import TuneConfig
+from flatout.perf.tune.settings import TuneConfig, is_typed
+from flatout.perf.verdict.confirmation import Confirmed
 from flatout.report.plain import plain
 
 _WAIT_S = 30.0
@@ -70,18 +71,6 @@ class RunSettings:
     tune: TuneConfig
 
 
-@dataclass(slots=True)
-class Confirmed:
-    """What `doctor --confirm` has found for these settings: it is not measured again."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    """Settings that made the run faster."""
-    why: dict[str, str] = field(default_factory=dict)
-    """Of each of them, by its key."""
-    slower: frozenset[str] = frozenset()
-    """Overrides that slowed it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Question:
     """What to decide: these settings, for this store and device."""
@@ -98,11 +87,6 @@ class Question:
     """Whether the expected run bounds the time; false for a search alone."""
     confirmed: Confirmed = field(default_factory=Confirmed)
     """What is in the settings already."""
-
-
-def is_typed(key: str, overrides: Sequence[str]) -> bool:
-    """Whether the command line names a setting."""
-    return any(word.lstrip("+~").partition("=")[0] == key for word in overrides)
 
 
 def of_all_devices(question: Question, say: Callable[[str], None]) -> Found:
