@@ -260,8 +260,8 @@ def cells(folder: Path, options: Options) -> Iterator[Claim]:
     voltage = CellsConfig(**size, voltage_noise=0.01, **quiet_sensors)
     seen = {"target": "voltage", "features": ["current", "temperature", "soc"]}
     for name, sample, columns, floor, epochs, ema in (
-        ("state of charge", charge, {}, charge.soc_noise, options.choose(30, 15, 1), 0.0),
-        ("voltage", voltage, seen, voltage.voltage_noise, options.choose(250, 120, 1), 0.98),
+        ("state of charge", charge, {}, charge.soc_noise, options.choose(30, 30, 1), 0.0),
+        ("voltage", voltage, seen, voltage.voltage_noise, options.choose(250, 250, 1), 0.98),
     ):
         data = SequenceDataConfig(sample=sample, batch_size=16, chunk=90, cache=str(folder / "cells"), **columns)
         result = _run(data, RNNConfig(hidden=32), OptimConfig(lr=2e-2, ema=ema), epochs, folder, 0)
