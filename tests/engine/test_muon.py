@@ -95,7 +95,7 @@ def test_a_run_with_muon_resumes_to_the_same_weights(tmp_path: Path) -> None:
     assert resumed.summary["training"]["resumed_from"] == 14
     expected, found = (load_file(each.folder / "model" / "model.safetensors") for each in (whole, resumed))
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-    assert whole.metrics["test/accuracy"] > 0.5
+    assert resumed.metrics == whole.metrics
 
 
 @pytest.mark.parametrize(

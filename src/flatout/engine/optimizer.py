@@ -137,7 +137,8 @@ class OptimConfig:
             return set()
         what, hint = f"muon: torch {torch.__version__} has none", "Install torch 2.9 or later, or leave it at adamw."
         require(hasattr(torch.optim, "Muon"), "optim.name", what, hint=hint)
-        blocks, will_thaw = getattr(model, "blocks", list)(), bool(getattr(model, "unfreeze_epochs", 0))
+        blocks: list[nn.Module] = getattr(model, "blocks", list)()
+        will_thaw = bool(getattr(model, "unfreeze_epochs", 0))
         found = {
             id(weight)
             for block in blocks

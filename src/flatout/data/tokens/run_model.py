@@ -9,13 +9,14 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
 
 from flatout.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 T = TypeVar("T")
 _ENCODER, _SETTINGS, _TOKENIZER, _WEIGHTS = "encoder.json", "config.json", "tokenizer.json", "model.safetensors"
@@ -44,6 +45,8 @@ class RunModel:
 
     def load_into(self, net: nn.Module) -> nn.Module:
         """The model of transformers with the run's weights, but for a head of another kind or size."""
+        from safetensors.torch import load_file  # imports torch, which checking data does without
+
         weights = self.read(lambda: load_file(self.folder / _WEIGHTS))
         if any("lora_" in name for name in weights):
             hint = "Export it first: python -m flatout export RUN. Then name the exported folder."
