@@ -52,7 +52,7 @@ _EXACT = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
 
 def claims(options: Options) -> Iterator[Claim]:
     """Equality, speed on short and on long texts, and what a GPU adds."""
-    yield from family_claims()
+    yield from family_claims(quick=options.quick)
     try:
         import accelerate  # noqa: F401  # the Trainer asks for it only when it starts
     except ImportError:
@@ -63,7 +63,8 @@ def claims(options: Options) -> Iterator[Claim]:
         short = BertBench(Path(folder), options, _tweets(options), max_length=128)
         yield short.same_losses()
         yield from short.speed()
-        yield from BertBench(Path(folder), options, _long_texts(options), max_length=512).long_speed()
+        longest = options.choose(512, 256, 256)
+        yield from BertBench(Path(folder), options, _long_texts(options), max_length=longest).long_speed()
         if torch.cuda.is_available():
             yield from base_claims(Path(folder), options, torch.device("cuda"))
         else:
@@ -100,7 +101,7 @@ def _tweets(options: Options) -> dict[str, Any]:
 def _long_texts(options: Options) -> dict[str, Any]:
     """Published articles, or several built-in tweets joined."""
     if options.data is None:
-        return {"train": _joined_tweets(tweets=options.choose(30_000, 10_000, 10_000))}
+        return {"train": _joined_tweets(most=options.choose(60, 25, 25), tweets=options.choose(30_000, 6_000, 6_000))}
     return _published(options.data / "newsgroups20")
 
 
@@ -248,7 +249,7 @@ class BertBench:
     def long_speed(self) -> Iterator[Claim]:
         kinds = _kinds(replace(self.options, quick=True))
         ours, theirs, _ = self.in_turn(kinds, warm=1, steps=3)
-        told = f"mean length {self.rows_by_length.mean():.0f} of at most 512"
+        told = f"mean length {self.rows_by_length.mean():.0f} of at most {self.config.data.max_length}"
         yield at_least("long texts, Trainer's default", ours, theirs["default"], "tokens/s", 5.0, told)
         best = max((name for name in kinds if name != "default"), key=lambda name: theirs[name])
         yield at_least(f"long texts, Trainer's best ({best})", ours, theirs[best], "tokens/s", 1.4)

@@ -12,9 +12,10 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from flatout.callbacks.step_timer import StepTimer
 from flatout.cli.confirm import predicted, sides_of, steps_of_a_round
 from flatout.cli.short_runs import time_in_turn, train_apart, with_override
 from flatout.distributed.processes import end_with_parent, wait_until_warm, warm_start
+from flatout.errors import RunBroke, UserError
 from flatout.perf.measure.intervals import Interval, speedup
 from flatout.perf.verdict.evidence import Evidence
 
@@ -42,14 +44,16 @@ def claims(options: Options) -> Iterator[Claim]:
     with tempfile.TemporaryDirectory() as folder:
         diagnosed = []
         for number, each in enumerate(applicable):
-            diagnosed.append(diagnose(each, Path(folder) / f"planted-{number}", rounds))
+            place = Path(folder) / f"planted-{number}"
+            diagnosed.append(_or_broken(each.name, each.causes, partial(diagnose, each, place, rounds)))
             yield diagnosed[-1].as_claim()
         for each in planted:
             if why := each.why_not():
                 yield Claim(each.name, math.nan, None, "", None, "", True, f"does not apply here: {why}")
         checked = []
         for number, name in enumerate(list(HEALTHY)[: 2 if options.quick else None]):
-            checked.append(check_healthy(name, HEALTHY[name], Path(folder) / f"healthy-{number}", rounds))
+            place = Path(folder) / f"healthy-{number}"
+            checked.append(_or_broken(name, (), partial(check_healthy, name, HEALTHY[name], place, rounds)))
             yield checked[-1].as_claim()
     promised = [each for each in (*diagnosed, *checked) if each.predicted is not None and each.measured is not None]
     yield _share("planted bottlenecks that the verdict names", [each.is_named for each in diagnosed], _NAMED)
@@ -111,6 +115,15 @@ class Diagnosed:
         return Claim(
             name, value, expected, "× as fast", None if expected is None else value / expected, goal, holds, note
         )
+
+
+def _or_broken(name: str, causes: tuple[str, ...], diagnosing: Callable[[], Diagnosed]) -> Diagnosed:
+    """A run that ends with an error is a row that does not hold; the others still count."""
+    try:
+        return diagnosing()
+    except (UserError, RunBroke, KeyError, TypeError) as error:  # no verdict, or no evidence
+        found = {"cause": "error", "sentence": f"{type(error).__name__}: {error}", "override": None}
+        return Diagnosed(name, causes, {**found, "predicted_gain": None}, None)
 
 
 def diagnose(planted: Planted, place: Path, rounds: int) -> Diagnosed:

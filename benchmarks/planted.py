@@ -109,7 +109,10 @@ PLANTED = [
     Planted(
         "gradient exchange that dominates",
         ("communication",),
-        [*_RANKS, "model=transformer", "data.batch_size=2", "model.hidden=256", "data.sample.rows=800"],
+        [
+            *("trainer.devices=2", "model=transformer", "model.hidden=768", "model.layers=1", "model.heads=12"),
+            *("data.batch_size=2", "data.sample.rows=400", "data.sample.eval_rows=100"),
+        ],
         1,
         _needs_cores,
     ),
@@ -120,21 +123,17 @@ PLANTED = [
     Planted("small kernels, bound by the host", ("batch",), [*_FEW, "data.batch_size=8"], 1, _needs_gpu),
 ]
 QUICK = ("8 batches of 4 a step", "a callback that waits", "one thread")
+_HEADLINES = ["data.sample.rows=12000", "data.sample.eval_rows=400"]
 HEALTHY = {
-    "BiLSTM": ["data.sample.rows=12000", "data.sample.eval_rows=400"],
-    "BiLSTM, wide": ["data.sample.rows=4000", "data.sample.eval_rows=400", "model.hidden=256"],
-    "TextCNN": ["model=textcnn", "data.sample.rows=12000", "data.sample.eval_rows=400"],
-    "TextCNN, threaded feed": [
-        "model=textcnn",
-        "data.feed=threaded",
-        "data.sample.rows=12000",
-        "data.sample.eval_rows=400",
-    ],
-    "encoder": [*_WIDE],
-    "encoder, two batches a step": [*_WIDE, "data.accumulate=2"],
-    "encoder in fp32": [*_ENCODER, "data.batch_size=64", *(["precision=fp32"] if _needs_bf16() else [])],
-    "bit strings": ["data=bits", "model=bitmlp", "task=grams"],
-    "tweets": ["data=tweets", "model=transformer", "model.hidden=192", "model.layers=2"],
-    "sequences": ["data=cells", "model=rnn", "task=sequence"],
+    "BiLSTM": [*_HEADLINES, "trainer.max_epochs=5"],
+    "BiLSTM, wide": ["data.sample.rows=4000", "data.sample.eval_rows=400", "model.hidden=256", "trainer.max_epochs=4"],
+    "TextCNN": ["model=textcnn", *_HEADLINES, "trainer.max_epochs=6"],
+    "TextCNN, threaded feed": ["model=textcnn", "data.feed=threaded", *_HEADLINES, "trainer.max_epochs=6"],
+    "encoder": [*_WIDE, "trainer.max_epochs=2"],
+    "encoder, two batches a step": [*_WIDE, "data.accumulate=2", "trainer.max_epochs=2"],
+    "encoder, small": [*_ENCODER, "data.batch_size=128", "trainer.max_epochs=6"],
+    "bit strings": ["+experiment=bloom_bigrams", "task.exposure=false", "trainer.max_epochs=4"],
+    "tweets": ["data=tweets", "model=transformer", "model.hidden=192", "model.layers=2", "trainer.max_epochs=4"],
+    "sequences": ["+experiment=battery_soc", "trainer.max_epochs=15"],
 }
 """Runs of different kinds that nothing holds back."""

@@ -29,7 +29,7 @@ def encoder(config: TransformerConfig = CALM) -> Transformer:
 
 def take_step(model: Transformer, optimizer: torch.optim.Optimizer, seed: int) -> None:
     rows = torch.randint(5, 30, (4, 7), generator=torch.Generator().manual_seed(seed))
-    optimizer.zero_grad()
+    model.zero_grad()
     model(flat_batch(list(rows))).square().mean().backward()
     optimizer.step()
 
@@ -119,5 +119,5 @@ def test_a_torch_without_muon_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_other_optimizer_is_known() -> None:
-    with pytest.raises(UserError, match=r"optim\.name: sgd"):
+    with pytest.raises(UserError, match=r"optim\.name: 'sgd'"):
         OptimConfig(name="sgd")  # type: ignore[arg-type]  # a word that is none of the options

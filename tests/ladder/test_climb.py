@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.ladder.climb import ROUNDS, TOO_SHORT, Step, climb, ratio, rounds_of, seconds_of_measurement
-from flatout.ladder.measure import Measured
+from flatout.ladder.measure import Measured, _slow_start
 from flatout.ladder.results import COSTS, PAYS, UNSURE, closing_lines, results
 from flatout.ladder.rungs import Rung, ladder_of
 from flatout.ladder.table import figures, ladder_table
@@ -178,3 +178,10 @@ def test_a_damaged_note_is_passed_over(tmp_path, text):
     (tmp_path / "ladders").mkdir()
     (tmp_path / "ladders" / "own.json").write_text(text)
     assert known_gain(tmp_path, "precision=bf16", "e") is None
+
+
+def test_slow_first_steps_are_taken_out_of_a_rate():
+    # ten steps: two of 3 s, eight of 1 s; later steps are 1.4 times as fast as the mean
+    assert _slow_start(14.0, 10, [3000.0, 3000.0]) == pytest.approx(1.4)
+    assert _slow_start(10.0, 10, [1000.0, 1000.0]) == pytest.approx(1.0)
+    assert _slow_start(4.0, 2, [3000.0, 1000.0]) == 1.0, "nothing is left to measure"

@@ -41,7 +41,7 @@ def conf(tmp_path):
 
 
 def test_a_tiny_ladder_is_climbed_to_its_page(conf, tmp_path, capsys):
-    words = ["+ladder=own", "for=6s", "seeds=1", f"output={tmp_path / 'out'}"]
+    words = ["+ladder=own", "for=5s", "seeds=1", f"output={tmp_path / 'out'}"]
     assert verb("ladder", "--config-dir", conf, *words) == 0
     printed = capsys.readouterr().out
     (folder,) = (tmp_path / "out" / "ladder_own").iterdir()

@@ -68,7 +68,8 @@ def usual_rungs() -> list[tuple[str, dict]]:
 def test_every_rung_of_a_usual_program_trains(program, keywords, cases):
     small = {"batch": 8} if "batch" in keywords else {}
     losses, weights = trained(program, cases[program], **{**keywords, **small})
-    assert losses and all(torch.isfinite(weight).all() for weight in weights.values())
+    assert losses or keywords.get("log_every", 1) > 1
+    assert all(torch.isfinite(weight).all() for weight in weights.values())
 
 
 SAME = [

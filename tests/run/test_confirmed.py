@@ -12,10 +12,9 @@ import yaml
 from flatout import BiLSTMConfig, RunConfig, TextDataConfig
 from flatout.distributed.ranks import Ranks
 from flatout.perf.measure.intervals import Interval
-from flatout.perf.tune.confirmed import Confirmed
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.tuning import asked_of, measured_for
-from flatout.perf.verdict.confirmation import Confirmation, keep_confirmation
+from flatout.perf.verdict.confirmation import Confirmation, Confirmed, keep_confirmation
 from flatout.report.summary import hardware, versions
 from flatout.run.build import RunBuilder
 from flatout.run.confirmed import find_confirmed

@@ -91,7 +91,7 @@ def test_a_batch_as_large_as_one_of_a_validation_is_trained(cell, way):
     model, batch = task.build(data.info), next(iter(data.train_dataloader()))
     with torch.inference_mode():
         model.eval()
-        task.start_judging("val")
+        task._split = "train"
         task.judge(batch)
     model.train()
     task._begin(batch, "train")

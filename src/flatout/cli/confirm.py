@@ -30,6 +30,8 @@ _LEFT_OUT = ("output", "name", "resume", "resume_anyway", "allow_targets", "tune
 """Settings of a run that its short runs do without; packages are trusted on the command line alone."""
 _QUIET = ("monitor.progress=false", "monitor.verdict=false", "tune=off")
 
+_ENDLESS = ("trainer.max_epochs=1000", "checkpoint.patience=null")
+
 
 def confirm(folder: Path, more: Sequence[str], rounds: int) -> Confirmation:
     """Run the override of a run's verdict and the original settings in turn; `more` are words for both."""
@@ -118,9 +120,10 @@ def steps_of_a_round(evidence: Evidence) -> int:
 
 
 def sides_of(words: list[str], override: str, evidence: Evidence, steps: int) -> list[list[str]]:
-    """The original and the override, over the same number of rows."""
+    """The original and the override, over the same number of rows; only the number of steps ends them."""
     fixed = max(_LEAST_STEPS, round(steps / _growth(override, evidence)))
-    return [[*words, f"++trainer.max_steps={steps}"], [*with_override(words, override), f"++trainer.max_steps={fixed}"]]
+    plain = with_override(words, " ".join(_ENDLESS))
+    return [[*plain, f"++trainer.max_steps={steps}"], [*with_override(plain, override), f"++trainer.max_steps={fixed}"]]
 
 
 def _growth(override: str, evidence: Evidence) -> float:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from flatout.cli.conf_folder import conf_folder
 from flatout.cli.start import leave, start_hydra
+from flatout.cli.yaml_size import require_modest
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, require
 from flatout.ladder.rungs import Ladder, find_ladder, read_ladder
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     conf = [] if arguments.config_dir is None else ["--config-dir", str(Path(arguments.config_dir).absolute())]
     folders = [Path(conf[1]) / _LADDER] if conf else []
     folders.append(conf_folder() / _LADDER)
-    ladder = read_ladder(find_ladder(own[_LADDER], folders)) if _LADDER in own else None
+    ladder = _read(find_ladder(own[_LADDER], folders)) if _LADDER in own else None
     if ladder is not None:
         require_kind(ladder, typed)
     command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *arguments.words])
@@ -61,9 +62,15 @@ def run(arguments: argparse.Namespace) -> None:
         start_hydra([*conf, *shared, *typed, f"hydra.run.dir={folder}/none"], climber.climb)
 
 
+def _read(path: Path) -> Ladder:
+    """A ladder from a file of modest size."""
+    require_modest(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    return read_ladder(path)
+
+
 def _part(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The settings of a run, and the words of this command."""
-    typed, own = [], {}
+    typed, own = list[str](), dict[str, str]()
     for word in words:
         key, equals, value = word.partition("=")
         if equals and key.lstrip("+") in (_LADDER, _FOR, _SEEDS):

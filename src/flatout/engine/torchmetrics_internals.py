@@ -50,9 +50,8 @@ def _empty_signal() -> Iterator[None]:
     if _SIGNAL in sys.modules:
         yield
         return
-    stand_in = ModuleType(_SIGNAL)
-    stand_in.hamming = None  # type: ignore[attr-defined]  # a module takes any name
-    sys.modules[_SIGNAL] = stand_in
+    sys.modules[_SIGNAL] = stand_in = ModuleType(_SIGNAL)
+    vars(stand_in)["hamming"] = None
     try:
         yield
     finally:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from flatout.ladder.intervals import Interval, ratio_of_rounds, spread
 from flatout.ladder.measure import Failed, Measured, OurRun, UsualProgram, measure_apart
 from flatout.ladder.needs import find_missing
 from flatout.ladder.rungs import LEARNING, STARTUP, Ladder, Rung
-from flatout.ladder.statistics import Interval, ratio_of_rounds, spread
 
 ROUNDS = 5
 """Most rounds; more would show nothing new."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import UserError, require
-from flatout.ladder.statistics import Group, Interval, paired_difference, quality_sentence
+from flatout.ladder.intervals import Group, Interval, paired_difference, quality_sentence
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
 
@@ -78,7 +78,7 @@ def _summaries(folder: Path) -> list[Path]:
 
 def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str]]:
     """Finished runs by their seed, and those that are left out."""
-    found, left_out = dict[int, Mapping[str, Any]](), []
+    found, left_out = dict[int, Mapping[str, Any]](), list[str]()
     paths = _summaries(folder)
     is_sweep = (folder / _SWEEP).is_file()
     hint = "Confirm its best setting: confirm=3." if is_sweep else "Name a run folder, or a folder of run folders."

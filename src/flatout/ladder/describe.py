@@ -69,7 +69,7 @@ def describe(
     reading: Mapping[str, Any],
 ) -> Case:
     """The case of a run whose rows lie in a folder."""
-    _require_followed(model)
+    require_followed(model)
     require(optim.scale_lr is ScaleRate.none, "optim.scale_lr", "is a rung's own", hint="Leave it out.")
     lr = optim.lr if optim.lr is not None else getattr(model, "recommended_lr", optim.highest)
     return Case(
@@ -89,7 +89,7 @@ def _sizes(model: Any) -> dict[str, Any]:
     return {name: getattr(model, name) for name in _SIZES[type(model)]}
 
 
-def _require_followed(model: Any) -> None:
+def require_followed(model: Any) -> None:
     """Refuse settings that the usual program does not have."""
     program_of(model)
     default = type(model)()

@@ -105,21 +105,24 @@ class OurRun:
         result = self.job.train(folder / "run", self.words, resumes=False)
         summary = result.summary
         speed, training = summary["speed"], summary["training"]
-        steps, first = training["steps"], speed["first_steps_ms"] or []
-        parts = {name: value for name, value in speed["step_ms"].items() if value is not None}
-        mean_ms = sum(parts.values())
-        later = steps - len(first)
-        warm = (mean_ms * steps - sum(first)) / later if later > len(first) else mean_ms
-        slow = mean_ms / warm if warm > 0 else 1.0  # rates are over all steps, the first ones among them
+        parts = {name: value for name, value in speed["step_ms"].items() if value is not None and name != "validation"}
+        trained_s = training["steps"] * training["rows_per_step"] / max(speed["rows_per_s"], 1e-9)
+        slow = _slow_start(trained_s, training["steps"], speed["first_steps_ms"] or [])
         return Measured(
             rows_per_s=speed["rows_per_s"] * slow,
             tokens_per_s=None if not speed["tokens_per_s"] else speed["tokens_per_s"] * slow,
-            wait_share=parts.get("wait", 0.0) / mean_ms if mean_ms else 0.0,
+            wait_share=parts.get("wait", 0.0) / max(sum(parts.values()), 1e-9),
             padding_share=speed["padding_share"],
-            startup_s=max(0.0, time.perf_counter() - began - mean_ms * steps / 1000),
+            startup_s=max(0.0, time.perf_counter() - began - trained_s),
             memory_gb=peak_memory_gb(),
             metrics=None if seconds is not None else _tested(result.metrics),
         )
+
+
+def _slow_start(trained_s: float, steps: int, first_ms: list[float]) -> float:
+    """How much faster the later steps are than all steps: a summary's rates count the first ones, which warm up."""
+    later, later_s = steps - len(first_ms), trained_s - sum(first_ms) / 1000
+    return trained_s / steps * later / later_s if later > len(first_ms) and later_s > 0 else 1.0
 
 
 def _tested(metrics: dict[str, float]) -> dict[str, float]:

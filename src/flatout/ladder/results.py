@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from flatout.ladder.climb import TOO_SHORT, Step, ratio
+from flatout.ladder.intervals import Interval
 from flatout.ladder.rungs import STARTUP, Ladder
-from flatout.ladder.statistics import Interval
 
 FILE = "ladder.json"
 SCHEMA = 1
@@ -19,7 +19,8 @@ PAYS, UNSURE, COSTS = "pays", "unsure", "does not pay"
 def results(ladder: Ladder, steps: Sequence[Step], *, rows: int, about: dict[str, Any]) -> dict[str, Any]:
     """All figures of a ladder; `rows`: of an epoch."""
     measured = [step for step in steps if step.is_measured]
-    rungs, before = [], None
+    rungs = list[dict[str, Any]]()
+    before: Step | None = None
     for step in steps:
         rungs.append(_rung(step, before, measured[0] if measured else None))
         before = step if step.is_measured else before

@@ -17,12 +17,12 @@ from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError, require
 from flatout.ladder.case import Case
 from flatout.ladder.climb import TOO_SHORT, Step, climb
-from flatout.ladder.describe import describe, encoder_folder, kind_of, program_of
+from flatout.ladder.describe import describe, encoder_folder, kind_of, program_of, require_followed
+from flatout.ladder.intervals import Group, paired_difference, quality_sentence
 from flatout.ladder.measure import Failed, Job, Measured, OurRun, UsualProgram, measure_apart
 from flatout.ladder.results import FILE, closing_lines, results
 from flatout.ladder.rows import Rows, quoted, write_rows
 from flatout.ladder.rungs import Ladder, Rung
-from flatout.ladder.statistics import Group, paired_difference, quality_sentence
 from flatout.ladder.table import figures
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.ladder_notes import note_ladder
@@ -59,6 +59,7 @@ def run_ladder(asked: Asked) -> dict[str, Any]:
     """Climb, and write `ladder.json`; what it holds."""
     ladder = asked.ladder
     require_fitting(ladder, asked.data, asked.model)
+    require_followed(asked.model)
     warm_start()
     began = time.monotonic()
     rungs = _Rungs(asked)

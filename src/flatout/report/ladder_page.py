@@ -193,7 +193,7 @@ def _draw_measured(axes: Axes, place: int, rung: Mapping[str, Any], low: float, 
 
 
 def _write(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
-    options = {"textcoords": "offset points", "color": colour, "fontsize": 10.5, "va": "center"}
+    options: dict[str, Any] = {"textcoords": "offset points", "color": colour, "fontsize": 10.5, "va": "center"}
     axes.annotate(text, (x, y), xytext=(6, 0), **options)
 
 

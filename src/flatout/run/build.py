@@ -48,9 +48,8 @@ from flatout.engine.precision import Precision, PrecisionChoice, choose_precisio
 from flatout.engine.run_length import batches_in_epoch, whole_steps
 from flatout.errors import UserError
 from flatout.perf.tune.child import Child
-from flatout.perf.tune.confirmed import is_typed
 from flatout.perf.tune.probe import Parts
-from flatout.perf.tune.settings import TuneConfig
+from flatout.perf.tune.settings import TuneConfig, is_typed
 from flatout.perf.tune.tuning import Question, RunSettings, of_all_devices, override_line
 from flatout.perf.verdict.judge import Judging
 from flatout.report.dashboard import layout

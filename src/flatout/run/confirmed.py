@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import yaml
 
-from flatout.perf.tune.confirmed import Confirmed, is_typed
-from flatout.perf.verdict.confirmation import FILE, read_confirmations
+from flatout.perf.tune.settings import is_typed
+from flatout.perf.verdict.confirmation import FILE, Confirmed, read_confirmations
 from flatout.report.summary import hardware, versions
 from flatout.run.resume import deciding_settings
 from flatout.run.run_folder import SETTINGS

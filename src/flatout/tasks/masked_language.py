@@ -92,8 +92,9 @@ class MaskedLanguageModel(Task):
         frame = encoder.frame
         added = frame.size + (len(frame.parting) if info.roles.join == PAIR else 0)
         self.masking = Masking(*shares, encoder.require_mask("the tokenizer"), encoder.size, added)
-        self.is_special_V = torch.zeros(encoder.size, dtype=torch.bool)
-        self.is_special_V[encoder.special_ids()] = True
+        is_special = np.zeros(1 + max(encoder.words().values()), np.bool_)  # ids may have gaps
+        is_special[encoder.special_ids()] = True
+        self.is_special_V = torch.from_numpy(is_special)
         lengths = info.store.splits["train"].lengths(TOKENS)
         self.masked_per_row = max(1.0, float(self.masking.counts(lengths).mean()))
         self._read_share = float(self.masking.counts(lengths).sum() / max(1, lengths.sum()))

@@ -87,7 +87,7 @@ class UsualBiLSTM(nn.Module):
     def __init__(self, words: int, classes: int, sizes: Any) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, sizes["embedding"], padding_idx=0)
-        options = {"batch_first": True, "bidirectional": True, "num_layers": sizes["layers"]}
+        options: dict[str, Any] = {"batch_first": True, "bidirectional": True, "num_layers": sizes["layers"]}
         self.lstm = nn.LSTM(sizes["embedding"], sizes["hidden"], **options)
         self.dropout = nn.Dropout(sizes["dropout"])
         self.output = nn.Linear(2 * sizes["hidden"], classes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,18 @@ class Confirmation:
             device=str(kept["device"]),
             version=str(kept["version"]),
         )
+
+
+@dataclass(slots=True)
+class Confirmed:
+    """What confirmations have found for some settings: `tune` does not measure it again."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    """Settings that made the run faster."""
+    why: dict[str, str] = field(default_factory=dict)
+    """Of each of them, by its key."""
+    slower: frozenset[str] = frozenset()
+    """Overrides that slowed it."""
 
 
 def read_confirmations(folder: Path) -> list[Confirmation]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.ladder.statistics import (
+from flatout.ladder.intervals import (
     Group,
     Interval,
     paired_difference,
