@@ -83,7 +83,9 @@ def _cell(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    shown = html.escape(text, quote=False).replace("|", "&#124;").replace(" ", "&nbsp;")
+    shown = html.escape(text, quote=False)
+    for mark in "|_*[]`":
+        shown = shown.replace(mark, f"&#{ord(mark)};")  # what Markdown would read as its own
     return f"<code>{shown}</code>" if text else ""
 
 

@@ -178,7 +178,7 @@ plain(
 )
 plain("json of another form", "a str where an object is needed", '["a", "b"]', file="rows.json")
 plain("gzip cut short", "not a whole gzip file", gzip.compress(GOOD.encode() * 50)[:-30], file="rows.csv.gz")
-plain("no gzip at all", "not a whole gzip file", GOOD, file="rows.csv.gz")
+plain("no gzip at all", "is no gzip file", GOOD, file="rows.csv.gz")
 plain("gzip that is a bomb", "bytes unpack to more than", gzip.compress(b"a" * (300 << 20), 9), file="rows.csv.gz")
 plain("an unknown ending", "is no format we read", GOOD, file="rows.xlsx")
 plain("an unknown ending, named", "60 read = 60 kept", GOOD, file="rows.dat", is_error=False, read={"format": "csv"})
@@ -236,9 +236,7 @@ plain(
     file="rows.jsonl",
 )
 plain("regression on words", "row 1: 'land' is no number", GOOD, problem="regression")
-plain(
-    "regression, stratified", "stratified needs classes, not numbers", GOOD, problem="regression", split_by="stratified"
-)
+plain("regression, stratified", "stratified needs classes", GOOD, problem="regression", split_by="stratified")
 plain(
     "words and tags of unequal number",
     "row 2: 2 words and 1 tags",
