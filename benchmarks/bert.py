@@ -52,7 +52,7 @@ _EXACT = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
 
 def claims(options: Options) -> Iterator[Claim]:
     """Equality, speed on short and on long texts, and what a GPU adds."""
-    yield from family_claims()
+    yield from family_claims(quick=options.quick)
     try:
         import accelerate  # noqa: F401  # the Trainer asks for it only when it starts
     except ImportError:
@@ -63,7 +63,8 @@ def claims(options: Options) -> Iterator[Claim]:
         short = BertBench(Path(folder), options, _tweets(options), max_length=128)
         yield short.same_losses()
         yield from short.speed()
-        yield from BertBench(Path(folder), options, _long_texts(options), max_length=512).long_speed()
+        longest = options.choose(512, 256, 256)
+        yield from BertBench(Path(folder), options, _long_texts(options), max_length=longest).long_speed()
         if torch.cuda.is_available():
             yield from base_claims(Path(folder), options, torch.device("cuda"))
         else:
@@ -93,14 +94,14 @@ def base_claims(
 def _tweets(options: Options) -> dict[str, Any]:
     """Published tweets, or the built-in ones."""
     if options.data is None:
-        return {"sample": TweetsConfig(rows=20_000)}
+        return {"sample": TweetsConfig(rows=options.choose(20_000, 5_000, 5_000))}
     return _published(options.data / "tweeteval_sentiment")
 
 
 def _long_texts(options: Options) -> dict[str, Any]:
     """Published articles, or several built-in tweets joined."""
     if options.data is None:
-        return {"train": _joined_tweets()}
+        return {"train": _joined_tweets(most=options.choose(60, 25, 25), tweets=options.choose(30_000, 6_000, 6_000))}
     return _published(options.data / "newsgroups20")
 
 
@@ -111,14 +112,14 @@ def _published(folder: Path) -> dict[str, Any]:
     return {split: str(path) for split, path in found.items() if path is not None}
 
 
-def _joined_tweets(fewest: int = 5, most: int = 60) -> dict[str, list[str]]:
+def _joined_tweets(fewest: int = 5, most: int = 60, tweets: int = 30_000) -> dict[str, list[str]]:
     """Texts of so many tweets each."""
     from flatout.data.samples.tweets import TweetsTable
 
-    blocks = list(TweetsTable(TweetsConfig(rows=30_000), "train").blocks(["text", "label"]))
+    blocks = list(TweetsTable(TweetsConfig(rows=tweets), "train").blocks(["text", "label"]))
     texts = [text for block in blocks for text in block.column("text").to_pylist()]
     labels = [label for block in blocks for label in block.column("label").to_pylist()]
-    sizes = np.random.default_rng(0).integers(fewest, most, 29_000 // (fewest + most) * 2)
+    sizes = np.random.default_rng(0).integers(fewest, most, (tweets - 1_000) // (fewest + most) * 2)
     ends = np.cumsum(sizes)
     rows = [" ".join(texts[end - size : end]) for size, end in zip(sizes, ends, strict=True) if end < len(texts)]
     return {"text": rows, "label": labels[: len(rows)]}
@@ -247,25 +248,25 @@ class BertBench:
 
     def long_speed(self) -> Iterator[Claim]:
         kinds = _kinds(replace(self.options, quick=True))
-        ours, theirs, _ = self.in_turn(kinds, short=True)
-        told = f"mean length {self.rows_by_length.mean():.0f} of at most 512"
+        ours, theirs, _ = self.in_turn(kinds, warm=1, steps=3)
+        told = f"mean length {self.rows_by_length.mean():.0f} of at most {self.config.data.max_length}"
         yield at_least("long texts, Trainer's default", ours, theirs["default"], "tokens/s", 5.0, told)
         best = max((name for name in kinds if name != "default"), key=lambda name: theirs[name])
         yield at_least(f"long texts, Trainer's best ({best})", ours, theirs[best], "tokens/s", 1.4)
 
     def in_turn(
-        self, kinds: dict[str, dict[str, Any]], *, short: bool = False
+        self, kinds: dict[str, dict[str, Any]], *, warm: int = _WARM, steps: int = 50
     ) -> tuple[float, dict[str, float], list[float]]:
         """Medians of ours and of each of the Trainer's ways, one after the other in every round; products beside.
 
         Compiling takes longer than all else together, so it is measured in the first round alone.
         """
         # Grouping sorts fifty batches at a time, longest first: only whole groups are like the rest.
-        warm, steps = (1, 3) if short else (_WARM, 20 if self.options.quick else 50)
+        warm, steps = self.options.choose(warm, min(warm, 3), 1), self.options.choose(steps, min(steps, 10), 2)
         ours: list[float] = []
         theirs: dict[str, list[float]] = {name: [] for name in kinds}
         peaks: list[float] = []
-        for turn in range(2 if self.options.quick else self.options.rounds):
+        for turn in range(self.options.choose(self.options.rounds, 1, 1)):
             if self.device.type == "cpu":
                 peaks.append(_product_flops())
             timed = (warm, warm + steps)

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flatout.perf.measure.rounds import take_turns
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -110,8 +112,4 @@ def quiet() -> Iterator[None]:
 
 def in_turn(sides: Sequence[Callable[[], float]], rounds: int) -> list[float]:
     """Each side's median over rounds, the sides measured one after the other in every round."""
-    found: list[list[float]] = [[] for _ in sides]
-    for _ in range(rounds):
-        for side, values in zip(sides, found, strict=True):
-            values.append(side())
-    return [statistics.median(values) for values in found]
+    return [statistics.median(rates) for rates in take_turns(sides, least=rounds)]

@@ -1,199 +1,222 @@
-"""Bottlenecks that are planted into runs: does the verdict name them, and is its fix worth what it says?
+"""Bottlenecks planted into runs: does the verdict name each, and does its fix bring what it predicts?
 
-Each planted run is a command line in a process of its own. Its verdict's override is then applied, and both are run
-again, in turn; the gain is the ratio of the median times that a row took, and what was told the median of what the
-verdicts of all runs as planted told.
+Each planted run is a command line in a process of its own. The override of its verdict is then confirmed as
+`doctor --confirm` does: short runs of both, in turn. Where no override removes the cause, the plant itself is taken
+away. Ten healthy runs follow: nothing may be found in them, or the gain must be confirmed.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 import os
-import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.claim import Claim, Options, bounded
+from benchmarks.planted import HEALTHY, PLANTED, QUICK, Planted
 from flatout.callbacks.step_timer import StepTimer
-from flatout.distributed.processes import OUTPUT, end_with_parent, redirect_output, wait_until_warm, warm_start
+from flatout.cli.confirm import predicted, sides_of, steps_of_a_round
+from flatout.cli.short_runs import time_in_turn, train_apart, with_override
+from flatout.distributed.processes import end_with_parent, wait_until_warm, warm_start
+from flatout.errors import RunBroke, UserError
+from flatout.perf.measure.intervals import Interval, speedup
 from flatout.perf.verdict.evidence import Evidence
 
 _ALWAYS = ["monitor.progress=false", "trainer.accelerator=cpu", "checkpoint.patience=null"]
-_SMALL = ["data.sample.rows=8000", "data.sample.eval_rows=400", "model.embedding=64"]
-_SMALL += ["model.hidden=64"]
-_ENCODER = ["model=transformer", "data.sample.rows=2400", "data.sample.eval_rows=200", "data.batch_size=32"]
-_ENCODER += ["model.hidden=192", "model.layers=3"]
-_TINY = ["data.sample.rows=8000", "data.sample.eval_rows=400", "model.embedding=8", "model.hidden=8"]
-_PLANT = "+callbacks.plant._target_=benchmarks.plants"
-
-_MANY = ["data.sample.rows=27000", *_SMALL[1:]]
-_WIDE = ["model=transformer", "data.sample.rows=3000", "data.sample.eval_rows=200", "data.batch_size=64"]
-_WIDE += ["model.hidden=384", "model.layers=2", "model.heads=6"]
-_PADDED = [*_ENCODER, "model.compute=padded", f"{_PLANT}.PadsToMax"]
-_READS = [f"{_PLANT}.ReadsNorms", "+callbacks.plant.times=60"]
-
-
-@dataclass(frozen=True, slots=True)
-class Planted:
-    """A run with something in it that holds it back."""
-
-    name: str
-    causes: tuple[str, ...]
-    """What the verdict may call it."""
-    words: list[str]
-    epochs: int = 2
-
-
-PLANTED = [
-    Planted("a slow source", ("data",), [*_MANY, f"{_PLANT}.SlowSource", "+callbacks.plant.us_a_row=150"], 3),
-    Planted(
-        "work in Python for each row",
-        ("data",),
-        [*_MANY, "data.feed=resident", f"{_PLANT}.RowByRow", "+callbacks.plant.us_a_row=100"],
-        3,
-    ),
-    Planted(
-        "sleep in the collate",
-        ("data",),
-        [*_MANY, "data.feed=workers", "data.workers=1", f"{_PLANT}.SleepyCollate", "+callbacks.plant.ms=25"],
-        2,
-    ),
-    Planted("padding to the maximum", ("padding",), [*_PADDED, "+callbacks.plant.longest=64"], 3),
-    Planted("tiny batches", ("batch",), [*_SMALL, "data.batch_size=4"], 1),
-    Planted("8 batches of 4 a step", ("accumulation",), [*_SMALL, "data.batch_size=4", "data.accumulate=8"], 1),
-    Planted("numbers read each step", ("callbacks",), [*_SMALL, *_READS], 6),
-    Planted("a callback that waits", ("callbacks",), [*_SMALL, f"{_PLANT}.Sleeps", "+callbacks.plant.ms=12"], 6),
-    Planted("curves written each step", ("logging",), [*_TINY, "monitor.flush_every=1"], 20),
-    Planted("a validation every 5 steps", ("validation",), [*_SMALL, "+trainer.val_check_interval=5"], 6),
-    Planted("a checkpoint every 2 steps", ("checkpoint",), [*_SMALL, "checkpoint.every_steps=2"], 6),
-    Planted("fp32 where bf16 is native", ("precision",), [*_WIDE, "precision=fp32"], 2),
-    Planted("one thread", ("threads",), [*_WIDE, "threads=1"], 5),
-]
-_NAMED, _WITHIN, _TOLERANCE = 11 / 12, 9 / 12, 0.25
-_ROUNDS = 3
+_NAMED, _WITHIN = 0.95, 0.9
+_LIMIT = 0.6
+"""Cores that the planted control group allows."""
 
 
 def claims(options: Options) -> Iterator[Claim]:
     warm_start()
     wait_until_warm()
-    planted = PLANTED[4:7] if options.quick else PLANTED
-    named = within = 0
-    quickest_ms = math.inf
-    with tempfile.TemporaryDirectory() as place:
-        for number, each in enumerate(planted):
-            found = diagnosed(each, Path(place) / str(number), 1 if options.quick else _ROUNDS)
-            named, within = named + found.is_named, within + found.is_within
-            quickest_ms = min(quickest_ms, found.step_ms)
-            yield found.as_claim()
-    yield _share("planted bottlenecks that the verdict names", named, len(planted), _NAMED)
-    yield _share("fixes within 25 % of the gain that was told", within, len(planted), _WITHIN)
-    yield from _cost(quickest_ms)
+    rounds = 1 if options.quick else 2
+    planted = [each for each in PLANTED if each.name in QUICK] if options.quick else PLANTED
+    applicable = [each for each in planted if not each.why_not()]
+    with tempfile.TemporaryDirectory() as folder:
+        diagnosed = []
+        for number, each in enumerate(applicable):
+            place = Path(folder) / f"planted-{number}"
+            diagnosed.append(_or_broken(each.name, each.causes, partial(diagnose, each, place, rounds)))
+            yield diagnosed[-1].as_claim()
+        for each in planted:
+            if why := each.why_not():
+                yield Claim(each.name, math.nan, None, "", None, "", True, f"does not apply here: {why}")
+        checked = []
+        for number, name in enumerate(list(HEALTHY)[: 2 if options.quick else None]):
+            place = Path(folder) / f"healthy-{number}"
+            checked.append(_or_broken(name, (), partial(check_healthy, name, HEALTHY[name], place, rounds)))
+            yield checked[-1].as_claim()
+    promised = [each for each in (*diagnosed, *checked) if each.predicted is not None and each.measured is not None]
+    yield _share("planted bottlenecks that the verdict names", [each.is_named for each in diagnosed], _NAMED)
+    yield _share("predicted intervals that hold the measured gain", [each.is_within for each in promised], _WITHIN)
+    yield bounded("recommended fixes that slow a run", sum(each.slows for each in promised), "", most=0)
+    yield bounded(
+        f"false alarms in {len(checked)} healthy runs", sum(not each.is_quiet for each in checked), "", most=0
+    )
+    yield from _cost(min(each.step_ms for each in diagnosed))
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosed:
-    """What the verdict said of a planted run, and what its fix was worth."""
+    """What a verdict said of a run, and what its fix was worth."""
 
-    planted: Planted
+    name: str
+    causes: tuple[str, ...]
+    """What the verdict may call it; none of a healthy run."""
     verdict: dict[str, Any]
-    """Of its first run."""
-    told: float | None
-    """The gain that verdicts promised."""
-    gain: float | None
-    """The gain that came."""
-    step_ms: float
+    measured: Interval | None
+    """The gain that came; None where nothing could be run."""
+    step_ms: float = math.inf
     """What half of its steps took at most."""
 
     @property
+    def predicted(self) -> Interval | None:
+        return predicted(self.verdict)
+
+    @property
     def is_named(self) -> bool:
-        return self.verdict["cause"] in self.planted.causes
+        return self.verdict["cause"] in self.causes
 
     @property
     def is_within(self) -> bool:
-        return self.is_named and self.ratio is not None and abs(self.ratio - 1) <= _TOLERANCE
+        """Whether the gain that came lies within the predicted bounds."""
+        return self.predicted is not None and self.measured is not None and self.measured.value in self.predicted
 
     @property
-    def ratio(self) -> float | None:
-        """The gain that came over the one that was told."""
-        return None if self.told is None or self.gain is None else self.gain / self.told
+    def slows(self) -> bool:
+        """Whether a recommended fix made the run slower."""
+        return self.predicted is not None and self.measured is not None and self.measured.value < 1
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a healthy run was left in peace: nothing found, or a gain that is real."""
+        return self.verdict["cause"] == "nothing" or self.is_within
 
     def as_claim(self) -> Claim:
-        gain = float("nan") if self.gain is None else self.gain
-        goal, note = f"told ±{_TOLERANCE:.0%}", self.verdict["sentence"]
-        name = self.planted.name if self.is_named else f"{self.planted.name}: NOT NAMED"
-        return Claim(name, gain, self.told, "× as fast", self.ratio, goal, self.is_within, note)
+        holds = self.is_named and (self.predicted is None or self.is_within) if self.causes else self.is_quiet
+        value = math.nan if self.measured is None else self.measured.value
+        goal = "quiet" if not self.causes else "named" if self.predicted is None else "in bounds"
+        note = self.verdict["sentence"]
+        if self.predicted is not None:
+            note = f"predicted {self.predicted}, measured {self.measured}; {note}"
+        elif self.measured is not None:
+            note = f"no promise; measured {self.measured}; {note}"
+        name = self.name if self.is_named or not self.causes else f"{self.name}: NOT NAMED"
+        expected = None if self.predicted is None else self.predicted.value
+        return Claim(
+            name, value, expected, "× as fast", None if expected is None else value / expected, goal, holds, note
+        )
 
 
-def diagnosed(planted: Planted, place: Path, rounds: int) -> Diagnosed:
-    """Run it, apply what its verdict says, and run both again in turn."""
-    words = [*_ALWAYS, *planted.words, f"trainer.max_epochs={planted.epochs}"]
-    first = trained(words, place / "first")
-    found, step_ms = first["verdict"], first["speed"]["step_percentiles_ms"]["p50"]
-    if not found["fix"] or found["predicted_gain"] is None:
-        return Diagnosed(planted, found, None, None, step_ms)
-    fixed = with_override(words, found["fix"])
-    was, now = [first], []
-    for number in range(rounds):
-        now.append(trained(fixed, place / f"fixed-{number}"))
-        if number + 1 < rounds:
-            was.append(trained(words, place / f"again-{number}"))
-    alike = [each["verdict"] for each in was if each["verdict"]["fix"] == found["fix"]]
-    told = statistics.median(each["predicted_gain"] for each in alike)
-    gain = statistics.median(map(_ms_a_row, was)) / statistics.median(map(_ms_a_row, now))
-    return Diagnosed(planted, found, told, gain, step_ms)
+def _or_broken(name: str, causes: tuple[str, ...], diagnosing: Callable[[], Diagnosed]) -> Diagnosed:
+    """A run that ends with an error is a row that does not hold; the others still count."""
+    try:
+        return diagnosing()
+    except (UserError, RunBroke, KeyError, TypeError) as error:  # no verdict, or no evidence
+        found = {"cause": "error", "sentence": f"{type(error).__name__}: {error}", "override": None}
+        return Diagnosed(name, causes, {**found, "predicted_gain": None}, None)
 
 
-def with_override(words: list[str], override: str) -> list[str]:
-    """A command line with what a verdict says to type; what it takes away was added by words that go."""
-    if override.startswith("~"):
-        return [word for word in words if not word.startswith(f"+{override[1:]}.")]
-    changed = {_key(part) for part in override.split()}
-    return [*(word for word in words if _key(word) not in changed), *override.split()]
+def diagnose(planted: Planted, place: Path, rounds: int) -> Diagnosed:
+    """Run it, then confirm the fix of its verdict; or take the plant away where no override does it."""
+    words = [*_ALWAYS, *planted.words, f"trainer.max_epochs={planted.epochs}", *_trusted(planted.words)]
+    with _around(planted.around):
+        summary = train_apart(words, place / "first")
+        found, step_ms = summary["verdict"], summary["speed"]["step_percentiles_ms"]["p50"]
+        measured = None
+        if found["override"] and found["cause"] != "compile":
+            measured = _confirm(words, found["override"], summary, place, rounds)
+        elif found["predicted_gain"] is not None:
+            measured = _confirm(words, "~callbacks.plant", summary, place, rounds)
+    return Diagnosed(planted.name, planted.causes, found, measured, step_ms)
 
 
-def _key(word: str) -> str:
-    return word.partition("=")[0].lstrip("+")
+def check_healthy(name: str, words: list[str], place: Path, rounds: int) -> Diagnosed:
+    """A run that nothing holds back; a gain that its verdict promises is confirmed."""
+    words = [*_ALWAYS, *words]
+    summary = train_apart(words, place / "first")
+    found, measured = summary["verdict"], None
+    if found["predicted_gain"] is not None and found["override"]:
+        measured = _confirm(words, found["override"], summary, place, rounds)
+    return Diagnosed(name, (), found, measured)
 
 
-def _ms_a_row(summary: dict[str, Any]) -> float:
+def _confirm(words: list[str], override: str, summary: dict[str, Any], place: Path, rounds: int) -> Interval:
     evidence = Evidence.from_dict(summary["evidence"])
-    return evidence.total_ms / evidence.rows_per_batch
+    plain = with_override(words, "monitor.verdict=false")
+    sides = sides_of(plain, override, evidence, steps_of_a_round(evidence))
+    return speedup(*time_in_turn(sides, place, rounds))
 
 
-def trained(words: list[str], folder: Path) -> dict[str, Any]:
-    """The summary of `python -m train`, in a process of its own."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("forkserver")
-    output = folder.with_suffix(".txt")
-    trusted = ",".join(word.partition("=")[2] for word in words if "._target_=" in word)
-    given = [*words, f"hydra.run.dir={folder}", f"+allow_targets=[{trusted}]"]
-    process = context.Process(target=_train, args=(given, str(output), dict(os.environ)))
-    process.start()
-    process.join()
-    if process.exitcode:
-        raise RuntimeError(f"{' '.join(words)} ended with {process.exitcode}:\n{output.read_text(encoding='utf-8')}")
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return summary
+def _trusted(words: list[str]) -> list[str]:
+    names = [word.partition("=")[2] for word in words if "._target_=" in word]
+    return [f"+allow_targets=[{','.join(names)}]"] if names else []
 
 
-def _train(words: list[str], output: str, environment: dict[str, str]) -> None:
-    os.environ |= {**environment, OUTPUT: output}
+@contextmanager
+def _around(what: str) -> Iterator[None]:
+    """Another process that computes, or a control group that limits this one and all it starts."""
+    with ExitStack() as stack:
+        if what == "process":
+            process = multiprocessing.get_context("forkserver").Process(target=_compute, daemon=True)
+            process.start()
+            stack.callback(process.kill)
+        elif what == "group":
+            stack.enter_context(_limited())
+        yield
+
+
+def _compute() -> None:
+    """Keep all cores but half busy, as a neighbour does."""
     end_with_parent()
-    redirect_output()
-    import train
+    import torch
 
-    train.main(words)
+    torch.set_num_threads(os.cpu_count() or 1)
+    values = torch.rand(700, 700)
+    while True:
+        values = (values @ values).clamp_(0, 1)
 
 
-def _share(claim: str, count: int, total: int, least: float) -> Claim:
-    goal = f"≥ {least * total:.0f} of {total}"
-    return Claim(claim, count, total, "", count / total, goal, count / total >= least - 1e-9)
+@contextmanager
+def _limited() -> Iterator[None]:
+    """The server that runs are forked from, in a control group with a limit of cores."""
+    group = Path("/sys/fs/cgroup/cpu") / f"flatout-bench-{os.getpid()}"
+    group.mkdir()
+    server = str(vars(vars(multiprocessing.forkserver)["_forkserver"])["_forkserver_pid"])
+    before = _group_of(server)
+    try:
+        (group / "cpu.cfs_period_us").write_text("100000")
+        (group / "cpu.cfs_quota_us").write_text(str(int(100_000 * _LIMIT)))
+        (group / "cgroup.procs").write_text(server)
+        yield
+    finally:
+        (before / "cgroup.procs").write_text(server)
+        until = time.monotonic() + 5
+        while (group / "cgroup.procs").read_text().strip() and time.monotonic() < until:
+            time.sleep(0.1)
+        group.rmdir()
+
+
+def _group_of(process: str) -> Path:
+    lines = Path(f"/proc/{process}/cgroup").read_text(encoding="utf-8").splitlines()
+    path = next(line.split(":")[2] for line in lines if "cpu" in line.split(":")[1].split(","))
+    found = Path("/sys/fs/cgroup/cpu") / path.strip("/")
+    return found if found.is_dir() else Path("/sys/fs/cgroup/cpu")
+
+
+def _share(claim: str, holds: list[bool], least: float) -> Claim:
+    count, total = sum(holds), len(holds)
+    share = count / total if total else 1.0
+    return Claim(claim, count, total, "", share, f"≥ {least:.0%}", share >= least - 1e-9)
 
 
 def _cost(quickest_ms: float, steps: int = 20_000) -> Iterator[Claim]:

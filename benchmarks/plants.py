@@ -5,17 +5,25 @@ What they change stays changed: each runs in a process of its own, which ends wi
 
 from __future__ import annotations
 
+import itertools
+import tempfile
+import threading
 import time
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import lightning as L
+import torch
+from filelock import FileLock
+from torch.utils.data import get_worker_info
 
 from flatout.data.batches.batch_rows import BatchRows
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import Gatherer, Run
+from flatout.distributed.ranks import Ranks
 
 
 class SlowSource(L.Callback):
@@ -106,3 +114,70 @@ class Sleeps(L.Callback):
 
     def on_train_batch_end(self, *_: Any) -> None:
         time.sleep(self.ms / 1000)
+
+
+class SlowDisk(L.Callback):
+    """What is read from the store comes at the pace of one slow disk, for all processes together."""
+
+    def __init__(self, mb_per_s: float) -> None:
+        gather = Gatherer.run
+        disk = FileLock(Path(tempfile.mkdtemp()) / "disk.lock")
+
+        def slow(gatherer: Gatherer, batches: BatchRows) -> Run:
+            run = gather(gatherer, batches)
+            is_resident = get_worker_info() is None and not threading.current_thread().name.startswith("feed")
+            if not is_resident:
+                with disk:
+                    time.sleep(4 * run.tokens_T.numel() / (1e6 * mb_per_s))
+            return run
+
+        patch.object(Gatherer, "run", slow).start()
+
+
+class SlowRank(Transforming):
+    """One of the ranks has a slower machine."""
+
+    def __init__(self, ms: float) -> None:
+        super().__init__()
+        self.ms = ms
+
+    def transform(self, batch: FlatBatch) -> FlatBatch:
+        if Ranks.here().rank == 1:
+            time.sleep(self.ms / 1000)
+        return batch
+
+
+class LogsHistograms(L.Callback):
+    """Draws a histogram of every weight after every step."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *others: Any) -> None:
+        writer: Any = trainer.logger
+        for name, weight in pl_module.named_parameters():
+            writer.experiment.add_histogram(name, weight.detach(), trainer.global_step)
+
+
+class Recompiles(L.Callback):
+    """Part of the forward pass is compiled for each new shape, and each shape is new."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        model: Any = vars(pl_module)["_modules"]["model"]
+        sizes = itertools.count(1)
+
+        def compile_again(*_: Any) -> None:
+            torch._dynamo.reset_code_caches()
+            torch.compile(_some_work, backend="eager", dynamic=False)(torch.ones(next(sizes)))
+
+        model.register_forward_pre_hook(compile_again)
+
+
+def _some_work(values: torch.Tensor) -> torch.Tensor:
+    for _ in range(20):
+        values = (values * 1.01).sin()
+    return values
+
+
+class PageableCopy(Transforming):
+    """Each batch goes to the host and back, through memory that is not page-locked."""
+
+    def transform(self, batch: FlatBatch) -> FlatBatch:
+        return batch.to(torch.device("cpu")).to(batch.tokens.device)

@@ -41,9 +41,8 @@ def claims(options: Options) -> Iterator[Claim]:
 
 
 def _costs(place: Path, options: Options) -> Iterator[Claim]:
-    rows = options.choose(20_000, 4_000, 160)
     text, bits = TextDataConfig(batch_size=32), BitsDataConfig(batch_size=128)
-    text.sample.rows = bits.sample.rows = rows
+    text.sample.rows, bits.sample.rows = options.choose(20_000, 1_500, 160), options.choose(20_000, 3_000, 160)
     for name, data, model in (
         ("an encoder of 2 layers", text, TransformerConfig(hidden=128, layers=2, heads=4)),
         ("bit strings", bits, BitMLPConfig()),

@@ -37,7 +37,7 @@ def claims(options: Options) -> Iterator[Claim]:
 
 def _two_processes(place: Path, options: Options) -> Iterator[Claim]:
     """Rows a second while training, start and evaluation left out."""
-    words = [*_TINY, f"data.sample.rows={4_000 if options.quick else 12_000}", "trainer.max_epochs=1"]
+    words = [*_TINY, f"data.sample.rows={2_000 if options.quick else 12_000}", "trainer.max_epochs=1"]
     cores = cores_here()
     if len(cores) < 2:
         yield reaching("two processes against one: needs two cores", float("nan"), "", least=None)
@@ -57,7 +57,7 @@ def _two_processes(place: Path, options: Options) -> Iterator[Claim]:
         return _rows_per_s([_started(words, folder(), [core]) for core in cores[:2]])
 
     alone()  # builds the store
-    one, two, strangers = in_turn([alone, together, apart], options.rounds)
+    one, two, strangers = in_turn([alone, together, apart], 1 if options.quick else options.rounds)
     note = f"{strangers:,.0f} rows/s of two runs at once that exchange nothing: {strangers / one:.2f}x, the roof here"
     # Ranks on CPU cores are for tests and small jobs: a figure to know, without a goal.
     yield Claim("bert_tiny: two processes, one thread each", two, one, "rows/s", two / one, "", True, note)
@@ -85,13 +85,13 @@ def _tokens_of_steps(lengths: np.ndarray, rank: int, world: int) -> np.ndarray:
 
 def _trials(place: Path, options: Options) -> Iterator[Claim]:
     """The trials of a sweep against the run alone, each from its start to its end."""
-    count = 3 if options.quick else 6
+    count, times = (2, 1) if options.quick else (6, 2)
     words = ["data.sample.rows=2000", "trainer.max_epochs=2", "data.batch_size=64", "precision=fp32"]
     folder = place / "trials"
     seeds = ",".join(str(seed) for seed in range(count))
     done = _run([sys.executable, "-m", "train", "-m", *words, f"seed={seeds}", f"hydra.sweep.dir={folder}"])
     told = [float(seconds) for seconds in re.findall(r"trial \d+: complete, [^,]+, ([\d.]+) s", done)]
-    alone = [_run_s([*words, f"seed={seed}", f"hydra.run.dir={place}/alone-{seed}"]) for seed in range(2)]
+    alone = [_run_s([*words, f"seed={seed}", f"hydra.run.dir={place}/alone-{seed}"]) for seed in range(times)]
     summaries = [_summary(folder / str(number)) for number in range(count)]
     trained = [summary["training"]["seconds"] for summary in summaries]
     over = float(np.median([trial - run for trial, run in zip(told[1:], trained[1:], strict=True)]))
@@ -103,13 +103,13 @@ def _trials(place: Path, options: Options) -> Iterator[Claim]:
 
 def _accounted(place: Path, options: Options) -> Claim:
     """A sweep that meets a crash, a hang and a kill -9, and is taken up again."""
-    count = 8 if options.quick else 30
+    count, crash, hang = (6, 1, 4) if options.quick else (30, 3, 5)
     folder = place / "sweep"
     planted = [
         "+callbacks.planted._target_=benchmarks.scale.Planted",
         "+allow_targets=[benchmarks.scale]",
-        "+callbacks.planted.crash=3",
-        "+callbacks.planted.hang=5",
+        f"+callbacks.planted.crash={crash}",
+        f"+callbacks.planted.hang={hang}",
     ]
     space = ["model.hidden=choice(8,16,32)", "optim.lr=tag(log,interval(1e-4,1e-1))"]
     words = [*space, *planted, "data.sample.rows=500", "trainer.max_epochs=3", f"trials={count}", "trial_for=12s"]
@@ -129,7 +129,7 @@ def _accounted(place: Path, options: Options) -> Claim:
 
 def _reference(place: Path, options: Options) -> Claim:
     """The reference sweep as it stands; a short look takes a few of its trials and promises nothing of the rest."""
-    folder, trials = place / "bloom", 3 if options.quick else 30
+    folder, trials = place / "bloom", 1 if options.quick else 30
     words = ["+experiment=bloom_sweep", f"hydra.sweep.dir={folder}", f"hydra.sweeper.trials={trials}"]
     began = time.perf_counter()
     _run([sys.executable, "-m", "train", *words])

@@ -35,7 +35,7 @@ _STEPS = 12
 
 def claims(options: Options) -> Iterator[Claim]:
     """A BiLSTM, an encoder and bit strings: with the defaults, and in steps of many small batches."""
-    tune = TuneConfig(enabled=True, compile=False, fresh=True, budget_s=20 if options.quick else 60)
+    tune = TuneConfig(enabled=True, compile=False, fresh=True, budget_s=10 if options.quick else 60)
     encoder = TransformerConfig(hidden=128, layers=2, heads=4)
     cases: dict[str, Callable[[str], RunConfig]] = {
         "BiLSTM, defaults": lambda cache: RunConfig(data=TextDataConfig(cache=cache), tune=tune),

@@ -9,16 +9,19 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import train
+from flatout.cli import start
+from flatout.cli import words as words_of
 from flatout.cli.boundary import read_config
+from flatout.cli.conf_folder import conf_folder
 from flatout.config import RunConfig
 
-CONF = train.conf_folder()
+CONF = conf_folder()
 
 
 def compose_run(words: list[str]) -> RunConfig:
     """The settings of a run, from words of the command line."""
-    train.register_schemas()
-    words = train.debug_last(map(train.in_hydras_form, words))
+    start.register_schemas()
+    words = words_of.debug_last(map(words_of.in_hydras_form, words))
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return read_config(compose("train", words), words)
 

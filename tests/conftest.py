@@ -6,12 +6,13 @@ Each worker of pytest-xdist computes on one thread, and so do the processes that
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; child processes inherit it
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from _pytest.fixtures import FixtureDef
 from hypothesis import settings
 
 from flatout.data.store.store import Column, Store, StoreSplit, StoreWriter
@@ -52,9 +54,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     choosing.add_options(parser)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     choosing.set_time_limits(config, items)
     choosing.leave_out_others(config, items)
+    keep_together(items)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported stays; the garbage collector need not look at it after each run
+
+
+def keep_together(items: list[pytest.Item]) -> None:
+    """One worker runs all tests that share a module's fixture, so that it is prepared once."""
+    for item in items:
+        found: dict[str, Sequence[FixtureDef[Any]]] = vars(item)["_fixtureinfo"].name2fixturedefs
+        is_sharing = any(each[-1].scope in ("class", "module") for each in found.values())
+        if is_sharing and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

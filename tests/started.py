@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm import Command, begin_warm
+
 WAIT_S = 90.0
 SMALL = [
     "data.sample.rows=201",
@@ -27,6 +29,7 @@ SMALL = [
     "trainer.accelerator=cpu",
 ]
 """A run of seconds."""
+Process = subprocess.Popen[str] | Command
 
 
 def begin(words: Sequence[str], before: Sequence[str] = (), **environment: str) -> subprocess.Popen[str]:
@@ -41,13 +44,13 @@ def begin(words: Sequence[str], before: Sequence[str] = (), **environment: str) 
     )
 
 
-def said_by_all(processes: Sequence[subprocess.Popen[str]], seconds: float) -> list[str]:
+def said_by_all(processes: Sequence[Process], seconds: float) -> list[str]:
     """What each of them says until all have ended."""
     until = time.monotonic() + seconds
     return [process.communicate(timeout=max(1, until - time.monotonic()))[0] for process in processes]
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def wait_for(path: Path, process: Process) -> None:
     """Return when a process has written a file."""
     until = time.monotonic() + WAIT_S
     while not path.exists():
@@ -84,14 +87,14 @@ def slurm(rank: int, port: int) -> dict[str, str]:
 
 
 @pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[str]]]:
+def started() -> Iterator[list[Process]]:
     """Processes to end when the test is over, whatever became of it."""
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[Process] = []
     yield processes
     for process in processes:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        if process.stdout is not None and not process.stdout.closed:
+        if process.stdout is None or not process.stdout.closed:
             process.communicate()
 
 
@@ -100,7 +103,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of the small run on two ranks, started by `trainer.devices=2`, and all that it printed."""
     folder = tmp_path_factory.mktemp("ours")
     words = ["train", *SMALL, f"hydra.run.dir={folder}/run", "trainer.devices=2"]
-    process = begin(words, FLATOUT_CACHE=str(folder / "cache"))
+    process = begin_warm(words, FLATOUT_CACHE=str(folder / "cache"))
     said, _ = process.communicate(timeout=240)
     assert process.returncode == 0, said
     return folder / "run", said

@@ -11,8 +11,9 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-import train
 from flatout.bits.people import PeopleConfig
+from flatout.cli import start
+from flatout.cli import words as words_of
 from flatout.cli.composing import known_keys
 from flatout.config import RunConfig
 from flatout.data.problem import Problem
@@ -31,6 +32,8 @@ OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.ya
 BITS, TAGS = ["model=bitmlp", "task=grams"], ["model=transformer", "task=tagging"]
 SEQUENCES = ["data.features=[voltage]", "data.target=soc"]
 COMPANIONS = {
+    "task=mlm": ["model=transformer"],
+    "optim=muon": ["model=transformer"],
     **{"data=bits": BITS, "data=people": BITS, "data=tagged_tweets": TAGS},
     **{"model=bitmlp": ["data=people", "task=grams"], "task=grams": ["data=people", "model=bitmlp"]},
     "task=tagging": ["data=tagged_tweets", "model=transformer"],
@@ -41,6 +44,9 @@ COMPANIONS = {
 """The other options that an option needs."""
 OF_ENCODERS = [name for name in options_of("experiment") if name.startswith("bert_") or "tweets" in name]
 OF_ENCODERS = [name for name in OF_ENCODERS if not name.endswith("_scratch")]
+ALIKE = ("_scratch", "_sweep")
+"""Ends of the names of experiments that train as another one does, from other weights or for other trials."""
+SOAK = pytest.mark.soak(seconds=5)
 ROWS = ["data.sample.rows=200", "data.sample.eval_rows=40"]
 SMALL = ["data.batch_size=16", "data.accumulate=1", "monitor.progress=false", "threads=1"]
 TINY = [*ROWS, *SMALL, "model.embedding=8", "model.hidden=8"]
@@ -87,7 +93,7 @@ def test_the_groups_that_users_of_hydra_templates_expect_have_their_options():
 def test_every_sweep_opens_with_its_command_and_searches_settings_that_exist(name):
     head, command = (CONF / "sweep" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[:2]
     assert head == "# @package _global_" and command.startswith("# python -m flatout sweep ")
-    train.register_schemas()
+    start.register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         composed = compose("train", [f"+sweep={name}"], return_hydra_config=True)
     assert composed.hydra.sweeper.space.keys() <= set(known_keys())
@@ -110,7 +116,9 @@ def test_an_experiment_with_an_encoder_opens_with_hardware_time_and_score(name):
     assert re.search(r"(accuracy|recall|F1)( of \w+ \w+| of \w+)? \d+\.\d", head), "score"
 
 
-@pytest.mark.parametrize("name", options_of("experiment"))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=SOAK if name.endswith(ALIKE) else []) for name in options_of("experiment")]
+)
 def test_every_experiment_trains_one_batch(name, tmp_path, monkeypatch):
     words = [f"+experiment={name}", *tiny_words(name), "trainer.devices=1", f"output={tmp_path}", "+debug=one_batch"]
     assert run_train([*words, "hydra.mode=RUN"], monkeypatch) == 0
@@ -130,7 +138,7 @@ def test_a_trainer_option_trains_one_batch(option, tmp_path, monkeypatch):
     assert (summary["status"], summary["training"]["steps"]) == ("finished", 1)
 
 
-@pytest.mark.parametrize("option", ["ddp", "fsdp"])
+@pytest.mark.parametrize("option", [pytest.param("ddp", marks=SOAK), "fsdp"])
 def test_a_trainer_option_trains_one_batch_on_two_cpu_processes(option, tmp_path, monkeypatch):
     devices = ["trainer.accelerator=cpu", "trainer.devices=2"]
     words = [f"trainer={option}", *devices, *TINY, "debug=one_batch", f"output={tmp_path}"]
@@ -202,7 +210,7 @@ def test_a_group_is_chosen_with_or_without_a_plus_sign():
         "+trainer.foo=1": "+trainer.foo=1",
         "name=mine": "name=mine",
     }
-    assert {word: train.in_hydras_form(word) for word in typed} == typed
+    assert {word: words_of.in_hydras_form(word) for word in typed} == typed
 
 
 def test_no_callbacks_leaves_out_the_progress_line_and_the_verdict():
@@ -262,10 +270,10 @@ def test_a_run_lies_in_the_folder_of_its_name(tmp_path, monkeypatch):
     assert read_summary(only_folder(tmp_path / "mine"))["experiment"] == "mine"
 
 
-@pytest.mark.parametrize("group", ["data", "model", "task", "trainer", "callbacks", "debug"])
-def test_the_readme_lists_every_option_of_a_group(group):
-    readme = (CONF.parent / "README.md").read_text(encoding="utf-8")
-    (row,) = re.findall(rf"^\| `{group}` \| (.+) \|$", readme, re.MULTILINE)
+@pytest.mark.parametrize("group", ["data", "model", "task", "trainer", "callbacks", "logger", "debug"])
+def test_the_start_page_lists_every_option_of_a_group(group):
+    start = (CONF.parent / "docs" / "start.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| `{group}` \| (.+) \|$", start, re.MULTILINE)
     assert set(options_of(group)) <= set(re.findall(r"`(\w+)`", row))
 
 
@@ -280,7 +288,9 @@ def test_a_run_of_an_earlier_version_resumes_on_the_same_data():
         "plan": {},
         "settings": {"data.sample.rows": 6},
     }
-    now = {**then, "settings": {"data.sample.rows": 4}}
+    now = {**then, "settings": {"data.sample.rows": 4, "optim.name": "adamw"}}
     assert require_same_run(then, now, anyway=False) == []
+    with pytest.raises(UserError, match=r"optim\.name was adamw and is muon"):
+        require_same_run(then, {**now, "settings": {"optim.name": "muon"}}, anyway=False)
     with pytest.raises(UserError, match=r"data\.sample\.rows was 6 and is 4; the data or its encoding has changed"):
         require_same_run(then, {**now, "data": "other"}, anyway=False)

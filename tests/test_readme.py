@@ -1,4 +1,4 @@
-"""What the README says is so."""
+"""What README and the reference pages say is so."""
 
 from __future__ import annotations
 
@@ -7,19 +7,31 @@ from pathlib import Path
 
 from benchmarks import BENCHES
 
-from flatout.callbacks.columns import COLUMNS
+from flatout.report.summary import empty_summary
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_curve_table_lists_every_curve():
-    listed = dict(re.findall(r"^\| `((?:train|speed|time|gpu|host)/\w+)` \| (.+?) \|$", README, re.MULTILINE))
-    assert listed == COLUMNS
+def page(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere():
+    assert len(README.splitlines()) <= 180
+    for place in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / place).exists(), place
+
+
+def test_every_key_of_the_summary_is_explained():
+    listed = set(re.findall(r"`([\w.]+)`", page("summary")))
+    for key, value in empty_summary().items():
+        explained = {key} | {f"{key}.{name}" for name in value} if isinstance(value, dict) else {key}
+        assert explained & listed, key
 
 
 def test_every_file_of_the_tree_exists():
-    tree = README.split("## The tree")[1]
+    tree = page("design").split("## The tree")[1]
     for folder, names in re.findall(r"^  (\w+)/ +([\w (),·]+?)(?::|$)", tree, re.MULTILINE):
         for name in re.findall(r"\w+(?= ·|$| \()", names):
             place = ROOT / "src" / "flatout" / folder / name
@@ -28,7 +40,7 @@ def test_every_file_of_the_tree_exists():
 
 def test_every_bench_is_named():
     for name in BENCHES:
-        assert f"bench {name}" in README
+        assert f"bench {name}" in page("benchmarks")
 
 
 def test_the_project_names_no_machine_of_its_makers():

@@ -1,4 +1,4 @@
-"""Train text classifiers, and readers of bit strings, as fast as the hardware allows, and be told what held them back.
+"""Train on texts, tags, bit strings and sequences as fast as the hardware allows, and see what limited the run.
 
 The names below are imported when they are first used, so `import flatout` costs nothing.
 """
@@ -36,6 +36,8 @@ _PLACES = {
     "TagPredictor": "flatout.inference.tags",
     "TransformerConfig": "flatout.models.encoder.transformer",
     "TaggingConfig": "flatout.tasks.tagging",
+    "MaskedLanguageConfig": "flatout.tasks.masked_language",
+    "MaskedWordPredictor": "flatout.inference.masked_words",
     "TweetsConfig": "flatout.data.samples.tweets",
     "TaggedTweetsConfig": "flatout.data.samples.tweets",
     "GramPredictor": "flatout.bits.predictor",

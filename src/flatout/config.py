@@ -34,6 +34,7 @@ from flatout.models.rnn import RNNConfig
 from flatout.models.window_mlp import WindowMLPConfig
 from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
 from flatout.tasks.classification import ClassificationConfig
+from flatout.tasks.masked_language import MaskedLanguageConfig
 from flatout.tasks.own_parts import require_own_parts
 from flatout.tasks.sequences import SequenceRegressionConfig
 from flatout.tasks.tagging import TaggingConfig
@@ -131,13 +132,23 @@ class RunConfig:
         self.logger = chosen_loggers(self.logger)
         for name, callback in self.callbacks.items():
             is_callback = isinstance(callback, L.Callback)
-            require(is_callback, f"callbacks.{name}", f"{type(callback).__name__} is no callback of Lightning")
+            require(
+                is_callback,
+                f"callbacks.{name}",
+                f"{type(callback).__name__} is no callback of Lightning",
+                hint="Name a subclass of lightning.Callback.",
+            )
         require(0 <= self.seed < 2**63, "seed", f"{self.seed}", allowed="0 or more")
         require(self.threads is None or self.threads >= 1, "threads", f"{self.threads}", allowed="1 or more, or null")
         self._require_trainer_settings()
         if self.has_own_parts:
             require_own_parts(self.task, self.data)
-            require(not self.shares_weights, f"trainer.strategy: {_FSDP}", "does not serve modules of your own")
+            require(
+                not self.shares_weights,
+                f"trainer.strategy: {_FSDP}",
+                "does not serve modules of your own",
+                hint="Set trainer.strategy=ddp.",
+            )
             require(not self.tune.enabled, "tune", "measures no modules of your own", hint="Set tune=off.")
 
     @property
@@ -157,10 +168,11 @@ class RunConfig:
         if self.model is None:
             self.model = BitMLPConfig() if is_bits else BiLSTMConfig()
         if self.task is None:
-            is_tagged = not is_bits and self.data.problem is Problem.tags
-            self.task = GramsConfig() if is_bits else TaggingConfig() if is_tagged else ClassificationConfig()
+            self.task = GramsConfig() if is_bits else _TASKS.get(self.data.problem, ClassificationConfig)()
         self._require_parts_that_fit(is_bits)
         if isinstance(self.data, TextDataConfig):
+            if isinstance(self.task, MaskedLanguageConfig) and self.data.problem is Problem.single:
+                self.data = replace(self.data, problem=Problem.none)
             self._require_tagger(self.data)
             self.data = self._with_tokenizer(self.data)
         if self.shares_weights:
@@ -191,6 +203,9 @@ class RunConfig:
     def _require_what_fsdp_can_do(self, is_bits: bool) -> None:
         where, hint = f"trainer.strategy: {_FSDP}", "Leave one of them out."
         require(not is_bits, where, "models of bit strings are too small for it", hint="Leave it out.")
+        what = "does not train masked language models in this version: a weight of theirs has two names"
+        is_masked = isinstance(self.task, MaskedLanguageConfig)
+        require(not is_masked, where, what, hint="Leave it out.")
         what = "needs tune=off, which measures whole models on one device"
         require(not self.tune.enabled, where, what, hint=hint)
         what = "does not work with precision=fp16: its scaler needs whole gradients"
@@ -198,13 +213,19 @@ class RunConfig:
         require(not self.compile, where, "does not work with compile=true in this version", hint=hint)
 
     def _require_tagger(self, data: TextDataConfig) -> None:
-        """Tags need a task and a model that predict a tag for each word."""
-        is_tagged = data.problem is Problem.tags
-        fits = isinstance(self.task, TaggingConfig) == is_tagged
-        hint = "Set task=tagging." if is_tagged else "Set data.problem=tags for words and tags, or task=classification."
+        """Tags and masked words need a task and a model that answer token by token."""
+        wanted = _TASKS.get(data.problem, ClassificationConfig)
+        fits = isinstance(self.task, wanted)
+        hint = f"Set task={_name_of('task', wanted())}."
+        if isinstance(self.task, TaggingConfig):
+            hint = "Set data.problem=tags for words and tags, or task=classification."
+        elif isinstance(self.task, MaskedLanguageConfig):
+            hint = "Leave data.problem out."
         require(fits, "task", f"{_name_of('task', self.task)} with data.problem={data.problem}", hint=hint)
-        is_encoder = not is_tagged or isinstance(self.model, TransformerConfig)
-        require(is_encoder, "model", f"{_name_of('model', self.model)} predicts no tags", hint="Set model=transformer.")
+        is_encoder = wanted is ClassificationConfig or isinstance(self.model, TransformerConfig)
+        answers = "tags" if wanted is TaggingConfig else "masked words"
+        what = f"{_name_of('model', self.model)} predicts no {answers}"
+        require(is_encoder, "model", what, hint="Set model=transformer.")
 
     def _with_tokenizer(self, data: TextDataConfig) -> TextDataConfig:
         """An encoder reads the ids of its tokenizer; from scratch, the ids of word pieces."""
@@ -245,6 +266,8 @@ class RunConfig:
         require(isinstance(self.task, task), "task", what, hint=hint)
 
 
+_TASKS: dict[Problem, type] = {Problem.tags: TaggingConfig, Problem.none: MaskedLanguageConfig}
+"""The task of rows whose labels are neither classes nor numbers."""
 _OF_SEQUENCES = (RNNConfig, WindowMLPConfig, SequenceRegressionConfig)
 _SEQUENCE_HINT = "Set model=rnn or model=window_mlp, or start from +experiment=battery_soc."
 _BITS_HINT = "Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams."
@@ -269,6 +292,7 @@ COMPONENTS: dict[str, dict[str, type]] = {
         "classification": ClassificationConfig,
         "tagging": TaggingConfig,
         "grams": GramsConfig,
+        "mlm": MaskedLanguageConfig,
         "sequence": SequenceRegressionConfig,
     },
     "optim": {"adamw": OptimConfig},

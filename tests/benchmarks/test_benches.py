@@ -44,7 +44,7 @@ FIRST_ROWS = {
     "bert": ["albert, flat: largest difference of a logit", "albert, flat: largest difference of a gradient"],
     "tune": ["BiLSTM, defaults: chosen against as set", "BiLSTM, defaults: time to choose"],
     "scale": ["bert_tiny: two processes, one thread each", "tokens of the fullest of 2 ranks above the mean"],
-    "doctor": ["tiny batches", "8 batches of 4 a step"],
+    "doctor": ["8 batches of 4 a step", "a callback that waits"],
     "quality": ["tweeteval_emotion, test macro_f1", "tweeteval_irony, test f1"],
 }
 IN_SECONDS = ["spine", "shortcuts", "sources", "headlines", "bits", "sequences", "protections"]

@@ -1,4 +1,4 @@
-"""What is planted holds a run back as it should, and what a verdict says to type is typed as a person would."""
+"""What is planted holds a run back as it should, and what came is judged by what was predicted."""
 
 from __future__ import annotations
 
@@ -8,29 +8,37 @@ from unittest.mock import patch
 
 import pytest
 from benchmarks import plants
-from benchmarks.doctor import PLANTED, Diagnosed, with_override
+from benchmarks.doctor import Diagnosed
+from benchmarks.planted import HEALTHY, PLANTED, QUICK
 
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
-
-
-@pytest.mark.parametrize(
-    ("typed", "override", "fixed"),
-    [
-        (["data.feed=workers", "threads=2"], "data.feed=resident", ["threads=2", "data.feed=resident"]),
-        (["+trainer.val_check_interval=5"], "++trainer.val_check_interval=1.0", ["++trainer.val_check_interval=1.0"]),
-        (["a=1", "+callbacks.plant._target_=x.Y", "+callbacks.plant.ms=12"], "~callbacks.plant", ["a=1"]),
-        (["data.batch_size=4"], "data.batch_size=32 data.accumulate=1", ["data.batch_size=32", "data.accumulate=1"]),
-    ],
-)
-def test_an_override_takes_the_place_of_what_was_typed(typed, override, fixed):
-    assert with_override(typed, override) == fixed
+from flatout.perf.measure.intervals import Interval
 
 
 def test_every_plant_can_be_named_on_a_command_line():
     named = {word.rpartition(".")[2] for each in PLANTED for word in each.words if "._target_=" in word}
     assert named == {name for name, each in inspect.getmembers(plants, inspect.isclass) if is_plant(each)}
+
+
+def test_there_are_twenty_plants_and_more_and_ten_healthy_runs_each_under_its_name():
+    names = [each.name for each in PLANTED]
+    assert len(names) == len(set(names)) >= 20 and set(QUICK) <= set(names)
+    assert len(HEALTHY) == 10
+
+
+def test_what_needs_a_gpu_is_listed_as_not_applicable_without_one(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert sum(each.why_not() == "there is no GPU" for each in PLANTED) == 3
+
+
+def test_fp32_applies_by_the_processor(monkeypatch):
+    plant = next(each for each in PLANTED if each.causes == ("precision",))
+    monkeypatch.setattr("benchmarks.planted.bf16_is_native_on_cpu", lambda: False)
+    assert plant.why_not() == "bf16 is not native on this processor"
+    monkeypatch.setattr("benchmarks.planted.bf16_is_native_on_cpu", lambda: True)
+    assert plant.why_not() == ""
 
 
 def is_plant(each: type) -> bool:
@@ -59,12 +67,38 @@ def test_a_transform_that_is_planted_goes_over_training_batches_alone(make_split
         assert counting.seen == expected
 
 
+@pytest.mark.usefixtures("put_back")
+def test_a_slow_disk_slows_what_is_read_and_not_what_lies_in_memory(make_split, monkeypatch):
+    slept = []
+    monkeypatch.setattr("benchmarks.plants.time.sleep", slept.append)
+    plants.SlowDisk(mb_per_s=1.0)
+    for kind, count in ((FeedKind.resident, 0), (FeedKind.threaded, 2)):
+        list(Feed(make_split([3] * 8), PlanSettings(rows_per_batch=4), kind=kind))
+        assert len([each for each in slept if each < 1e-3]) == count
+
+
+def diagnosed(cause: str, gain: float | None, measured: float | None, causes=("data",)) -> Diagnosed:
+    verdict = {"cause": cause, "sentence": "", "predicted_gain": gain}
+    verdict |= {"gain_low": gain and gain / 1.2, "gain_high": gain and gain * 1.2}
+    return Diagnosed("x", causes, verdict, None if measured is None else Interval(measured, measured, measured))
+
+
 @pytest.mark.parametrize(
-    ("told", "gain", "is_within"), [(2.0, 2.4, True), (2.0, 2.6, False), (2.0, 1.4, False), (None, 2.0, False)]
+    ("gain", "measured", "is_within"), [(2.0, 2.3, True), (2.0, 2.5, False), (2.0, 1.6, False), (None, 2.0, False)]
 )
-def test_a_mend_is_judged_by_what_came_against_what_was_told(told, gain, is_within):
-    planted = PLANTED[0]
-    found = Diagnosed(planted, {"cause": planted.causes[0], "sentence": ""}, told, gain, 1.0)
-    assert found.is_named and found.is_within is is_within
-    other = Diagnosed(planted, {"cause": "padding", "sentence": ""}, told, gain, 1.0)
-    assert not other.is_named and not other.is_within
+def test_a_fix_is_judged_by_what_came_against_the_predicted_bounds(gain, measured, is_within):
+    assert diagnosed("data", gain, measured).is_within is is_within
+
+
+def test_a_cause_without_a_promise_holds_when_it_is_named_and_a_wrong_one_does_not():
+    assert diagnosed("data", None, 0.64).as_claim().holds
+    assert not diagnosed("padding", 2.0, 2.0).as_claim().holds
+    assert diagnosed("data", 1.5, 0.64).slows and not diagnosed("data", None, 0.64).slows
+
+
+@pytest.mark.parametrize(
+    ("cause", "gain", "measured", "is_quiet"),
+    [("nothing", None, None, True), ("batch", 1.5, 1.4, True), ("batch", 1.5, 1.0, False), ("data", None, None, False)],
+)
+def test_a_healthy_run_is_quiet_or_its_gain_is_confirmed(cause, gain, measured, is_quiet):
+    assert diagnosed(cause, gain, measured, causes=()).as_claim().holds is is_quiet

@@ -31,7 +31,9 @@ from flatout.callbacks.loggers import (
     build_loggers,
     chosen_loggers,
 )
+from flatout.cli import start
 from flatout.cli.boundary import read_config
+from flatout.cli.conf_folder import conf_folder
 from flatout.report.summary import read_summary
 
 HAS_WANDB, HAS_MLFLOW = (importlib.util.find_spec(name) is not None for name in ("wandb", "mlflow"))
@@ -298,8 +300,8 @@ def test_loggers_of_trainer_settings_are_kept(tmp_path):
 
 
 def composed(words: list[str]) -> Any:
-    train.register_schemas()
-    with initialize_config_dir(str(train.conf_folder()), version_base="1.3"):
+    start.register_schemas()
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         return read_config(compose("train", words), words).logger
 
 

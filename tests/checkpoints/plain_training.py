@@ -1,11 +1,10 @@
-"""A training of a plain `L.Trainer` with exact checkpoints; as a program it kills itself after a batch."""
+"""A training of a plain `L.Trainer` with exact checkpoints, whole or killed after a batch."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -73,8 +72,7 @@ def loops(is_fast: bool) -> list[L.Callback]:
     return [FastLoop()] if is_fast else []
 
 
-if __name__ == "__main__":
+def train_until_killed(kind: str, folder: Path, *, is_fast: bool, batch: int) -> None:
+    """A training that ends its process in the middle of an optimizer step."""
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    kind, folder, is_fast, batch = sys.argv[1:]
-    train(kind, Path(folder), *loops(is_fast == "fast"), KillAfter(int(batch)))
+    train(kind, folder, *loops(is_fast), KillAfter(batch))

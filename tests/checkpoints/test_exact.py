@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from flatout.callbacks import ExactCheckpoint
 from flatout.checkpoints.folder import require_whole
 from flatout.checkpoints.kept import newest_first
 from tests.callbacks.plain import Small
-from tests.checkpoints.plain_training import loops, parts, train
+from tests.checkpoints.plain_training import loops, parts, train, train_until_killed
+from tests.warm import Command
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -30,8 +30,9 @@ pytestmark = pytest.mark.filterwarnings(
 
 def killed(kind: str, folder: Path, loop: str, batch: int) -> None:
     """A training in another process that SIGKILL ends inside an optimizer step."""
-    words = [sys.executable, "-m", "tests.checkpoints.plain_training", kind, str(folder), loop, str(batch)]
-    assert subprocess.run(words, check=False, capture_output=True).returncode == -signal.SIGKILL
+    process = Command(partial(train_until_killed, kind, folder, is_fast=loop == "fast", batch=batch))
+    said, _ = process.communicate(120)
+    assert process.returncode == -signal.SIGKILL, said
 
 
 def names(folder: Path) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -114,6 +115,93 @@ def test_evaluate_gives_the_errors_of_the_test_recordings(tmp_path, capsys):
     assert found["rmse"] == pytest.approx(result.metrics["test/rmse"], rel=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["chunk", "window", "forecast"])
+def test_evaluate_of_each_way_gives_the_errors_of_the_test_recordings(tmp_path, kind, capsys):
+    result = train(tmp_path / "runs", kind)
+    folder = write_cells(tmp_path / "cells")
+    assert verb("evaluate", result.folder, folder, "--json") == 0
+    printed = capsys.readouterr().out
+    found = json.loads(printed[printed.rindex("{\n") :])
+    for name in ("rmse", "mae", "max_error", "r2"):
+        assert found[name] == pytest.approx(result.metrics[f"test/{name}"], rel=1e-4), name
+
+
+def test_evaluate_names_a_recording_that_is_too_short_for_a_forecast(tmp_path, capsys):
+    result = train(tmp_path / "runs", "forecast")
+    pq.write_table(cells_of("test").slice(0, 14), tmp_path / "short.parquet")
+    assert verb("evaluate", result.folder, tmp_path / "short.parquet") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "has 14 samples, a window and its forecast need 15. Leave it out, or name a longer recording." in line
+
+
+def waves(first: int, runs: int) -> pa.Table:
+    """Recordings of 15 to 24 samples whose wave is fast or slow."""
+    parts = []
+    for run in range(first, first + runs):
+        place = np.arange(15 + run % 10)
+        wave = np.sin(place * (1 + run % 2) / 2 + run)
+        kind, speed = "slow fast".split()[run % 2], 1.0 + run % 2
+        parts.append(
+            pa.table({"run": [run] * len(place), "a": wave, "kind": [kind] * len(place), "speed": speed + 0 * wave})
+        )
+    return pa.concat_tables(parts)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's exporter, of its own code
+@pytest.mark.parametrize("target", ["kind", "speed"])
+def test_labels_are_evaluated_and_exported(tmp_path, target, capsys):
+    pq.write_table(waves(0, 40), tmp_path / "waves.parquet")
+    pq.write_table(waves(40, 20), tmp_path / "test.parquet")
+    columns: dict[str, Any] = {"features": ["a"], "target": target, "group": ["run"], "problem": "label"}
+    files = {"train": str(tmp_path / "waves.parquet"), "test": str(tmp_path / "test.parquet")}
+    result = fit(
+        SequenceDataConfig(**files, **columns, batch_size=8),
+        RNNConfig(hidden=8),
+        output=str(tmp_path / "runs"),
+        max_epochs=2,
+        precision="fp32",
+        logger="none",
+        optim=OptimConfig(lr=0.01),
+        checkpoint=CheckpointConfig(patience=None),
+        monitor=MonitorConfig(progress=False, verdict=False),
+    )
+    assert verb("evaluate", result.folder, tmp_path / "test.parquet", "--json") == 0
+    printed = capsys.readouterr().out
+    found, metric = json.loads(printed[printed.rindex("{\n") :]), "accuracy" if target == "kind" else "rmse"
+    assert found["rows"] == 20
+    assert found[metric] == pytest.approx(result.metrics[f"test/{metric}"], rel=1e-4)
+    assert verb("export", result.folder, "--onnx", "--out", tmp_path / "onnx") == 0
+    recordings = list(result.predictor.read(table_of(waves(40, 20))))
+    assert len({len(each.values) for each in recordings}) == 10
+    for recording in recordings[:3]:
+        streamed = stream_onnx(tmp_path / "onnx" / "model.onnx", recording.values)
+        np.testing.assert_allclose(streamed[-1], result.predictor.answer(recording.values), atol=1e-5)
+
+
+def test_a_label_that_the_run_never_saw_is_named_and_both_directions_are_not_exported(tmp_path, capsys):
+    pq.write_table(waves(0, 20), tmp_path / "waves.parquet")
+    result = fit(
+        SequenceDataConfig(
+            source=str(tmp_path / "waves.parquet"), features=["a"], target="kind", group=["run"], problem="label"
+        ),
+        RNNConfig(hidden=4, bidirectional=True),
+        output=str(tmp_path / "runs"),
+        max_epochs=1,
+        precision="fp32",
+        logger="none",
+        monitor=MonitorConfig(progress=False, verdict=False),
+    )
+    table = waves(20, 1)
+    odd = table.set_column(2, "kind", pa.array(["odd"] * table.num_rows))
+    pq.write_table(odd, tmp_path / "odd.parquet")
+    assert verb("evaluate", result.folder, tmp_path / "odd.parquet") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "run=20 is 'odd' (fast, slow)" in line
+    assert verb("export", result.folder, "--onnx", "--out", tmp_path / "onnx") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "export: a bidirectional network reads a recording from its end too" in line
+
+
 def test_another_sampling_rate_is_refused(tmp_path, capsys):
     result = train(tmp_path / "runs", "gru")
     rows = cells_of("test")
@@ -122,6 +210,44 @@ def test_another_sampling_rate_is_refused(tmp_path, capsys):
     assert verb("predict", result.folder, tmp_path / "slow.parquet") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "has a sample every 20 s, the training recordings every 10 s. Resample it" in line
+
+
+def write_csv(folder: Path, **changes: Any) -> Path:
+    """Six recordings of 50 samples."""
+    folder.mkdir()
+    for number in range(6):
+        place, random = np.arange(50), np.random.default_rng(number)
+        columns = {"t": place * 2, "a": random.standard_normal(50), "b": place + number, "y": place * 0.1}
+        columns |= {name: change(columns, number) for name, change in changes.items()}
+        pa.csv.write_csv(pa.table(columns), folder / f"r{number}.csv")
+    return folder
+
+
+COLUMNS = ("data.features=[a,b]", "data.target=y", "data.time=t")
+
+
+def test_a_check_of_recordings_prints_lengths_and_columns_and_a_command_that_trains(tmp_path, monkeypatch, capsys):
+    folder = write_csv(tmp_path / "runs")
+    assert verb("check", folder, *COLUMNS, "data.chunk=20") == 0
+    printed = capsys.readouterr().out
+    assert "train: 4 recordings, 200 samples; length 50" in printed
+    assert "a sample every 2 s" in printed
+    assert "\ny " in printed and "0 errors, 0 warnings; to train: python -m train data=sequence" in printed
+    words = printed.rsplit("python -m train ", 1)[1].replace("'", "").split()
+    quick = ["trainer.max_epochs=1", "monitor.progress=false", "logger=none", f"output={tmp_path / 'out'}"]
+    assert run_train([*words, *quick], monkeypatch) == 0
+
+
+def test_a_check_of_recordings_warns_of_another_unit_and_names_mistakes(tmp_path, capsys):
+    splits = [write_csv(tmp_path / "train"), write_csv(tmp_path / "test", a=lambda c, _: c["a"] * 1000)]
+    (tmp_path / "train" / "r5.csv").rename(tmp_path / "validation.csv")
+    words = [splits[0], f"data.validation={tmp_path / 'validation.csv'}", f"data.test={splits[1]}", *COLUMNS]
+    assert verb("check", *words, "--strict") == 1
+    assert "times as large as in the training recordings; is it in another unit?" in capsys.readouterr().out
+    assert verb("check", splits[0], *COLUMNS, "data.lookback=60") == 2
+    printed = capsys.readouterr().out
+    assert "data.lookback=60: 60 samples are needed, the longest train recording has 50" in printed
+    assert "1 error" in printed and "to train" not in printed
 
 
 @pytest.mark.parametrize(

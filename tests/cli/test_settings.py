@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flatout.cli.composing import known_keys
+from flatout.cli.setting_examples import EXAMPLES, MAY_BE
 from flatout.cli.settings import all_settings
 from tests.verbs import verb
 
@@ -14,8 +15,17 @@ def known():
     return list(all_settings())
 
 
-def test_every_setting_says_what_it_does_and_what_it_may_be(known):
-    assert [each.key for each in known if not (each.does and each.allowed)] == []
+def test_every_setting_says_what_it_does_and_what_it_may_be_and_has_an_example(known):
+    assert [each.key for each in known if not (each.does and each.allowed and each.example)] == []
+
+
+def test_no_setting_may_be_just_anything(known):
+    assert [each.key for each in known if "any value" in each.allowed] == []
+
+
+def test_every_example_belongs_to_a_setting(known):
+    keys = {each.key for each in known} | {f"{each.option} {each.key}" for each in known}
+    assert set(EXAMPLES) | set(MAY_BE) <= keys
 
 
 def test_every_key_of_the_settings_classes_is_explained(known):
@@ -31,14 +41,17 @@ def test_a_key_is_explained_for_each_option_that_has_it(capsys):
         "  does     Rows one device computes at once.",
         "  allowed  a whole number, 1 or more",
         "  default  128",
+        "  example  data.batch_size=64",
         "data.batch_size  (data=bits)",
         "  does     Records one device computes at once.",
         "  allowed  a whole number, 1 or more",
         "  default  256",
+        "  example  data.batch_size=64",
         "data.batch_size  (data=sequence)",
         "  does     Recordings, windows or chunks one device computes at once.",
         "  allowed  a whole number, 1 or more",
         "  default  64",
+        "  example  data.batch_size=64",
     ]
 
 
@@ -54,7 +67,7 @@ def test_a_key_is_explained_for_each_option_that_has_it(capsys):
         ("trainer.max_epochs", "as in Lightning's Trainer", "8"),
         ("trainer.gradient_clip_val", "set optim.clip instead", "null"),
         ("trials", "a whole number", "20"),
-        ("launcher.limit", "a text, null", "null"),
+        ("launcher.limit", "a time such as 90s or 20m, or null", "null"),
     ],
 )
 def test_a_setting_names_its_values_and_its_default(key, allowed, default, known):

@@ -10,6 +10,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import train
+from flatout.cli import words as words_of
+from flatout.cli.conf_folder import conf_folder
+from flatout.cli.train_help import SECTIONS
 from flatout.config import RunConfig
 from flatout.report.summary import read_summary
 from tests.composed import CONF, compose_run, run_train
@@ -101,12 +104,12 @@ def test_torchrun_is_told_a_mistake_so_that_its_last_page_names_it(tmp_path, mon
 
 def test_options_of_hydra_may_stand_anywhere():
     words = ["--config-dir", "here", "+sweep=one", "-m", "a=1", "--config-name=x", "-cd", "there", "--info", "b=2"]
-    assert train.options_last(words) == [
+    assert words_of.options_last(words) == [
         *("+sweep=one", "a=1", "b=2"),
         *("--config-dir", "here", "-m", "--config-name=x", "-cd", "there", "--info"),
     ]
-    assert train.options_last(["--info", "config", "a=1"]) == ["a=1", "--info", "config"]
-    assert train.options_last(["--config-d", "here", "a=1"]) == ["a=1", "--config-d", "here"]
+    assert words_of.options_last(["--info", "config", "a=1"]) == ["a=1", "--info", "config"]
+    assert words_of.options_last(["--config-d", "here", "a=1"]) == ["a=1", "--config-d", "here"]
 
 
 def test_a_model_that_cannot_be_fetched_is_told_with_the_three_ways_out(tmp_path, monkeypatch, capsys):
@@ -179,11 +182,30 @@ def test_a_package_of_ones_own_is_trusted_on_the_command_line_only(tmp_path, mon
     assert run_train([*TINY, f"output={tmp_path}", target, "allow_targets=[mine]"], monkeypatch) == 0
 
 
-def test_help_names_the_groups_and_the_values(monkeypatch, capsys):
+def test_help_groups_the_keys_that_people_set_first(monkeypatch, capsys):
     assert run_train(["--help"], monkeypatch) == 0
     said = capsys.readouterr().out
     assert "model: bilstm, bitmlp, rnn, textcnn" in said
-    assert "rows: 20000" in said
+    titles = [title for title, _, _ in SECTIONS]
+    places = [said.index(f"\n{title}: ") for title in titles if title != "The built-in sample"]
+    assert places == sorted(places)
+    assert "data.batch_size=128" in said and "Rows one device computes at once" in said
+    assert "optim.schedule=linear" in said and "(linear, cosine, constant)" in said
+
+
+def test_help_shows_the_values_of_the_given_words(monkeypatch, capsys):
+    assert run_train(["+experiment=battery_soc", "data.chunk=7", "-h"], monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "model.cell=lstm" in said and "data.target=" in said and "model.embedding" not in said
+    assert run_train(["optim.lrr=1", "--help"], monkeypatch) == 2
+    assert "optim.lrr" in capsys.readouterr().err
+
+
+def test_help_reads_a_folder_of_ones_own(tmp_path, monkeypatch, capsys):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nmodel: {hidden: 7}\n")
+    assert run_train(["--help", "--config-dir", str(tmp_path), "experiment=mine"], monkeypatch) == 0
+    assert "model.hidden=7" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("word", ["monitor=profile", "+monitor=profile"])
@@ -195,10 +217,10 @@ def test_a_profile_is_asked_for_with_or_without_a_plus_sign(word, tmp_path, monk
 
 def test_conf_can_be_named_by_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("FLATOUT_CONF", str(CONF))
-    assert train.conf_folder() == CONF
+    assert conf_folder() == CONF
     monkeypatch.setenv("FLATOUT_CONF", str(tmp_path))
     with pytest.raises(train.UserError, match=r"FLATOUT_CONF: no train.yaml in"):
-        train.conf_folder()
+        conf_folder()
 
 
 def test_the_default_settings_on_the_command_line_are_those_of_python():

@@ -295,8 +295,8 @@ def test_claims_hold_or_do_not():
 def test_both_sides_are_measured_in_turn():
     order = []
     found = in_turn([lambda: order.append("a") or len(order), lambda: order.append("b") or len(order)], rounds=3)
-    assert order == list("ababab")
-    assert found == [3, 4]
+    assert order == list("abbaab")
+    assert found == [4, 3]
 
 
 def test_benches_are_listed(capsys):

@@ -144,7 +144,7 @@ plain("a text of 10 MB", "61 read = 61 kept as written", GOOD + "long " * 2_000_
 plain("a row of 40 MB", "row 61: longer than 16 MB", GOOD + '"' + "long " * 8_000_000 + '",land\n')
 plain(
     "an id column as label",
-    "Is that a column of names or numbers?",
+    "Is that a column of ids?",
     csv_of([(f"text {i}", f"id{i}") for i in range(3_000)]),
 )
 plain(
@@ -178,7 +178,7 @@ plain(
 )
 plain("json of another form", "a str where an object is needed", '["a", "b"]', file="rows.json")
 plain("gzip cut short", "not a whole gzip file", gzip.compress(GOOD.encode() * 50)[:-30], file="rows.csv.gz")
-plain("no gzip at all", "not a whole gzip file", GOOD, file="rows.csv.gz")
+plain("no gzip at all", "is no gzip file", GOOD, file="rows.csv.gz")
 plain("gzip that is a bomb", "bytes unpack to more than", gzip.compress(b"a" * (300 << 20), 9), file="rows.csv.gz")
 plain("an unknown ending", "is no format we read", GOOD, file="rows.xlsx")
 plain("an unknown ending, named", "60 read = 60 kept", GOOD, file="rows.dat", is_error=False, read={"format": "csv"})
@@ -194,7 +194,9 @@ plain(
     is_error=False,
     read={"columns": ["text", "label"]},
 )
-plain("names given, but too few", "its first row has 2 values, 1 names are given", GOOD, read={"columns": ["text"]})
+plain(
+    "names given, but too few", "its first row has 2 values, data.read.columns has 1", GOOD, read={"columns": ["text"]}
+)
 plain(
     "labels of two types",
     "row 2: label is 'b'",
@@ -234,9 +236,7 @@ plain(
     file="rows.jsonl",
 )
 plain("regression on words", "row 1: 'land' is no number", GOOD, problem="regression")
-plain(
-    "regression, stratified", "stratified needs classes, not numbers", GOOD, problem="regression", split_by="stratified"
-)
+plain("regression, stratified", "stratified needs classes", GOOD, problem="regression", split_by="stratified")
 plain(
     "words and tags of unequal number",
     "row 2: 2 words and 1 tags",

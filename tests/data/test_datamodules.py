@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from tests.data import two_ranks
 from tests.data.tiny_module import TinyModule, quiet_trainer
-from tests.started import begin, free_port, said_by_all
+from tests.started import free_port, said_by_all
+from tests.warm import begin_function
 
 from flatout.data import TagData, TextData, TextDataConfig
 from flatout.data.batches.plan import Layout
@@ -327,7 +329,7 @@ def run_two_ranks(folder: Path, source: str) -> list[tuple[int, str]]:
     """Exit code and output of each rank."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     ranks = [
-        begin(["tests.data.two_ranks", str(folder), source], RANK=str(rank), LOCAL_RANK=str(rank), **place)
+        begin_function(two_ranks.main, folder, source, RANK=str(rank), LOCAL_RANK=str(rank), **place)
         for rank in range(2)
     ]
     try:

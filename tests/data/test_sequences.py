@@ -186,7 +186,7 @@ def test_a_label_is_a_class_or_a_number_of_a_recording(tmp_path):
         ({"t": lambda c: [0, "", 2, *c["t"][3:]]}, {}, "data.time: {folder}/r1.csv: t is missing in row 2."),
         ({"a": lambda c: [0, "high", *c["a"][2:]]}, {}, "{folder}/r1.csv: a is 'high' in row 2 (numbers)."),
         ({"b": lambda c: [0, 1, "inf", *c["b"][3:]]}, {}, "{folder}/r1.csv: b is infinite in row 3."),
-        ({"b": lambda c: [0, "nan", *c["b"][2:]]}, {}, "1 row without b (rows 2). Set data.missing=fill"),
+        ({"b": lambda c: [0, "nan", *c["b"][2:]]}, {}, "1 row without b (row 2). Set data.missing=fill"),
         ({}, {"features": ["a", "y"]}, "data.features: 'y' is the target. Leave it out."),
         ({}, {"features": ["a", "z"]}, "no column 'z' in {folder}/r0.csv"),
         ({}, {"target": None}, "data.target: is not set. Name the column that is answered: data.target=COLUMN."),
@@ -195,8 +195,15 @@ def test_a_label_is_a_class_or_a_number_of_a_recording(tmp_path):
         (
             {},
             {"problem": "forecast", "lookback": 40, "horizon": 30},
-            "data.lookback=40 and data.horizon=30 need 70 samples, the longest of the train recordings has 4",
+            "data.lookback=40 and data.horizon=30: 70 samples are needed, the longest train recording has 4",
         ),
+        ({}, {"lookback": 50}, "data.lookback=50: 50 samples are needed, the longest train recording has 4"),
+        (
+            {},
+            {"problem": "forecast", "lookback": 5, "horizon": 9, "split_by": "time"},
+            "data.horizon: no forecast of 9 samples fits the validation samples of a recording, at most",
+        ),
+        ({}, {"step": 500.0}, "data: no recording has two samples or more."),
         ({}, {"time": None, "step": 2.0}, "data.step: 2.0 without data.time."),
         ({}, {"split_at": [10, 20]}, "data.split_at: with split_by=auto. Set data.split_by=time."),
         ({}, {"split_by": "group"}, "data.split_by: group without data.group."),
@@ -207,6 +214,62 @@ def test_a_label_is_a_class_or_a_number_of_a_recording(tmp_path):
 def test_what_does_not_fit_is_one_sentence(tmp_path, changes, settings, message):
     folder = write_files(tmp_path / "runs", **changes)
     assert message.format(folder=folder) in refusal(folder, **settings)
+
+
+def test_a_feature_with_the_values_of_the_target_is_refused():
+    columns = recording(90)
+    table = pa.table({**columns, "b": columns["y"]})
+    assert "data.features: 'b' has the values of the target 'y' in all recordings." in refusal(table)
+    assert open_data(table, problem="forecast", lookback=4, horizon=2).info.shape.inputs == 3
+
+
+def test_values_that_no_scale_can_hold_are_refused():
+    columns = recording(90)
+    message = refusal(pa.table({**columns, "a": columns["a"] * 1e300}))
+    assert "data.features: 'a' reaches 9.9999e+299, its variance is not finite. Use another unit." in message
+
+
+def test_large_whole_numbers_are_read():
+    columns = recording(90)
+    table = pa.table({**columns, "t": np.arange(90) * 10**9 + 1_700_000_000_000_000_000})
+    assert open_data(table).info.facts["step"] == 1e9
+
+
+def test_a_table_read_in_blocks_gives_the_recordings_of_one_read_at_once(tmp_path):
+    parts = [{"run": [f"r{run}"] * 30, "cell": [f"c{run % 4}"] * 30, **recording(30, run)} for run in range(8)]
+    table = pa.concat_tables(pa.table(part) for part in parts)
+    mixed = table.take(np.argsort(np.tile(np.arange(30), 8), kind="stable"))
+    small = pa.Table.from_batches(mixed.to_batches(max_chunksize=7))
+    infos = [open_data(source, group=["cell", "run"]).info for source in (table, small)]
+    assert infos[0].recording_names == infos[1].recording_names and len(infos[0].recording_names) == 8
+    for split, segments in infos[0].segments.items():
+        assert (segments.recording == infos[1].segments[split].recording).all()
+    np.testing.assert_array_equal(infos[0].rows_of("train").values, infos[1].rows_of("train").values)
+    rows = write_files(tmp_path / "runs", a=lambda c: [*c["a"][:30], "high", *c["a"][31:]])
+    assert "r1.csv: a is 'high' in row 31 (numbers)." in refusal(rows)
+
+
+def test_recordings_shorter_than_a_window_are_named():
+    groups = [(0, 60), (1, 60), (2, 60), (3, 60), (4, 6)]
+    parts = [{"run": [f"r{run}"] * size, **recording(size, run)} for run, size in groups]
+    table = pa.concat_tables(pa.table(part) for part in parts)
+    settings: dict[str, Any] = {"group": ["run"], "split_by": "time", "lookback": 5}
+    data = open_data(table, **settings, problem="forecast", horizon=3)
+    (line,) = [line for line in data.info.lines if line.startswith("warning train")]
+    shorter = "1 recording shorter than the 8 samples of data.lookback=5 and data.horizon=3 left out"
+    assert line.startswith(f"warning train: {shorter}: ") and line.endswith("run=r4 (5)")
+
+
+@pytest.mark.parametrize(
+    "way", [{}, {"chunk": 7}, {"lookback": 9, "stride": 4}, {"problem": "forecast", "lookback": 9, "horizon": 3}]
+)
+def test_rows_are_counted_when_a_store_is_opened_and_made_when_they_are_read(way):
+    data = open_data(pa.table(recording(100)), split_by="time", **way)
+    for split in ("train", "validation", "test"):
+        view = data.info.store.splits[split]
+        assert "columns" not in vars(view)
+        counted = view.num_rows
+        assert counted == len(view.ragged("tokens").offsets) == len(view.fixed("recording")) > 0
 
 
 def test_a_constant_feature_is_refused(tmp_path):

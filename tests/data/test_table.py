@@ -127,7 +127,7 @@ BROKEN = {
     ),
     "parquet cut short": ("rows.parquet", b"PAR1abc", "not a whole parquet file"),
     "gzip cut short": ("rows.csv.gz", gzip.compress(b"text,label\na,1\n" * 50)[:-20], "not a whole gzip file"),
-    "no gzip at all": ("rows.csv.gz", b"text,label\na,1\n", "not a whole gzip file"),
+    "no gzip at all": ("rows.csv.gz", b"text,label\na,1\n", "is no gzip file"),
 }
 
 
@@ -208,7 +208,7 @@ TOLD = {
         "line 2: byte 0xe9 is not UTF-8",
     ),
     "a json line that is not UTF-8": ("rows.jsonl", b'{"t": "a"}\n{"t": "\xe9"}\n', "line 2: byte 0xe9 is not UTF-8"),
-    "half a letter in json": ("rows.jsonl", b'{"t": "a"}\n{"t": "\\ud800"}\n', r"row 2: t is '\\ud800' \(no value"),
+    "half a letter in json": ("rows.jsonl", b'{"t": "a"}\n{"t": "\\ud800"}\n', r"row 2: t is '\\ud800' \(no text"),
     "zeros that look like UTF-32": ("rows.jsonl", b"\x00\x00[[]", "line 1: not valid JSON"),
     "a number too large": (
         "rows.jsonl",

@@ -6,7 +6,6 @@ After that each rank opens a table of its own, which is refused.
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from pathlib import Path
 
@@ -38,7 +37,3 @@ def refusal_of_other_rows(trainer: L.Trainer, source: str) -> str:
     except UserError as error:
         return str(error)
     return ""
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])

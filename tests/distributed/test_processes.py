@@ -115,7 +115,10 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-MORE_CASES = ("layers that thaw", "a running mean", "several labels, likewise")
+MORE_CASES = (
+    *("layers that thaw", "a running mean", "several labels, likewise"),
+    *("batches added up", "bit strings", "tags"),  # tests/tasks/test_plain_ranks.py has one of each
+)
 SOAK = pytest.mark.soak(seconds=5)
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from flatout import MonitorConfig, TextDataConfig, fit
 from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.engine import compile as compiling
 from flatout.engine.compile import choose_compile, compile_layers
 from flatout.engine.precision import Precision
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from tests.faults.plants import Planted, RaiseAt
+from tests.faults.runs import write_rows
 
 CPU = torch.device("cpu")
 OF_TORCH = ("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*not a leaf Tensor")
@@ -146,3 +153,43 @@ def test_layers_translated_to_machine_code_train_as_eager_ones(precision):
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         for expected, found in zip(trained(eager, batch_of(3, 9)), trained(compiled, batch_of(3, 9)), strict=True):
             torch.testing.assert_close(found, expected, rtol=most, atol=most)
+
+
+def run_of(folder: Path, **settings: Any) -> Any:
+    """A small run whose rows and settings are always the same."""
+    folder.mkdir(exist_ok=True)
+    write_rows(folder / "rows.csv")
+    data = TextDataConfig(train=str(folder / "rows.csv"), max_length=16, batch_size=12, cache=str(folder / "cache"))
+    given: dict[str, Any] = {"epochs": 3, "output": str(folder / "runs"), "logger": "none", "precision": "fp32"}
+    monitor = MonitorConfig(verdict=False, progress=False)
+    return fit(data, TransformerConfig(hidden=16, layers=2, heads=2), monitor=monitor, **(given | settings))
+
+
+def require_same_bits_after_a_resume(folder: Path, **settings: Any) -> None:
+    whole = run_of(folder / "whole", **settings)
+    with pytest.raises(Planted):
+        plant = RaiseAt(place="on_train_batch_end", step=14)
+        run_of(folder / "cut", resume="auto", callbacks={"plant": plant}, **settings)
+    resumed = run_of(folder / "cut", resume="auto", callbacks={}, **settings)
+    assert resumed.summary["training"]["resumed_from"] == 14
+    for each in (whole, resumed):
+        assert {choice["name"]: choice["value"] for choice in each.summary["choices"]}["compile"] is True
+    expected, found = (load_file(each.folder / "model" / "model.safetensors") for each in (whole, resumed))
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+def test_a_run_that_chose_to_compile_resumes_to_the_same_bits(monkeypatch, tmp_path):
+    graphs = traced(monkeypatch)
+    monkeypatch.setattr(compiling, "_USUAL_COMPILE_S", 0.0)
+    times = itertools.cycle([1e6, 1.0])  # a gain that pays in so short a run
+    monkeypatch.setattr(compiling._Trial, "time", lambda trial, finish: next(times))
+    require_same_bits_after_a_resume(tmp_path)
+    assert graphs
+    assert next(times) == 1e6, "the resumed run measures nothing again"
+
+
+@pytest.mark.soak(seconds=200)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with a C++ compiler")
+def test_a_run_translated_to_machine_code_resumes_to_the_same_bits(tmp_path):
+    torch._dynamo.reset()
+    require_same_bits_after_a_resume(tmp_path, compile=True)

@@ -233,6 +233,7 @@ def _prints_to(pid: int, output: Path) -> bool:
 def _child(spec: Spec, folder: Path, output: str, environment: dict[str, str]) -> None:
     os.setsid()  # whatever it starts is known by its session
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell in the background ignores it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
     os.environ |= {**environment, "FLATOUT_OUTPUT": output}
     end_with_parent()
     redirect_output()

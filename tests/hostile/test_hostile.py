@@ -508,7 +508,7 @@ def is_trusting(name: str, words: dict[str, str]) -> bool:
         return words.get("allow_pickle") != "False"
     if name == "torch.load":
         return words.get("weights_only") != "True"
-    return "True" in (words.get("trust_remote_code"), words.get("allow_pickle"), words.get("shell"))
+    return "True" in (words.get("trust_remote_code"), words.get("allow_pickle"))
 
 
 def test_no_source_runs_code_of_a_file_that_it_opens():

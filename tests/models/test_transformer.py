@@ -363,3 +363,16 @@ def test_small_matrices_and_frozen_layers_are_two_ways_of_which_one_is_taken(set
     with pytest.raises(UserError, match=r"model\.lora\.rank: 4 with model\.freeze_layers or model\.freeze_embeddings"):
         TransformerConfig(lora=LoraConfig(rank=4), **settings)
     assert TransformerConfig(lora=LoraConfig(rank=0), **settings)
+
+
+@pytest.mark.parametrize("kind", ["single", "tags", "words"])
+@pytest.mark.parametrize("family", [*FLAT, *PADDED])
+def test_weights_have_the_names_of_the_library_so_that_earlier_checkpoints_open(family: str, kind: str) -> None:
+    model = built(family, kind=kind)
+    library = Outputs(["a", "b", "c"], kind).auto_class.from_config(model.described).state_dict()
+    aliases = {name.removeprefix("net.") for name in getattr(model, "aliases", {})}
+    expected = {f"net.{name}": weight.shape for name, weight in library.items() if name not in aliases}
+    assert {name: weight.shape for name, weight in model.state_dict().items()} == expected
+    earlier = {f"net.{name}": torch.full_like(weight, 0.5) for name, weight in library.items()}
+    model.load_state_dict(earlier)
+    assert all((weight == 0.5).all() for weight in model.state_dict().values() if weight.is_floating_point())

@@ -1,17 +1,25 @@
-"""What a cold start imports: matplotlib waits until something is drawn, and a metric can still be plotted."""
+"""What a cold start imports: matplotlib and SciPy wait until they are used, and a metric can still be plotted."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+import torchmetrics.utilities.plot as plots
+from matplotlib import pyplot
+
+from flatout.engine.torchmetrics_internals import import_torchmetrics
+
 CODE = """
 import sys
-from flatout.engine.torchmetrics_internals import defer_pyplot
-defer_pyplot()
+from flatout.engine.torchmetrics_internals import import_torchmetrics
+import_torchmetrics()
 import lightning, flatout.cli.boundary
 assert "torchmetrics" in sys.modules
 assert not [name for name in sys.modules if name.split(".")[0] == "matplotlib"], "imported too early"
+assert "scipy.signal" not in sys.modules, "imported too early"
+import scipy
+assert scipy.signal.windows.hamming(3)[1] == 1.0
 
 import matplotlib
 matplotlib.use("Agg")
@@ -33,7 +41,7 @@ def test_a_run_imports_matplotlib_only_when_it_draws_and_metrics_can_be_plotted(
 
 
 def test_what_is_imported_already_is_left_alone():
-    code = "import torchmetrics, sys; from flatout.engine.torchmetrics_internals import defer_pyplot; defer_pyplot()"
-    check = "; import torchmetrics.utilities.plot as p; assert p.plt is sys.modules['matplotlib.pyplot']"
-    done = subprocess.run([sys.executable, "-c", code + check], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-2000:]
+    """This process has imported torchmetrics with everything that it finds."""
+    before = plots.plt
+    import_torchmetrics()
+    assert plots.plt is before is pyplot

@@ -7,8 +7,6 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from flatout.errors import UserError
 from flatout.report.summary import read_summary
 from tests.faults.plants import Planted, RaiseAt, SignalAt
 from tests.faults.runs import Spec, attempt, run_folder, saved_step, train
+from tests.warm import begin_warm
 
 SMALL = Spec(trainer={"max_epochs": 2})
 BROKEN = SMALL.planted(RaiseAt, place="on_train_batch_end", step=14)
@@ -265,13 +264,10 @@ def test_slurm_is_asked_for_another_turn_after_its_warning(tmp_path, monkeypatch
 def test_the_same_words_on_the_command_line_go_on_with_the_run(tmp_path, capfd):
     small = ["data.sample.rows=400", "model.hidden=8", "trainer.max_epochs=400", "checkpoint.patience=null"]
     words = [*small, f"output={tmp_path}/outputs", "checkpoint.every_steps=20"]
-    first = subprocess.Popen([sys.executable, "-m", "train", *words], stdout=subprocess.PIPE, text=True)
-    assert first.stdout is not None
-    for line in first.stdout:
-        if line.startswith("epoch"):
-            break
-    first.send_signal(signal.SIGTERM)
-    said = first.communicate(timeout=60)[0]
+    first = begin_warm(["train", *words])
+    first.wait_for_words("\nepoch")
+    os.kill(first.pid, signal.SIGTERM)
+    said, _ = first.communicate(timeout=60)
     assert first.returncode == 143 and "stopped by SIGTERM after step" in said
     (folder,) = (tmp_path / "outputs" / "default").iterdir()
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"

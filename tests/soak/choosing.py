@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-PLANTED, SURVIVED = "faults planted", "faults survived"
+PLANTED, SURVIVED, LINES = "faults planted", "faults survived", "lines to print"
 HALF_AN_HOUR_S = 1800
 Problems = Iterable[list[str]]
 """The problems of each case; an empty list for a case without any."""
@@ -88,11 +88,13 @@ def survive_with(record: Callable[[str, object], None]) -> Survive:
 
 def print_table(terminal: pytest.TerminalReporter) -> None:
     """A row for each test that planted faults: how many, and how many the project survived."""
-    rows = []
+    rows: list[tuple[str, int, int]] = []
+    lines: list[str] = []
     for reports in terminal.stats.values():
         for report in reports:
             found = dict(getattr(report, "user_properties", ()))
             if PLANTED in found and report.when == "call":
+                lines += found.get(LINES, [])
                 rows.append((report.nodeid.partition("::")[2], found[PLANTED], found[SURVIVED]))
     if rows:
         terminal.section("faults")
@@ -100,3 +102,5 @@ def print_table(terminal: pytest.TerminalReporter) -> None:
         for name, planted, survived in sorted(rows):
             terminal.write_line(f"{planted:>9} {survived:>9}  {name}")
         terminal.write_line(f"{sum(row[1] for row in rows):>9} {sum(row[2] for row in rows):>9}  in all")
+    for line in lines:
+        terminal.write_line(line)

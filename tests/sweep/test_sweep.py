@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
@@ -40,8 +39,9 @@ from flatout.sweep.study import JOURNAL, Pruner, Sampler, Study
 from flatout.sweep.sweep_folder import FILE, read_asked
 from flatout.sweep.trial import Ending, Status, Trial
 from flatout.tasks.tagging import Tagger, TaggingConfig, TagLabels
-from tests.started import begin, wait_for
+from tests.started import wait_for
 from tests.verbs import verb
+from tests.warm import Command, begin_warm
 
 SPACE: dict[str, Part] = {
     "optim.lr": Interval(1e-4, 1e-1, is_log=True),
@@ -285,7 +285,7 @@ def swept(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 
 @pytest.fixture
-def begun(started: list[subprocess.Popen[str]]) -> list[subprocess.Popen[str]]:
+def begun(started: list[Any]) -> list[Command]:
     return started
 
 
@@ -294,9 +294,8 @@ TRUST = "+allow_targets=[tests]"
 SEARCHED = ["model.hidden=choice(8,16,24)", "optim.lr=tag(log,interval(1e-4,1e-1))", *SMALL]
 
 
-def command(*words: str) -> subprocess.Popen[str]:
-    places = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]  # `tests` is trusted there
-    return begin(["flatout", "sweep", *words], PYTHONPATH=os.pathsep.join(places))
+def command(*words: str) -> Command:
+    return begin_warm(["flatout", "sweep", *words])
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
@@ -308,7 +307,7 @@ def kept(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
-def wait_for_trial(folder: Path, number: int, process: subprocess.Popen[str]) -> None:
+def wait_for_trial(folder: Path, number: int, process: Command) -> None:
     wait_for(folder / str(number) / "metrics.csv", process)
 
 

@@ -7,10 +7,10 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from flatout.sweep.trials import Readings, endings
 from tests.composed import run_train
 from tests.started import begin, wait_for
 from tests.sweep.planted import Planted
+from tests.warm import begin_warm
 
 MODEL = BiLSTMConfig(hidden=8, embedding=8)
 QUIET = Board("trials", "val/accuracy", "max", None, lambda line: None)
@@ -242,7 +243,7 @@ def test_what_is_no_duration_is_refused(text):
         seconds(text, "for")
 
 
-def multirun(*words: str, hidden: str = "8,16") -> subprocess.Popen[str]:
+def multirun(*words: str, hidden: str = "8,16", begin: Callable[[list[str]], Any] = begin) -> Any:
     return begin(["train", "-m", "data.sample.rows=300", f"model.hidden={hidden}", *words])
 
 
@@ -276,9 +277,10 @@ def test_a_multirun_of_several_devices_each_ends_and_hangs_nowhere(tmp_path):
     assert counts == [2, 2]
 
 
-def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(tmp_path, capfd, monkeypatch):
+@pytest.mark.parametrize("begin", [begin_warm, pytest.param(begin, marks=pytest.mark.soak(seconds=20))])
+def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(begin, tmp_path, capfd, monkeypatch):
     words = ["trainer.max_epochs=1,100000", "checkpoint.patience=null", f"output={tmp_path}"]
-    first = multirun(*words, hidden="8")
+    first = multirun(*words, hidden="8", begin=begin)
     last = first_trace(tmp_path, first)
     os.killpg(first.pid, signal.SIGTERM)  # as `timeout` and batch systems do
     said, _ = first.communicate(timeout=60)
@@ -309,7 +311,7 @@ def interrupt_after(last: Path, step: str) -> None:
         time.sleep(0.1)
 
 
-def first_trace(place: Path, process: subprocess.Popen[str]) -> Path:
+def first_trace(place: Path, process: Any) -> Path:
     """The link to the last checkpoint of the second trial, once it is there."""
     for _ in range(900):
         if found := list(place.glob("*/*/1/checkpoints/last")):
@@ -335,6 +337,18 @@ def test_trials_that_have_finished_are_left_as_they_are_and_missing_ones_are_tra
     assert f"every trial in {folder} has finished; there is nothing left to train" in capsys.readouterr().out
 
 
+@pytest.fixture
+def usual_answers() -> Iterator[None]:
+    """Signals are heard as in a terminal, also where the tests run under nohup."""
+    before = {number: signal.getsignal(number) for number in asking()}
+    for number in asking():
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number, answer in before.items():
+        signal.signal(number, answer)
+
+
+@pytest.mark.usefixtures("usual_answers")
 @pytest.mark.parametrize("number", asking())
 def test_every_signal_that_asks_trials_to_end_is_heard_once_and_says_how_to_go_on(number, capsys):
     before = signal.getsignal(number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,3 @@ def main(folder: Path) -> None:
         strategy = DDPStrategy(process_group_backend="gloo")
         trainer = quiet_trainer(folder, strategy=strategy, devices=2, callbacks=[LossFile(folder, kind)], **settings)
         trainer.fit(task, datamodule=data)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

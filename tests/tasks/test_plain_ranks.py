@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from flatout import MonitorConfig, OptimConfig, fit
-from flatout.distributed.processes import warm_start
-from tests.started import begin, free_port, said_by_all
+from tests.started import free_port, said_by_all
+from tests.tasks import plain_rank
 from tests.tasks.plain_rank import ACCUMULATE, CLIP, EPOCHS, KINDS, ROWS, LossFile, mean_losses
 from tests.tasks.test_plain_trainer import parts
+from tests.warm import begin_function
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the losses of two plain ranks; what the runner's ranks fork from has begun too."""
-    warm_start()
+    """The folder with the losses of two plain ranks."""
     folder = tmp_path_factory.mktemp("plain")
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     place |= {"FLATOUT_CACHE": str(folder / "cache"), "NODE_RANK": "0"}
-    ranks = [begin(["tests.tasks.plain_rank", str(folder)], LOCAL_RANK=str(rank), **place) for rank in (0, 1)]
+    ranks = [begin_function(plain_rank.main, folder, LOCAL_RANK=str(rank), **place) for rank in (0, 1)]
     try:
         said = said_by_all(ranks, 240)
     finally:

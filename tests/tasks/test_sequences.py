@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,28 @@ def test_fit_gives_the_losses_and_weights_of_a_plain_trainer(tmp_path):
         baseline["name"] == "ridge on 16 samples" and "test/rmse of the ridge on the last sample" in baseline["metrics"]
     )
     assert result.summary["data"]["sequences"]["floor"] == {"soc": 0.02}
+    with (tmp_path / "run" / "recordings.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    errors = [float(row["rmse"]) for row in rows]
+    assert len(rows) == 6 and errors == sorted(errors, reverse=True)
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(result.metrics["test/rmse"], rel=1e-4)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("way", ["whole", "windows", "chunks"])
+def test_a_batch_as_large_as_one_of_a_validation_is_trained(cell, way):
+    data = SequenceData(sample=CELLS, **WAYS[way])
+    data.setup()
+    task = SequenceRegressor(RNNConfig(hidden=4, cell=cell))
+    model, batch = task.build(data.info), next(iter(data.train_dataloader()))
+    with torch.inference_mode():
+        model.eval()
+        task._split = "train"
+        task.judge(batch)
+    model.train()
+    task._begin(batch, "train")
+    task.loss(model(batch), batch).backward()
+    assert all(weight.grad.abs().sum() > 0 for weight in model.parameters())
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -137,7 +137,11 @@ class BitColumn:
         try:
             return values.cast(pa.int32()).to_numpy(zero_copy_only=False), lengths
         except pa.ArrowInvalid as error:
-            raise UserError("data.bits", f"column {self.name!r} of {self.source}: {error}") from None
+            raise UserError(
+                "data.bits",
+                f"column {self.name!r} of {self.source}: {error}",
+                hint="Name another column (data.bits=COLUMN), or the form (data.form=hex).",
+            ) from None
 
     def _written_numbers(self, column: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
         """Texts such as `[12, 7]`, `{12, 7}` or `12 7` as lists."""
@@ -157,10 +161,18 @@ class BitColumn:
         try:
             return pa.ListArray.from_arrays(offsets, lists.flatten().filter(filled).cast(pa.int64()))
         except pa.ArrowInvalid as error:
-            raise UserError("data.bits", f"column {self.name!r} of {self.source}: {error}") from None
+            raise UserError(
+                "data.bits",
+                f"column {self.name!r} of {self.source}: {error}",
+                hint="Name another column (data.bits=COLUMN), or the form (data.form=hex).",
+            ) from None
 
     def _fail(self, row: int, what: str) -> None:
-        raise UserError("data.bits", f"{self.source} row {int(row) + 1}: column {self.name!r}: {what}")
+        raise UserError(
+            "data.bits",
+            f"{self.source} row {int(row) + 1}: column {self.name!r}: {what}",
+            hint="Write all encodings like the first, or name the form: data.form=hex.",
+        )
 
 
 def written_form(value: str) -> Form:
@@ -233,7 +245,11 @@ def known_numbers(encoding: Sets, numbers: NDArray[np.int64] | None) -> Sets:
     """Numbers as places in the sorted list of known ones; unknown ones are left out."""
     values, lengths = encoding
     if numbers is None:
-        raise UserError("data.source", "no training record has a number in its set")
+        raise UserError(
+            "data.source",
+            "no training record has a number in its set",
+            hint="Is the right column read? Set data.bits=COLUMN.",
+        )
     places = np.minimum(np.searchsorted(numbers, values), len(numbers) - 1)
     is_known = numbers[places] == values
     row = np.repeat(np.arange(len(lengths)), lengths)[is_known]

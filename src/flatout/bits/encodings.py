@@ -95,7 +95,12 @@ class EncodingConfig:
         step = 8 << self.fold
         require(self.size % step == 0, "encoding.size", f"{self.size}", allowed=f"a multiple of {step} here")
         require(self.size <= 1 << 16, "encoding.size", f"{self.size}", allowed="at most 65,536 bits")
-        require(self.diffusion <= self.size >> self.fold, "encoding.diffusion", f"{self.diffusion} of {self.size} bits")
+        require(
+            self.diffusion <= self.size >> self.fold,
+            "encoding.diffusion",
+            f"{self.diffusion} of {self.size} bits",
+            hint="Set data.encoding.diffusion to fewer bits than the filter has.",
+        )
 
     def build(self) -> Encoder | TwoStepEncoder:
         kinds = {EncodingKind.bloom: BloomEncoder, EncodingKind.minhash: MinHashEncoder}

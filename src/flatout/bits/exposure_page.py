@@ -33,7 +33,9 @@ def read_exposure(folder: Path) -> dict[str, Any]:
         hint = "Name the folder of a finished run on bit strings, below outputs/."
         raise UserError(str(folder), f"no {NUMBERS} there", hint=hint) from None
     except ValueError as error:
-        raise UserError(str(path), f"not valid JSON: {error}") from None
+        raise UserError(
+            str(path), f"not valid JSON: {error}", hint="Write it again by python -m train with task.exposure=true."
+        ) from None
 
 
 def page(exposure: Mapping[str, Any]) -> str:

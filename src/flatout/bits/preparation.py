@@ -122,7 +122,11 @@ class BitsPreparation:
         elif encode is None:
             survey.num_inputs = self._num_bits()
         if not survey.num_rows:
-            raise UserError("data.source", f"no records are left for training in {self.tables['train'].name}")
+            raise UserError(
+                "data.source",
+                f"no records are left for training in {self.tables['train'].name}",
+                hint="Give more records, or lower data.validation_share and data.test_share.",
+            )
         return survey
 
     def _holds_sets(self) -> bool:
@@ -163,7 +167,11 @@ class BitsPreparation:
         for split, total in totals.items():
             if total.rows == 0:
                 where = "data.source" if split not in self.tables or split == "train" else f"data.{split}"
-                raise UserError(where, f"no records are left for the {split} split of {self.tables['train'].name}")
+                raise UserError(
+                    where,
+                    f"no records are left for the {split} split of {self.tables['train'].name}",
+                    hint="Give more records, or a file for each split.",
+                )
         return totals
 
     def _reader(self) -> Callable[[Record], Packed | Sets]:

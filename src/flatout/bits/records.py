@@ -87,7 +87,7 @@ class RecordSource:
         table = self.tables["train"]
         for block in table.blocks([self.bits] if self.bits else [], rows_per_block=64):
             return Record([], block.column(self.bits), np.arange(block.num_rows), table.name)
-        raise UserError("data.source", f"no records in {table.name}")
+        raise UserError("data.source", f"no records in {table.name}", hint="Name a file with records.")
 
     def _open_tables(self) -> dict[str, Table]:
         config = self.config

@@ -59,12 +59,13 @@ class Host:
         return {}
 
     def _own_s(self) -> float:
-        """Seconds of processor time of this process and of its children that are alive."""
+        """Seconds of processor time of this process and of its children, those that have ended included."""
         taken = 0.0
         for process in (self.process, *self.process.children(recursive=True)):
             with suppress(psutil.Error):  # it has ended meanwhile
                 times = process.cpu_times()
                 taken += times.user + times.system
+                taken += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
         return taken
 
     def _counters(self) -> dict[str, float]:

@@ -225,7 +225,7 @@ class ExactCheckpoint(Checkpoint):
         try:
             if before != best.monitor:
                 names = (str(name).removeprefix("val/") for name in (before, best.monitor))
-                raise UserError("checkpoint.metric", "was {} and is {}".format(*names))
+                raise UserError("checkpoint.metric", "was {} and is {}".format(*names), hint="Set it back to resume.")
             require_whole(self.folder / f"step-{best.step}")
             link(self.folder, "best", best.step)
         except UserError as error:

@@ -79,7 +79,11 @@ class FolderCheckpointIO(CheckpointIO):
             if not isinstance(state, dict):
                 raise TypeError(f"{STATE} holds no mapping")
         except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
-            raise UserError(f"checkpoint {folder}", f"not a checkpoint of ours: {_words(error)}") from None
+            raise UserError(
+                f"checkpoint {folder}",
+                f"not a checkpoint of ours: {_words(error)}",
+                hint="Name a folder below checkpoints/ of a run.",
+            ) from None
         return {**state, ABOUT: about} if about else state
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -98,9 +102,17 @@ def require_whole(folder: Path) -> dict[str, Any]:
             raise ValueError("its manifest names other files than a checkpoint has")
         broken = [name for name, written in files.items() if not _is_as_written(folder / name, written)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"checkpoint {folder}", f"not a whole checkpoint: {_words(error)}") from None
+        raise UserError(
+            f"checkpoint {folder}",
+            f"not a whole checkpoint: {_words(error)}",
+            hint="Remove this folder: the checkpoint before it is then used.",
+        ) from None
     if broken:
-        raise UserError(f"checkpoint {folder}", f"damaged: {', '.join(broken)} differ from what was written")
+        raise UserError(
+            f"checkpoint {folder}",
+            f"damaged: {', '.join(broken)} differ from what was written",
+            hint="Remove this folder: the checkpoint before it is then used.",
+        )
     return about
 
 

@@ -64,7 +64,11 @@ def find_newest_whole(folder: Path) -> tuple[tuple[Path, dict[str, Any]] | None,
         try:
             about = require_whole(path)
             if not isinstance(about.get("position"), dict):
-                raise UserError(f"checkpoint {path}", "says no position")
+                raise UserError(
+                    f"checkpoint {path}",
+                    "says no position",
+                    hint="Remove this folder: the checkpoint before it is then used.",
+                )
         except UserError as error:
             lines.append(f"resume: {error}; passed over")
             continue

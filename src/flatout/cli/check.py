@@ -14,10 +14,13 @@ import sys
 from rich.console import Console
 from rich.markup import escape
 
+from flatout.cli.check_recordings import are_of_recordings, lines_of_recordings, train_command
 from flatout.data.checks.checkup import Checkup, check
-from flatout.data.checks.findings import Level, counted, lines_of
+from flatout.data.checks.findings import Level, Remark, counted, lines_of
 from flatout.data.checks.lengths import Lengths
 from flatout.data.problem import Problem
+from flatout.data.sequences.checkup import SequenceCheckup, check_recordings
+from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.text import TextDataConfig
 from flatout.engine.allocator import keep_freed_memory
 from flatout.errors import EXIT_CODE, UserError
@@ -45,9 +48,15 @@ def run(arguments: argparse.Namespace) -> None:
     source, settings = _parted(arguments.words)
     keep_freed_memory()
     key = "train" if _names_parts(settings) else "source"
-    found = check(with_overrides(TextDataConfig, settings, "data", **{key: source}))
+    found: Checkup | SequenceCheckup
+    if are_of_recordings(settings):
+        found = check_recordings(with_overrides(SequenceDataConfig, settings, "data", **{key: source}))
+    else:
+        found = check(with_overrides(TextDataConfig, settings, "data", **{key: source}))
     if arguments.json:
         print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
+    elif isinstance(found, SequenceCheckup):
+        show_recordings(found, train_command(key, source, settings))
     else:
         show(found, f"python -m train data.{key}={shlex.quote(source)} {shlex.join(settings)}".rstrip())
     if found.count(Level.error):
@@ -79,19 +88,36 @@ def _names_parts(settings: list[str]) -> bool:
 def show(found: Checkup, command: str) -> None:
     """Print what matters most last, where the eye is."""
     console = Console(soft_wrap=True, highlight=False)
-    remarks = sorted(found.remarks, key=lambda remark: list(_MARKS).index(remark.level), reverse=True)
-    for remark, line in zip(remarks, lines_of(remarks), strict=True):
-        console.print(f"{_MARKS[remark.level]} {escape(line)}")
+    _show_remarks(console, found.remarks)
     for split, lengths in found.lengths.items():
         console.print(f"\n{split}: {lengths.line()}")
         for line in bars(lengths):
             console.print(f"  {line}")
     rows = ", ".join(f"{split} {count:,}" for split, count in found.rows.items())
     console.print(f"\nrows for {rows or 'nothing'}")
+    more = " model=transformer task=mlm" if found.problem is Problem.none else ""
+    _show_counts(console, found, command + more if found.problem is not Problem.tags else "")
+
+
+def show_recordings(found: SequenceCheckup, command: str) -> None:
+    """The same of recordings."""
+    console = Console(soft_wrap=True, highlight=False)
+    _show_remarks(console, found.remarks)
+    for line in ["", *lines_of_recordings(found), ""]:
+        console.print(escape(line))
+    _show_counts(console, found, command)
+
+
+def _show_remarks(console: Console, remarks: list[Remark]) -> None:
+    remarks = sorted(remarks, key=lambda remark: list(_MARKS).index(remark.level), reverse=True)
+    for remark, line in zip(remarks, lines_of(remarks), strict=True):
+        console.print(f"{_MARKS[remark.level]} {escape(line)}")
+
+
+def _show_counts(console: Console, found: Checkup | SequenceCheckup, command: str) -> None:
     errors, warnings = found.count(Level.error), found.count(Level.warning)
     counts = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
-    is_ready = not errors and found.problem is not Problem.tags
-    console.print(f"{counts}{'; to train: ' + escape(command) if is_ready else ''}")
+    console.print(f"{counts}{'; to train: ' + escape(command) if command and not errors else ''}")
 
 
 def bars(lengths: Lengths) -> list[str]:

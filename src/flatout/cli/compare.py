@@ -64,7 +64,11 @@ def run(arguments: argparse.Namespace) -> None:
         try:
             arguments.html.write_text(page(found), encoding="utf-8")
         except OSError as error:
-            raise UserError("--html", f"cannot write {arguments.html}: {error.strerror}") from None
+            raise UserError(
+                "--html",
+                f"cannot write {arguments.html}: {error.strerror}",
+                hint="Name a file in a folder that you may write to.",
+            ) from None
 
 
 def show_groups(found: Comparison, folders: Sequence[Path]) -> None:

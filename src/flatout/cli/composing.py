@@ -72,9 +72,9 @@ def explain(error: ComposeError) -> UserError | None:
     if error.kind in ("ScannerError", "ParserError", "ConstructorError", "ComposerError", "ReaderError"):
         return UserError("conf", error.message.replace("\n", " "), hint="The file is not valid YAML.")
     if error.kind == "RecursionError":
-        return UserError("conf", "is nested too deeply")
+        return UserError("conf", "is nested too deeply", hint="Write the settings with fewer levels.")
     if error.kind == "AttributeError" and "full_key: hydra." in error.message:
-        return UserError(error.key, "does not fit")
+        return UserError(error.key, "does not fit", hint="python -m flatout settings lists what each key may be.")
     if error.kind.startswith("Interpolation") or error.kind in ("UnsupportedInterpolationType", "GrammarParseError"):
         return UserError(error.key or "conf", error.message.splitlines()[0], hint="Write the value itself.")
     return None
@@ -97,8 +97,8 @@ def explain_errors() -> Iterator[None]:
 def _missing_option(error: ComposeError) -> UserError:
     group, _, option = error.missing.rpartition("/")
     hint = did_you_mean(option, error.options)
-    if group == "experiment" and not hint:
-        hint = f"To name a run, set name={option}."
+    if group == "experiment":
+        hint = f"{hint} To name a run, set name={option}.".lstrip()
     return UserError(group, f"no option {option!r}", allowed=", ".join(error.options) or "no options", hint=hint)
 
 

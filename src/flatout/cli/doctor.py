@@ -1,4 +1,4 @@
-"""`python -m flatout doctor RUN`: what limited a run, and what would fix it."""
+"""`python -m flatout doctor RUN`: what limited a run, and what would fix it; `--confirm` runs the fix."""
 
 from __future__ import annotations
 
@@ -11,17 +11,30 @@ from rich.table import Table
 from rich.text import Text
 
 from flatout.callbacks.step_timer import PARTS
+from flatout.cli import confirm
+from flatout.errors import UserError
+from flatout.perf.verdict.confirmation import read_confirmations
 from flatout.perf.verdict.evidence import Evidence
+from flatout.perf.verdict.gains import gain_of
 from flatout.perf.verdict.judge import evidence_in
-from flatout.perf.verdict.rules import findings, gain_of, verdict
+from flatout.perf.verdict.rules import findings, verdict
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the run's folder, finished or not")
     parser.add_argument("--json", action="store_true", help="the verdict and its evidence as JSON")
+    what = "run the verdict's override and the original in turn, a few hundred steps each, and compare"
+    parser.add_argument("--confirm", action="store_true", help=what)
+    words = "with --confirm: words for both, such as +allow_targets=[mypackage]"
+    parser.add_argument("words", metavar="WORD", nargs="*", help=words)
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if arguments.confirm:
+        confirm.run(arguments.run, arguments.words)
+        return
+    if arguments.words:
+        raise UserError("doctor", f"{arguments.words[0]!r}: words belong to --confirm", hint="Add --confirm.")
     evidence = evidence_in(arguments.run)
     if arguments.json:
         print(json.dumps({"verdict": verdict(evidence), "evidence": evidence.as_dict()}, indent=1))
@@ -38,6 +51,8 @@ def run(arguments: argparse.Namespace) -> None:
     console.print(Text(verdict(evidence)["sentence"]))
     for other in found[1:]:
         console.print(Text(f"also {other.sentence()}"))
+    for confirmed in read_confirmations(arguments.run):
+        console.print(Text(f"confirmed {confirmed.sentence()}"))
 
 
 def _time_table(evidence: Evidence) -> Table:
@@ -56,6 +71,6 @@ def _tried_table(evidence: Evidence) -> Table:
     for head in ("override", "rows/s of the model", "as it was", "the run would be"):
         table.add_column(head, justify="left" if head == "override" else "right")
     for tried in evidence.tried:
-        gain = f"{gain_of(evidence, tried):.2f}×"
-        table.add_row(Text(tried.override), f"{tried.rows_per_s:,.0f}", f"{tried.as_was:,.0f}", gain)
+        rates = (f"{tried.rows_per_s:,.0f}", f"{tried.as_was:,.0f}")
+        table.add_row(Text(tried.override), *rates, str(gain_of(evidence, tried)))
     return table

@@ -21,6 +21,7 @@ from torch import Tensor
 from flatout.bits.grams import label_index, plain_texts, raw_texts
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.scores import GramMetrics
+from flatout.cli.evaluate_recordings import score_answers, score_labels
 from flatout.cli.rows import (
     FILES,
     add_computing,
@@ -38,12 +39,12 @@ from flatout.data.checks.labels import normalise_labels
 from flatout.data.checks.tagged_table import LISTS, TaggedTable
 from flatout.data.checks.tags import TagCensus, as_bio
 from flatout.data.problem import Problem
-from flatout.data.sequences.recordings import ReadingNotes, read_recordings
 from flatout.data.store.progress import Progress
 from flatout.data.tables.roles import Roles
-from flatout.data.tables.sources import open_table
+from flatout.data.tables.sources import open_source, open_table
 from flatout.data.tables.table import Table, require_columns
 from flatout.errors import UserError, require
+from flatout.inference.masked_words import refuse_masked_words
 from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
 from flatout.inference.text import Predictor
@@ -51,7 +52,6 @@ from flatout.report.closing import class_table
 from flatout.report.summary import json_safe
 from flatout.tasks.calibration import Sureness
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics
-from flatout.tasks.sequence_scores import SequenceScores
 from flatout.tasks.tagging import EntityScores
 
 Advance = Callable[[int], None]
@@ -60,7 +60,9 @@ Advance = Callable[[int], None]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a finished run's folder")
-    parser.add_argument("file", metavar="FILE", help=f"{FILES} with rows and labels; -: standard input")
+    parser.add_argument(
+        "file", metavar="FILE", help=f"{FILES} with rows and labels, or a folder of recordings; -: standard input"
+    )
     parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
     parser.add_argument("--label", metavar="COLUMN", help="column of the labels (default: the run's)")
     parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
@@ -71,7 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     predictors = load_predictors(arguments)
     with readable(arguments.file, "evaluate") as file, Progress() as progress:
-        found = _scored(arguments, predictors, open_table(file, where="FILE"), progress.task("evaluating"))
+        opened = open_source if isinstance(predictors[0], SequencePredictor) else open_table
+        found = _scored(arguments, predictors, opened(file, where="FILE"), progress.task("evaluating"))
     tell_of_lost_words(found.lost_words or 0, predictors[0])
     counts = {"rows": found.rows} | ({} if found.lost_words is None else {"lost_words": found.lost_words})
     if arguments.json:
@@ -103,8 +106,9 @@ class Scored:
 def _scored(arguments: argparse.Namespace, predictors: list[Any], table: Table, advance: Advance) -> Scored:
     """The scores of whichever kind of run."""
     predictor = predictors[0]
+    refuse_masked_words(predictor, "evaluate")
     if isinstance(predictor, SequencePredictor):
-        return score_recordings(predictor, table, advance)
+        return score_recordings(predictor, table, arguments.label, advance)
     if isinstance(predictor, GramPredictor):
         return score_grams(predictors, table, arguments.bits or predictor.bits_column, advance)
     texts = predictor.roles.texts if arguments.text is None else (arguments.text,)
@@ -114,23 +118,15 @@ def _scored(arguments: argparse.Namespace, predictors: list[Any], table: Table, 
     return score_texts(predictors, table, roles, advance)
 
 
-def score_recordings(predictor: SequencePredictor, table: Table, advance: Advance) -> Scored:
-    """Over all samples of the recordings of a table that holds the targets too."""
-    shape, targets = predictor.shape, predictor.names
-    hint = "Train with data.test=FILE: the run's report holds the errors."
-    require(not (shape.labels or shape.horizon), "evaluate", "this run forecasts or labels recordings", hint=hint)
-    rules = replace(predictor.rules, columns=[*predictor.rules.columns, *targets])
-    shift, factor = map(np.array, predictor.scaler.of_targets(shape.targets))
-    scores, total, notes = SequenceScores(1, targets, factor.tolist()), 0, ReadingNotes()
-    for recording in read_recordings(table, rules, notes):
-        truths = (recording.values[:, shape.inputs :] - shift) / factor
-        answers = (predictor.answer(recording.values[:, : shape.inputs]) - shift) / factor
-        place = torch.zeros(len(answers), dtype=torch.int64)
-        scores.add(torch.from_numpy(answers), torch.from_numpy(truths), place)
-        total += len(answers)
-        advance(len(answers))
+def score_recordings(predictor: SequencePredictor, table: Table, label: str | None, advance: Advance) -> Scored:
+    """Over all answers to the recordings of a table that holds the targets too."""
+    if not predictor.shape.labels:
+        total, values = score_answers(predictor, table, advance)
+        _require_rows(total, table)
+        return Scored(total, values, remarks=predictor.notes.lines())
+    total, metrics = score_labels(predictor, table, label, advance)
     _require_rows(total, table)
-    return Scored(total, scores.values(), remarks=notes.lines())
+    return Scored(total, metrics.compute(), metrics.per_class(), predictor.notes.lines())
 
 
 def score_grams(predictors: list[GramPredictor], table: Table, bits: str, advance: Advance) -> Scored:

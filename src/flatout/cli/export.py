@@ -32,7 +32,7 @@ from flatout.inference.folder import ModelFolder
 from flatout.inference.load import load_predictor
 from flatout.models import model_class
 from flatout.models.encoder.lora import merge_lora
-from flatout.models.encoder.transformer import TransformerConfig
+from flatout.models.encoder.transformer import Outputs, TransformerConfig
 
 ONNX = "model.onnx"
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -86,7 +86,7 @@ def export(predictor: Any, folder: Path) -> float:
     _require_same_tokens(predictor, folder)
     with torch.inference_mode():
         found = _opened(predictor, folder)(**_padded(predictor, rows)).logits
-    if predictor.model.is_tagging:
+    if predictor.model.answers_tokens:
         found = found[_mask(rows)]
     return _difference(found, expected, "the exported model", _MOST_APART)
 
@@ -125,9 +125,8 @@ def plain_model(predictor: Any) -> Any:
 
 def auto_class(predictor: Any) -> Any:
     """The class of transformers that opens the export."""
-    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
-
-    return AutoModelForTokenClassification if predictor.model.is_tagging else AutoModelForSequenceClassification
+    model = predictor.model
+    return Outputs([], "words" if model.predicts_words else "tags" if model.is_tagging else "single").auto_class
 
 
 def made_up_rows(predictor: Any) -> list[list[int]]:
@@ -147,7 +146,7 @@ def made_up_rows(predictor: Any) -> list[list[int]]:
 
 @torch.inference_mode()
 def _own_outputs(predictor: Any, rows: list[list[int]]) -> Tensor:
-    """`[B, C]`, or `[T, C]` for tags, as the run computes them."""
+    """`[B, C]`, or `[T, C]` for tags and words, as the run computes them."""
     outputs: Tensor = predictor.model.eval()(flat_batch(rows))
     mean, spread = _scale(predictor) or (0.0, 1.0)
     return outputs * spread + mean
@@ -293,7 +292,9 @@ def _made_whole(folder: Path) -> Iterator[Path]:
     try:
         beside.mkdir(parents=True)
     except OSError as error:
-        raise UserError("--out", f"cannot write {folder}: {error.strerror}") from None
+        raise UserError(
+            "--out", f"cannot write {folder}: {error.strerror}", hint="Name a folder that you may write to."
+        ) from None
     try:
         yield beside
         if target.exists():

@@ -1,8 +1,9 @@
 """`export RUN --onnx` of a run on recordings: a network that a device calls sample by sample, in the sensors' units.
 
 A network that answers each sample takes a sample and its hidden state, and gives the answer and the next state; zeros
-begin a recording. A network on windows takes a window. Scales are part of the file, and `signature.json` lists names,
-shapes, columns and the sampling step. Before the folder gets its name, the file's answers must equal the run's own.
+begin a recording. One that labels recordings does the same: its answer is that of the samples so far. A network on
+windows takes a window. Scales are part of the file, and `signature.json` lists names, shapes, columns and the sampling
+step. Before the folder gets its name, the file's answers must equal the run's own.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ def is_of_sequences(run: Path) -> bool:
 def export_sequences(run: Path, folder: Path) -> list[str]:
     """Write the ONNX file of a run into a folder that is there; lines to print."""
     predictor = SequencePredictor.load(run)
-    what = "labels of whole recordings are not exported"
-    require(not predictor.shape.labels, "export", what, hint="Use python -m flatout predict.")
+    is_both = bool(getattr(predictor.model, "is_both", False))
+    what = "a bidirectional network reads a recording from its end too, which a device does not have"
+    require(not is_both, "export", what, hint="Train with model.bidirectional=false.")
     module: _Window | _Sample = _Window(predictor) if predictor.shape.lookback else _Sample(predictor)
     module = module.eval()
     program: Any = torch.onnx.export(
@@ -67,11 +69,17 @@ class _Scaled(nn.Module):
         buffers |= {"answer_shift": shift, "answer_factor": factor}
         for name, values in buffers.items():
             self.register_buffer(name, torch.tensor(values))
+        self.labels = predictor.shape.labels
+        self.has_classes, (self.mean, self.spread) = predictor.has_classes, predictor.label_scale
 
     def scale(self, values: Tensor) -> Tensor:
         return (values - self.get_buffer("shift")) / self.get_buffer("factor")
 
     def in_units(self, answers: Tensor) -> Tensor:
+        if self.has_classes:
+            return answers.softmax(-1)
+        if self.labels:
+            return answers * self.spread + self.mean
         return answers * self.get_buffer("answer_factor") + self.get_buffer("answer_shift")
 
 
@@ -116,14 +124,17 @@ def _signature(predictor: SequencePredictor, module: _Sample | _Window) -> dict[
 
 
 def _compare(predictor: SequencePredictor, path: Path) -> float:
-    """The largest difference between the file's answers and the run's own, as a share of the targets' scale."""
+    """The largest difference between the file's answers and the run's own, as a share of the targets' scale; of labels
+    after the last sample."""
     random = np.random.default_rng(0)
     shape, scaler = predictor.shape, predictor.scaler
     samples = max(_SAMPLES, shape.lookback or 0)
     values = random.standard_normal((samples, shape.inputs)).cumsum(0) / 10
     values = values * np.array(scaler.factor[: shape.inputs]) + np.array(scaler.shift[: shape.inputs])
-    expected = predictor.answer(values)
-    found = stream_onnx(path, values)
+    expected, found = predictor.answer(values), stream_onnx(path, values)
+    if shape.labels:
+        scale = 1.0 if predictor.has_classes else predictor.label_scale[1]
+        return float(np.abs((found[-1] - expected) / scale).max())
     factor = np.array(scaler.of_targets(shape.targets)[1])
     return float(np.abs((found - expected[-len(found) :]) / factor).max())
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from flatout.cli.conf_folder import conf_folder
+from flatout.cli.start import leave, start_hydra
 from flatout.cli.yaml_size import require_modest
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, require
@@ -45,12 +47,11 @@ yours:             python -m flatout ladder data.source=news.csv model=bilstm fo
 
 def run(arguments: argparse.Namespace) -> None:
     warm_start()  # it imports beside us what the measuring processes will need
-    import train
 
     typed, own = _part(arguments.words)
     conf = [] if arguments.config_dir is None else ["--config-dir", str(Path(arguments.config_dir).absolute())]
     folders = [Path(conf[1]) / _LADDER] if conf else []
-    folders.append(train.conf_folder() / _LADDER)
+    folders.append(conf_folder() / _LADDER)
     ladder = _read(find_ladder(own[_LADDER], folders)) if _LADDER in own else None
     if ladder is not None:
         require_kind(ladder, typed)
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> None:
     climber = _Climber(ladder, folders, typed, own, command)
     with tempfile.TemporaryDirectory() as folder:  # Hydra wants one; nothing is written there
         shared = [] if ladder is None else list(ladder.settings)
-        train.main([*conf, *shared, *typed, f"hydra.run.dir={folder}/none"], job=climber.climb)
+        start_hydra([*conf, *shared, *typed, f"hydra.run.dir={folder}/none"], climber.climb)
 
 
 def _read(path: Path) -> Ladder:
@@ -116,7 +117,6 @@ class _Climber:
         from hydra.core.hydra_config import HydraConfig
 
         from flatout.cli.boundary import as_typed, read_config
-        from train import leave
 
         overrides = as_typed(HydraConfig.get().overrides.task)
         try:

@@ -43,6 +43,7 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table, require_columns
 from flatout.errors import UserError
+from flatout.inference.masked_words import refuse_masked_words
 from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
 from flatout.inference.text import Predictor
@@ -81,6 +82,7 @@ def run(arguments: argparse.Namespace) -> None:
     predictors = load_predictors(arguments)
     if arguments.top_k < 0:
         raise UserError("--top-k", f"{arguments.top_k}", allowed="1 or more")
+    refuse_masked_words(predictors[0], "predict")
     if isinstance(predictors[0], SequencePredictor):
         _refuse(arguments, ("text", "top_k", "bits", "rebuild", "names"), "this run answers recordings")
         predict_recordings(arguments, predictors[0])
@@ -196,7 +198,11 @@ def read_names(file: str) -> list[str]:
     try:
         lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError("--names", f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(
+            "--names",
+            f"cannot read {file}: {getattr(error, 'strerror', None) or error}",
+            hint="Name a text file with one name in each line.",
+        ) from None
     names = [line.strip() for line in lines if line.strip()]
     if not names:
         raise UserError("--names", f"{file} holds no name", hint="Write one name a line.")

@@ -1,7 +1,7 @@
-"""`python -m flatout settings [KEY]`: what each setting does, what it may be, and its default.
+"""`python -m flatout settings [KEY]`: what each setting does, what it may be, its default, and an example.
 
-Nothing is listed by hand. The text below a field says what it does, its type says what it may be, and the `require`
-calls of its module name the range.
+The text below a field says what it does, its type says what it may be, and the `require` calls of its module name the
+range. Examples stand in `setting_examples.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ import lightning as L
 import yaml
 
 from flatout.callbacks.loggers import LOGGERS
+from flatout.cli.conf_folder import conf_folder
+from flatout.cli.setting_examples import MAY_BE, example_of
 from flatout.config import COMPONENTS, REPLACED, RunConfig
 from flatout.errors import UserError
 from flatout.inference.dotted_settings import describe_type
@@ -47,6 +49,12 @@ class Setting:
     does: str
     allowed: str
     default: str
+
+    @property
+    def example(self) -> str:
+        """One way to set it, as typed on the command line."""
+        is_switch = self.option == "trainer" and self.default in ("true", "false")
+        return example_of(self.option, self.key, "true or false" if is_switch else self.allowed, self.default)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +98,8 @@ def all_settings() -> Iterator[Setting]:
     yield from _settings_of_trainer()
     yield from _settings_of(LauncherSettings, "launcher.", "python -m train -m")
     for each in _settings_of(SweeperSettings, "hydra.sweeper.", "python -m flatout sweep"):
-        yield Setting(in_short(f"{each.key}=").rstrip("="), each.option, each.does, each.allowed, each.default)
+        key = in_short(f"{each.key}=").rstrip("=")
+        yield Setting(key, each.option, each.does, MAY_BE.get(key, each.allowed), each.default)
 
 
 def _settings_of(kind: type, prefix: str, option: str) -> Iterator[Setting]:
@@ -101,14 +110,20 @@ def _settings_of(kind: type, prefix: str, option: str) -> Iterator[Setting]:
         if isinstance(hints[field.name], type) and is_dataclass(hints[field.name]):
             yield from _settings_of(hints[field.name], f"{key}.", option)
         elif not field.name.startswith("_"):
-            allowed = ", ".join(filter(None, (describe_type(hints[field.name]), ranges.get(key))))
+            allowed = MAY_BE.get(key) or _join_ranges(describe_type(hints[field.name]), ranges.get(key))
             yield Setting(key, option, does.get(field.name, ""), allowed, _as_word(_default(field)))
+
+
+def _join_ranges(kind: str, allowed: str | None) -> str:
+    """What the type allows and what the checks allow, each part once."""
+    parts = [part.strip() for part in kind.split(",")]
+    known = {*parts, "or null"} if "null" in parts else set(parts)
+    added = [part.strip() for part in (allowed or "").split(",")]
+    return ", ".join([*parts, *(part for part in added if part and part not in known)])
 
 
 def _settings_of_trainer() -> Iterator[Setting]:
     """Arguments of Lightning's Trainer, in Lightning's words."""
-    from train import conf_folder
-
     ours = yaml.safe_load((conf_folder() / "trainer" / "default.yaml").read_text(encoding="utf-8"))
     does = dict(re.findall(r"^ {12}(\w+): (.+?)(?=^ {12}\w+:|^ {8}Raises|\Z)", _doc_of_trainer(), re.M | re.S))
     for name, argument in list(inspect.signature(L.Trainer.__init__).parameters.items())[1:]:
@@ -199,8 +214,15 @@ def _as_word(value: Any) -> str:
 
 def _print_one(setting: Setting) -> None:
     print(f"{setting.key}  ({setting.option})")
-    for name, text in (("does", setting.does), ("allowed", setting.allowed), ("default", setting.default)):
+    for name, text in _lines_of(setting):
         print(textwrap.fill(text, _width(), initial_indent=f"  {name:9}", subsequent_indent=" " * 11))
+
+
+def _lines_of(setting: Setting) -> Iterator[tuple[str, str]]:
+    yield "does", setting.does
+    yield "allowed", setting.allowed
+    yield "default", setting.default
+    yield "example", setting.example
 
 
 def _print_list(settings: list[Setting]) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from flatout.cli.train import main
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError
 from flatout.sweep.again import SHORT as _SHORT
@@ -37,13 +38,11 @@ to resume:         python -m flatout sweep resume FOLDER [trials=60] [for=1h]
 
 
 def run(arguments: argparse.Namespace) -> None:
-    import train
-
     words = list(arguments.words)
     conf = [] if arguments.config_dir is None else ["--config-dir", str(Path(arguments.config_dir).absolute())]
     if words[:1] == ["resume"]:
         words = _words_of_resume(words[1:], conf)
-    train.main(["-m", *conf, "hydra/sweeper=flatout", *map(in_full, words)])
+    main(["-m", *conf, "hydra/sweeper=flatout", *map(in_full, words)])
 
 
 def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:

@@ -125,7 +125,11 @@ def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
         raise _not_listed(target, where)
     found = _found(target)
     if found is None:
-        raise UserError(where, f"_target_ {target}: there is no such class")
+        raise UserError(
+            where,
+            f"_target_ {target}: there is no such class",
+            hint="Check the spelling, and that its package is installed.",
+        )
     kinds = tuple(getattr(importlib.import_module(place), kind) for place, kind in _KINDS)
     if not (isinstance(found, type) and issubclass(found, kinds)):
         names = ", ".join(name for _, name in _KINDS)

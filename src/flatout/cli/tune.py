@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flatout.cli.start import leave, start_hydra
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError
 from flatout.perf.tune.answers import Answers, Tried
@@ -35,11 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     warm_start()  # it imports beside us what the process that measures will need
-    import train
-
     words = [word for word in arguments.words if word.lstrip("+") != _MODE]
     with tempfile.TemporaryDirectory() as folder:  # Hydra wants one; nothing is written there
-        train.main([_MODE, *words, f"hydra.run.dir={folder}/none"], job=job)
+        start_hydra([_MODE, *words, f"hydra.run.dir={folder}/none"], job)
 
 
 def job(cfg: DictConfig) -> None:
@@ -47,7 +46,6 @@ def job(cfg: DictConfig) -> None:
     from hydra.core.hydra_config import HydraConfig
 
     from flatout.cli.boundary import as_typed, read_config
-    from train import leave
 
     overrides = as_typed(HydraConfig.get().overrides.task)
     try:

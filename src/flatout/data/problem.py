@@ -6,9 +6,15 @@ from enum import StrEnum
 
 
 class Problem(StrEnum):
-    """Kind of label: one class a row, any number of classes a row, a number, or a tag for each word."""
+    """Kind of label: one class a row, any number of classes a row, a number, a tag for each word, or no label."""
 
     single = "single"
     multi = "multi"
     regression = "regression"
     tags = "tags"
+    none = "none"
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether labels are classes, of one row, of several, or of words."""
+        return self not in (Problem.regression, Problem.none)

@@ -50,7 +50,7 @@ class TextDataConfig(FeedingConfig):
     label: str | None = None
     """Column of the labels; null: found by its name."""
     problem: Problem = Problem.single
-    """One class a row, several, a number, or a tag for each word."""
+    """One class a row, several, a number, a tag for each word, or none: texts without labels, for task=mlm."""
     label_delimiter: str | None = None
     """What separates the labels of a row when there are several in one string."""
     max_classes: int | None = None
@@ -138,8 +138,11 @@ class TextDataConfig(FeedingConfig):
             f"{self.group} with data.split_by={self.split_by}",
             hint=hint,
         )
-        is_dealt = self.split_by is SplitBy.stratified and self.problem is Problem.regression
-        require(not is_dealt, "data.split_by", "stratified needs classes, not numbers", allowed="content, group")
+        is_dealt = self.split_by is SplitBy.stratified and not self.problem.has_classes
+        what, hint = "stratified needs classes", "Set data.split_by=content."
+        require(not is_dealt, "data.split_by", what, allowed="content, group", hint=hint)
+        has_label = self.problem is Problem.none and self.label is not None
+        require(not has_label, "data.label", f"{self.label} with data.problem=none", hint="Leave it out.")
 
     def prepare(self) -> Any:
         """Open the store of this data, building it first when there is none."""

@@ -11,12 +11,13 @@ from flatout.data.tables.sources import open_splits
 from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import TextPreparation, build_source
 from flatout.data.text_source import TextSource
+from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import require
 from flatout.run_log import RunLog
 
 
 class TextData(StoreData[TextDataConfig, TextInfo]):
-    """Texts with one class a row, several, or a number.
+    """Texts with one class a row, several, or a number; `problem="none"`: texts alone, in the pieces of an encoder.
 
     >>> data = TextData(source="news.csv", text="title", label="topic", batch_size=64)  # doctest: +SKIP
     >>> trainer.fit(module, datamodule=data)  # doctest: +SKIP
@@ -26,6 +27,8 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
 
     def __init__(self, *, seed: int = 0, log: RunLog | None = None, **settings: Any) -> None:
         """All other keywords are fields of TextDataConfig."""
+        if settings.get("problem") in (Problem.none, Problem.none.value):
+            settings.setdefault("vocabulary", VocabularyConfig(kind=VocabularyKind.wordpiece))
         super().__init__(seed=seed, log=log, **settings)
         is_tagged = self.config.problem is Problem.tags
         require(not is_tagged, "data.problem", "tags in TextData", hint="Use TagData for words with tags.")

@@ -34,11 +34,12 @@ from flatout.errors import UserError
 def build_source(config: TextDataConfig, tables: Mapping[str, Table]) -> TextSource:
     """The source of some texts: the columns found, and all that settings name checked."""
     join = PAIR if config.pair else config.join
-    roles = find_roles(tables["train"], text=config.text, label=config.label, join=join)
+    is_labelled = config.problem is not Problem.none
+    roles = find_roles(tables["train"], text=config.text, label=config.label, join=join, is_labelled=is_labelled)
     splitting = splitting_of(config, tables, config.group)
     for table in tables.values():
         wanted = {f"data.text[{number}]" if number else "data.text": name for number, name in enumerate(roles.texts)}
-        require_columns(table, {**wanted, "data.label": roles.label})
+        require_columns(table, wanted | ({"data.label": roles.label} if is_labelled else {}))
     if config.group is not None and splitting.is_made:
         require_columns(tables["train"], {"data.group": config.group})
     return TextSource(
@@ -49,7 +50,7 @@ def build_source(config: TextDataConfig, tables: Mapping[str, Table]) -> TextSou
         escapes=config.clean.escapes,
         label_delimiter=config.label_delimiter,
         is_sample=config.is_sample,
-        names_columns=config.text is not None and config.label is not None,
+        names_columns=config.text is not None and (config.label is not None or not is_labelled),
     )
 
 
@@ -75,7 +76,12 @@ class TextPreparation:
         """The tokenizer that is not made here."""
 
     def _load_given(self) -> Subwords | None:
-        return None if self.config.tokenizer is None else Subwords.load(self.config.tokenizer)
+        if self.config.tokenizer is None:
+            return None
+        found = Subwords.load(self.config.tokenizer)
+        if self.config.problem is Problem.none:
+            found.require_mask(self.config.tokenizer)
+        return found
 
     def open(self) -> tuple[Store, CacheReport, Encoder]:
         """The store, built where it is missing, how it was opened, and its vocabulary."""
@@ -170,7 +176,7 @@ class TextPreparation:
         """Third pass: tokens and targets of every split."""
         columns = {
             "tokens": Column(smallest_token_type(vocabulary.size), ragged=True),
-            "targets": _TARGET_COLUMNS[self.config.problem],
+            **({} if self.config.problem is Problem.none else {"targets": _TARGET_COLUMNS[self.config.problem]}),
             "rows": Column("int64"),
         }
         tables = self.source.tables
@@ -179,7 +185,8 @@ class TextPreparation:
         totals = {split: _Totals() for split in writers}
         for split, block in self.source.texts_and_labels(surveyed.fates, advance):
             encoded, targets = self._encoded(split, block, surveyed, vocabulary)
-            writers[split].append(tokens=(encoded.tokens, encoded.lengths), targets=targets, rows=block.rows)
+            given = {} if self.config.problem is Problem.none else {"targets": targets}
+            writers[split].append(tokens=(encoded.tokens, encoded.lengths), rows=block.rows, **given)
             totals[split].add(encoded, is_clean=_is_clean(block) if self.source.is_sample else None)
         return totals
 

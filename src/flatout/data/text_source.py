@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.data.checks.assignment import Splitting
-from flatout.data.checks.cleaning import read_texts
+from flatout.data.checks.cleaning import labels_of, read_texts
 from flatout.data.checks.cleaning_settings import Escapes
 from flatout.data.checks.findings import Findings, Level, Remark
 from flatout.data.checks.labels import normalise_labels
@@ -76,13 +76,13 @@ class TextSource:
             raise changed(table.name)
 
     def _columns_read_again(self) -> list[str]:
-        return [*self.roles.columns, *([TOPIC] if self.is_sample else [])]
+        return [*self.roles.columns, *([TOPIC] if self.is_sample and self.roles.label else [])]
 
     def _text_block(self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]) -> TextBlock:
         source = self.tables[name].name
         texts, _ = read_texts(block, self.roles, rows, Findings(source), escapes=self.escapes)
         labels = normalise_labels(
-            block.column(self.roles.label),
+            labels_of(block, self.roles),
             rows,
             problem=self.problem,
             delimiter=self.label_delimiter,
@@ -99,7 +99,8 @@ class TextSource:
         if not self.names_columns:
             others = [name for name in self.tables["train"].columns if name not in self.roles.columns]
             more = f" (left alone: {', '.join(others[:8])}{', …' if len(others) > 8 else ''})" if others else ""
-            what = f"texts from {' and '.join(self.roles.texts)}, labels from {self.roles.label}{more}"
+            labels = f", labels from {self.roles.label}" if self.roles.label else ""
+            what = f"texts from {' and '.join(self.roles.texts)}{labels}{more}"
             remarks.append(Remark(Level.note, "columns", what))
         return [] if self.is_sample else remarks
 

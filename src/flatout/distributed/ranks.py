@@ -44,7 +44,12 @@ class Ranks:
 
     def __post_init__(self) -> None:
         ok = 0 <= self.rank < self.world and 0 <= self.local < self.local_world <= self.world
-        require(ok, "RANK", f"rank {self.rank} of {self.world}, {self.local} of {self.local_world} on its machine")
+        require(
+            ok,
+            "RANK",
+            f"rank {self.rank} of {self.world}, {self.local} of {self.local_world} on its machine",
+            hint="Leave these variables to the launcher: torchrun, srun, or trainer.devices=N.",
+        )
         is_even = self.world % self.local_world == 0
         what = f"{self.local_world} of {self.world} ranks on this machine"
         require(is_even, "LOCAL_WORLD_SIZE", what, hint="Start as many on each machine.")

@@ -7,9 +7,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+import torch
 from torch import nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
+from flatout.distributed.slices import is_share
+from flatout.engine.muon import MATRICES, MuonAndAdamW
 from flatout.engine.step_losses import NotFinite
 from flatout.errors import UserError, as_choice, require
 
@@ -24,6 +27,13 @@ class Schedule(StrEnum):
     constant = "constant"
 
 
+class OptimizerName(StrEnum):
+    """What steps the weights."""
+
+    adamw = "adamw"
+    muon = "muon"
+
+
 class ScaleRate(StrEnum):
     """How the learning rate grows with the rows of a step."""
 
@@ -34,8 +44,10 @@ class ScaleRate(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class OptimConfig:
-    """AdamW, its schedule and the clipping of gradients."""
+    """The optimizer, its schedule and the clipping of gradients."""
 
+    name: OptimizerName = OptimizerName.adamw
+    """adamw; or muon: Muon for the matrices of an encoder's layers, AdamW for all other weights."""
     lr: float | None = None
     """Highest learning rate; null: what the model recommends, else 0.002."""
     scale_lr: ScaleRate = ScaleRate.none
@@ -68,6 +80,7 @@ class OptimConfig:
     """What happens at a step whose gradient is not finite: stop before the update, or skip the step and count it."""
 
     def __post_init__(self) -> None:
+        self.name = as_choice(OptimizerName, self.name, "optim.name")
         self.schedule = as_choice(Schedule, self.schedule, "optim.schedule")
         self.not_finite = as_choice(NotFinite, self.not_finite, "optim.not_finite")
         self.scale_lr = as_choice(ScaleRate, self.scale_lr, "optim.scale_lr")
@@ -101,19 +114,40 @@ class OptimConfig:
         lr = self.highest * (growth if self.scale_lr is ScaleRate.linear else math.sqrt(growth))
         return replace(self, lr=lr if self.max_lr is None else min(lr, self.max_lr), scale_lr=ScaleRate.none)
 
-    def build(self, model: nn.Module, *, fused: bool = True) -> AdamW:
-        """AdamW over the weights that are trained or will be, in groups that decay or not, by their depth."""
-        depths = self._depths(model)
-        groups: dict[tuple[int, bool], dict[str, Any]] = {}
+    def build(self, model: nn.Module, *, fused: bool = True) -> Optimizer:
+        """The optimizer of the weights that are trained or will be, in groups that decay or not, by their depth."""
+        depths, matrices = self._depths(model), self._matrices(model)
+        groups: dict[tuple[int, bool, bool], dict[str, Any]] = {}
         will_thaw = bool(getattr(model, "unfreeze_epochs", 0))
         for name, weight in model.named_parameters():
             if not (weight.requires_grad or will_thaw):
                 continue
-            depth, decays = depths.get(name, 0), weight.ndim >= 2
+            depth, decays, is_matrix = depths.get(name, 0), weight.ndim >= 2, id(weight) in matrices
             started = {"weight_decay": self.weight_decay if decays else 0.0, "lr_share": self.layer_decay**depth}
-            groups.setdefault((depth, not decays), {"params": [], **started})["params"].append(weight)
+            marked = {MATRICES: is_matrix} if matrices else {}
+            key = (depth, not decays, is_matrix)
+            groups.setdefault(key, {"params": [], **started, **marked})["params"].append(weight)
         ordered = [groups[key] for key in sorted(groups)]
-        return AdamW(ordered, lr=self.highest, betas=(self.beta1, self.beta2), eps=self.eps, fused=fused)
+        settings: dict[str, Any] = {"lr": self.highest, "betas": (self.beta1, self.beta2), "eps": self.eps}
+        return MuonAndAdamW(ordered, **settings, fused=fused) if matrices else AdamW(ordered, **settings, fused=fused)
+
+    def _matrices(self, model: nn.Module) -> set[int]:
+        """The weights that Muon steps: whole matrices of an encoder's layers."""
+        if self.name is not OptimizerName.muon:
+            return set()
+        what, hint = f"muon: torch {torch.__version__} has none", "Install torch 2.9 or later, or leave it at adamw."
+        require(hasattr(torch.optim, "Muon"), "optim.name", what, hint=hint)
+        blocks: list[nn.Module] = getattr(model, "blocks", list)()
+        will_thaw = bool(getattr(model, "unfreeze_epochs", 0))
+        found = {
+            id(weight)
+            for block in blocks
+            for name, weight in block.named_parameters()
+            if weight.ndim == 2 and (weight.requires_grad or will_thaw) and "lora_" not in name and not is_share(weight)
+        }
+        what = f"muon: {type(model).__name__} has no whole matrices in layers that are trained"
+        require(bool(found), "optim.name", what, hint="Leave it at adamw, or set model=transformer.")
+        return found
 
     def _depths(self, model: nn.Module) -> dict[str, int]:
         """How far below the head each weight lies; all alike where that makes no difference."""

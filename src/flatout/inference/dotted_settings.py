@@ -50,7 +50,11 @@ def _set(values: dict[str, Any], kind: type, path: list[str], key: str, text: st
         _set(values.setdefault(name, {}), hints[name], rest, key, text)
         return
     if rest:
-        raise UserError(key, f"{name} is no group of settings")
+        raise UserError(
+            key,
+            f"{name} is no group of settings",
+            hint="The folder was changed, or comes from another version: train again.",
+        )
     value = _value(text, key)
     if str in _choices(hints[name]) and text != "null":  # 007 is a text here, not a number
         value = value if isinstance(value, str) else text

@@ -64,12 +64,22 @@ class ModelFolder:
         """Names of the outputs."""
         labels = self.read_json(LABELS)
         is_plain = isinstance(labels, list) and bool(labels) and all(isinstance(name, str) for name in labels)
-        require(is_plain, f"{self.path}: {LABELS}", "is no list of names")
+        require(
+            is_plain,
+            f"{self.path}: {LABELS}",
+            "is no list of names",
+            hint="The folder was changed, or comes from another version: train again.",
+        )
         return labels
 
     def read_json(self, name: str) -> Any:
         text = (self.path / name).read_text(encoding="utf-8")
-        require(len(text) <= _MOST_CHARACTERS, f"{self.path}: {name}", f"{len(text):,} characters")
+        require(
+            len(text) <= _MOST_CHARACTERS,
+            f"{self.path}: {name}",
+            f"{len(text):,} characters",
+            hint="The folder was changed, or comes from another version: train again.",
+        )
         return json.loads(text)
 
     @contextmanager

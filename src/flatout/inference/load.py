@@ -16,16 +16,18 @@ from flatout.bits.task import GramDecoder
 from flatout.engine.precision import Precision
 from flatout.errors import UserError
 from flatout.inference.folder import ModelFolder
+from flatout.inference.masked_words import MaskedWordPredictor
 from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
 from flatout.inference.text import Predictor
 from flatout.models.encoder.transformer import Transformer
 from flatout.tasks.classification import Classifier
+from flatout.tasks.masked_language import MaskedLanguageModel
 from flatout.tasks.sequences import SequenceLabeller, SequenceRegressor
 from flatout.tasks.tagging import Tagger
 from flatout.tasks.task import Task
 
-AnyPredictor = Predictor | GramPredictor | TagPredictor | SequencePredictor
+AnyPredictor = Predictor | GramPredictor | TagPredictor | SequencePredictor | MaskedWordPredictor
 _TEXTS_READ = 131_072
 
 
@@ -54,6 +56,8 @@ def load_predictor(
         predictor = TagPredictor.load(run, device)
     elif problem == SequencePredictor.problem:
         predictor = SequencePredictor.load(run, device)
+    elif problem == MaskedWordPredictor.problem:
+        predictor = MaskedWordPredictor.load(run, device)
     else:
         predictor = Predictor.load(run, device)
     predictor.precision = precision
@@ -67,6 +71,8 @@ def build_predictor(task: Task) -> AnyPredictor:
         return SequencePredictor.of(task, info)
     if isinstance(task, GramDecoder):
         return _gram_predictor(task, info)
+    if isinstance(task, MaskedLanguageModel):
+        return MaskedWordPredictor(cast(Transformer, network), info.vocabulary, info.max_length, info.roles)
     if isinstance(task, Tagger):
         return TagPredictor(
             model=cast(Transformer, network),

@@ -23,7 +23,7 @@ from flatout.data.sequences.choices import Missing
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.recordings import ReadingNotes, Recording, RecordingRules, read_recordings
 from flatout.data.sequences.shape import Scaler, SequenceShape
-from flatout.data.sequences.windows import Rows, Segments, estimate_windows
+from flatout.data.sequences.windows import Rows, Segments, estimate_windows, forecast_windows
 from flatout.data.store.store import Ragged, StoreSplit
 from flatout.data.tables.table import Table
 from flatout.engine.precision import Precision, answering
@@ -54,6 +54,8 @@ class SequencePredictor:
     """Of the targets, or of the classes."""
     step_s: float | None
     """Median seconds between two samples of the training recordings."""
+    label: str | None = None
+    """The column of labels, for `evaluate`."""
     label_scale: tuple[float, float] = (0.0, 1.0)
     has_classes: bool = False
     precision: Precision = Precision.fp32
@@ -69,6 +71,7 @@ class SequencePredictor:
         scale = (0.0, 1.0) if labels is None else (labels.mean, labels.spread)
         step = info.facts["step"]
         settings: dict[str, Any] = {"label_scale": scale, "has_classes": bool(info.facts["classes"])}
+        settings["label"] = info.rules.label
         return cls(task.model.eval(), shape, rules, info.scaler, names, step, **settings)
 
     @classmethod
@@ -89,6 +92,7 @@ class SequencePredictor:
                 scaler=Scaler(**data["scaler"]),
                 names=folder.labels(),
                 step_s=data["step_s"],
+                label=data.get("label"),
                 label_scale=tuple(data["label_scale"]),
                 has_classes=data["has_classes"],
             )
@@ -100,6 +104,7 @@ class SequencePredictor:
             "rules": {**asdict(self.rules), "missing": self.rules.missing.value},
             "scaler": asdict(self.scaler),
             "step_s": self.step_s,
+            "label": self.label,
             "label_scale": list(self.label_scale),
             "has_classes": self.has_classes,
         }
@@ -120,9 +125,9 @@ class SequencePredictor:
         """Answers to recordings given as arrays `[samples, columns]` in their own units."""
         return [self.answer(np.asarray(each, dtype=np.float64)) for each in rows]
 
-    def read(self, table: Table) -> Iterator[Recording]:
-        """The recordings of a table, as in training; another sampling is refused."""
-        for recording in read_recordings(table, self.rules, self.notes):
+    def read(self, table: Table, rules: RecordingRules | None = None) -> Iterator[Recording]:
+        """The recordings of a table, as in training; another sampling is refused. `rules` may read more columns."""
+        for recording in read_recordings(table, rules or self.rules, self.notes):
             self._require_same_rate(recording)
             yield recording
 
@@ -145,6 +150,36 @@ class SequencePredictor:
                 yield self._in_units(self._of_rows(scaled, _windows(len(scaled), self.shape.lookback)))
             else:
                 yield from map(self._in_units, self._of_steps(scaled))
+
+    @torch.inference_mode()
+    def compare(self, values: Floats) -> Iterator[tuple[Tensor, Tensor]]:
+        """`[N, K]` scaled answers and what they should be, block after block; `values` hold the targets too."""
+        self.model.eval()
+        scaled, shape, start = self.scaler.scale(values), self.shape, 0
+        truths = torch.from_numpy(scaled[:, -shape.targets :])
+        with answering(self.precision, self.device):
+            if shape.horizon:
+                yield from self._compare_windows(scaled)
+                return
+            whole = shape.lookback is not None
+            blocks = (
+                [self._of_rows(scaled, _windows(len(scaled), shape.lookback or 1))] if whole else self._of_steps(scaled)
+            )
+            for answers in blocks:
+                yield answers, truths[start : start + len(answers)]
+                start += len(answers)
+
+    def _compare_windows(self, scaled: NDArray[np.float32]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The forecasts of every window, and the samples behind it."""
+        lookback, horizon, targets = self.shape.lookback or 1, self.shape.horizon, self.shape.targets
+        zero = np.zeros(1, np.int64)
+        rows = forecast_windows(Segments(zero, zero, np.array([len(scaled)]), zero), lookback, horizon)
+        behind = np.lib.stride_tricks.sliding_window_view(scaled[lookback:, -targets:], horizon, axis=0)
+        for start in range(0, len(rows.start), _SAMPLES_A_BLOCK):
+            block = slice(start, start + _SAMPLES_A_BLOCK)
+            answers = self._of_rows(scaled, Rows(rows.start[block], rows.length[block], rows.recording[block]))
+            truths = torch.from_numpy(np.ascontiguousarray(behind[block].transpose(0, 2, 1)))
+            yield answers.flatten(0, 1), truths.flatten(0, 1)
 
     def _of_steps(self, scaled: NDArray[np.float32]) -> Iterator[Tensor]:
         """Block after block, with the hidden state carried on."""

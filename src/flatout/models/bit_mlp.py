@@ -95,7 +95,12 @@ class BitMLPConfig:
         are_widths = all(width >= 1 for width in self.widths)
         require(are_widths, "model.widths", f"{self.widths}", allowed="widths of 1 or more")
         has_path = bool(self.widths) or self.straight
-        require(has_path, "model.widths", "an empty list without model.straight leaves no way from bits to answers")
+        require(
+            has_path,
+            "model.widths",
+            "an empty list without model.straight leaves no way from bits to answers",
+            hint="Set model.straight=true, or name widths: model.widths=[512].",
+        )
         require(self.depth >= 1, "model.depth", f"{self.depth}", allowed="1 or more")
         require(0 <= self.dropout < 1, "model.dropout", f"{self.dropout}", allowed="0 to below 1")
 

@@ -10,6 +10,7 @@ share is held to 1/65,536.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -23,11 +24,13 @@ _LEAST_WORTH = 1 << 18
 
 def make_lean(model: nn.Module) -> None:
     """Let a model's dropout and large embeddings be lean where they are computed on a CPU; its state stays the same."""
+    owners = Counter(id(each) for module in model.modules() for each in module.parameters(recurse=False))
     for module in model.modules():
         if type(module) is nn.Dropout:
             module.__class__ = LeanDropout
         elif type(module) is nn.Embedding and module.weight.numel() >= _LEAST_WORTH and not module.sparse:
-            module.__class__ = LeanEmbedding
+            is_alone = owners[id(module.weight)] == 1  # a table that a head reads too has a gradient in every row
+            module.__class__ = LeanEmbedding if is_alone else nn.Embedding
 
 
 class LeanEmbedding(nn.Embedding):

@@ -101,10 +101,10 @@ class RNN(nn.Module):
         self.is_lstm, self.is_both = config.cell is Cell.lstm, config.bidirectional
         width = config.hidden * (2 if config.bidirectional else 1)
         widths = [shape.inputs] + [width] * (config.layers - 1)
-        self.ahead = nn.ModuleList(kind(each, config.hidden, batch_first=True) for each in widths)
+        self.ahead = nn.ModuleList(kind(each, config.hidden) for each in widths)
         back = widths if config.bidirectional else []
-        self.back = nn.ModuleList(kind(each, config.hidden, batch_first=True) for each in back)
-        self.dropout = nn.Dropout(config.dropout)
+        self.back = nn.ModuleList(kind(each, config.hidden) for each in back)
+        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.output = nn.Linear(width, shape.outputs)
         self.memory = nn.Parameter(torch.zeros(shape.targets)) if config.smoothing is Smoothing.ema else None
         self.ridge = WindowRidge(shape) if config.residual is Residual.ridge else None
@@ -128,8 +128,8 @@ class RNN(nn.Module):
         if self.is_both:
             return self.output(self.dropout(self._both_ways(inputs_BLF, batch)))
         if not shape.is_each_step:
-            states_BLH, _ = self._recur(inputs_BLF, self.zeros(inputs_BLF))
-            answers = self.output(self.dropout(last_of(states_BLH, batch)))
+            states_LBH, _ = self._recur(inputs_BLF, self.zeros(inputs_BLF))
+            answers = self.output(self.dropout(_last_of(states_LBH, batch)))
             return answers if self.ridge is None else answers + self.ridge(batch)
         carrier = self.carrier
         zeros = self.zeros(inputs_BLF)
@@ -145,8 +145,8 @@ class RNN(nn.Module):
         A row that ends before the rectangle does is the last of its recording: nothing continues its state.
         """
         hidden = before[:-1] if self.memory is not None else before
-        states_BLH, after = self._recur(inputs_BLF, hidden)
-        answers_BLK = self.output(self.dropout(states_BLH))
+        states_LBH, after = self._recur(inputs_BLF, hidden)
+        answers_BLK = self.output(self.dropout(states_LBH)).transpose(0, 1)
         if self.memory is None:
             return answers_BLK, after
         answers_BLK, filtered = smooth(answers_BLK, self.memory.sigmoid(), before[-1])
@@ -156,7 +156,8 @@ class RNN(nn.Module):
         """The state before a recording, made once for each number of rows."""
         key = len(inputs_BLF), inputs_BLF.device
         if key not in self._zeros:
-            self._zeros[key] = self.make_state(*key)
+            with torch.inference_mode(False):  # training reads zeros that a validation may have made
+                self._zeros[key] = self.make_state(*key)
         return self._zeros[key]
 
     def make_state(self, rows: int, device: torch.device | str = "cpu") -> State:
@@ -168,10 +169,11 @@ class RNN(nn.Module):
         return state if self.memory is None else (*state, filtered)
 
     def _recur(self, inputs_BLF: Tensor, before: State) -> tuple[Tensor, State]:
+        """`[L, B, H]` states and the last ones. Time comes first: oneDNN then copies less (8 % of a step)."""
+        states, after = inputs_BLF.transpose(0, 1), []
         if len(self.ahead) == 1:  # without the slices and copies that several layers need
-            states, end = self.ahead[0](inputs_BLF, before if self.is_lstm else before[0])
+            states, end = self.ahead[0](states, before if self.is_lstm else before[0])
             return states, end if self.is_lstm else (end,)
-        states, after = inputs_BLF, []
         for depth, layer in enumerate(self.ahead):
             own = tuple(part[depth : depth + 1] for part in before)
             states, end = layer(self.dropout(states) if depth else states, own if self.is_lstm else own[0])
@@ -183,8 +185,8 @@ class RNN(nn.Module):
         shape = self.shape
         last_B1F = windows_BLF[:, -1:]
         inputs_BLF = windows_BLF - last_B1F if shape.horizon else windows_BLF
-        states_BLH, _ = self._recur(inputs_BLF, self.zeros(inputs_BLF))
-        answers = self.output(self.dropout(states_BLH[:, -1]))
+        states_LBH, _ = self._recur(inputs_BLF, self.zeros(inputs_BLF))
+        answers = self.output(self.dropout(states_LBH[-1]))
         if shape.horizon:
             answers = answers.view(-1, shape.horizon, shape.targets)
         if self.ridge is not None:
@@ -195,12 +197,12 @@ class RNN(nn.Module):
         """`[B, 2H]`: the state at the end of a recording, and at its beginning of the way back."""
         lengths_B = batch.offsets[1:] - batch.offsets[:-1]
         turned = None if is_even(batch) else turned_places(lengths_B, inputs_BLF.shape[1])
-        states = inputs_BLF
+        states_LBD = inputs_BLF.transpose(0, 1)
         for depth, (ahead, back) in enumerate(zip(self.ahead, self.back, strict=True)):
-            states = self.dropout(states) if depth else states
-            there_BLH, back_BLH = ahead(states)[0], back(_turn(states, turned))[0]
-            states = torch.cat([there_BLH, _turn(back_BLH, turned)], -1)
-        return torch.cat([last_of(there_BLH, batch), last_of(back_BLH, batch)], -1)
+            states_LBD = self.dropout(states_LBD) if depth else states_LBD
+            there_LBH, back_LBH = ahead(states_LBD)[0], back(_turn(states_LBD, turned))[0]
+            states_LBD = torch.cat([there_LBH, _turn(back_LBH, turned)], -1)
+        return torch.cat([_last_of(there_LBH, batch), _last_of(back_LBH, batch)], -1)
 
     def computed_tokens(self, batch: FlatBatch) -> int:
         """Samples computed for a batch, those behind rows' ends included."""
@@ -239,11 +241,17 @@ def smooth(answers_BLK: Tensor, memory_K: Tensor, before: Tensor) -> tuple[Tenso
     return means_BLK, torch.cat([means_BLK[:, -1], begun_B1], -1).unsqueeze(0)
 
 
-def _turn(states_BLD: Tensor, turned: Tensor | None) -> Tensor:
+def _last_of(states_LBH: Tensor, batch: FlatBatch) -> Tensor:
+    """`[B, H]`: the states at each row's last sample."""
+    return states_LBH[-1] if is_even(batch) else last_of(states_LBH.transpose(0, 1), batch)
+
+
+def _turn(states_LBD: Tensor, turned: Tensor | None) -> Tensor:
     """Each row turned round by itself."""
     if turned is None:
-        return states_BLD.flip(1)
-    return states_BLD.flatten(0, 1).index_select(0, turned).view(states_BLD.shape)
+        return states_LBD.flip(0)
+    states_BLD = states_LBD.transpose(0, 1).contiguous()
+    return states_BLD.flatten(0, 1).index_select(0, turned).view(states_BLD.shape).transpose(0, 1)
 
 
 def _initialise(model: RNN) -> None:

@@ -24,7 +24,9 @@ def load_vectors(path: str, vocabulary: dict[str, int] | None, embedding: Tensor
     Other rows keep what they hold; of a word that stands there twice, the first counts.
     """
     file, width = Path(path), embedding.shape[1]
-    require(file.is_file(), "model.vectors", f"no such file: {path}")
+    require(
+        file.is_file(), "model.vectors", f"no such file: {path}", hint="Check the name, or leave model.vectors out."
+    )
     if vocabulary is None:
         raise UserError("model.vectors", "no vocabulary to find its words by", hint="Pass build(vocabulary=...).")
     rows = {word.encode(): row for word, row in vocabulary.items()}
@@ -68,8 +70,15 @@ def _parsed(where: str, word: bytes, fields: list[bytes], width: int) -> np.ndar
         vector = np.array(fields, dtype=np.float32)
     except ValueError:
         wrong = next(field for field in fields if not _is_number(field))
-        raise UserError(where, f"{wrong.decode(errors='replace')!r} is not a number") from None
-    require(bool(np.isfinite(vector).all()), where, f"the numbers of {word.decode(errors='replace')!r} are not finite")
+        raise UserError(
+            where, f"{wrong.decode(errors='replace')!r} is not a number", hint="Correct the line, or remove it."
+        ) from None
+    require(
+        bool(np.isfinite(vector).all()),
+        where,
+        f"the numbers of {word.decode(errors='replace')!r} are not finite",
+        hint="Correct the line, or remove it.",
+    )
     return vector
 
 
@@ -101,4 +110,6 @@ def _lines(file: Path) -> Iterator[bytes]:
         with gzip.open(file) as lines:
             yield from lines
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"model.vectors: {file}", f"not a whole gzip file: {error}") from None
+        raise UserError(
+            f"model.vectors: {file}", f"not a whole gzip file: {error}", hint="Copy or fetch it again."
+        ) from None

@@ -156,9 +156,9 @@ def read_summary(folder: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(str(folder), "no summary.json there", hint="Name a run folder, below outputs/.") from None
     except OSError as error:
-        raise UserError(str(path), f"cannot be read: {error.strerror}") from None
+        raise UserError(str(path), f"cannot be read: {error.strerror}", hint="Check that you may read it.") from None
     except ValueError as error:
-        raise UserError(str(path), f"not valid JSON: {error}") from None
+        raise UserError(str(path), f"not valid JSON: {error}", hint="Train again: the file was changed.") from None
     if not isinstance(values, dict) or "schema" not in values:
         raise UserError(str(path), "not the summary of a run", hint="Name a run folder, below outputs/.")
     return values
@@ -229,7 +229,7 @@ def _nulls(names: str) -> dict[str, Any]:
 
 
 _LATER: dict[str, Callable[[], dict[str, Any]]] = {
-    "verdict": lambda: _nulls("limit share mend fix predicted_gain cause sentence others"),
+    "verdict": lambda: _nulls("limit share mend fix override predicted_gain gain_low gain_high cause sentence others"),
     "baseline": lambda: {"name": None, "metrics": {}},
     "calibration": lambda: _nulls("temperature error_before error_after fitted error_fitted"),
 }

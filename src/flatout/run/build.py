@@ -49,8 +49,8 @@ from flatout.engine.run_length import batches_in_epoch, whole_steps
 from flatout.errors import UserError
 from flatout.perf.tune.child import Child
 from flatout.perf.tune.probe import Parts
-from flatout.perf.tune.settings import TuneConfig
-from flatout.perf.tune.tuning import Question, RunSettings, is_typed, of_all_devices, override_line
+from flatout.perf.tune.settings import TuneConfig, is_typed
+from flatout.perf.tune.tuning import Question, RunSettings, of_all_devices, override_line
 from flatout.perf.verdict.judge import Judging
 from flatout.report.dashboard import layout
 from flatout.report.hyperparameters import compared_settings
@@ -58,6 +58,7 @@ from flatout.report.plain import plain
 from flatout.report.summary import read_summary
 from flatout.run import trainer as trainers
 from flatout.run.compiling import compile_network
+from flatout.run.confirmed import find_confirmed
 from flatout.run.learning_rate import set_rate
 from flatout.run.model_memory import require_memory
 from flatout.run.own_settings import OwnSettings
@@ -66,6 +67,8 @@ from flatout.run.run_folder import RunFolder, RunTitle, unwritten_run
 from flatout.run.trainer import Training
 from flatout.run_log import RunLog
 from flatout.tasks.classification import Classifier
+from flatout.tasks.masked_language import METRICS as MASKED_METRICS
+from flatout.tasks.masked_language import MaskedLanguageModel
 from flatout.tasks.metrics import TaskMetrics, monitored_metric, require_metric
 from flatout.tasks.networks import report_network
 from flatout.tasks.sequences import sequence_metrics, sequence_task
@@ -283,8 +286,10 @@ class RunBuilder:
         counts_time: bool = True,
     ) -> Question:
         """What these settings leave open."""
-        prober = Child(self.probe(ranks, device), torch.get_num_threads())
-        return Question(self.open_settings, data.store, ranks, device, overrides, prober, counts_time)
+        confirmed = find_confirmed(self.runs, self.settings, device, overrides)
+        build = self.with_answers(confirmed.values)
+        prober = Child(build.probe(ranks, device), torch.get_num_threads())
+        return Question(build.open_settings, data.store, ranks, device, overrides, prober, counts_time, confirmed)
 
     @property
     def open_settings(self) -> RunSettings:
@@ -518,7 +523,8 @@ def task_class(config: Any) -> Callable[..., Task]:
         return GramDecoder
     if isinstance(config, SequenceDataConfig):
         return sequence_task(config)
-    return Tagger if config.problem is Problem.tags else Classifier
+    tasks: dict[Problem, Callable[..., Task]] = {Problem.tags: Tagger, Problem.none: MaskedLanguageModel}
+    return tasks.get(config.problem, Classifier)
 
 
 def usual_metric(config: Any) -> str:
@@ -527,7 +533,8 @@ def usual_metric(config: Any) -> str:
         return "dice"
     if isinstance(config, SequenceDataConfig):
         return sequence_metrics(config)[0]
-    return "f1" if config.problem is Problem.tags else monitored_metric(config.problem)
+    metrics = {Problem.tags: TAG_METRICS, Problem.none: MASKED_METRICS}.get(config.problem)
+    return metrics[0] if metrics else monitored_metric(config.problem)
 
 
 def metric_names(config: Any) -> list[str]:
@@ -538,4 +545,6 @@ def metric_names(config: Any) -> list[str]:
         return sequence_metrics(config)
     if config.problem is Problem.tags:
         return [*TAG_METRICS, "loss"]
+    if config.problem is Problem.none:
+        return [*MASKED_METRICS, "loss"]
     return [*TaskMetrics.build(config.problem, ["no", "yes"]).names(), "loss"]

@@ -33,7 +33,8 @@ from flatout.engine.lightning_internals import disable_signal_handling
 from flatout.engine.limits import limits
 from flatout.engine.precision import PrecisionChoice
 from flatout.errors import UserError, require
-from flatout.perf.verdict.evidence import LEAST_STEPS, evidence_of_own
+from flatout.perf.verdict.collect import evidence_of_own
+from flatout.perf.verdict.evidence import LEAST_STEPS
 from flatout.perf.verdict.rules import verdict
 from flatout.report.closing import print_closing
 from flatout.report.page import read_curves, write_page

@@ -136,6 +136,10 @@ def _deciding(words: Sequence[str]) -> list[str]:
     return sorted(kept)
 
 
+_ADDED = {"optim.name": "adamw"}
+"""Settings that earlier versions did not have, and what their runs did."""
+
+
 def _is_free(key: str, but: Sequence[str] = ()) -> bool:
     return key not in but and any(key == name or key.startswith(f"{name}.") for name in _FREE)
 
@@ -144,7 +148,8 @@ def _is_all_done(request: RunRequest, folder: Path) -> bool:
     """Whether a finished run did all that is asked for: the same settings, and no more epochs, steps or time."""
     try:
         then = _settings_in(folder)
-        is_same = deciding_settings(request.settings) == deciding_settings(then)
+        now = deciding_settings(request.settings)
+        is_same = now == _with_added(deciding_settings(then), now)
         return is_same and request.length == length_of(then)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return False
@@ -203,8 +208,13 @@ def require_same_run(then: dict[str, Any], now: dict[str, Any], *, anyway: bool)
     return [*lines, *(f"resume: resuming although {each}" for each in differences)]
 
 
+def _with_added(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Settings of an earlier version, with those that it did not have yet as it ran."""
+    return {**{key: value for key, value in _ADDED.items() if key in now}, **then}
+
+
 def _differences(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    settings = then.get("settings", {}), now["settings"]
+    settings = _with_added(then.get("settings", {}), now["settings"]), now["settings"]
     plans = then.get("plan", {}), now["plan"]
     has_same_data = then.get("data") == now["data"]  # then the settings of an unused sample do not matter
     for before, after in (settings, plans, ({"precision": then.get("precision")}, {"precision": now["precision"]})):

@@ -33,8 +33,8 @@ from flatout.errors import UserError
 from flatout.inference.load import build_predictor
 from flatout.perf.verdict.judge import judge, report_early
 from flatout.perf.verdict.rules import verdict
-from flatout.report.sequence_charts import draw_answers
 from flatout.report.summary import choice_of, hardware
+from flatout.run.answer_charts import draw_answers
 from flatout.run.build import RunBuilder
 from flatout.run.closing import find_peak, save_model, summarise, write_reports
 from flatout.run.learning_rate import set_rate
@@ -94,7 +94,7 @@ def run(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number:
             folder.summary.set("metric", build.choose_metric(task))
             take_whole_weights(training, task)
             per_class, predictor = task.per_class(), build_predictor(task)
-            charts = draw_answers(task, feeds)
+            charts = draw_answers(task, feeds, folder.path)
             if ranks.is_first:
                 save_model(predictor, build.network, folder)
             find_peak(training, feeds, ranks)

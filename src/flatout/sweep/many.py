@@ -59,7 +59,9 @@ def alone_in(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError("hydra.sweep.dir", f"cannot make {folder}: {error.strerror}") from None
+        raise UserError(
+            "hydra.sweep.dir", f"cannot make {folder}: {error.strerror}", hint="Set output=FOLDER to a writable folder."
+        ) from None
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)

@@ -19,7 +19,12 @@ class Choice:
     values: tuple[str, ...]
 
     def distribution(self, key: str) -> CategoricalDistribution:
-        require(bool(self.values), f"sweep: {key}", "nothing to choose from")
+        require(
+            bool(self.values),
+            f"sweep: {key}",
+            "nothing to choose from",
+            hint="List values: choice(1,2) or interval(0,1).",
+        )
         return CategoricalDistribution(self.values)
 
     def listed(self, key: str) -> tuple[str, ...]:

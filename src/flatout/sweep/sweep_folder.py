@@ -63,7 +63,7 @@ def read_asked(folder: Path) -> dict[str, Any]:
         hint = "Name the folder that a sweep printed when it began."
         raise UserError(str(folder), f"no {FILE} there", hint=hint) from None
     except OSError as error:
-        raise UserError(str(path), f"cannot be read: {error.strerror}") from None
+        raise UserError(str(path), f"cannot be read: {error.strerror}", hint="Check that you may read it.") from None
     except ValueError as error:
         raise UserError(str(path), f"cannot be read: {error}", hint="Begin a new sweep.") from None
     if not isinstance(asked, dict) or "schema" not in asked:

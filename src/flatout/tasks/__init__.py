@@ -8,6 +8,8 @@ from typing import Any
 _PLACES = {
     "Classifier": "flatout.tasks.classification",
     "ClassificationConfig": "flatout.tasks.classification",
+    "MaskedLanguageConfig": "flatout.tasks.masked_language",
+    "MaskedLanguageModel": "flatout.tasks.masked_language",
     "SequenceLabeller": "flatout.tasks.sequences",
     "SequenceRegressor": "flatout.tasks.sequences",
     "SequenceRegressionConfig": "flatout.tasks.sequences",

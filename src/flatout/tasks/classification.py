@@ -80,6 +80,8 @@ class Classifier(Task):
     def take_info(self, info: Any) -> None:
         what, hint = f"{type(info).__name__} has no classes", "Use Tagger for tags and GramDecoder for bit strings."
         require(isinstance(getattr(info, "labels", None), Labels), "Classifier", what, hint=hint)
+        what, hint = "data.problem=none has no classes", "Use MaskedLanguageModel for texts without labels."
+        require(info.labels.problem is not Problem.none, "Classifier", what, hint=hint)
         self.take_labels(info.labels)
 
     def build_model(self, config: Any, info: Any) -> nn.Module:

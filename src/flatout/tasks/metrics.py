@@ -48,6 +48,8 @@ BEST_MODE = {
     "max_error": "min",
     "mse_scaled": "min",
     "mae_scaled": "min",
+    "perplexity": "min",
+    "masked_accuracy": "max",
 }
 """Whether more or less of a metric is better."""
 

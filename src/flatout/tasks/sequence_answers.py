@@ -8,7 +8,7 @@ Shapes: N answers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -49,6 +49,8 @@ class KeptAnswers:
     by_time: list[tuple[float, float]]
     """Samples since the beginning, or steps of the horizon, and the root mean square error there."""
     time_name: str = field(default="sample of the recording")
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    """A row for each recording and target: its errors, the largest first."""
 
 
 def choose_recordings(errors: Floats) -> list[int]:
@@ -62,7 +64,9 @@ def choose_recordings(errors: Floats) -> list[int]:
 @torch.inference_mode()
 def keep_answers(task: SequenceRegressor, feed: Feed, split: str) -> KeptAnswers:
     """Answer a split once more; of very many answers the first two million."""
-    errors = task.scores.by_recording()["rmse"][:, 0].numpy()
+    by_recording = task.scores.by_recording()
+    rows = _rows_of_errors(by_recording, task.info.recording_names, task.scores.targets)
+    errors = by_recording["rmse"][:, 0].numpy()
     chosen = choose_recordings(errors)
     task.start_judging({"validation": "val"}.get(split, split))
     task.eval()
@@ -85,7 +89,19 @@ def keep_answers(task: SequenceRegressor, feed: Feed, split: str) -> KeptAnswers
     squares = (answers - truths) ** 2
     by_time = _means(steps, squares, horizon) if horizon else _means(places, squares, _BINS)
     time_name = "sample of the horizon" if horizon else "sample of the recording"
-    return KeptAnswers(task.scores.targets[0], series, _means(truths, squares, _BINS), by_time, time_name)
+    return KeptAnswers(task.scores.targets[0], series, _means(truths, squares, _BINS), by_time, time_name, rows)
+
+
+def _rows_of_errors(
+    by_recording: dict[str, torch.Tensor], recordings: list[str], targets: list[str]
+) -> list[dict[str, Any]]:
+    known = by_recording["rmse"].isfinite().nonzero().tolist()
+    rows = [
+        {"recording": recordings[place], "target": targets[number]}
+        | {name: float(values[place, number]) for name, values in by_recording.items()}
+        for place, number in known
+    ]
+    return sorted(rows, key=lambda row: -row["rmse"])
 
 
 def _answers(task: SequenceRegressor, batch: FlatBatch, split: str) -> tuple[Floats, ...]:

@@ -91,13 +91,11 @@ class SequenceRegressor(Task):
         what, hint = f"{type(info).__name__} has no recordings", "Use SequenceData."
         is_fine = isinstance(info, SequenceInfo) and not info.shape.labels
         require(is_fine, "SequenceRegressor", what, hint=hint)
-        self.shape = info.shape
+        vars(self)["info"], self.shape = info, info.shape
         self.shift_K, self.factor_K = map(torch.tensor, info.scaler.of_targets(self.shape.targets))
         self.scores = SequenceScores(len(info.recording_names), info.targets, self.factor_K.tolist())
-        self._recording = {
-            split: torch.from_numpy(info.recording_of_rows(split).astype("int64")) for split in info.segments
-        }
-        self._is_first = {split: info.begins_recording(split) for split in info.segments}
+        self._recording: dict[str, Tensor] = {}
+        self._is_first: dict[str, Any] = {}
         self._steps_a_row = float(info.mean_steps())
         self._augment = Augment.of(info)
 
@@ -138,11 +136,11 @@ class SequenceRegressor(Task):
     training_step.__dict__["__signature__"] = inspect.signature(training_step)
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
-        return self._sum_of_losses(*self._real(outputs.float(), batch)) / batch.step_rows
+        return self._sum_of_losses(*self._real(outputs.float(), batch), rows=batch.step_rows)
 
     def judge(self, batch: FlatBatch) -> Tensor:
         answers, truths = self._real(self._outputs(batch), batch)
-        recording = self._recording[self._split][batch.rows[: batch.num_real]]
+        recording = self._recording_of_rows()[batch.rows[: batch.num_real]]
         if self.shape.is_each_step:
             counts = batch.lengths[: batch.num_real]
         else:
@@ -174,7 +172,7 @@ class SequenceRegressor(Task):
         return self.scores.values()
 
     def on_predict_start(self) -> None:
-        self._split = "test" if "test" in self._recording else "validation"
+        self._split = "test" if "test" in self.info.segments else "validation"
         if (carried := self._carried(is_training=False)) is not None:
             carried.reset()
 
@@ -224,6 +222,8 @@ class SequenceRegressor(Task):
     def _begin(self, batch: FlatBatch, split: str) -> None:
         carried = self._carried(is_training=self.model.training)
         if carried is not None:
+            if split not in self._is_first:
+                self._is_first[split] = self.info.begins_recording(split)
             carried.begin(batch, self._is_first[split][batch.rows.numpy()])
 
     def _outputs(self, batch: FlatBatch) -> Tensor:
@@ -234,6 +234,13 @@ class SequenceRegressor(Task):
 
         return self.answer_in_pieces(batch, answer).float()
 
+    def _recording_of_rows(self) -> Tensor:
+        """The number of each row's recording, found when a split is first judged."""
+        if self._split not in self._recording:
+            found = self.info.recording_of_rows(self._split)
+            self._recording[self._split] = torch.from_numpy(found.astype("int64"))
+        return self._recording[self._split]
+
     def _real(self, outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
         """Answers and what they should be, without rows that do not count."""
         truths = answers_of(batch, self.shape)
@@ -242,10 +249,10 @@ class SequenceRegressor(Task):
         count = int(batch.lengths[: batch.num_real].sum()) if self.shape.is_each_step else batch.num_real
         return outputs[:count], truths[:count]
 
-    def _sum_of_losses(self, answers: Tensor, truths: Tensor) -> Tensor:
-        """Sum over rows of the mean over the answers of an average row."""
+    def _sum_of_losses(self, answers: Tensor, truths: Tensor, *, rows: int = 1) -> Tensor:
+        """Sum over rows of the mean over the answers of an average row, as a share of so many rows."""
         total = _LOSSES[self.config.loss](answers, truths, reduction="sum")
-        return total / (self._steps_a_row * self.shape.targets)
+        return total / (self._steps_a_row * self.shape.targets * rows)
 
 
 class SequenceLabeller(Classifier):

@@ -106,6 +106,10 @@ class Task(internals.ShortHooks):
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
         """Sum of the losses of the real rows, divided by `batch.step_rows`."""
 
+    def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
+        """The loss of a training batch; `model`: another form of the network, such as a compiled one."""
+        return self.loss((self.model if model is None else model)(batch), batch)
+
     @abstractmethod
     def judge(self, batch: FlatBatch) -> Tensor:
         """Add a batch of validation or test to the metrics; the sum of its losses."""
@@ -192,7 +196,7 @@ class Task(internals.ShortHooks):
         self.average = None
 
     def training_step(self, batch: FlatBatch, batch_idx: int) -> Tensor:
-        loss = self.loss(self.model(batch), batch)
+        loss = self.training_loss(batch)
         trainer = self.trainer
         # Lightning divides by the batches of a step and averages over ranks; a share of the step's mean must not be.
         parts = trainer.accumulate_grad_batches * trainer.world_size

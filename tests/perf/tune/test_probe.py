@@ -44,10 +44,10 @@ def test_a_probe_takes_optimizer_steps_on_the_longest_rows_and_on_typical_ones(p
     watched.remove()
     longest = longest_batch(parts, 32).num_tokens
     assert seen[0].num_tokens == longest > max(batch.num_tokens for batch in seen[1:])
-    assert found.steps == 4 and len(seen) == 7  # the longest, one to warm up, one from which time is taken, four
+    assert found.steps == 4 and len(seen) == 6  # the longest, one to warm up, four
     assert found.rows_per_s == pytest.approx(32 / found.step_s, rel=0.2)
     assert found.peak_bytes > 10_000_000 and 0 <= found.wait_share < 1
-    assert any(not torch.equal(weights[name], weight) for name, weight in parts.task.named_parameters())
+    assert all(torch.equal(weights[name], weight) for name, weight in parts.task.named_parameters())
 
 
 def test_batches_that_are_added_up_count_as_one_step(parts, monkeypatch):

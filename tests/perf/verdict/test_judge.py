@@ -16,11 +16,13 @@ from flatout.bits.data import BitsDataConfig
 from flatout.bits.task import GramsConfig
 from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.data.batches.feed import Feed
+from flatout.data.batches.gather import Gatherer
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.verdict import experiments as tries
+from flatout.perf.verdict import ways
 from flatout.perf.verdict.judge import evidence_in
 from flatout.report.summary import read_summary
 from tests.verbs import verb
@@ -99,7 +101,8 @@ def test_a_callback_that_takes_its_time_is_named(tmp_path, long_enough):
 @pytest.mark.parametrize(
     ("was", "other", "most"),
     [
-        (("threaded", 1), ("resident", 1), 100.0),
+        (("resident", 1), ("threaded", 1), 100.0),
+        (("threaded", 1), ("resident", 1), math.inf),
         (("threaded", 1), ("workers", 4), 400.0),
         (("workers", 2), ("workers", 4), 200.0),
         (("workers", 2), ("threaded", 1), math.inf),
@@ -110,8 +113,38 @@ def test_no_feed_counts_for_more_than_its_hands_can_make(make_split, was, other,
     feeds = [
         Feed(split, PlanSettings(rows_per_batch=2), kind=FeedKind(kind), workers=hands) for kind, hands in (other, was)
     ]
-    assert tries._most_fed(*feeds, alone=100.0) == most
-    assert tries._most_fed(*feeds, alone=None) == math.inf
+    assert ways.most_fed(*feeds, alone=100.0) == most
+    assert ways.most_fed(*feeds, alone=None) == math.inf
+
+
+@pytest.fixture
+def slow_source(monkeypatch):
+    """Rows come as from a slow disk: a feed that sleeps."""
+    gather = Gatherer.run
+
+    def slow(gatherer, batches):
+        time.sleep(1e-3 * len(batches.rows))
+        return gather(gatherer, batches)
+
+    monkeypatch.setattr(Gatherer, "run", slow)
+
+
+def test_other_feeds_are_tried_from_their_start_on_in_turn_with_the_feed_as_it_was(tmp_path, long_enough, slow_source):
+    result = texts(tmp_path)
+    evidence = evidence_in(result.folder)
+    assert evidence.feed_cores < 0.5, "it sleeps"
+    tried = next(each for each in evidence.tried if each.cause == "data")
+    assert tried.override.startswith("data.feed=workers data.workers=")
+    assert tried.low <= tried.rows_per_s / tried.as_was <= tried.high
+    assert result.verdict["cause"] == "data"
+
+
+def test_feeds_that_the_time_is_too_short_for_are_named_as_untested(tmp_path, long_enough, slow_source, monkeypatch):
+    monkeypatch.setattr(tries, "_needed_s", lambda sides, evidence: math.inf)
+    result = texts(tmp_path)
+    assert not evidence_in(result.folder).tried
+    assert result.verdict["predicted_gain"] is None
+    assert result.verdict["fix"].startswith("try data.feed=workers") and "(untested)" in result.verdict["sentence"]
 
 
 def test_a_plain_bottleneck_is_told_while_the_run_goes_on(tmp_path, monkeypatch, capsys):

@@ -32,6 +32,8 @@ class FlatBatch:
     """[B] class ids or values; for several labels a row their ids one after the other; None when predicting."""
     target_offsets: Tensor | None = None
     """[B+1] int64, where each row's labels begin; only for several labels a row."""
+    places: Tensor | None = None
+    """[K] int64, the tokens that are read after an encoder's last layer; None: its head decides."""
     num_real: int
     """Rows that count; any after them only keep a rank in step."""
     step_rows: int
@@ -106,7 +108,7 @@ def multi_hot(ids: Tensor, offsets: Tensor, num_classes: int) -> Tensor:
     return hot[:size].view(-1, num_classes)
 
 
-DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets")
+DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets", "places")
 assert set(DEVICE_FIELDS) <= {field.name for field in fields(FlatBatch)}
 
 

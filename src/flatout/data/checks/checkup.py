@@ -70,7 +70,7 @@ def check(config: TextDataConfig) -> Checkup:
         found = Checkup(
             source=source.name,
             problem=config.problem,
-            columns={"text": list(source.roles.texts), "label": source.roles.label},
+            columns={"text": list(source.roles.texts), "label": source.roles.label or None},
             rows=_rows(surveyed),
             classes=surveyed.census.counts,
         )
@@ -86,11 +86,14 @@ def _rows(surveyed: Surveyed) -> dict[str, int]:
     return {split: count for split in SPLITS if (count := surveyed.rows(split))}
 
 
+_NO_ROWS = "Give more rows, or a file for each split"
+
+
 def _errors(surveyed: Surveyed, found: Checkup, wanted: list[str]) -> Iterator[Remark]:
     """What would end a run."""
     for split in wanted:
         if not found.rows.get(split):
-            yield Remark(Level.error, found.source, f"no rows are left for the {split} split")
+            yield Remark(Level.error, found.source, f"no rows are left for the {split} split", _NO_ROWS)
     try:
         surveyed.census.require_classes("labels")
     except UserError as mistake:

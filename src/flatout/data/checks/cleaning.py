@@ -52,7 +52,7 @@ def clean_block(
     """The rows of a block that are used; what happened to the others goes to `findings`."""
     cleaning = cleaning or CleaningConfig()
     texts, is_changed = read_texts(block, roles, rows, findings, escapes=cleaning.escapes)
-    labels = decoded(block.column(roles.label))
+    labels = labels_of(block, roles)
     findings.rows_read += block.num_rows
     has_no_label = mask_of(is_missing(labels, problem))
     findings.add("null_label", rows[has_no_label])
@@ -71,6 +71,11 @@ def clean_block(
     findings.rows_kept += len(rows)
     findings.rows_repaired += int(is_changed.sum())
     return CleanBlock(pc.fill_null(texts, ""), labels, rows, is_changed)
+
+
+def labels_of(block: pa.RecordBatch, roles: Roles) -> pa.Array:
+    """The labels of a block; zeros where rows have none."""
+    return decoded(block.column(roles.label)) if roles.label else pa.array(np.zeros(block.num_rows, np.float32))
 
 
 def _refuse_missing(
@@ -123,7 +128,9 @@ def _texts(column: pa.Array, name: str, rows: NDArray[np.int64], findings: Findi
     if is_text(column.type) or pa.types.is_null(column.type):
         return column.cast(pa.large_string())
     if not is_plain(column.type):
-        raise UserError("data.text", f"column {name!r} of {findings.source} holds {column.type}", allowed="texts")
+        hint = "Name a column of texts: data.text=COLUMN. For lists of words and tags set data.problem=tags."
+        what = f"column {name!r} of {findings.source} holds {column.type}"
+        raise UserError("data.text", what, allowed="texts", hint=hint)
     findings.add("text_cast", rows)
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)

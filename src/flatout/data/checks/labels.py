@@ -39,6 +39,8 @@ def normalise_labels(
 ) -> pa.Array:
     """Labels in one form: texts, lists of texts, or floats."""
     labels = decoded(labels)
+    if problem is Problem.none:
+        return labels
     if problem is Problem.regression:
         return _numbers(labels, rows, source, locate)
     if problem is Problem.multi:
@@ -91,7 +93,7 @@ def _numbers(labels: pa.Array, rows: NDArray[np.int64], source: str, locate: Cal
         return numbers
     wrong = int(np.flatnonzero(is_wrong)[0])
     what = f"{source} row {locate(int(rows[wrong]) + 1)}: {str(labels[wrong].as_py())[:60]!r} is no number"
-    raise UserError("data.label", what, hint="Leave data.problem=single for classes.")
+    raise UserError("data.label", what, hint="Correct the row; or set data.problem=single, if labels are classes.")
 
 
 class LabelCensus:
@@ -109,8 +111,8 @@ class LabelCensus:
         self._classes: list[str] | None = None
 
     def code(self, labels: pa.Array) -> NDArray[np.int32]:
-        """A number for each row's label, or set of labels: equal labels get equal numbers. Zeros for regressions."""
-        if self.problem is Problem.regression:
+        """A number for each row's label, or set of labels: equal labels get equal numbers. Zeros without classes."""
+        if not self.problem.has_classes:
             return np.zeros(len(labels), np.int32)
         if self.problem is Problem.multi:
             return self._code_sets(labels)
@@ -131,8 +133,8 @@ class LabelCensus:
 
     def add(self, split: str, labels: pa.Array) -> None:
         """Count the labels of some rows."""
-        if self.problem is Problem.regression:
-            if split == "train":
+        if not self.problem.has_classes:
+            if split == "train" and self.problem is Problem.regression:
                 self.add_numbers(labels.to_numpy(zero_copy_only=False))
             return
         self.settle(split, np.bincount(self.code(labels)))
@@ -173,8 +175,8 @@ class LabelCensus:
 
     def classes(self) -> list[str]:
         """Every class of any split: by number where all are whole numbers, else by spelling."""
-        if self.problem is Problem.regression:
-            return ["value"]
+        if not self.problem.has_classes:
+            return ["value"] if self.problem is Problem.regression else []
         if self._classes is None:
             names = {name for counts in self.counts.values() for name in counts}
             all_whole = all(name.removeprefix("-").isdecimal() and len(name) <= _LONGEST_WHOLE for name in names)
@@ -194,12 +196,13 @@ class LabelCensus:
 
     def require_classes(self, where: str) -> None:
         """One class cannot be learnt, and neither can none, nor one for each row, nor others than those in training."""
-        if self.problem is Problem.regression:
+        if not self.problem.has_classes:
             return
         train = self.counts.get("train", {})
         if len(train) < 2:
             names = ", ".join(map(repr, train)) or "none"
-            raise UserError(where, f"the training rows have only one class: {names}", allowed="two or more")
+            hint = "Name the column of the labels: data.label=COLUMN."
+            raise UserError(where, f"the training rows have only one class: {names}", allowed="two or more", hint=hint)
         self._require_no_ids(where, train)
         for split, counts in self.counts.items():
             if counts and not counts.keys() & train.keys():
@@ -212,12 +215,12 @@ class LabelCensus:
         most = self._max_classes or min(_MOST_CLASSES, max(_IDS_FROM, sum(train.values()) // 2))
         if len(train) > most:
             what = f"{len(train):,} classes in {sum(train.values()):,} training rows, such as {_few(train)}"
-            hint = f"Is that a column of names or numbers? If not, set data.max_classes={len(train)}."
+            hint = f"Is that a column of ids? Set data.label=COLUMN. If not, set data.max_classes={len(train)}."
             raise UserError(where, what, allowed=f"{most:,} or fewer", hint=hint)
 
     def targets(self, labels: pa.Array) -> NDArray[np.generic] | tuple[NDArray[np.generic], NDArray[np.generic]]:
         """Labels as the arrays that the store keeps."""
-        if self.problem is Problem.regression:
+        if not self.problem.has_classes:
             return labels.to_numpy(zero_copy_only=False)
         values = pc.list_flatten(labels) if self.problem is Problem.multi else labels
         ids = pc.index_in(values, pa.array(self._codes, pa.large_string()))
@@ -231,7 +234,7 @@ class LabelCensus:
 
     def remarks(self, source: str) -> list[Remark]:
         """Remarks about the classes."""
-        if self.problem is Problem.regression:
+        if not self.problem.has_classes:
             return []
         train = self.counts.get("train", {})
         remarks = [Remark(Level.note, source, self._told(train))]

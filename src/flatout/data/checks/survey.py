@@ -234,7 +234,7 @@ class Survey:
         stands_for = found.census.unify(self._rows_by_code)
         strata = found.census.strata(self._rows_by_code)[stands_for]
         assign = assigner(self.splitting, files, strata)
-        has_classes = self.problem is not Problem.regression
+        has_classes = self.problem.has_classes
         judge = TwinJudge(self.tables, found.findings, self.cleaning, has_classes=has_classes)
         rows_by_split = np.zeros((len(SPLITS), len(stands_for)), np.int64)
         for records, codes, splits, twins in _compared(files, assign, stands_for):

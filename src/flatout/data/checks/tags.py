@@ -106,7 +106,12 @@ class TagCensus:
         place = int(np.flatnonzero(codes == names.index(wrong[0]))[0])
         row = int(np.searchsorted(offsets, place, "right")) - 1
         what = f"{self.source} row {rows[row] + 1}: no tag of a scheme we know: {', '.join(map(repr, wrong[:_SHOWN]))}"
-        raise UserError("data.label", what, allowed="O, or a letter of BIO, IOBES or BILOU with a type: B-person")
+        raise UserError(
+            "data.label",
+            what,
+            allowed="O, or a letter of BIO, IOBES or BILOU with a type: B-person",
+            hint="Write the tags so.",
+        )
 
     def _count(self, block: TagBlock) -> None:
         begin = begins(block)

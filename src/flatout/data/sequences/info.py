@@ -25,6 +25,12 @@ class SequenceInfo(DataInfo):
     config: SequenceDataConfig
     segments: dict[str, Segments] = field(default_factory=dict)
     """The samples of each split."""
+    notes: list[str] = field(default_factory=list)
+    """What was found when rows were made of them."""
+
+    @property
+    def lines(self) -> list[str]:
+        return [self.report.line(), *self.facts["lines"], *self.notes]
 
     @property
     def key(self) -> str:

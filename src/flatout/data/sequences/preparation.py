@@ -78,8 +78,8 @@ class SequencePreparation:
     def _build(self, fingerprints: dict[str, str], writer: StoreWriter) -> None:
         notes = ReadingNotes()
         with Progress() as progress:
-            survey = Survey(self.config, self.columns, self._splitter())
-            for split, recording in self._read(notes, progress):
+            survey = Survey(self.config, self.columns, self.splitter())
+            for split, recording in self.read(notes, progress):
                 survey.add(split, recording)
             survey.finish()
             self._write(writer, survey, progress)
@@ -88,11 +88,13 @@ class SequencePreparation:
         writer.facts["lines"] = [*survey.lines(), *notes.lines()]
         writer.facts["step"] = self.config.step or (float(np.median(notes.steps)) if self.rules.time else None)
 
-    def _splitter(self) -> Splitter:
+    def splitter(self) -> Splitter:
+        """What gives each recording its split."""
         files = len(files_of(self.tables["train"]))
         return Splitter(self.config, self.config.taken_shares(self.tables), files)
 
-    def _read(self, notes: ReadingNotes, progress: Progress) -> Iterator[tuple[str, Recording]]:
+    def read(self, notes: ReadingNotes, progress: Progress) -> Iterator[tuple[str, Recording]]:
+        """The recordings of all tables, each with the split of its table."""
         advance = progress.task("reading")
         for split, table in self.tables.items():
             for recording in read_recordings(table, self.rules, notes, advance):
@@ -102,7 +104,7 @@ class SequencePreparation:
         columns = {"values": Column("float32", ragged=True), "label": Column("float32")}
         recordings = writer.split(RECORDINGS, columns)
         scaler, labels = survey.scaler, iter(survey.label_numbers())
-        for _, recording in self._read(ReadingNotes(), progress):
+        for _, recording in self.read(ReadingNotes(), progress):
             scaled = scaler.scale(recording.values)
             length = np.array([scaled.size], np.int32)
             recordings.append(values=(scaled.reshape(-1), length), label=np.array([next(labels)], np.float32))

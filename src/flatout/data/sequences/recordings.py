@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.findings import counted
 from flatout.data.sequences.choices import Missing
-from flatout.data.sequences.columns import Floats, name_rows, read_groups, read_numbers, read_seconds
+from flatout.data.sequences.columns import Floats, GroupNumbers, name_rows, read_numbers, read_seconds
 from flatout.data.tables.formats.many_files import ManyFiles
 from flatout.data.tables.table import Table, require_columns
 from flatout.data.tables.values import decoded, written
@@ -73,7 +73,7 @@ class ReadingNotes:
         found = [f"warning {name}: {what} filled; data.missing=drop" for name, what in self.filled.items()]
         found += [f"warning {name}: {what} dropped; data.missing=fill" for name, what in self.dropped.items()]
         found += [f"gaps: {self.gaps:,} longer than data.max_gap split recordings"] if self.gaps else []
-        found += [f"warning {self.short:,} recordings of a single sample left out"] if self.short else []
+        found += [f"warning recordings: {self.short:,} of a single sample left out"] if self.short else []
         return found
 
 
@@ -103,37 +103,75 @@ def require_rules_columns(table: Table, rules: RecordingRules) -> None:
         require_columns(table, {"data.group": name})
 
 
+@dataclass(slots=True)
+class _Rows:
+    """The rows of a file as numbers."""
+
+    values: Floats
+    times: Floats | None
+    labels: pa.Array | None
+    codes: NDArray[np.int64] | None
+    """The group of each row; None where the file is one recording."""
+    groups: dict[str, str]
+    """The groups in the order of their codes, and the part of each."""
+
+
+def _read_rows(file: Table, rules: RecordingRules) -> _Rows:
+    """Read block by block, so that texts of a large file are never in memory together."""
+    names = list(dict.fromkeys([*rules.columns, *rules.group, *filter(None, (rules.time, rules.label))]))
+    values, times, labels, codes, groups, first = [], [], [], [], GroupNumbers(rules.group), 0
+    for block in file.blocks(names):
+        column = {name: block.column(name) for name in names}
+        values.append(np.stack([read_numbers(column[name], name, file, first) for name in rules.columns], axis=1))
+        if rules.time is not None:
+            times.append(read_seconds(column[rules.time], rules.time, file, first))
+        if rules.label is not None:
+            labels.append(written(decoded(column[rules.label])))
+        if rules.group:
+            codes.append(groups.number([column[name] for name in rules.group]))
+        first += block.num_rows
+    require(first > 0, file.name, "no rows", hint="Name a file that holds some.")
+    return _Rows(
+        values=np.concatenate(values),
+        times=np.concatenate(times) if times else None,
+        labels=pa.chunked_array(labels).combine_chunks() if labels else None,
+        codes=np.concatenate(codes) if codes else None,
+        groups=groups.part_of,
+    )
+
+
 def _parted(file: Table, rules: RecordingRules) -> Iterator[Recording]:
     """The recordings of a file as they are written, in the order in which they begin."""
-    names = list(dict.fromkeys([*rules.columns, *rules.group, *filter(None, (rules.time, rules.label))]))
-    rows = pa.Table.from_batches(list(file.blocks(names)))
-    require(rows.num_rows > 0, file.name, "no rows", hint="Name a file that holds some.")
-    column = {name: rows.column(name).combine_chunks() for name in names}
-    values = np.stack([read_numbers(column[name], name, file) for name in rules.columns], axis=1)
-    times = np.arange(len(values), dtype=np.float64)
-    if rules.time is not None:
-        times = read_seconds(column[rules.time], rules.time, file)
-    codes, groups = np.zeros(len(values), np.int64), [""]
-    if rules.group:
-        codes, groups = read_groups([column[name] for name in rules.group], rules.group)
-    parts = read_groups([column[name] for name in rules.group[:1]], rules.group[:1]) if rules.group else None
-    order = np.argsort(codes, kind="stable")
-    bounds = np.searchsorted(codes[order], np.arange(len(groups) + 1))
-    for number, name in enumerate(groups):
+    rows = _read_rows(file, rules)
+    numbers = np.arange(len(rows.values))
+    if rows.codes is None:
+        yield _recording(file, "", file.name, rows, slice(None), numbers)
+        return
+    order = np.argsort(rows.codes, kind="stable")
+    bounds = np.searchsorted(rows.codes[order], np.arange(len(rows.groups) + 1))
+    for number, (name, part) in enumerate(rows.groups.items()):
         chosen = order[bounds[number] : bounds[number + 1]]
-        yield Recording(
-            name=f"{file.name}: {name}" if name else file.name,
-            part=parts[1][parts[0][chosen[0]]] if parts else file.name,
-            values=values[chosen],
-            times=times[chosen] if rules.time else times[: len(chosen)],
-            rows=chosen,
-            label=None if rules.label is None else _label_of(column[rules.label].take(pa.array(chosen)), name, file),
-        )
+        yield _recording(file, name, part, rows, chosen, numbers[: len(chosen)])
+
+
+def _recording(
+    file: Table, group: str, part: str, rows: _Rows, chosen: NDArray[np.int64] | slice, numbers: NDArray[np.int64]
+) -> Recording:
+    """The chosen rows of a file as one recording."""
+    places = numbers if isinstance(chosen, slice) else chosen
+    return Recording(
+        name=f"{file.name}: {group}" if group else file.name,
+        part=part,
+        values=rows.values[chosen],
+        times=numbers.astype(np.float64) if rows.times is None else rows.times[chosen],
+        rows=places,
+        label=None if rows.labels is None else _label_of(rows.labels.take(pa.array(places)), group, file),
+    )
 
 
 def _label_of(column: pa.Array, name: str, file: Table) -> str:
     """The one label of a recording."""
-    found = pc.unique(pc.drop_null(written(decoded(column)))).to_pylist()
+    found = pc.unique(pc.drop_null(column)).to_pylist()
     whose = f"{file.name}: {name}" if name else file.name
     hint = "Write the same value in all rows of a recording, or part recordings with data.group."
     listed = ", ".join(map(repr, found[:3]))
@@ -149,11 +187,11 @@ def _made_even(file: Table, recording: Recording, rules: RecordingRules, notes: 
     pieces = [whole] if rules.max_gap is None else _cut_at_gaps(whole, rules.max_gap)
     notes.gaps += len(pieces) - 1
     for piece in pieces:
-        if len(piece.times) < 2:
+        even = piece if rules.step is None else resample(piece, rules.step)
+        if len(even.times) < 2:
             notes.short += 1
             continue
         notes.steps.append(float(np.median(np.diff(piece.times))))
-        even = piece if rules.step is None else resample(piece, rules.step)
         yield _with_integrals(even, rules) if rules.cumulate else even
 
 
@@ -185,7 +223,8 @@ def _without_missing(file: Table, recording: Recording, rules: RecordingRules, n
         return recording
     where = name_rows(recording.rows[lacking], file)
     columns = ", ".join(np.array(rules.columns)[is_missing.any(axis=0)])
-    what = f"{counted(int(lacking.sum()), 'row')} without {columns} (rows {where})"
+    count = int(lacking.sum())
+    what = f"{counted(count, 'row')} without {columns} ({'row' if count == 1 else 'rows'} {where})"
     if rules.missing is Missing.refuse:
         raise UserError("data.missing", f"{recording.name}: {what}", hint="Set data.missing=fill or data.missing=drop.")
     if rules.missing is Missing.drop:

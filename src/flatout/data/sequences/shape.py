@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+_ROWS_A_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,13 @@ class Scaler:
         return cls(shift.tolist(), np.where(factor > 0, factor, 1.0).tolist())
 
     def scale(self, values: NDArray[Any]) -> NDArray[np.float32]:
-        """Columns in their units as the store keeps them."""
-        return ((values - np.array(self.shift)) / np.array(self.factor)).astype(np.float32)
+        """Columns in their units as the store keeps them; block by block, so that little is copied."""
+        shift, factor = np.array(self.shift), np.array(self.factor)
+        scaled = np.empty(values.shape, np.float32)
+        for at in range(0, len(values), _ROWS_A_BLOCK):
+            block = slice(at, at + _ROWS_A_BLOCK)
+            scaled[block] = (values[block] - shift) / factor
+        return scaled
 
     def of_targets(self, targets: int) -> tuple[list[float], list[float]]:
         """Shift and factor of the last columns."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from flatout.data.sequences.choices import SequenceProblem
 from flatout.data.sequences.recordings import Recording
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.shape import Scaler
@@ -16,6 +18,7 @@ from flatout.data.tables.splits import SPLITS
 from flatout.errors import UserError, require
 
 Floats = NDArray[np.float64]
+_ROWS_A_BLOCK = 1 << 16
 _OTHER_UNIT = 10.0
 """Ratio of root mean squares from which on another unit is suspected."""
 
@@ -33,14 +36,23 @@ class Survey:
         self._moments: list[dict[tuple[int, int], Floats]] = []
         self._hashes: list[str] = []
         self._warnings: list[str] = []
+        targets = config.targets if config.problem is SequenceProblem.estimate else []
+        self._alike = {(name, target) for name in columns for target in targets if name not in targets}
+        """Features that have had the values of a target so far."""
 
     def add(self, split: str, recording: Recording) -> None:
         """Take in one recording."""
         values = recording.values
         self.found.append(Found(split=split, name=recording.name, part=recording.part, samples=len(values)))
-        self._hashes.append(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(values).tobytes()))
+        self._hashes.append(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(values).view(np.uint8)))
         if recording.label is not None:
             self.labels.append(recording.label)
+        place = {name: number for number, name in enumerate(self.columns)}
+        self._alike = {
+            (name, target)
+            for name, target in self._alike
+            if np.array_equal(values[:, place[name]], values[:, place[target]])
+        }
         spans = {(0, len(values)), *self.splitter.spans(self.found[-1])}
         self._moments.append({span: _moments_of(values[slice(*span)]) for span in spans})
 
@@ -55,7 +67,7 @@ class Survey:
             require(moments[split] is not None, "data.split_by", what, hint="Name more recordings.")
         train = moments["train"]
         assert train is not None
-        self._require_varying(train)
+        self._require_usable(train)
         self.scaler = Scaler.fit(self.config.scale.value, train)
         self._warn_of_units(moments)
         self._number_classes()
@@ -81,6 +93,17 @@ class Survey:
             else [len(train)],
             "label_mean": float(numbers.mean()) if is_number else 0.0,
             "label_spread": (float(numbers.std()) or 1.0) if is_number else 1.0,
+        }
+
+    def describe_columns(self) -> dict[str, dict[str, float]]:
+        """Mean, spread, least and most of each column over the training samples."""
+        train = self._merged("train")
+        assert train is not None
+        spread = np.sqrt(train["squares"] / train["count"])
+        found = {"mean": train["mean"], "spread": spread, "least": train["least"], "most": train["most"]}
+        return {
+            column: {name: float(values[number]) for name, values in found.items()}
+            for number, column in enumerate(self.columns)
         }
 
     def lines(self) -> list[str]:
@@ -117,14 +140,19 @@ class Survey:
         ]
         return _merge(np.stack(parts)) if parts else None
 
-    def _require_varying(self, train: dict[str, Floats]) -> None:
-        are_constant = (train["least"] == train["most"]).tolist()
-        names = [name for name, is_constant in zip(self.columns, are_constant, strict=True) if is_constant]
-        for name in names:
+    def _require_usable(self, train: dict[str, Floats]) -> None:
+        """Refuse columns that are constant, too large for a scale, or copies of a target."""
+        for name, least, most, squares in zip(
+            self.columns, train["least"].tolist(), train["most"].tolist(), train["squares"].tolist(), strict=True
+        ):
             key = "data.target" if name in self.config.targets else "data.features"
-            value = float(train["least"][self.columns.index(name)])
-            what = f"{name!r} is constant in the training recordings ({value:g})"
-            raise UserError(key, what, hint="Leave it out.")
+            what = f"{name!r} is constant in the training recordings ({least:g})"
+            require(least != most, key, what, hint="Leave it out.")
+            what, hint = f"{name!r} reaches {max(-least, most):g}, its variance is not finite", "Use another unit."
+            require(math.isfinite(squares), key, what, hint=hint)
+        for name, target in sorted(self._alike):
+            what = f"{name!r} has the values of the target {target!r} in all recordings"
+            raise UserError("data.features", what, hint="Leave it out.")
 
     def _require_no_leak(self) -> None:
         """No recording may stand on both sides, by its name or by its samples."""
@@ -160,11 +188,17 @@ class Survey:
 
 
 def _moments_of(values: Floats) -> Floats:
-    """[5, columns]: count, mean, squared distances from it, least, most."""
+    """[5, columns]: count, mean, squared distances from it, least, most; block by block, so that little is copied."""
     if not len(values):
         return np.zeros((5, values.shape[1]))
-    mean = values.mean(axis=0)
-    squares = ((values - mean) ** 2).sum(axis=0)
+    blocks = [_moments_of_block(values[at : at + _ROWS_A_BLOCK]) for at in range(0, len(values), _ROWS_A_BLOCK)]
+    return blocks[0] if len(blocks) == 1 else np.stack(list(_merge(np.stack(blocks)).values()))
+
+
+def _moments_of_block(values: Floats) -> Floats:
+    with np.errstate(over="ignore"):  # a variance that is not finite is refused later, by name
+        mean = values.mean(axis=0)
+        squares = ((values - mean) ** 2).sum(axis=0)
     return np.stack([np.full_like(mean, len(values)), mean, squares, values.min(axis=0), values.max(axis=0)])
 
 
@@ -172,8 +206,9 @@ def _merge(parts: NDArray[np.float64]) -> dict[str, Floats]:
     """Moments of several runs of samples together, without the loss of digits of plain sums."""
     counts, means = parts[:, 0], parts[:, 1]
     count = counts.sum(axis=0)
-    mean = (counts * means).sum(axis=0) / count
-    squares = parts[:, 2].sum(axis=0) + (counts * (means - mean) ** 2).sum(axis=0)
+    with np.errstate(over="ignore"):
+        mean = (counts * means).sum(axis=0) / count
+        squares = parts[:, 2].sum(axis=0) + (counts * (means - mean) ** 2).sum(axis=0)
     least, most = parts[:, 3].min(axis=0), parts[:, 4].max(axis=0)
     return {"count": count, "mean": mean, "squares": squares, "least": least, "most": most}
 

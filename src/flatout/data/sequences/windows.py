@@ -34,6 +34,35 @@ class Rows:
     recording: NDArray[np.integer]
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How segments become rows: windows, forecasts or chunks; each segment is a row where nothing is set."""
+
+    lookback: int | None = None
+    horizon: int = 0
+    """Samples of a forecast behind its window; 0: the window's last sample is answered."""
+    chunk: int | None = None
+    stride: int = 1
+
+    def count(self, segments: Segments) -> int:
+        """Rows that `rows` makes, without making them."""
+        if self.lookback is not None and self.horizon:
+            first = np.maximum(segments.first, segments.start + self.lookback)
+            return int(_counts(first, segments.stop - self.horizon + 1, self.stride).sum())
+        step = self.chunk if self.lookback is None else self.stride
+        return len(segments.first) if step is None else int(_counts(segments.first, segments.stop, step).sum())
+
+    def rows(self, segments: Segments) -> Rows:
+        """Where each row begins, its length and its recording."""
+        if self.lookback is not None and self.horizon:
+            return forecast_windows(segments, self.lookback, self.horizon, self.stride)
+        if self.lookback is not None:
+            return estimate_windows(segments, self.lookback, self.stride)
+        if self.chunk is not None:
+            return chunks(segments, self.chunk)
+        return Rows(segments.first, (segments.stop - segments.first).astype(np.int32), segments.recording)
+
+
 def estimate_windows(segments: Segments, lookback: int, stride: int = 1) -> Rows:
     """Windows that end at every `stride`-th sample; the first ones of a recording are shorter."""
     start, counts = _every(segments.first - lookback + 1, segments.stop - lookback + 1, stride)
@@ -64,13 +93,18 @@ def chunks(segments: Segments, size: int) -> Rows:
 
 def _every(first: Places, stop: Places, stride: int) -> tuple[Places, Places]:
     """Every `stride`-th place from `first` to before `stop`, segment after segment, and how many each has."""
-    counts = np.maximum(0, -(-(stop - first) // stride))
+    counts = _counts(first, stop, stride)
     places = np.empty(int(counts.sum()), np.int64)
     end = 0
     for begin, count in zip(first.tolist(), counts.tolist(), strict=True):
         places[end : end + count] = np.arange(begin, begin + count * stride, stride)
         end += count
     return places, counts
+
+
+def _counts(first: Places, stop: Places, stride: int) -> Places:
+    counts: Places = np.maximum(0, -(-(stop - first) // stride))
+    return counts
 
 
 def _of_rows(segments: Segments, counts: Places) -> NDArray[np.int32]:

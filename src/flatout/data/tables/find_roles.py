@@ -34,14 +34,17 @@ def find_roles(
     label: str | None = None,
     join: str = " ",
     tags: bool = False,
+    is_labelled: bool = True,
 ) -> Roles:
-    """The columns that are named, and those that are found by their names."""
+    """The columns that are named, and those that are found by their names; `is_labelled` false: no column of labels."""
     known, spoken = (_KNOWN_TAGGED, ("words", "tags")) if tags else (_KNOWN, ("texts", "labels"))
     given = (text,) if isinstance(text, str) else tuple(text or ())
     found = {
         "text": given[:1] or _found(table, known[0]),
         "label": (label,) if label is not None else _found(table, known[1]),
     }
+    if not is_labelled:
+        found["label"] = ("",)
     unclear = [key for key, names in found.items() if len(names) != 1]
     if not unclear:
         return Roles(given or found["text"], found["label"][0], join)
@@ -70,7 +73,9 @@ def has_tags(table: Table) -> bool:
 
 
 def _headless(table: Table) -> str:
-    """A hint where the names look like a row: the first line may be no list of names."""
+    """A hint where the first line may be no list of names, or was not parted into columns."""
     is_row = any(len(name) > 40 or name.strip().isdecimal() or name.count(" ") > 3 for name in table.columns)
     hint = " Is its first line a row already? Then name the columns: data.read.columns=[text,label]."
+    if len(table.columns) == 1 and any(mark in table.columns[0] for mark in ",;\t|"):
+        return " Is that several columns? Then leave data.read.delimiter out, or name the right one."
     return hint if is_row else ""

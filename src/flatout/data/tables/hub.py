@@ -91,4 +91,8 @@ def from_disk(folder: Path, where: str) -> Any:
     try:
         return datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise UserError(where, f"{folder}: not a whole data set ({str(error).splitlines()[0]})") from None
+        raise UserError(
+            where,
+            f"{folder}: not a whole data set ({str(error).splitlines()[0]})",
+            hint="Save it again, or name another folder.",
+        ) from None

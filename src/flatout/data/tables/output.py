@@ -33,7 +33,7 @@ def block_writer(out: str | None) -> Iterator[Callable[[pa.RecordBatch], None]]:
     if path.suffix not in FORMATS:
         raise UserError("--out", f"cannot write {path.suffix or path.name}", allowed=", ".join(FORMATS))
     if not path.parent.is_dir():
-        raise UserError("--out", f"no such folder: {path.parent}")
+        raise UserError("--out", f"no such folder: {path.parent}", hint="Make it first, or name another folder.")
     beside = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         with beside.open("wb") as file:

@@ -11,10 +11,11 @@ class Roles:
 
     texts: tuple[str, ...]
     label: str
+    """Empty where rows have no labels."""
     join: str = " "
     """What stands between the texts of several columns."""
 
     @property
     def columns(self) -> list[str]:
         """All of them, each once."""
-        return list(dict.fromkeys((*self.texts, self.label)))
+        return list(dict.fromkeys((*self.texts, *([self.label] if self.label else []))))

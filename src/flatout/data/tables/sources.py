@@ -95,7 +95,8 @@ def open_source(given: Any, *, where: str, reading: ReadingConfig | None = None)
         root, pattern = (Path(path.anchor), str(path.relative_to(path.anchor))) if path.anchor else (Path(), str(path))
         found = sorted((str(file) for file in root.glob(pattern)), key=_by_number)
         if not found:
-            raise UserError(where, f"no file fits {given}")
+            hint = f"Patterns are looked up in {Path.cwd()}. Correct the pattern, or name the files."
+            raise UserError(where, f"no file fits {given}", hint=hint)
         return _many(found, where, reading)
     if not _is_folder(path):
         return open_table(path, where=where, reading=reading)
@@ -104,7 +105,7 @@ def open_source(given: Any, *, where: str, reading: ReadingConfig | None = None)
     if files := _tables_in(path):
         return _many([str(file) for file in files], where, reading)
     allowed = "files of a format we read, or a folder of texts for each class"
-    raise UserError(where, f"nothing to read in the folder {path}", allowed=allowed)
+    raise UserError(where, f"nothing to read in the folder {path}", allowed=allowed, hint=f"Name a file: {where}=FILE.")
 
 
 def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = None) -> Table:
@@ -132,7 +133,7 @@ def _many(given: list[Any], where: str, reading: ReadingConfig) -> Table:
     if not given:
         raise UserError(where, "an empty list", allowed="one file or more")
     if twice := [name for name, count in Counter(map(str, given)).items() if count > 1]:
-        raise UserError(where, f"{twice[0]} is named twice")
+        raise UserError(where, f"{twice[0]} is named twice", hint="Name each file once.")
     tables = [open_source(each, where=where, reading=reading) for each in given]
     if len(tables) == 1:
         return tables[0]

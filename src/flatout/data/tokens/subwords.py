@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from flatout.data.tables.roles import Roles
+from flatout.data.tokens.run_model import RunModel, model_of_run
 from flatout.data.tokens.vocabulary import EncodedBlock, Vocabulary, VocabularyConfig, VocabularyKind
 from flatout.errors import UserError, require
 
@@ -76,7 +77,9 @@ class Subwords:
 
     @classmethod
     def load(cls, name: str, where: str = "model.pretrained, data.tokenizer", *, words: bool = False) -> Subwords:
-        """The tokenizer of a folder, of the cache, or of the Hub; for texts, or for lists of words."""
+        """The tokenizer of a folder, of a run, of the cache, or of the Hub; for texts, or for lists of words."""
+        if run := model_of_run(name):
+            return cls._of_run(run, words=words)
         from transformers import AutoTokenizer
 
         from flatout.data.tables.hub import fetched
@@ -90,6 +93,16 @@ class Subwords:
             # Pieces with a blank before them are other pieces: each word of a list has one, as in a text.
             found = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False, add_prefix_space=True)
         return cls.of(found)
+
+    @classmethod
+    def _of_run(cls, run: RunModel, *, words: bool) -> Subwords:
+        """The tokenizer that a run was trained with, opened from its own files."""
+        found = run.read(lambda: cls.from_json(run.tokenizer()))
+        if not words or "ByteLevel" not in found.tokenizer.to_str():
+            return found
+        with tempfile.TemporaryDirectory() as folder:
+            found.save(Path(folder))
+            return cls.load(folder, words=True)
 
     @classmethod
     def of(cls, fast: Any) -> Subwords:
@@ -137,6 +150,24 @@ class Subwords:
 
     def fingerprint(self) -> str:
         return xxhash.xxh3_128_hexdigest(self.to_json().encode("utf-8", "surrogatepass"))
+
+    def mask_id(self) -> int | None:
+        """The id that stands for a word to be predicted; None where the tokenizer has none."""
+        token = json.loads(self.files.get("tokenizer_config.json", "{}")).get("mask_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        return self.tokenizer.token_to_id(token) if token else None
+
+    def require_mask(self, name: str) -> int:
+        """The id of the mask token; a tokenizer without one is refused."""
+        found = self.mask_id()
+        hint = "Name a tokenizer of a masked language model, or leave it out: one is made from the training rows."
+        if found is None:
+            raise UserError("data.tokenizer", f"{name} has no mask token", hint=hint)
+        return found
+
+    def special_ids(self) -> list[int]:
+        """Ids that are no part of a text: of the frame, of padding, of masks, of what is unknown."""
+        return [number for number, token in self.tokenizer.get_added_tokens_decoder().items() if token.special]
 
     def words(self) -> dict[str, int]:
         """Every entry and its id."""

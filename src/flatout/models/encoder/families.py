@@ -43,6 +43,8 @@ class Family:
     """None: layers normalise before each product and turn queries and keys by their places."""
     pool: Callable[[Any, Tensor], Tensor]
     """`[N, H]` states of first tokens to what a classifier reads, with dropout."""
+    predict: Callable[[Any, Tensor], Tensor]
+    """`[N, H]` states of masked tokens to `[N, V]` logits of the words that stood there."""
     activation: str = "hidden_act"
     """The setting that names the activation between the products."""
 
@@ -122,15 +124,39 @@ def classify_tokens(net: Any, states_NH: Tensor) -> Tensor:
     return logits
 
 
-_ROBERTA = Family("encoder.layer", _BERT, _pool_roberta)
+def _predict_bert(net: Any, states_NH: Tensor) -> Tensor:
+    return net.cls(states_NH)
+
+
+def _predict_albert(net: Any, states_NH: Tensor) -> Tensor:
+    return net.predictions(states_NH)
+
+
+def _predict_roberta(net: Any, states_NH: Tensor) -> Tensor:
+    return net.lm_head(states_NH)
+
+
+def _predict_electra(net: Any, states_NH: Tensor) -> Tensor:
+    return net.generator_lm_head(net.generator_predictions(states_NH))
+
+
+def _predict_distilbert(net: Any, states_NH: Tensor) -> Tensor:
+    return net.vocab_projector(net.vocab_layer_norm(net.activation(net.vocab_transform(states_NH))))
+
+
+def _predict_modernbert(net: Any, states_NH: Tensor) -> Tensor:
+    return net.decoder(net.head(states_NH))
+
+
+_ROBERTA = Family("encoder.layer", _BERT, _pool_roberta, _predict_roberta)
 
 FLAT_FAMILIES = {
-    "albert": Family("encoder.albert_layer_groups", _ALBERT, _pool_albert),
-    "bert": Family("encoder.layer", _BERT, _pool_bert),
+    "albert": Family("encoder.albert_layer_groups", _ALBERT, _pool_albert, _predict_albert),
+    "bert": Family("encoder.layer", _BERT, _pool_bert, _predict_bert),
     "camembert": _ROBERTA,
-    "distilbert": Family("transformer.layer", _DISTILBERT, _pool_distilbert, "activation"),
-    "electra": Family("encoder.layer", _BERT, _pool_electra),
-    "modernbert": Family("layers", None, _pool_modernbert, "hidden_activation"),
+    "distilbert": Family("transformer.layer", _DISTILBERT, _pool_distilbert, _predict_distilbert, "activation"),
+    "electra": Family("encoder.layer", _BERT, _pool_electra, _predict_electra),
+    "modernbert": Family("layers", None, _pool_modernbert, _predict_modernbert, "hidden_activation"),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }

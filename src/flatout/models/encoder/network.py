@@ -24,6 +24,7 @@ from flatout.models.encoder.layered import LayeredEncoder
 from flatout.models.encoder.layers import FlatLayer, LayerGroup, Pass, PostNormLayer, PreNormLayer
 from flatout.models.encoder.products import encoder_products
 from flatout.models.encoder.rectangles import FlatRows
+from flatout.models.encoder.tied_weights import keep_tied_once
 from flatout.models.flops import Lengths, Product, training_flops
 from flatout.models.lean import make_lean
 
@@ -46,11 +47,23 @@ class Compute(StrEnum):
 
 
 class Transformer(LayeredEncoder):
-    """An encoder and its head; tags are answered token by token."""
+    """An encoder and its head; tags and masked words are answered token by token."""
 
-    def __init__(self, net: Any, is_tagging: bool, compute: Compute, separator_id: int | None) -> None:
+    def __init__(
+        self,
+        net: Any,
+        is_tagging: bool,
+        compute: Compute,
+        separator_id: int | None,
+        *,
+        predicts_words: bool = False,
+    ) -> None:
         super().__init__()
         self.net, self.is_tagging, self.separator_id = net, is_tagging, separator_id
+        self.predicts_words = predicts_words
+        """Whether the head answers with a word of the vocabulary, at the batch's `places` or at all tokens."""
+        self.read_share = 1.0
+        """Fraction of tokens that such a head reads, for counts of operations."""
         self.described: Any = net.config
         self.family: str = net.config.model_type
         self.unfreeze_epochs = 0.0
@@ -70,13 +83,19 @@ class Transformer(LayeredEncoder):
         is_typed = not can_be_flat and (getattr(net.config, "type_vocab_size", 0) or 0) > 1
         self._numbers_pairs = separator_id is not None and (self.family in _NUMBERED_PAIRS or is_typed)
         self._reads_means = getattr(net.config, "classifier_pooling", "") == "mean"
-        self.is_narrow = self.is_flat and not is_tagging and not self._reads_means
+        self.is_narrow = self.is_flat and not self.answers_tokens and not self._reads_means
         """Whether only first tokens are read after the last layer, so that only they are computed there."""
         if self.is_flat:
             _replace_layers(net, FLAT_FAMILIES[self.family])
         else:
             _use_plain_attention(net)
         make_lean(net)
+        keep_tied_once(self)
+
+    @property
+    def answers_tokens(self) -> bool:
+        """Whether there is an answer for each token rather than for each row."""
+        return self.is_tagging or self.predicts_words
 
     @property
     def why_padded(self) -> str:
@@ -96,7 +115,7 @@ class Transformer(LayeredEncoder):
         return int(most) - self.first_position if most and most > 0 else 2**31 - 1
 
     def forward(self, batch: FlatBatch) -> Tensor:
-        """`[B, C]`, or `[T, C]` for tags."""
+        """`[B, C]`; `[T, C]` for tags; `[K, V]` for words at the batch's places, `[T, V]` where it has none."""
         return self._flat(batch) if self.is_flat else self._padded(batch)
 
     def computed_tokens(self, batch: FlatBatch) -> int:
@@ -134,7 +153,8 @@ class Transformer(LayeredEncoder):
         pairs_T = self._pair_numbers(batch.tokens, begins_T) if self._numbers_pairs else None
         states_TH = self._embed(batch.tokens, places_T, pairs_T)
         rows = FlatRows.of(batch.lengths, batch.offsets, self._kernel(states_TH.device))
-        shared = Pass(rows, self._turns(states_TH, places_T), starts_B if self.is_narrow else None, self.is_narrow)
+        kept = starts_B if self.is_narrow else batch.places if self.predicts_words else None
+        shared = Pass(rows, self._turns(states_TH, places_T), kept, self.is_narrow)
         layers = self._in_order()
         for number, layer in enumerate(layers, 1):
             arguments = (states_TH, shared, number == len(layers))
@@ -144,6 +164,8 @@ class Transformer(LayeredEncoder):
             states_TH = self.net.base_model.final_norm(states_TH)
         if self.is_tagging:
             return classify_tokens(self.net, states_TH)
+        if self.predicts_words:
+            return FLAT_FAMILIES[self.family].predict(self.net, states_TH)
         read_BH = states_TH if self.is_narrow else _means(states_TH, lengths_B)
         return FLAT_FAMILIES[self.family].pool(self.net, read_BH)
 
@@ -198,12 +220,14 @@ class Transformer(LayeredEncoder):
             is_separator_BL = torch.eq(tokens_BL, self.separator_id or 0).long()
             given["token_type_ids"] = (is_separator_BL.cumsum(1) - is_separator_BL).clamp_max_(1)
         logits = self.net(input_ids=tokens_BL.long(), **given).logits
-        if not self.is_tagging:
+        if not self.answers_tokens:
             return logits
         starts_B = batch.offsets[:-1]
         shift_B = torch.arange(batch.num_rows, device=starts_B.device) * longest - starts_B
         shift_T = torch.repeat_interleave(shift_B, lengths_B, output_size=batch.num_tokens)
         places_T = torch.arange(batch.num_tokens, device=starts_B.device) + shift_T
+        if self.predicts_words and batch.places is not None:
+            places_T = places_T.index_select(0, batch.places)
         return logits.flatten(0, 1).index_select(0, places_T)
 
 

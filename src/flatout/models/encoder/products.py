@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,13 @@ def encoder_products(model: Any, lengths: Lengths) -> list[Product]:
     """A token meets the weights of every layer (2 N forwards) and, in attention, each token of its row (4 L H T).
 
     The head sees rows; so does the last layer of a flat encoder whose head reads first tokens, but for its keys and
-    values. Empty where a family has products of its own kind.
+    values. A head of masked words, and what follows attention in the last layer, see these words alone. Empty where a
+    family has products of its own kind.
     """
     if model.family not in _COUNTED_FAMILIES or getattr(model.described, "inner_group_num", 1) != 1:
         return []
     tokens, blocks = float(lengths.sum()), model.blocks()
+    read = tokens * model.read_share if model.predicts_words else tokens if model.is_tagging else len(lengths)
     in_blocks = {id(module) for block in blocks for module in block.modules()}
     found, below = [look_up(model.net.get_input_embeddings().weight)], True
     for module in [*model.net.base_model.modules(), *model.head_modules()]:
@@ -34,7 +37,7 @@ def encoder_products(model: Any, lengths: Lengths) -> list[Product]:
             found += _block_products(model, blocks, lengths)
             below = False
         elif isinstance(module, nn.Linear) and id(module) not in in_blocks:
-            found.append(through(tokens if below or model.is_tagging else len(lengths), module.weight))
+            found.append(through(tokens if below else read, module.weight))
     return found
 
 
@@ -47,7 +50,15 @@ def _block_products(model: Any, blocks: list[Any], lengths: Lengths) -> list[Pro
     if model.is_narrow:
         last = _layer_products(blocks[-1], lengths, model.described.hidden_size, is_narrow=True)
         found[-len(last) :] = last
+    elif model.predicts_words and model.is_flat:
+        _, _, *after = _layer_products(blocks[-1], lengths, model.described.hidden_size, is_narrow=False)
+        found[-len(after) :] = [_shortened(each, model.read_share) for each in after]
     return found
+
+
+def _shortened(product: Product, share: float) -> Product:
+    """The same product of a share of its tokens."""
+    return replace(product, flops=product.flops * share, trained=product.trained * share)
 
 
 def _layer_products(block: Any, lengths: Lengths, hidden: int, *, is_narrow: bool) -> list[Product]:

@@ -1,7 +1,7 @@
 """The settings of an encoder of transformers, and its network with pretrained or random weights.
 
-The model is the library's own `AutoModelForSequenceClassification` or `AutoModelForTokenClassification`, so its weights
-load from and save to the plain classes. `network.py` says how it runs.
+The model is the library's own `AutoModelForSequenceClassification`, `…TokenClassification` or `…MaskedLM`, so its
+weights load from and save to the plain classes. `network.py` says how it runs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from flatout.data.tokens.run_model import model_of_run
 from flatout.errors import UserError, as_choice, did_you_mean, require
 from flatout.models.encoder.families import FLAT_FAMILIES
 from flatout.models.encoder.lora import LoraConfig, add_lora
@@ -40,7 +41,7 @@ class TransformerConfig:
     recommended_clip: ClassVar[float] = 1.0
 
     pretrained: str | None = None
-    """Local folder, or name of the cache or the Hub; null: random weights."""
+    """Folder of a run or of transformers, or name of the cache or the Hub; null: random weights."""
     family: str = "bert"
     """Kind of encoder for random weights, by transformers' name: bert, roberta, modernbert, ..."""
     hidden: int = 128
@@ -101,8 +102,10 @@ class TransformerConfig:
     ) -> Transformer:
         """The encoder with a head for these outputs, ready to train."""
         described = self.read_description()
+        if outputs.are_words:
+            self._require_words(described)
         self._set(described, outputs, vocabulary_size, padding_id)
-        model = Transformer(self._weighted(described, outputs), outputs.is_tagging, self.compute, separator_id)
+        model = outputs.wrap(self._weighted(described, outputs), self.compute, separator_id)
         if self.head_dropout is not None:
             model.drop_before_output(self.head_dropout)
         if self.lora.rank:
@@ -120,13 +123,28 @@ class TransformerConfig:
         kept = dict(described)
         _require_no_code(kept, "encoder.json")
         config = _config_class(kept.pop("model_type"))(**kept)
-        model = Transformer(_auto_class(outputs).from_config(config), outputs.is_tagging, self.compute, separator_id)
+        model = outputs.wrap(outputs.auto_class.from_config(config), self.compute, separator_id)
         if self.lora.rank:
             add_lora(model.net, self.lora)
         return model
 
+    def _require_words(self, described: Any) -> None:
+        """Refuse a family that has no head for masked words, and small matrices beside frozen ones."""
+        from transformers import MODEL_FOR_MASKED_LM_MAPPING
+
+        where = "model.family" if self.pretrained is None else "model.pretrained"
+        what = f"{described.model_type} has no head that predicts masked words"
+        allowed = f"{', '.join(FLAT_FAMILIES)}, or another of transformers with such a head"
+        require(type(described) in MODEL_FOR_MASKED_LM_MAPPING, where, what, allowed=allowed)
+        what = f"{self.lora.rank}, but task=mlm trains the encoder itself"
+        require(not self.lora.rank, "model.lora.rank", what, hint="Leave it out.")
+
     def read_description(self) -> Any:
         """The encoder's own configuration."""
+        if self.pretrained is not None and (run := model_of_run(self.pretrained)):
+            kept = run.configuration()
+            _require_no_code(kept, f"model.pretrained: {self.pretrained}")
+            return _config_class(str(kept.pop("model_type", None)))(**kept)
         if self.pretrained is not None:
             from transformers import AutoConfig
 
@@ -166,9 +184,11 @@ class TransformerConfig:
 
     def _weighted(self, described: Any, outputs: Outputs) -> Any:
         """The library's model, with the weights of the folder or with random ones."""
-        auto = _auto_class(outputs)
+        auto = outputs.auto_class
         if self.pretrained is None:
             return auto.from_config(described)
+        if run := model_of_run(self.pretrained):
+            return run.load_into(auto.from_config(described))
         from transformers.utils import logging
 
         from flatout.data.tables.hub import fetched
@@ -199,14 +219,36 @@ class Outputs:
 
     names: Sequence[str]
     kind: str
-    """single, multi, regression or tags."""
+    """single, multi, regression, tags or words."""
 
     @property
     def is_tagging(self) -> bool:
         return self.kind == "tags"
 
+    @property
+    def are_words(self) -> bool:
+        """Whether the words of the vocabulary are answered where they are masked."""
+        return self.kind == "words"
+
+    @property
+    def auto_class(self) -> Any:
+        """The class of transformers that opens and writes such a model."""
+        import transformers
+
+        if self.are_words:
+            return transformers.AutoModelForMaskedLM
+        if self.is_tagging:
+            return transformers.AutoModelForTokenClassification
+        return transformers.AutoModelForSequenceClassification
+
+    def wrap(self, net: Any, compute: Compute, separator_id: int | None) -> Transformer:
+        """The network around a model of transformers."""
+        return Transformer(net, self.is_tagging, compute, separator_id, predicts_words=self.are_words)
+
     def tell(self, described: Any) -> None:
         """Write the outputs into an encoder's configuration, as transformers knows them."""
+        if self.are_words:
+            return
         described.num_labels = len(self.names)
         described.id2label = dict(enumerate(self.names))
         described.label2id = {name: number for number, name in enumerate(self.names)}
@@ -224,12 +266,6 @@ def _recompute(model: Transformer) -> None:
     require(can, "model.gradient_checkpointing", what, hint="Leave it out, or set a smaller data.batch_size.")
     enable = getattr(model.net, "activation_checkpointing_enable", model.net.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
-
-
-def _auto_class(outputs: Outputs) -> Any:
-    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
-
-    return AutoModelForTokenClassification if outputs.is_tagging else AutoModelForSequenceClassification
 
 
 def _require_no_code(described: Mapping[str, Any], where: str) -> None:

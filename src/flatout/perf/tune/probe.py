@@ -1,25 +1,24 @@
 """What is measured in a throw-away process: real training steps, on the longest rows first and on typical ones then.
 
-A probe is Lightning's own loop over the run's own task, feed and optimizer, without validation and checkpoints. The
-first step has the longest rows there are, so that what is found to fit also fits later; time is taken of typical ones.
+A probe takes steps of the run's own task, feed and optimizer. The first step has the longest rows there are, so that
+what is found to fit also fits later; the time is that of typical ones. Weights stay as they were.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import psutil
 import torch
-from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import nn
 
 from flatout.data.batches.batch_rows import BatchRows
@@ -30,8 +29,8 @@ from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.store.store import StoreSplit
 from flatout.engine.compile import compile_in_place
-from flatout.engine.fast_loop import FastLoop
-from flatout.engine.precision import LIGHTNING_NAMES, Precision, arithmetic, fast_fp32_products
+from flatout.engine.precision import Precision, arithmetic, fast_fp32_products
+from flatout.perf.measure.steps import Steps, Taken, Way, endless, standing_optimizer
 from flatout.perf.notes import micro_batch_key
 from flatout.tasks.task import Task
 
@@ -132,7 +131,7 @@ def losses(parts: Parts, precisions: list[str], rows: int) -> dict[str, float]:
         for name in precisions:
             precision = Precision(name)
             with torch.no_grad(), fast_fp32_products(precision, parts.device), arithmetic(precision, parts.device):
-                found[name] = float(np.mean([float(task.loss(task.model(batch), batch)) for batch in batches]))
+                found[name] = float(np.mean([float(task.training_loss(batch)) for batch in batches]))
     finally:
         task.train()
     return found
@@ -140,18 +139,51 @@ def losses(parts: Parts, precisions: list[str], rows: int) -> dict[str, float]:
 
 def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measured:
     """Forward, backward and optimizer steps; `until` (of the system's clock) no further one is begun."""
+    began = time.perf_counter()
     plan = replace(parts.plan, rows_per_batch=setting.rows, accumulate=setting.accumulate)
-    feed = feed_of(parts, setting.feed, plan)
-    clock = _Clock(feed, steps, until)
+    feed, task = feed_of(parts, setting.feed, plan), parts.task.to(parts.device).train()
     if setting.compile:
-        compile_in_place(parts.task.model, parts.device)
-    _thaw(parts.task.model)
+        compile_in_place(task.model, parts.device)
+    _thaw(task.model)
     _forget_peak(parts.device)
-    trainer = probing_trainer(parts, setting.precision, setting.accumulate, [clock])
     worst = longest_batch(parts, setting.rows if plan.tokens_per_batch is None else _rows_of_a_cap(parts, plan))
-    with fast_fp32_products(setting.precision, parts.device), without_advice():
-        trainer.fit(parts.task, train_dataloaders=_LongestFirst(worst, feed))
-    return clock.measured(held_bytes(parts.device, is_peak=True))
+    way = Way(feed=feed, precision=setting.precision, threads=torch.get_num_threads(), model=task.model)
+    with fast_fp32_products(setting.precision, parts.device):
+        optimizer = standing_optimizer(task.model, task)
+        timed = Steps(task, way, chain([worst], endless(feed)), optimizer, clip=parts.clip)
+        try:
+            for _ in range(_WARM_STEPS):
+                timed.take(1)
+            warm_s = time.perf_counter() - began
+            taken = list(_typical_steps(timed, steps, until))
+        finally:
+            timed.close()
+    return _measured(taken, warm_s, held_bytes(parts.device, is_peak=True))
+
+
+def _typical_steps(steps: Steps, count: int, until: float) -> Iterator[Taken]:
+    """Steps until there are enough, or it is late."""
+    began = time.perf_counter()
+    for number in itertools.count(1):
+        taken = steps.take(1)
+        yield taken
+        is_enough = number >= count and time.perf_counter() - began >= _LEAST_TIMED_S
+        if is_enough or (time.time() > until and number >= (1 if taken.seconds > _SLOW_S else _LEAST_STEPS)):
+            return
+
+
+def _measured(taken: list[Taken], warm_s: float, peak_bytes: int) -> Measured:
+    """Of typical steps after the first ones; the median time, as others may use the machine too."""
+    step_s = max(statistics.median(each.seconds for each in taken), 1e-9)
+    return Measured(
+        step_s=step_s,
+        rows_per_s=statistics.fmean(each.rows for each in taken) / step_s,
+        tokens_per_s=statistics.fmean(each.tokens for each in taken) / step_s,
+        wait_share=sum(each.wait_s for each in taken) / max(sum(each.seconds for each in taken), 1e-9),
+        peak_bytes=peak_bytes,
+        steps=len(taken),
+        warm_s=warm_s,
+    )
 
 
 def longest_batch(parts: Parts, rows: int) -> FlatBatch:
@@ -185,99 +217,6 @@ def _rows_of_a_cap(parts: Parts, plan: PlanSettings) -> int:
 
 def feed_of(parts: Parts, kind: FeedKind, plan: PlanSettings) -> Feed:
     return Feed(parts.split, plan, kind=kind, device=parts.device, workers=parts.workers)
-
-
-class _LongestFirst:
-    """The longest batch, then those of a feed, epoch after epoch."""
-
-    def __init__(self, longest: FlatBatch, feed: Feed) -> None:
-        self.longest, self.feed = longest, feed
-
-    def __iter__(self) -> Iterator[FlatBatch]:
-        yield self.longest
-        while True:
-            yield from self.feed
-            self.feed.set_epoch(self.feed.epoch + 1)
-
-
-class _Clock(L.Callback):
-    """Takes the time of each optimizer step, and ends the probe when there are enough."""
-
-    def __init__(self, feed: Feed, steps: int, until: float) -> None:
-        self.feed, self.steps, self.until = feed, steps, until
-        self.began = time.perf_counter()
-        self.ends: list[float] = []
-        self.waits: list[float] = []
-        self.rows: list[int] = []
-        self.tokens: list[int] = []
-        self._rows = self._tokens = 0
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._rows += batch.num_real
-        self._tokens += batch.num_tokens
-        if not batch.ends_step:
-            return
-        _wait(pl_module.device)
-        self.ends.append(time.perf_counter())
-        self.waits.append(self.feed.wait_s)
-        self.rows.append(self._rows)
-        self.tokens.append(self._tokens)
-        self._rows = self._tokens = 0
-        taken = len(self.ends) - _WARM_STEPS
-        is_slow = len(self.ends) > 1 and self.ends[-1] - self.ends[-2] > _SLOW_S
-        is_late = time.time() > self.until and taken > (0 if is_slow else _LEAST_STEPS)
-        is_enough = taken > self.steps and self.ends[-1] - self.ends[_WARM_STEPS] >= _LEAST_TIMED_S
-        if is_enough or is_late:
-            trainer.should_stop = True
-
-    def measured(self, peak_bytes: int) -> Measured:
-        """Of the typical steps after the first ones; the median time, as others may use the machine too."""
-        skipped = min(_WARM_STEPS, len(self.ends) - 2)
-        times = np.diff(self.ends[skipped:])
-        step_s = max(float(statistics.median(times)), 1e-9)
-        total_s = max(self.ends[-1] - self.ends[skipped], 1e-9)
-        return Measured(
-            step_s=step_s,
-            rows_per_s=statistics.fmean(self.rows[skipped + 1 :]) / step_s,
-            tokens_per_s=statistics.fmean(self.tokens[skipped + 1 :]) / step_s,
-            wait_share=(self.waits[-1] - self.waits[skipped]) / total_s,
-            peak_bytes=peak_bytes,
-            steps=len(times),
-            warm_s=self.ends[skipped] - self.began,
-        )
-
-
-def probing_trainer(
-    parts: Parts, precision: Precision, accumulate: int, callbacks: list[L.Callback], **loop: Any
-) -> L.Trainer:
-    """Lightning's Trainer as a run has it, with nothing around the steps."""
-    settings: dict[str, Any] = {"precision": LIGHTNING_NAMES[precision]}  # as a string: their type lists each name
-    device = parts.device
-    return L.Trainer(
-        **settings,
-        accelerator=device.type,
-        devices=1 if device.index is None else [device.index],
-        max_epochs=-1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-        use_distributed_sampler=False,
-        accumulate_grad_batches=accumulate,
-        gradient_clip_val=parts.clip or None,
-        callbacks=[FastLoop(**loop), *callbacks],
-        plugins=[LightningEnvironment()],  # this process is no rank, even where ranks run
-    )
-
-
-@contextmanager
-def without_advice() -> Iterator[None]:
-    """What Lightning advises to a loop as odd as this one is no news to anybody."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _thaw(model: nn.Module) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import lightning as L
+from lightning.fabric.plugins.environments import LightningEnvironment
 
 from flatout.data.feeding import FeedKind
-from flatout.engine.fast_loop import fast_loop_of
+from flatout.engine.fast_loop import FastLoop, fast_loop_of
 from flatout.engine.optimizer import NotFinite, ScaleRate, Schedule
-from flatout.engine.precision import Precision, fast_fp32_products
+from flatout.engine.precision import LIGHTNING_NAMES, Precision, fast_fp32_products
 from flatout.errors import UserError
 from flatout.perf.tune.learning_rate import LEAST, LEAST_STEPS, MOST, STEPS, smoothed
-from flatout.perf.tune.probe import Parts, feed_of, probing_trainer, without_advice
+from flatout.perf.tune.probe import Parts, feed_of
 
 _RISEN = 4.0
 """So many times its least the smoothed loss may be before the test is over."""
@@ -35,9 +39,9 @@ def range_test(parts: Parts, *, feed: str, precision: str, rows: int, accumulate
         scale_lr=ScaleRate.none,
         not_finite=NotFinite.skip,
     )
-    trainer = probing_trainer(parts, Precision(precision), accumulate, [rising], not_finite=NotFinite.skip)
+    trainer = _plain_trainer(parts, Precision(precision), accumulate, rising)
     try:
-        with fast_fp32_products(Precision(precision), parts.device), without_advice():
+        with fast_fp32_products(Precision(precision), parts.device), _without_advice():
             trainer.fit(task, train_dataloaders=feed_of(parts, FeedKind(feed), plan))
     except UserError:
         pass  # many steps that were not finite, one after the other
@@ -74,3 +78,34 @@ class _Rising(L.Callback):
         has_risen = len(seen) > LEAST_STEPS and (not math.isfinite(seen[-1]) or seen[-1] > _RISEN * abs(min(seen)))
         if has_risen or not math.isfinite(loss) or len(self.rates) == STEPS or time.time() > self.until:
             trainer.should_stop = True
+
+
+def _plain_trainer(parts: Parts, precision: Precision, accumulate: int, rising: _Rising) -> L.Trainer:
+    """Lightning's Trainer as a run has it, with nothing around the steps."""
+    settings: dict[str, Any] = {"precision": LIGHTNING_NAMES[precision]}  # as a string: their type lists each name
+    device = parts.device
+    return L.Trainer(
+        **settings,
+        accelerator=device.type,
+        devices=1 if device.index is None else [device.index],
+        max_epochs=-1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+        use_distributed_sampler=False,
+        accumulate_grad_batches=accumulate,
+        gradient_clip_val=parts.clip or None,
+        callbacks=[FastLoop(not_finite=NotFinite.skip), rising],
+        plugins=[LightningEnvironment()],  # this process is no rank, even where ranks run
+    )
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Lightning's advice does not fit a loop as odd as this one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

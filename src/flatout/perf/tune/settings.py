@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -66,3 +67,8 @@ def tune_of(word: str) -> TuneConfig:
     """What `tune=off` and `tune=auto` stand for, for those who write it in Python."""
     require(word in MODES, "tune", repr(word), allowed=", ".join(MODES), hint=did_you_mean(word, MODES))
     return TuneConfig(enabled=word == "auto")
+
+
+def is_typed(key: str, overrides: Sequence[str]) -> bool:
+    """Whether the command line names a setting."""
+    return any(word.lstrip("+~").partition("=")[0] == key for word in overrides)

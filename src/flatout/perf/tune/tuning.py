@@ -35,7 +35,8 @@ from flatout.perf.notes import device_name
 from flatout.perf.tune.answers import Answers, AnswerStore, Choice
 from flatout.perf.tune.probe import Setting
 from flatout.perf.tune.search import Asked, Prober, Search, allowed_seconds
-from flatout.perf.tune.settings import TuneConfig
+from flatout.perf.tune.settings import TuneConfig, is_typed
+from flatout.perf.verdict.confirmation import Confirmed
 from flatout.report.plain import plain
 
 _WAIT_S = 30.0
@@ -84,11 +85,8 @@ class Question:
     """Measures the parts of the run, in another process."""
     counts_time: bool = True
     """Whether the expected run bounds the time; false for a search alone."""
-
-
-def is_typed(key: str, overrides: Sequence[str]) -> bool:
-    """Whether the command line names a setting."""
-    return any(word.lstrip("+~").partition("=")[0] == key for word in overrides)
+    confirmed: Confirmed = field(default_factory=Confirmed)
+    """What is in the settings already."""
 
 
 def of_all_devices(question: Question, say: Callable[[str], None]) -> Found:
@@ -118,6 +116,7 @@ def measured_for(question: Question, say: Callable[[str], None]) -> Found:
         say(f"tune: measuring in a process apart, for {settings.tune.budget_s:g} s at most")
         search = Search(asked, question.prober, store, say)
         answers = search.decide()
+        answers.values |= question.confirmed.values
         if answers.step_s is not None:
             store.write(key, answers)
     count = len([row for row in answers.tried if row.rows_per_s is not None])
@@ -196,20 +195,31 @@ def asked_of(question: Question) -> Asked:
     return Asked(
         settings=settings.tune,
         start=Setting(feed=kind, precision=precision, rows=rows, accumulate=accumulate),
-        feeds=[
-            each for each in FeedKind if each is not FeedKind.auto and (each is not FeedKind.resident or kind is each)
-        ],
-        precisions=precisions(device),
+        feeds=[each for each in FeedKind if _is_candidate(each, kind, question.confirmed)],
+        precisions=_precision_candidates(device, question.confirmed),
         step_rows=split.num_rows // (steps_an_epoch * ranks.world) if is_cut else rows * accumulate,
         num_rows=split.num_rows,
         planned_steps=planned_steps(settings.trainer, feed),
-        kept=kept(settings, question.overrides),
+        kept=kept(settings, question.overrides) | question.confirmed.why,
         room_bytes=int(room(device, ranks) * (1 - settings.tune.memory_margin)),
         is_cpu=device.type == "cpu",
         is_capped=is_cut,
         counts_time=question.counts_time,
         compile_why_not=why_not(device),
     )
+
+
+def _is_candidate(feed: FeedKind, chosen: FeedKind, confirmed: Confirmed) -> bool:
+    """Whether a feed may be tried: one that fits, and was not found to be slower."""
+    if feed is chosen:
+        return True
+    return feed not in (FeedKind.auto, FeedKind.resident) and f"data.feed={feed}" not in confirmed.slower
+
+
+def _precision_candidates(device: torch.device, confirmed: Confirmed) -> list[Precision]:
+    """Native arithmetic that was not found to be slower; fp32 stands for comparison."""
+    slower = confirmed.slower - {f"precision={Precision.fp32}"}
+    return [each for each in precisions(device) if f"precision={each}" not in slower]
 
 
 def precisions(device: torch.device) -> list[Precision]:
@@ -289,6 +299,7 @@ def asked_about(question: Question, asked: Asked) -> dict[str, Any]:
         "versions": [torch.__version__, metadata.version("flatout"), metadata.version("lightning")],
         "kept": asked.kept,
         "tune": [str(tune.effective_batch), tune.memory_margin, tune.gain, tune.loss_tolerance],
+        "confirmed": [question.confirmed.values, sorted(question.confirmed.slower)],
     }
 
 

@@ -15,11 +15,12 @@ from flatout.callbacks.step_timer import PARTS
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.engine.precision import Precision, choose_precision
 from flatout.errors import UserError
-from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence, evidence_of
+from flatout.perf.verdict.collect import evidence_of
+from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
 from flatout.perf.verdict.experiments import SHARE, alone_ms, try_out
-from flatout.perf.verdict.rules import findings, is_plain
+from flatout.perf.verdict.rules import findings
 from flatout.report.page import read_curves
-from flatout.report.summary import read_summary
+from flatout.report.summary import SCHEMA, read_summary
 from flatout.run_log import RunLog
 from flatout.tasks.task import Task
 
@@ -45,7 +46,7 @@ def report_early(curves: RunCurves, feed: Feed, precision: str, batches_an_epoch
     evidence = evidence_of(curves, feed, precision, epochs)
     if evidence is None:
         return
-    found = [each for each in findings(evidence) if is_plain(each)]
+    found = [each for each in findings(evidence) if each.is_plain]
     if found:
         log.say(f"after {evidence.steps} steps: {found[0].sentence()}")
 
@@ -100,11 +101,27 @@ def _of_all_ranks(task: Task, feeds: Feeds, curves: RunCurves, seconds: float, p
     return found
 
 
+def require_schema(folder: Path, summary: dict[str, Any]) -> None:
+    """Refuse the summary of a version that wrote other keys."""
+    if summary["schema"] != SCHEMA:
+        raise _other_version(folder, summary)
+
+
+def _other_version(folder: Path, summary: dict[str, Any]) -> UserError:
+    theirs = (summary.get("versions") or {}).get("flatout", "an unknown version")
+    what = f"a run by flatout {theirs}, whose summary.json this version cannot read"
+    return UserError(str(folder), what, hint="Use the doctor of that version, or train it again.")
+
+
 def evidence_in(folder: Path) -> Evidence:
     """What a run's folder tells: all its evidence where it has ended, else what its curves say so far."""
     summary = read_summary(folder)
+    require_schema(folder, summary)
     if kept := summary.get("evidence"):
-        return Evidence.from_dict(kept)
+        try:
+            return Evidence.from_dict(kept)
+        except TypeError:
+            raise _other_version(folder, summary) from None
     rows = [row for row in read_curves(folder) if row.get("speed/rows_per_s")]
     steps = int(float(rows[-1]["step"])) if rows else 0
     if steps < LEAST_STEPS:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flatout.data.tables.formats.file import FileTable
+from flatout.data.tables.formats.file import CUT_SHORT, FileTable
 from flatout.errors import UserError
 
 ONLY_COLUMN = "bits"
@@ -43,7 +43,7 @@ class NpyTable(FileTable):
         try:
             return np.load(self.whole, mmap_mode="r", allow_pickle=False)
         except ValueError as error:
-            raise self._fail(f"not a whole .npy file of plain values ({error})", "Was it cut short?") from None
+            raise self._fail(f"not a whole .npy file of plain values ({error})", CUT_SHORT) from None
 
 
 class Hdf5Table(FileTable):
@@ -79,7 +79,7 @@ class Hdf5Table(FileTable):
                 sets = {name: values for name, values in file.items() if getattr(values, "ndim", 0) in (1, 2)}
                 yield sets
         except OSError as error:
-            raise self._fail(f"not a whole HDF5 file ({str(error).splitlines()[0]})", "Was it cut short?") from None
+            raise self._fail(f"not a whole HDF5 file ({str(error).splitlines()[0]})", CUT_SHORT) from None
 
 
 def _record_batch(columns: Mapping[str, np.ndarray]) -> pa.RecordBatch:

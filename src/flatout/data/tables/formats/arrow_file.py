@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from flatout.data.tables.formats.file import FileTable
+from flatout.data.tables.formats.file import CUT_SHORT, FileTable
 from flatout.data.tables.formats.typed import first_line, named_classes, require_whole
 
 _MAGIC = b"ARROW1"
@@ -41,4 +41,4 @@ class ArrowTable(FileTable):
                 str(reader.schema.names)  # fails where a name is not UTF-8
                 yield from map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise self._fail(f"not a whole Arrow file ({first_line(error)})", "Was it cut short?") from None
+            raise self._fail(f"not a whole Arrow file ({first_line(error)})", CUT_SHORT) from None

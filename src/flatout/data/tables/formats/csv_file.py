@@ -110,12 +110,15 @@ class CsvTable(FileTable):
         if not names:
             raise self._fail("the first line is no list of columns", "Its first line must name the columns.")
         if len(head) < HEAD_BYTES and not lines.read().strip("\r\n"):
-            raise self._fail("no rows below the line that names the columns")
+            hint = "Add rows; or, if that line is a row, name the columns: data.read.columns=[text,label]."
+            raise self._fail("no rows below the line that names the columns", hint)
         return names
 
     def _given_columns(self, given: list[str], width: int) -> list[str]:
         if len(given) != width:
-            what = f"{self.path}: its first row has {width} values, {len(given)} names are given: {', '.join(given)}"
+            what = (
+                f"{self.path}: its first row has {width} values, data.read.columns has {len(given)}: {', '.join(given)}"
+            )
             raise UserError("data.read.columns", what, hint="Give one name for each column.")
         return given
 

@@ -26,6 +26,10 @@ HEAD_BYTES = 1 << 20
 LONGEST_ROW = 1 << 24
 ONE_WAY = "Write all values of a column in one way."
 """The hint for a column of mixed types."""
+CUT_SHORT = "It was cut short or damaged: copy it, or write it, again."
+"""The hint for a file whose end is missing."""
+OTHER_ENCODING = "Leave data.read.encoding out for UTF-8, or name the file's own, such as cp1252."
+"""The hint for a file that is not in the encoding that was named."""
 _RATIO_CAP, _RATIO_FROM, _SIZE_CAP = 200, 1 << 28, 1 << 38
 """Honest text unpacks to ten times its size, now and then to fifty; bombs to a thousand."""
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -161,8 +165,11 @@ class Gunzipped(_Stream):
         try:
             data = self._file.read(HEAD_BYTES)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            if "Not a gzipped file" in str(error):
+                hint = "Remove .gz from its name, or pack it with gzip."
+                raise UserError(self.where, f"{self.path} ends in .gz and is no gzip file", hint=hint) from None
             what = f"{self.path}: not a whole gzip file ({error})"
-            raise UserError(self.where, what, hint="Was it cut short?") from None
+            raise UserError(self.where, what, hint=CUT_SHORT) from None
         self._unpacked += len(data)
         is_bomb = self._unpacked > _RATIO_FROM and self._unpacked > _RATIO_CAP * self._packed
         if is_bomb or self._unpacked > _SIZE_CAP:
@@ -195,7 +202,7 @@ class _Recoded(_Stream):
                 recoded = text.encode()
             except UnicodeError as error:
                 what = f"{self.path}: not {self._encoding} from about line {self._line} on ({_reason(error)})"
-                raise UserError(self.where, what, hint="Set data.read.encoding to its own.") from None
+                raise UserError(self.where, what, hint=OTHER_ENCODING) from None
             self._line += text.count("\n")
             if recoded:
                 return recoded
@@ -237,21 +244,27 @@ def _encoding_mend(path: Path, data: bytes, where: str) -> str:
 
 def require_file(file: Path, where: str) -> None:
     if "\0" in str(file):
-        raise UserError(where, f"{str(file)!r} can be no file's name")
+        raise UserError(where, f"{str(file)!r} can be no file's name", hint="Name a file.")
     try:
         if file.is_dir():
             raise UserError(where, f"{file} is a folder", allowed="one file", hint="Name a file in it.")
         if not file.exists():
             _require_sound_links(file, where)
-            raise UserError(where, f"no such file: {file}", hint=did_you_mean(file.name, _neighbours(file.parent)))
+            raise UserError(where, f"no such file: {file}", hint=_hint_for_missing(file))
         if not file.is_file():
             raise UserError(where, f"{file} is a pipe or a device", allowed="a file, which can be read twice")
         with file.open("rb") as opened:
             is_empty = not opened.read(1)
     except OSError as error:
-        raise UserError(where, f"cannot read {file}: {error.strerror}") from None
+        raise UserError(where, f"cannot read {file}: {error.strerror}", hint="Check that you may read it.") from None
     if is_empty:
-        raise UserError(where, f"{file} is empty")
+        raise UserError(where, f"{file} is empty", hint="Name a file with rows.")
+
+
+def _hint_for_missing(file: Path) -> str:
+    """The nearest name in the file's folder; else where names are looked up."""
+    near = did_you_mean(file.name, _neighbours(file.parent))
+    return near or f"Names are looked up in {Path.cwd()}. Correct the name, or give the whole path."
 
 
 def _require_sound_links(file: Path, where: str) -> None:

@@ -24,7 +24,7 @@ def table_of(rows: Any, *, where: str = "data.train") -> MemoryTable | DatasetTa
     else:
         found = MemoryTable(_arrow_table(rows, where))
     if found.num_rows == 0:
-        raise UserError(where, "the table in memory has no rows")
+        raise UserError(where, "the table in memory has no rows", hint="Pass a table with rows.")
     return found
 
 

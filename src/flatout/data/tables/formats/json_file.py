@@ -79,7 +79,9 @@ class JsonTable(FileTable):
             wrong = bisect.bisect_left(range(len(values)), True, key=lambda i: not _fits(values[: i + 1], expected))
             before = expected or pa.array(values[:wrong]).type
             others = "" if pa.types.is_null(before) else f", rows before have {before}"
-            raise self._fail(f"row {first_row + wrong}: {name} is {_short(values[wrong])}{others}", ONE_WAY)
+            is_half = isinstance(values[wrong], str) and not _fits([values[wrong]], None)
+            hint = "Remove the half character, an escape from \\ud800 to \\udfff." if is_half else ONE_WAY
+            raise self._fail(f"row {first_row + wrong}: {name} is {_short(values[wrong])}{others}", hint)
         array = pa.array(values, type=expected)
         if pa.types.is_null(array.type):
             return array.cast(pa.string())
@@ -169,7 +171,7 @@ def _fits(values: list[Any], kind: pa.DataType | None) -> bool:
 def _short(value: Any) -> str:
     """A value and its type, as they can be printed: lone surrogates, which no terminal takes, are written out."""
     text = repr(value).encode("utf-8", "backslashreplace").decode()
-    kind = pa.array([value]).type if _fits([value], None) else "no value we can hold"
+    kind = pa.array([value]).type if _fits([value], None) else "no text that can be stored"
     return f"{text if len(text) <= 60 else text[:60] + '…'} ({kind})"
 
 

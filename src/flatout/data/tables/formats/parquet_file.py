@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flatout.data.tables.formats.file import HEAD_BYTES, FileTable
+from flatout.data.tables.formats.file import CUT_SHORT, HEAD_BYTES, FileTable
 from flatout.data.tables.formats.typed import first_line, named_classes, require_whole
 from flatout.errors import UserError
 
@@ -28,7 +28,7 @@ class ParquetTable(FileTable):
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._damaged(error) from None
         if row != promised:
-            raise self._fail(f"holds {row:,} rows where its end promises {promised:,}", "Was it damaged?")
+            raise self._fail(f"holds {row:,} rows where its end promises {promised:,}", CUT_SHORT)
 
     def _read_columns(self) -> list[str]:
         try:
@@ -44,4 +44,4 @@ class ParquetTable(FileTable):
         return pq.ParquetFile(self.whole, buffer_size=HEAD_BYTES, pre_buffer=False)
 
     def _damaged(self, error: Exception) -> UserError:
-        return self._fail(f"not a whole parquet file ({first_line(error)})", "Was it cut short?")
+        return self._fail(f"not a whole parquet file ({first_line(error)})", CUT_SHORT)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from flatout.data.tables.formats.file import Gunzipped, require_utf8
+from flatout.data.tables.formats.file import OTHER_ENCODING, Gunzipped, require_utf8
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.table import Table
 from flatout.errors import UserError
@@ -68,14 +68,16 @@ class TextFolder(Table):
             return data.decode(self._encoding)
         except UnicodeError as error:
             what = f"{file}: not {self._encoding} ({getattr(error, 'reason', error)})"
-            raise UserError(self.where, what, hint="Set data.read.encoding to its own.") from None
+            raise UserError(self.where, what, hint=OTHER_ENCODING) from None
 
     def _bytes(self, file: Path) -> bytes:
         try:
             with Gunzipped(file, self.where) if file.suffix.lower() == ".gz" else file.open("rb") as opened:
                 data = opened.read(_LONGEST_TEXT + 1)
         except OSError as error:
-            raise UserError(self.where, f"cannot read {file}: {error.strerror}") from None
+            raise UserError(
+                self.where, f"cannot read {file}: {error.strerror}", hint="Check that you may read it."
+            ) from None
         if len(data) > _LONGEST_TEXT:
             what = f"{file}: longer than {_LONGEST_TEXT >> 20} MB"
             raise UserError(self.where, what, hint="One file is one text.")

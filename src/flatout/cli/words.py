@@ -1,0 +1,82 @@
+"""Words of the command line in the form that Hydra asks for; those that would run code are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from flatout.errors import require
+
+_ADDED = ("experiment", "sweep", "debug")
+"""Groups outside the defaults list of train.yaml: Hydra asks for a plus sign, we take both forms."""
+_LISTED = ("data", "model", "task", "optim", "checkpoint", "monitor", "trainer", "logger", "callbacks", "tune")
+"""Groups in the defaults list: Hydra refuses a plus sign, we take both forms."""
+
+
+def for_hydra(words: Sequence[str]) -> list[str]:
+    """All words of a command line, in Hydra's form and order."""
+    return options_last(debug_last(map(in_hydras_form, with_own_parts(words))))
+
+
+def in_hydras_form(word: str) -> str:
+    """A word of our command line in the form that Hydra asks for."""
+    if word.startswith("launcher."):
+        return f"hydra.{word}"
+    group, equals, option = word.removeprefix("+").partition("=")
+    if equals and group in _ADDED:
+        return f"+{group}={option}"
+    return f"{group}={option}" if equals and group in _LISTED else word
+
+
+def with_own_parts(words: Sequence[str]) -> list[str]:
+    """The words without the option of a group whose `_target_` is typed: a class of yours takes its place."""
+    found = list(words)
+    for group in ("data", "task"):
+        plain = [word.lstrip("+") for word in found]
+        if any(word.startswith(f"{group}._target_=") for word in plain):
+            named = [f"+{word}" if word.startswith(f"{group}.") else word for word in plain]
+            kept = [word if new == old else new for word, old, new in zip(found, plain, named, strict=True)]
+            found = [f"~{group}", *(word for word in kept if not word.startswith(f"{group}="))]
+    return found
+
+
+def debug_last(words: Iterable[str]) -> list[str]:
+    """The words in their order, but `+debug=` at the end: Hydra composes in order, and debug overrides all files."""
+    return sorted(words, key=lambda word: word.startswith("+debug="))
+
+
+def options_last(words: Sequence[str]) -> list[str]:
+    """Settings first, then options: Hydra's parser takes settings in one piece only."""
+    if "--" in words:
+        return list(words)
+    settings, options, waiting = [], [], list(words)
+    while waiting:
+        word = waiting.pop(0)
+        if not word.startswith("-"):
+            settings.append(word)
+            continue
+        options.append(word)
+        if waiting and _takes_value(word, waiting[0]):
+            options.append(waiting.pop(0))
+    return [*settings, *options]
+
+
+def _takes_value(option: str, following: str) -> bool:
+    """Whether the word behind an option is its value."""
+    if option in ("-i", "--info"):
+        return following in ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+    names = ("--package", "--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--cfg")
+    is_beginning = len(option) > len("--") and any(name.startswith(option) for name in names)  # argparse takes them too
+    return is_beginning or option in ("-p", "-cp", "-cn", "-cd", "-c")
+
+
+def refuse_pickles_and_packages(words: Sequence[str]) -> None:
+    """Refuse two options of Hydra: one unpickles a file, one may import a package to read settings."""
+    from flatout.cli.boundary import require_folders
+
+    for number, word in enumerate(words):
+        name, _, value = word.partition("=")
+        is_rerun = len(name) > len("--e") and "--experimental-rerun".startswith(name)  # argparse takes beginnings too
+        require(not is_rerun, "--experimental-rerun", "reads a pickle", hint="Type the run's overrides.txt again.")
+        is_path = name == "-cp" or (len(name) > len("--config-") and "--config-path".startswith(name))
+        if word.startswith("-cp") or is_path:
+            require_folders("--config-path", " ".join([value or word, *words[number + 1 : number + 2]]))

@@ -1,0 +1,65 @@
+"""A ratio of two speeds with a lower and an upper bound.
+
+Rounds of two sides that take turns see the same machine, so each round gives one ratio. The value is the median of the
+ratios. The bounds are two of the ratios: the narrowest pair that holds the median in nine of ten cases, or the smallest
+and the largest where there are few rounds. Everything is done in logarithms: swapped sides give the inverse.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+_COVERED = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """How many times as fast, at least and at most."""
+
+    value: float
+    low: float
+    high: float
+
+    def __contains__(self, ratio: float) -> bool:
+        return self.low <= ratio <= self.high
+
+    def __str__(self) -> str:
+        digits = 2 if self.value < 1.5 else 1
+        return f"{self.value:.{digits}f}× ({self.low:.{digits}f}–{self.high:.{digits}f})"
+
+    def mapped(self, change: Callable[[float], float]) -> Interval:
+        """Value and bounds through a function that never falls."""
+        return Interval(change(self.value), change(self.low), change(self.high))
+
+    def widened(self, factor: float) -> Interval:
+        """The same value, with both bounds further away by a factor of 1 or more."""
+        return Interval(self.value, self.low / factor, self.high * factor)
+
+    def as_dict(self) -> dict[str, float]:
+        return {"value": round(self.value, 4), "low": round(self.low, 4), "high": round(self.high, 4)}
+
+
+def median_of(ratios: Sequence[float]) -> Interval:
+    """The median of positive ratios, between the two of them that bound it."""
+    logs = sorted(math.log(each) for each in ratios)
+    left_out = _outside(len(logs))
+    ordered = (statistics.median(logs), logs[left_out], logs[len(logs) - 1 - left_out])
+    return Interval(*(math.exp(each) for each in ordered))
+
+
+def speedup(before: Sequence[float], after: Sequence[float]) -> Interval:
+    """How many times as fast the second side was, from the rates of both in the same rounds."""
+    return median_of([now / was for was, now in zip(before, after, strict=True)])
+
+
+def _outside(count: int) -> int:
+    """How many ratios may lie beyond each bound."""
+    left_out, beyond = 0, 2 * 0.5**count
+    while True:
+        beyond += 2 * math.comb(count, left_out + 1) * 0.5**count
+        if 1 - beyond < _COVERED:
+            return left_out
+        left_out += 1

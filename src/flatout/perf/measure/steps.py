@@ -1,0 +1,143 @@
+"""Optimizer steps of a task in one way, timed: forward, backward, clipping and optimizer, without a Trainer around.
+
+The learning rate is zero, so the weights stay, and the time is that of a real step. The framework's own microseconds
+are not in it; a run knows them from its step timer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.engine.gradients import clip_gradients
+from flatout.engine.precision import Precision, arithmetic
+from flatout.models.lean import LeanEmbedding
+from flatout.tasks.task import Task
+
+
+@dataclass(kw_only=True, slots=True)
+class Way:
+    """One way to train: the parts that a step is made of, and the override that asks for them."""
+
+    feed: Feed
+    precision: Precision
+    threads: int
+    model: nn.Module
+    drops: bool = True
+    """False: dropout is left out."""
+    cause: str = "as it was"
+    override: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Some steps, and what they took."""
+
+    seconds: float
+    wait_s: float
+    """Of it, waiting for batches."""
+    batches: int
+    rows: int
+    tokens: int
+
+    @property
+    def rate(self) -> float:
+        """Rows a second."""
+        return self.rows / max(self.seconds, 1e-9)
+
+
+def endless(feed: Feed) -> Iterator[FlatBatch]:
+    """A feed's batches, epoch after epoch."""
+    for epoch in itertools.count():
+        feed.set_epoch(epoch)
+        yield from feed
+
+
+def standing_optimizer(model: nn.Module, task: Task) -> torch.optim.Optimizer:
+    """An optimizer that computes its steps and changes no weight."""
+    optimizer = task.optim.build(model)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    return optimizer
+
+
+class Steps:
+    """Steps of one way over batches that never end."""
+
+    def __init__(
+        self,
+        task: Task,
+        way: Way,
+        batches: Iterator[FlatBatch],
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip: float = 0.0,
+    ) -> None:
+        """`optimizer`: a standing one, which ways of one model share, as its state is large."""
+        self.task, self.way, self.batches, self.clip = task, way, batches, clip
+        self.device = way.feed.device
+        self.optimizer = optimizer
+        self.trained = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=way.precision is Precision.fp16)
+        is_lean = self.device.type == "cpu" and way.precision is not Precision.fp16
+        self.lean = [module for module in way.model.modules() if isinstance(module, LeanEmbedding)]
+        for embedding in self.lean:
+            embedding.keeps_gradient = is_lean
+        self.dropouts = [] if way.drops else [each for each in way.model.modules() if isinstance(each, nn.Dropout)]
+        self._batches = self._rows = self._tokens = 0
+        self._wait_s = 0.0
+
+    def take(self, count: int) -> Taken:
+        """Train so many optimizer steps."""
+        if torch.get_num_threads() != self.way.threads:
+            torch.set_num_threads(self.way.threads)
+            self._step()  # threads that slept must wake
+        for module in self.dropouts:
+            module.eval()
+        self._batches = self._rows = self._tokens = 0
+        self._wait_s, began = 0.0, time.perf_counter()
+        for _ in range(count):
+            self._step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        seconds = time.perf_counter() - began
+        for module in self.dropouts:
+            module.train()
+        return Taken(seconds, self._wait_s, self._batches, self._rows, self._tokens)
+
+    def close(self) -> None:
+        """End the feed's workers, and let go of gradients."""
+        self.batches = iter(())
+        self.optimizer.zero_grad()
+        for embedding in self.lean:
+            embedding.clear()
+            embedding.keeps_gradient = False
+
+    def _step(self) -> None:
+        ends_step = False
+        while not ends_step:
+            asked = time.perf_counter()
+            batch = next(self.batches)
+            self._wait_s += time.perf_counter() - asked
+            with arithmetic(self.way.precision, self.device):
+                loss = self.task.training_loss(batch, self.way.model)
+            self.scaler.scale(loss).backward()
+            ends_step = bool(batch.ends_step)
+            self._batches += 1
+            self._rows += batch.num_real
+            self._tokens += batch.num_tokens
+        if self.clip:
+            self.scaler.unscale_(self.optimizer)
+            clip_gradients(self.trained, self.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        for embedding in self.lean:
+            embedding.clear()
+        self.optimizer.zero_grad()

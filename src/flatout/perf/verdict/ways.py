@@ -1,0 +1,172 @@
+"""What a finished run tries: the ways to train that could be faster here, what is likeliest first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psutil
+from torch import nn
+
+from flatout.data.batches.feed import Feed, choose_feed
+from flatout.data.batches.gather import TOKENS
+from flatout.data.batches.plan import Layout, PlanSettings
+from flatout.data.feeding import FeedKind
+from flatout.engine.limits import free_bytes
+from flatout.engine.precision import Precision
+from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Transformer, TransformerConfig
+from flatout.perf.measure.steps import Way
+from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence
+from flatout.tasks.task import Task
+
+BATCHES_A_RUN = 4
+"""Gathered at once: a try is over before the many of a usual run would have come."""
+_DROPOUTS = ("dropout", "embedding_dropout", "head_dropout")
+_SMALL_TOKENS, _SMALL_ROWS = 2048, 128
+"""Batches below this are tried larger."""
+_LEAST_STEPS_AN_EPOCH = 8
+_FREE_BYTES = 4 << 30
+_MOST_WORKERS = 8
+_BUSY = 0.5
+"""From this share on, making batches takes the processor; below it sleeps, or reads a disk."""
+_NO_EFFECTIVE_BATCH = " data.effective_batch=null"
+
+
+def open_feed(feed: Feed, *, kind: FeedKind | None = None, workers: int | None = None, **changed: Any) -> Feed:
+    """A feed of this rank's rows alone, which moves no other."""
+    plan: PlanSettings = replace(feed.plan, rank=0, world=1, **changed)
+    kept: dict[str, Any] = {"device": feed.device, "transform": feed.transform, "workers": workers or feed.workers}
+    return Feed(feed.split, plan, kind=kind or feed.kind, batches_a_run=BATCHES_A_RUN, **kept)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedAlone:
+    """A feed with no model behind it."""
+
+    rows_per_s: float
+    cores: float
+    """That it kept busy."""
+
+
+def measure_feed(feed: Feed, seconds: float) -> FeedAlone | None:
+    """Rows a second of a feed; the first batch, which starts what must be started, is not counted."""
+    batches = iter(feed)
+    next(batches, None)
+    began, busy_s, rows = time.perf_counter(), _processor_s(), 0
+    for batch in batches:
+        rows += batch.num_real
+        if time.perf_counter() - began > seconds:
+            break
+    took = max(time.perf_counter() - began, 1e-9)
+    return FeedAlone(rows / took, (_processor_s() - busy_s) / took) if rows else None
+
+
+def _processor_s() -> float:
+    """Processor time of this process and of its workers so far."""
+    own = psutil.Process()
+    times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+def other_feeds(was: Way, evidence: Evidence) -> Iterator[Way]:
+    """At most two, chosen by what the feed waits for: the processor, or something else."""
+    feed = was.feed
+    is_cpu, is_busy = feed.device.type == "cpu", (evidence.feed_cores or 0.0) >= _BUSY
+    for override, kind, workers, threads in _feed_overrides(feed, evidence, is_cpu=is_cpu, is_busy=is_busy):
+        made = open_feed(feed, kind=kind, workers=workers)
+        if most_fed(made, feed, evidence.feed_alone) >= LEAST_GAIN * evidence.model_rows_per_s:
+            yield replace(was, cause="data", override=override, feed=made, threads=threads or was.threads)
+
+
+def _feed_overrides(
+    feed: Feed, evidence: Evidence, *, is_cpu: bool, is_busy: bool
+) -> Iterator[tuple[str, FeedKind, int | None, int | None]]:
+    """Override, kind, workers and threads of each feed."""
+    model_ms = max(evidence.model_ms, 1e-3)
+    if feed.kind is not FeedKind.resident and not is_busy and feed.transform is None:
+        num_bytes = feed.split.num_bytes
+        if choose_feed(FeedKind.auto, num_bytes, feed.device, None).kind is FeedKind.resident:
+            yield "data.feed=resident", FeedKind.resident, None, None
+    is_slow = (evidence.feed_alone or 0.0) < 1000 * evidence.rows_per_batch / model_ms
+    if not is_slow and feed.kind is not FeedKind.threaded:  # a thread hides what is quicker than the model
+        yield "data.feed=threaded", FeedKind.threaded, None, None
+    needed = 1 + round((evidence.ms.get("wait", 0.0) + model_ms) / model_ms)
+    workers = min(_MOST_WORKERS, needed * (feed.workers if feed.kind is FeedKind.workers else 1))
+    has_fewer = feed.kind is not FeedKind.workers or workers > feed.workers
+    if is_cpu and is_busy:
+        hands = evidence.cores // 2  # workers and threads share the cores out: more of either take turns on one core
+        if hands and feed.kind is not FeedKind.workers:
+            threads = evidence.cores - hands
+            yield f"data.feed=workers data.workers={hands} threads={threads}", FeedKind.workers, hands, threads
+    elif has_fewer:
+        yield f"data.feed=workers data.workers={workers}", FeedKind.workers, workers, None
+    if is_slow and not is_busy and feed.kind is FeedKind.resident:
+        yield "data.feed=threaded", FeedKind.threaded, None, None
+
+
+def most_fed(feed: Feed, was: Feed, alone: float | None) -> float:
+    """Rows a second that a feed gives in the long run: a try may live on what was gathered ahead.
+
+    A process makes no more than a thread; a thread may make more than a process, whose batches have a way to go. A
+    resident feed reads memory alone.
+    """
+    is_leaving_workers = was.kind is FeedKind.workers and feed.kind is not FeedKind.workers
+    if alone is None or is_leaving_workers or (feed.kind is FeedKind.resident and was.kind is not feed.kind):
+        return float("inf")
+    hands = [each.workers if each.kind is FeedKind.workers else 1 for each in (feed, was)]
+    return alone * hands[0] / hands[1]
+
+
+def other_models(task: Task, was: Way, evidence: Evidence) -> Iterator[Way]:
+    """Steps of another kind on the same feed."""
+    if (flat := _flat(task, evidence)) is not None:
+        feed = open_feed(was.feed, layout=Layout.flat)
+        yield replace(was, cause="padding", override="model.compute=flat", feed=feed, model=flat)
+    if evidence.native not in ("", was.precision):
+        precision = Precision(evidence.native)
+        yield replace(was, cause="precision", override=f"precision={precision}", precision=precision)
+    if was.feed.device.type == "cpu" and was.threads < evidence.cores and evidence.world == 1:
+        yield replace(was, cause="threads", override=f"threads={evidence.cores}", threads=evidence.cores)
+    yield from _larger_batches(was, evidence, "" if evidence.effective_batch is None else _NO_EFFECTIVE_BATCH)
+    drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in task.model.modules())
+    names = [name for name in _DROPOUTS if hasattr(task.model_config, name)]
+    if drops and names:
+        yield replace(was, cause="dropout", override=" ".join(f"model.{name}=0" for name in names), drops=False)
+
+
+def _larger_batches(was: Way, evidence: Evidence, also: str) -> Iterator[Way]:
+    """The batches of a step in one, where there are several; else larger ones, where these are small."""
+    plan, rows = was.feed.plan, evidence.batch_size
+    if rows is None or (was.feed.device.type == "cpu" and free_bytes() < _FREE_BYTES):
+        return
+    tokens_a_row = was.feed.split.lengths(TOKENS).mean()
+    if plan.accumulate > 1:
+        whole = rows * plan.accumulate
+        if whole * tokens_a_row <= 4 * _SMALL_TOKENS or whole <= _SMALL_ROWS:
+            override = f"data.batch_size={whole} data.accumulate=1{also}"
+            feed = open_feed(was.feed, rows_per_batch=whole, accumulate=1)
+            yield replace(was, cause="accumulation", override=override, feed=feed)
+        return
+    if rows * tokens_a_row >= _SMALL_TOKENS or rows >= _SMALL_ROWS:
+        return
+    most = len(was.feed.split.lengths(TOKENS)) // _LEAST_STEPS_AN_EPOCH
+    for size in (16 * rows, 4 * rows):
+        if size <= min(most, 4 * _SMALL_ROWS) and size * tokens_a_row <= 4 * _SMALL_TOKENS:
+            feed = open_feed(was.feed, rows_per_batch=size)
+            yield replace(was, cause="batch", override=f"data.batch_size={size}{also}", feed=feed)
+
+
+def _flat(task: Task, evidence: Evidence) -> Transformer | None:
+    """The same encoder without padding, where padding was asked for and is much."""
+    model, settings = task.model, task.model_config
+    is_padded = isinstance(model, Transformer) and not model.is_flat and model.family in FLAT_FAMILIES
+    if not is_padded or not isinstance(settings, TransformerConfig) or evidence.padding_share < 0.1:
+        return None
+    flat = task.build_model(replace(settings, compute=Compute.flat), task.info)
+    flat.load_state_dict(model.state_dict())
+    for ours, theirs in zip(flat.parameters(), model.parameters(), strict=True):
+        ours.requires_grad_(theirs.requires_grad)  # layers may have thawed meanwhile
+    assert isinstance(flat, Transformer)
+    return flat.to(task.device).train()

@@ -1,0 +1,181 @@
+"""Masked words to the words that stood there: pretraining an encoder on texts without labels.
+
+Only masked places pass through what follows attention in the last layer, and through the head. Validation masks the
+same tokens each time, whatever the seed, so that losses of several runs can be compared.
+
+Shapes: T tokens, B rows, K masked tokens, V words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.data.batches.cut import cut_batch
+from flatout.data.batches.feed import Feeds
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.gather import TOKENS
+from flatout.data.tokens.subwords import PAIR, Subwords
+from flatout.engine.optimizer import OptimConfig
+from flatout.errors import require
+from flatout.models.encoder.transformer import Outputs
+from flatout.run_log import RunLog
+from flatout.tasks.masking import NO_TARGET, Masking
+from flatout.tasks.networks import build_text_network
+from flatout.tasks.task import Task
+
+METRICS = ("perplexity", "masked_accuracy")
+"""What masked words are judged by, known before there is a network."""
+_JUDGED_AT_ONCE = 4096
+"""Masked places whose logits are held at once in validation: each is as long as the vocabulary."""
+_JUDGED_SEED, _JUDGED_EPOCH = 0, 0
+
+
+@dataclass(kw_only=True, slots=True)
+class MaskedLanguageConfig:
+    """Which tokens are masked, and what they become."""
+
+    mask_share: float = 0.15
+    """Fraction of the tokens of each row that is predicted; one token of a row at least."""
+    mask_token_share: float = 0.8
+    """Fraction of these that the network sees as the mask token."""
+    random_token_share: float = 0.1
+    """Fraction of these that the network sees as a random token; the others stay."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.mask_share < 1, "task.mask_share", f"{self.mask_share}", allowed="above 0 and below 1")
+        for name in ("mask_token_share", "random_token_share"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"task.{name}", f"{value}", allowed="0 to 1")
+        total = self.mask_token_share + self.random_token_share
+        hint = "Set task.mask_token_share and task.random_token_share so that they add up to 1 at most."
+        require(total <= 1 + 1e-9, "task.random_token_share", f"{total:g} with task.mask_token_share", hint=hint)
+
+
+class MaskedLanguageModel(Task):
+    """Trains an encoder to predict masked words."""
+
+    is_special_V: Tensor
+    masking: Masking
+
+    def __init__(
+        self,
+        model: Any,
+        config: MaskedLanguageConfig | None = None,
+        optim: OptimConfig | None = None,
+        *,
+        total_steps: int | None = None,
+    ) -> None:
+        super().__init__(model, optim, total_steps=total_steps)
+        self.config = config or MaskedLanguageConfig()
+        self.masked_per_row = 1.0
+        """Masked tokens of a training row on average, by which the loss is divided."""
+        self._read_share = 1.0
+        self._seed = 0
+        self._sums = np.zeros(3)
+        """Loss, right answers and number of the masked tokens that were judged."""
+        self.register_buffer("is_special_V", torch.zeros(0, dtype=torch.bool), persistent=False)
+
+    def take_info(self, info: Any) -> None:
+        encoder, hint = getattr(info, "vocabulary", None), "Set data.vocabulary.kind=wordpiece, or data.tokenizer."
+        is_fine = isinstance(encoder, Subwords)
+        require(is_fine, "MaskedLanguageModel", f"{type(info).__name__} has no pieces of words", hint=hint)
+        assert isinstance(encoder, Subwords)
+        shares = (self.config.mask_share, self.config.mask_token_share, self.config.random_token_share)
+        frame = encoder.frame
+        added = frame.size + (len(frame.parting) if info.roles.join == PAIR else 0)
+        self.masking = Masking(*shares, encoder.require_mask("the tokenizer"), encoder.size, added)
+        is_special = np.zeros(1 + max(encoder.words().values()), np.bool_)  # ids may have gaps
+        is_special[encoder.special_ids()] = True
+        self.is_special_V = torch.from_numpy(is_special)
+        lengths = info.store.splits["train"].lengths(TOKENS)
+        self.masked_per_row = max(1.0, float(self.masking.counts(lengths).mean()))
+        self._read_share = float(self.masking.counts(lengths).sum() / max(1, lengths.sum()))
+
+    def build_model(self, config: Any, info: Any) -> nn.Module:
+        network = build_text_network(config, info, Outputs([], "words"))
+        vars(network)["read_share"] = self._read_share
+        return network
+
+    def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
+        self._seed = seed
+        log.decision(
+            "masked tokens",
+            f"{self._read_share:.1%}",
+            "task.mask_share of the tokens of each row, one at least",
+            f"{self.masked_per_row:.1f} a row; only these pass through the head",
+        )
+        return {}
+
+    @property
+    def usual_metric(self) -> str:
+        return "perplexity"
+
+    @property
+    def metric_names(self) -> list[str]:
+        return list(METRICS)
+
+    def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
+        trainer = getattr(self, "_trainer", None)  # where only the speed of a step is measured there is none
+        epoch = 0 if trainer is None else trainer.current_epoch
+        return super().training_loss(self.mask(batch, self._seed, epoch + 1), model)
+
+    def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
+        assert batch.targets is not None
+        total = F.cross_entropy(outputs.float(), batch.targets, reduction="sum", ignore_index=NO_TARGET)
+        return total / (batch.step_rows * self.masked_per_row)
+
+    def mask(self, batch: FlatBatch, seed: int, epoch: int) -> FlatBatch:
+        """The batch with its tokens masked, for an epoch of a seed."""
+        return self.masking.mask(batch, self.is_special_V.to(batch.tokens.device), seed=seed, epoch=epoch)
+
+    def judge(self, batch: FlatBatch) -> Tensor:
+        losses_K, is_right_K, targets_K = self._judge_places(batch).unbind(1)
+        found = torch.stack([losses_K.sum(), is_right_K.sum(), (targets_K != NO_TARGET).sum()])
+        self._sums += found.double().cpu().numpy()
+        return losses_K.sum().to(self._loss_sum.dtype) / self.masked_per_row
+
+    def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
+        """The mean loss of each row's masked words: how well the network knows its language."""
+        found_K3 = self._judge_places(batch)
+        counts = self.masking.counts(batch.lengths.numpy())[: batch.num_real]
+        row_of_K = torch.from_numpy(np.repeat(np.arange(batch.num_real), counts)).to(found_K3.device)
+        total_B = found_K3.new_zeros(batch.num_real)
+        if len(row_of_K):
+            total_B.index_add_(0, row_of_K, found_K3[:, 0])
+        return {"loss": total_B / torch.from_numpy(np.maximum(1, counts)).to(total_B)}
+
+    def _judge_places(self, batch: FlatBatch) -> Tensor:
+        """`[K, 3]` loss, whether the answer is right, and target of each masked token."""
+        count = int(self.masking.counts(batch.lengths.numpy()).sum())
+        parts = cut_batch(batch, -(-count // _JUDGED_AT_ONCE))
+        return torch.cat([self.answer_in_pieces(part, self._judge_part) for part in parts])
+
+    def _judge_part(self, batch: FlatBatch) -> Tensor:
+        if not self.masking.counts(batch.lengths.numpy())[: batch.num_real].any():
+            return self._loss_sum.new_zeros(0, 3)
+        masked = self.mask(batch, _JUDGED_SEED, _JUDGED_EPOCH)
+        assert masked.targets is not None
+        logits_KV = self.model(masked).float()
+        losses_K = F.cross_entropy(logits_KV, masked.targets, reduction="none", ignore_index=NO_TARGET)
+        is_right_K = logits_KV.argmax(-1) == masked.targets
+        return torch.stack([losses_K, is_right_K.to(losses_K), masked.targets.to(losses_K)], 1)
+
+    def start_judging(self, split: str) -> None:
+        self._sums = np.zeros(3)
+
+    def judged(self) -> dict[str, float]:
+        """The loss is that of a masked token; it replaces the loss of a mean row."""
+        loss, right, count = self.over_ranks(self._sums)
+        mean = float(loss / max(1, count))
+        return {"loss": mean, "perplexity": math.exp(min(mean, 700.0)), "masked_accuracy": float(right / max(1, count))}
+
+
+__all__: Sequence[str] = ["METRICS", "MaskedLanguageConfig", "MaskedLanguageModel"]

@@ -1,0 +1,49 @@
+"""The site's own parts: drawings, generated pages, navigation."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+from docs.pictures import drawings
+
+from tests.docs.blocks import ROOT
+
+MOST_BYTES = 300_000
+
+
+@pytest.mark.parametrize("name", drawings.DRAWINGS)
+def test_a_drawing_is_what_its_script_draws(name):
+    kept = (ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8")
+    assert kept == drawings.DRAWINGS[name](), "python -m docs.pictures.drawings"
+
+
+def test_pictures_are_small_and_fetch_nothing():
+    for path in (ROOT / "docs" / "pictures").iterdir():
+        if path.suffix in (".svg", ".png"):
+            assert path.stat().st_size <= MOST_BYTES, path.name
+        if path.suffix == ".svg":
+            found = re.findall(r"https?://[^\"') ]+", path.read_text(encoding="utf-8"))
+            assert set(found) <= {"http://www.w3.org/2000/svg"}, path.name
+
+
+def test_every_page_has_a_place_in_the_navigation():
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = set(re.findall(r"(\w+)\.md$", str(text), re.MULTILINE))
+    assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= listed
+    assert yaml.safe_load(text)["theme"]["font"] is False
+
+
+def test_generated_pages_name_every_setting_and_every_verb():
+    pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
+    from docs.hooks.generated_pages import commands_page, curves_page, settings_page
+
+    from flatout.__main__ import VERBS
+    from flatout.callbacks.columns import COLUMNS
+    from flatout.cli.settings import all_settings
+
+    settings, commands, curves = settings_page(), commands_page(), curves_page()
+    assert [each.key for each in all_settings() if f"| `{each.key}` |" not in settings] == []
+    assert [verb for verb in VERBS if f"\n## {verb}\n" not in commands] == []
+    assert [name for name in COLUMNS if f"| `{name}` |" not in curves] == []

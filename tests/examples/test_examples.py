@@ -1,0 +1,69 @@
+"""Every example runs, on a few rows."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LEAST = {
+    "plain_lightning": (400, 0.0),
+    "own_model": (400, 0.0),
+    "own_data": (600, 0.5),
+    "bit_strings": (300, 0.2),
+    "sequences": (2, 0.0),
+}
+"""The size that an example runs with here, and what its result is at least."""
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*",
+    "ignore:.*TensorBoard support.*",
+    "ignore:.*number of training batches.*",
+)
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_an_example_runs_and_learns(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    size, least = LEAST[name]
+    assert load(name).main(size) > least
+
+
+def test_a_sweep_from_python_finds_its_best_trial(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load("sweep").main(200, 2) > 0
+    assert len(list((tmp_path / "outputs" / "sweep").iterdir())) == 2
+
+
+def test_a_finished_run_answers_over_http(tmp_path):
+    testclient = pytest.importorskip("fastapi.testclient", reason="the extra `serve` is not installed")
+    data = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=40, classes=3))
+    quiet = MonitorConfig(verdict=False, progress=False)
+    run = fit(data, BiLSTMConfig(embedding=8, hidden=8), epochs=1, folder=tmp_path / "run", monitor=quiet)
+    client = testclient.TestClient(load("serve").make_app(run.folder))
+    answer = client.post("/predict", json={"texts": ["senate votes", "a goal"]})
+    assert answer.status_code == 200
+    assert [set(each) for each in answer.json()] == [{"label", "probability"}] * 2
+    assert client.post("/predict", json={"texts": "not a list"}).status_code == 422
+
+
+def test_every_example_is_short_and_on_the_page_of_examples():
+    page = (EXAMPLES.parent / "docs" / "examples.md").read_text(encoding="utf-8")
+    for path in sorted(EXAMPLES.glob("*.*")):
+        assert f"examples/{path.name}" in page
+        assert path.suffix == ".ipynb" or len(path.read_text(encoding="utf-8").splitlines()) < 60

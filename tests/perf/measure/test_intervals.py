@@ -1,0 +1,64 @@
+"""A ratio's bounds hold its value, do not depend on units, and turn over when the sides are swapped."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from flatout.perf.measure.intervals import Interval, median_of, speedup
+
+RATES = some.lists(some.tuples(some.floats(0.01, 1e6), some.floats(0.01, 1e6)), min_size=1, max_size=15)
+
+
+@given(RATES)
+def test_the_bounds_are_ratios_that_were_measured_and_hold_the_value(rates):
+    found = speedup(*zip(*rates, strict=True))
+    ratios = [after / before for before, after in rates]
+    assert found.low <= found.value * (1 + 1e-12) and found.value <= found.high * (1 + 1e-12)
+    assert min(ratios) <= found.low * (1 + 1e-12) and found.high <= max(ratios) * (1 + 1e-12)
+
+
+@given(RATES, some.floats(0.1, 10), some.floats(0.1, 10))
+def test_units_do_not_matter_and_a_faster_side_moves_all_three_alike(rates, unit, faster):
+    before, after = zip(*rates, strict=True)
+    found = speedup(before, after)
+    other = speedup([unit * each for each in before], [unit * faster * each for each in after])
+    expected = [faster * each for each in (found.value, found.low, found.high)]
+    assert [other.value, other.low, other.high] == pytest.approx(expected, rel=1e-9)
+
+
+@given(RATES)
+def test_swapped_sides_give_the_inverse(rates):
+    before, after = zip(*rates, strict=True)
+    there, back = speedup(before, after), speedup(after, before)
+    assert [back.value, back.low, back.high] == pytest.approx([1 / there.value, 1 / there.high, 1 / there.low])
+
+
+@given(RATES, some.floats(1, 3))
+def test_a_widened_interval_holds_the_narrower_one_around_the_same_value(rates, factor):
+    found = speedup(*zip(*rates, strict=True))
+    wide = found.widened(factor)
+    assert wide.value == found.value and wide.low <= found.low <= found.high <= wide.high
+
+
+def test_few_rounds_give_the_smallest_and_the_largest_many_leave_the_outermost_out():
+    assert (median_of([1.0, 2.0, 4.0]).low, median_of([1.0, 2.0, 4.0]).high) == pytest.approx((1.0, 4.0))
+    many = median_of([float(each) for each in range(1, 13)])
+    assert (many.low, many.high) == pytest.approx((3.0, 10.0))
+
+
+def test_the_bounds_hold_the_true_ratio_in_nine_of_ten_noisy_measurements():
+    noise = random.Random(0)
+    draw = lambda: math.exp(noise.gauss(0, 0.1))  # noqa: E731 (a name for one expression)
+    found = [speedup([draw() for _ in range(8)], [1.5 * draw() for _ in range(8)]) for _ in range(400)]
+    assert statistics.fmean(1.5 in each for each in found) > 0.88
+
+
+def test_an_interval_reads_as_in_a_verdict():
+    assert str(Interval(1.62, 1.41, 1.94)) == "1.6× (1.4–1.9)"
+    assert str(Interval(1.18, 1.07, 1.31)) == "1.18× (1.07–1.31)"

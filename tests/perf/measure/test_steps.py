@@ -1,0 +1,47 @@
+"""Timed steps count what they train, wait for nothing they need not, and leave the weights as they were."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flatout.data.feeding import FeedKind
+from flatout.engine.precision import Precision
+from flatout.perf.measure.steps import Steps, Way, endless, standing_optimizer
+from flatout.perf.tune.probe import feed_of
+from tests.perf.tune.planted import small_parts
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLATOUT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield small_parts()
+
+
+@pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16])
+def test_steps_count_their_batches_rows_and_time_and_leave_the_weights(parts, precision):
+    parts.plan.rows_per_batch, parts.plan.accumulate = 8, 2
+    task, feed = parts.task.train(), feed_of(parts, FeedKind.resident, parts.plan)
+    way = Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
+    weights = {name: weight.clone() for name, weight in task.named_parameters()}
+    steps = Steps(task, way, endless(feed), standing_optimizer(task.model, task), clip=0.5)
+    taken = steps.take(3)
+    assert (taken.batches, taken.rows) == (6, 48) and taken.tokens > taken.rows
+    assert 0 <= taken.wait_s <= taken.seconds and taken.rate == pytest.approx(48 / taken.seconds)
+    assert steps.take(1).batches == 2, "each round counts for itself"
+    steps.close()
+    assert all(torch.equal(weights[name], weight) for name, weight in task.named_parameters())
+    assert all(weight.grad is None for weight in task.parameters())
+
+
+def test_dropout_that_is_left_out_is_back_after_the_round(parts):
+    task, feed = parts.task.train(), feed_of(parts, FeedKind.resident, parts.plan)
+    task.model.dropped = torch.nn.Dropout(0.5)
+    way = Way(feed=feed, precision=Precision.fp32, threads=torch.get_num_threads(), model=task.model, drops=False)
+    modes = []
+    watched = task.model.register_forward_pre_hook(lambda model, inputs: modes.append(model.dropped.training))
+    Steps(task, way, endless(feed), standing_optimizer(task.model, task)).take(1)
+    watched.remove()
+    assert not any(modes) and task.model.dropped.training
+    del task.model.dropped

@@ -1,0 +1,114 @@
+"""Commands of README and docs run whole, small; and the scripts of docs/sequences.md."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from pathlib import Path
+
+import pytest
+
+from flatout.data.samples.cells import CellsConfig
+from tests.composed import run_train
+from tests.docs.blocks import all_commands, blocks, words_of_train
+from tests.docs.test_blocks import LIGHTNINGS_HINTS, TINY, put_package_of_own_parts, write_tables
+from tests.verbs import verb
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+NEEDS = {
+    "/shared": "a disk of a cluster",
+    "FOLDER": "a pretrained encoder or a folder of an earlier run",
+    "bert-base-uncased": "a network",
+    "pretrained": "a pretrained encoder",
+    "ETTh1.csv": "a published file",
+    "server:5000": "a server",
+    "wandb": "an account",
+    "trainer.devices": "several devices; tests/distributed runs two",
+    "torchrun": "several devices; tests/distributed runs two",
+    "songs.csv": "an encoder of full size",
+    "people.parquet": "columns of other names; tests/bits reads them",
+    "--help": "nothing: it does not train",
+    "sweep": "minutes; tests/sweep runs them",
+    "resume=outputs": "a run of another day",
+    "_target_": "a package; tests/run/test_own_parts.py runs it",
+    "a.parquet": "three files in three formats; tests/data reads them",
+    "cells/": "a folder of recordings; tests/data/test_sequences.py reads them",
+}
+"""Words of commands that do not run here, and what they need."""
+SMALLER = {
+    "people": ["data.sample.rows=300"],
+    "bloom": ["data.sample.rows=300"],
+    "minhash": ["data.sample.rows=300"],
+    "twostep": ["data.sample.rows=300"],
+    "battery": ["data.sample.cells=4", "data.sample.cycles=1", "data.sample.samples=60"],
+}
+
+
+def runnable() -> list[str]:
+    """Commands of train that need nothing from elsewhere."""
+    found = [each for each in all_commands() if words_of_train(each) is not None]
+    return [
+        each for each in found if not any(word in each for word in NEEDS) and " -m " not in each.partition("train")[2]
+    ]
+
+
+@pytest.mark.soak(seconds=300)
+@pytest.mark.filterwarnings(*LIGHTNINGS_HINTS)
+def test_commands_of_the_pages_train(tmp_path, monkeypatch, capsys):
+    put_package_of_own_parts(tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    write_tables(tmp_path)
+    write_more_tables(tmp_path)
+    assert verb("encode", "--sample", 300, "--out", "people.csv") == 0
+    broken = []
+    for number, command in enumerate(runnable()):
+        words = words_of_train(command) or []
+        small = next((more for word, more in SMALLER.items() if word in command), TINY[:2])
+        if "source" in command:
+            small = []
+        given = [*words, *small, "trainer.max_epochs=1", f"output=runs/{number}", "monitor.verdict=false"]
+        if run_train(given, monkeypatch) != 0:
+            broken.append(f"{command}: {capsys.readouterr().err[-500:]}")
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.soak(seconds=120)
+@pytest.mark.filterwarnings(*LIGHTNINGS_HINTS)
+def test_the_scripts_of_sequences_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(CellsConfig, "__init__", _few_cells(CellsConfig.__init__))
+    words = [
+        "+experiment=battery_soc",
+        "trainer.max_epochs=1",
+        "data.features=[voltage,current]",
+        "monitor.verdict=false",
+    ]
+    assert run_train(words, monkeypatch) == 0
+    (run,) = Path("outputs/battery_soc").iterdir()
+    assert verb("export", run, "--onnx", "--out", "device") == 0
+    names: dict[str, object] = {"__name__": "__page__"}
+    for block in blocks():
+        if block.page == "sequences.md" and block.language == "python":
+            exec(compile(block.text, block.place, "exec"), names)  # a page is a program of this project
+
+
+def _few_cells(original):
+    def init(self, **given):
+        original(self, **{"cells": 4, "cycles": 1, "samples": 60, **given})
+
+    return init
+
+
+def write_more_tables(folder: Path) -> None:
+    """Tables that only some pages name."""
+    with (folder / "news.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for name, columns in (
+        ("reviews.csv", lambda row, number: {"text": row["title"], "stars": number % 5, "author": f"a{number // 4}"}),
+        ("tags.csv", lambda row, number: {"text": row["title"], "label": f"{row['topic']}|b{number % 2}"}),
+    ):
+        made = [columns(row, number) for number, row in enumerate(rows)]
+        with (folder / name).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(made[0]))
+            writer.writeheader()
+            writer.writerows(made)

@@ -1,0 +1,408 @@
+"""Masked words: which tokens are masked, the same loss and gradients as transformers, runs that go on from a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+
+from flatout import MaskedLanguageConfig, OptimConfig, TextDataConfig, TransformerConfig, UserError, fit, load_predictor
+from flatout.data import TextData
+from flatout.data.batches.cut import cut_batch
+from flatout.data.batches.flat_batch import FlatBatch, flat_batch
+from flatout.data.problem import Problem
+from flatout.models.encoder.transformer import FLAT_FAMILIES, Outputs, Transformer
+from flatout.run.stages import Result
+from flatout.tasks import Classifier, MaskedLanguageModel
+from flatout.tasks.masking import NO_TARGET, Masking
+from tests.faults.plants import Planted, RaiseAt
+from tests.verbs import verb
+
+_WORDS, _MASK, _PADDING = 90, 4, 1
+_SPECIAL = torch.zeros(_WORDS, dtype=torch.bool)
+_SPECIAL[:5] = True
+HOW = Masking(share=0.15, masked=0.8, random=0.1, mask_id=_MASK, vocabulary_size=_WORDS, frame=2)
+SMALL = TransformerConfig(hidden=32, layers=2, heads=4)
+
+
+def framed(lengths: list[int], seed: int = 0) -> FlatBatch:
+    """Rows of random words between a first and a last special token."""
+    random = torch.Generator().manual_seed(seed)
+    words = [torch.randint(5, _WORDS, (length,), generator=random).tolist() for length in lengths]
+    return flat_batch([[2, *row, 3] for row in words])
+
+
+def masked_rows(batch: FlatBatch) -> dict[int, list[tuple[int, int, int]]]:
+    """Of each row by its number: place, new token and target of what is masked."""
+    assert batch.places is not None and batch.targets is not None
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    starts = batch.offsets.tolist()
+    for place, target in zip(batch.places.tolist(), batch.targets.tolist(), strict=True):
+        row = int(np.searchsorted(starts, place, side="right")) - 1
+        seen = (place - starts[row], int(batch.tokens[place]), target)
+        found.setdefault(int(batch.rows[row]), []).append(seen)
+    return {row: sorted(each) for row, each in found.items()}
+
+
+# Which tokens are masked
+
+
+@given(lengths=st.lists(st.integers(0, 60), min_size=1, max_size=12), epoch=st.integers(0, 2**20))
+def test_each_row_gives_its_share_and_special_tokens_stay(lengths: list[int], epoch: int) -> None:
+    batch = framed(lengths)
+    masked = HOW.mask(batch, _SPECIAL, seed=7, epoch=epoch)
+    assert masked.places is not None and masked.targets is not None
+    counted = masked.targets != NO_TARGET
+    assert not _SPECIAL[masked.targets[counted]].any()
+    assert torch.equal(batch.tokens[masked.places][counted].long(), masked.targets[counted])
+    untouched = torch.ones(batch.num_tokens, dtype=torch.bool)
+    untouched[masked.places] = False
+    assert torch.equal(masked.tokens[untouched], batch.tokens[untouched])
+    wanted = sum(max(1, round(0.15 * length)) for length in lengths if length)
+    assert int(counted.sum()) == wanted
+
+
+@given(seed=st.integers(0, 2**62), epoch=st.integers(0, 1000))
+def test_a_row_is_masked_alike_in_any_batch_and_in_pieces_of_it(seed: int, epoch: int) -> None:
+    lengths = [3, 9, 9, 20, 31, 40]
+    batch = framed(lengths)
+    whole = masked_rows(HOW.mask(batch, _SPECIAL, seed=seed, epoch=epoch))
+    pieces: dict[int, Any] = {}
+    for piece in cut_batch(batch, 4):
+        pieces |= masked_rows(HOW.mask(piece, _SPECIAL, seed=seed, epoch=epoch))
+    assert pieces == whole
+
+
+def test_epochs_seeds_and_rows_are_masked_otherwise() -> None:
+    batch = framed([40] * 4)
+    found = [HOW.mask(batch, _SPECIAL, seed=seed, epoch=epoch) for seed, epoch in ((0, 1), (0, 2), (1, 1))]
+    first, *others = [masked_rows(each) for each in found]
+    assert all(first[row] != other[row] for other in others for row in first)
+    assert len({tuple(place for place, *_ in each) for each in first.values()}) == 4
+
+
+def test_most_masked_tokens_become_the_mask_some_a_random_word_and_all_places_are_as_likely() -> None:
+    batch = framed([50] * 400)
+    masked = HOW.mask(batch, _SPECIAL, seed=3, epoch=1)
+    assert masked.places is not None and masked.targets is not None
+    new, old = masked.tokens[masked.places].long(), masked.targets
+    shares = [float(each.double().mean()) for each in (new == _MASK, new == old)]
+    assert shares[0] == pytest.approx(0.8, abs=0.02)
+    assert shares[1] == pytest.approx(0.1, abs=0.02)  # 1/90 of the random words too
+    places = torch.tensor([place for row in masked_rows(masked).values() for place, *_ in row])
+    counts = torch.bincount(places, minlength=52)[1:51]
+    assert counts.min() > 25 and counts.max() < 115  # 64 on average
+
+
+def test_rows_that_only_keep_a_rank_in_step_are_not_masked() -> None:
+    batch = framed([10, 20])
+    batch.num_real = 1
+    masked = HOW.mask(batch, _SPECIAL, seed=0, epoch=1)
+    assert set(masked_rows(masked)) == {int(batch.rows[0])}
+    batch.num_real = 0
+    nothing = HOW.mask(batch, _SPECIAL, seed=0, epoch=1)
+    assert nothing.targets is not None and nothing.targets.tolist() == [NO_TARGET]
+
+
+# The same as transformers
+
+
+def built(family: str, compute: str = "auto") -> Transformer:
+    torch.manual_seed(3)
+    shares = {"dropout": 0.0, "attention_dropout": 0.0}
+    config = TransformerConfig(family=family, hidden=32, layers=3, heads=4, compute=compute, **shares)
+    model = config.build(Outputs([], "words"), vocabulary_size=_WORDS, padding_id=_PADDING, separator_id=None)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.1) if weight.ndim > 1 else None
+    return model.train()
+
+
+def library_loss(model: Transformer, masked: FlatBatch) -> Tensor:
+    """The loss of the library's ForMaskedLM over padded rows with a mask."""
+    assert masked.places is not None and masked.targets is not None
+    model.net.set_attn_implementation("eager")
+    labels = torch.full((masked.num_tokens,), NO_TARGET)
+    labels[masked.places] = masked.targets
+    shape = (masked.num_rows, masked.longest())
+    is_token = torch.arange(shape[1]) < masked.lengths.unsqueeze(1)
+    tokens, wanted = torch.full(shape, model.padding_id), torch.full(shape, NO_TARGET)
+    tokens[is_token], wanted[is_token] = masked.tokens.long(), labels
+    loss: Tensor = model.net(input_ids=tokens, attention_mask=is_token.long(), labels=wanted).loss
+    return loss
+
+
+@pytest.mark.parametrize("family", [*sorted(FLAT_FAMILIES), "deberta-v2", "mpnet"])
+def test_loss_and_gradients_equal_those_of_transformers_over_padded_rows(family: str) -> None:
+    masked = HOW.mask(framed([0, 3, 9, 21, 22, 40]), _SPECIAL, seed=1, epoch=1)
+    ours, theirs = built(family), built(family, "padded")
+    task = MaskedLanguageModel(ours)
+    count = int((masked.targets != NO_TARGET).sum())
+    task.masked_per_row = count / masked.step_rows
+    loss, wanted = task.loss(ours(masked), masked), library_loss(theirs, masked)
+    torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-5)
+    loss.backward()
+    wanted.backward()
+    found = {name: weight.grad for name, weight in ours.named_parameters() if weight.grad is not None}
+    expected = {name: weight.grad for name, weight in theirs.named_parameters() if weight.grad is not None}
+    assert found.keys() == expected.keys() and found
+    for name, gradient in expected.items():
+        torch.testing.assert_close(
+            found[name], gradient, rtol=1e-4, atol=1e-5, msg=lambda text, at=name: f"{at} {text}"
+        )
+
+
+@pytest.mark.parametrize("family", ["bert", "camembert"])  # one declares its head after the encoder, one before
+def test_a_weight_of_two_names_is_saved_once_and_loaded_into_both(family: str) -> None:
+    one, other = built(family), built(family)
+    state = {name: weight + 1 for name, weight in one.state_dict().items() if weight.is_floating_point()}
+    assert sum(len(weight) == _WORDS and weight.ndim == 2 for weight in state.values()) == 1
+    other.load_state_dict(state, strict=False)
+    table = other.net.get_input_embeddings().weight
+    assert other.net.get_output_embeddings().weight is table
+    torch.testing.assert_close(table, one.net.get_input_embeddings().weight + 1)
+
+
+# Runs
+
+
+def texts(rows: int, seed: int = 0) -> dict[str, list[str]]:
+    """Sentences that name one tree again and again, and one number."""
+    random = np.random.default_rng(seed)
+    trees = "ash birch cedar elm fir hazel larch maple oak pine rowan willow".split()
+    found = []
+    for number in range(rows):
+        words = [trees[random.integers(len(trees))]] * int(random.integers(3, 14))
+        words.insert(int(random.integers(len(words))), f"n{number}")
+        found.append(" ".join(words))
+    return {"text": found}
+
+
+def pretrain(folder: Path, rows: int = 500, model: TransformerConfig = SMALL, **settings: Any) -> Result:
+    data = TextDataConfig(train=texts(rows), batch_size=16, max_length=32, cache=str(folder / "cache"))
+    given = {"optim": OptimConfig(lr=5e-3), "epochs": 15, "output": str(folder / "runs"), "logger": "none"}
+    return fit(data, model, task=MaskedLanguageConfig(mask_share=0.3), **(given | settings))
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return pretrain(tmp_path_factory.mktemp("pretrained"), optim=OptimConfig(lr=5e-3, ema=0.9))
+
+
+def test_a_run_without_labels_learns_masked_words_and_measures_them(pretrained: Result) -> None:
+    metrics = pretrained.metrics
+    assert metrics["test/masked_accuracy"] > 0.4
+    assert metrics["test/perplexity"] == pytest.approx(math.exp(metrics["test/loss"]), rel=1e-6)
+    choices = {choice["name"]: choice["value"] for choice in pretrained.summary["choices"]}
+    assert choices["batches"] == "flat" and choices["masked tokens"].endswith("%")
+    assert pretrained.summary["data"]["columns"]["label"] == ""
+
+
+def test_a_loaded_run_fills_in_masked_words_as_the_run_did(pretrained: Result) -> None:
+    asked = ["elm elm [MASK] elm elm elm", "elm", "oak oak [MASK] oak [MASK] oak"]
+    expected, found = pretrained.predict(asked), load_predictor(pretrained.folder).predict(asked)
+    assert found == expected
+    assert [len(each) for each in found] == [1, 0, 2]
+    assert found[0][0][0].word == "elm"
+
+
+def test_the_export_opens_in_transformers_with_the_same_logits(pretrained: Result, tmp_path: Path, capsys: Any) -> None:
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    assert verb("export", pretrained.folder, "--out", tmp_path / "plain") == 0
+    assert "AutoModelForMaskedLM" in capsys.readouterr().out
+    net, tokenizer = (each.from_pretrained(tmp_path / "plain") for each in (AutoModelForMaskedLM, AutoTokenizer))
+    own = load_predictor(pretrained.folder)
+    text = "elm elm [MASK] elm elm elm"
+    ids = tokenizer(text)["input_ids"]
+    with torch.inference_mode():
+        theirs = net.eval()(torch.tensor([ids])).logits[0]
+        ours = own.model.eval()(flat_batch([ids]))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("verb_name", ["predict", "evaluate"])
+def test_verbs_that_answer_rows_refuse_it(verb_name: str, pretrained: Result, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\nash,a\n")
+    assert verb(verb_name, pretrained.folder, tmp_path / "rows.csv") == 2
+    assert "answers masked words, not rows" in capsys.readouterr().err
+
+
+def labelled(rows: int) -> dict[str, list[str]]:
+    found = texts(rows, seed=1)["text"]
+    return {"text": found, "label": ["even" if len(text.split()) % 2 else "odd" for text in found]}
+
+
+@pytest.mark.parametrize("way", ["run", "model", "export"])
+def test_classes_go_on_from_a_run_and_from_its_export(way: str, pretrained: Result, tmp_path: Path) -> None:
+    name = pretrained.folder if way == "run" else pretrained.folder / "model"
+    if way == "export":
+        name = tmp_path / "plain"
+        assert verb("export", pretrained.folder, "--out", name) == 0
+    data = TextData(train=labelled(120), tokenizer=str(name), cache=str(tmp_path))
+    data.setup()
+    network = Classifier(TransformerConfig(pretrained=str(name))).build(data.info)
+    weights = load_file(pretrained.folder / "model" / "model.safetensors")
+    own = network.state_dict()
+    of_encoder = [each for each in weights if each.startswith("net.bert.")]
+    assert len(of_encoder) > 20 and all(torch.equal(own[each], weights[each]) for each in of_encoder)
+    assert data.info.vocabulary.words() == load_predictor(pretrained.folder).vocabulary.words()
+
+
+def test_masked_words_go_on_from_a_run(pretrained: Result, tmp_path: Path) -> None:
+    after = pretrain(tmp_path, model=TransformerConfig(pretrained=str(pretrained.folder)), epochs=1)
+    assert after.metrics["test/perplexity"] < 1.1 * pretrained.metrics["test/perplexity"]
+
+
+def weights_of(result: Result) -> dict[str, Tensor]:
+    return load_file(result.folder / "model" / "model.safetensors")
+
+
+def test_a_run_that_was_cut_short_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    small: dict[str, Any] = {"rows": 200, "epochs": 3, "precision": "fp32"}
+    whole = pretrain(tmp_path / "whole", **small)
+    plant = {"plant": RaiseAt(place="on_train_batch_end", step=15)}  # inside the second epoch
+    with pytest.raises(Planted):
+        pretrain(tmp_path / "cut", callbacks=plant, resume="auto", **small)
+    resumed = pretrain(tmp_path / "cut", callbacks={}, resume="auto", **small)
+    assert resumed.summary["training"]["resumed_from"] > 10
+    expected, found = weights_of(whole), weights_of(resumed)
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert resumed.metrics == whole.metrics
+
+
+def test_accumulated_batches_make_the_same_step_as_one_large_batch(tmp_path: Path) -> None:
+    calm = TransformerConfig(hidden=16, layers=1, heads=2, dropout=0.0, attention_dropout=0.0)
+    found = []
+    for size, accumulate in ((32, 1), (8, 4)):
+        data = TextDataConfig(train=texts(150), batch_size=size, accumulate=accumulate, cache=str(tmp_path))
+        settings: dict[str, Any] = {"precision": "fp32", "trainer": {"max_steps": 4}, "logger": "none"}
+        result = fit(data, calm, task=MaskedLanguageConfig(), output=str(tmp_path / f"{size}"), **settings)
+        found.append(weights_of(result))
+    for name, weight in found[0].items():
+        torch.testing.assert_close(found[1][name], weight, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*", "ignore:.*number of training batches.*", "ignore:.*TensorBoard support.*"
+)
+def test_it_trains_answers_and_judges_in_a_plain_trainer(tmp_path: Path) -> None:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    L.seed_everything(0, verbose=False)
+    data = TextData(train=texts(300), problem="none", batch_size=16, cache=str(tmp_path))
+    model = MaskedLanguageModel(SMALL, optim=OptimConfig(lr=3e-3))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(max_epochs=4, accelerator="cpu", enable_model_summary=False, default_root_dir=tmp_path, **quiet)
+    trainer.fit(model, datamodule=data)
+    (first,) = trainer.test(model, datamodule=data, verbose=False)
+    (again,) = trainer.test(model, datamodule=data, verbose=False)
+    assert first == again and first["test/perplexity"] < 100
+    answers = trainer.predict(model, datamodule=data)
+    assert answers is not None
+    losses = torch.cat([each["loss"] for each in answers])
+    assert len(losses) == len(data.store.splits["test"].fixed("rows")) and losses.min() >= 0
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mask_share": 0.0}, "task.mask_share: 0.0"),
+        ({"mask_share": 1.0}, "task.mask_share: 1.0"),
+        ({"mask_token_share": 1.2}, "task.mask_token_share: 1.2"),
+        ({"random_token_share": 0.3}, "add up to 1"),
+    ],
+)
+def test_shares_that_cannot_be_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        MaskedLanguageConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "bilstm"}, "predicts no masked words"),
+        ({"problem": Problem.tags}, "Leave data.problem out"),
+        ({"task": "classification"}, "Set task=mlm"),
+        ({"label": "label"}, "Leave it out"),
+        ({"strategy": "fsdp"}, "does not train masked language models"),
+        ({"lora": 4}, "task=mlm trains the encoder itself"),
+        ({"family": "vit"}, "no encoder 'vit'"),
+        ({"family": "gpt2"}, "gpt2 has no head that predicts masked words"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    from flatout import BiLSTMConfig, ClassificationConfig
+    from flatout.models.encoder.lora import LoraConfig
+
+    problem = changes.get("problem", Problem.none)
+    task = ClassificationConfig() if changes.get("task") else MaskedLanguageConfig()
+    model: Any = (
+        BiLSTMConfig()
+        if changes.get("model")
+        else TransformerConfig(
+            hidden=16,
+            layers=1,
+            heads=2,
+            family=changes.get("family", "bert"),
+            lora=LoraConfig(rank=changes.get("lora", 0)),
+        )
+    )
+    trainer = {"strategy": changes["strategy"]} if "strategy" in changes else {}
+    with pytest.raises(UserError, match=message):
+        source = {} if problem is Problem.tags else {"train": texts(40)}
+        data = TextDataConfig(problem=problem, label=changes.get("label"), cache=str(tmp_path), **source)
+        fit(data, model, task=task, trainer=trainer, output=str(tmp_path / "runs"), epochs=1)
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused(pretrained: Result, tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = load_predictor(pretrained.folder).vocabulary.tokenizer
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(tmp_path / "maskless")
+    data = TextDataConfig(train=texts(40), tokenizer=str(tmp_path / "maskless"), cache=str(tmp_path))
+    with pytest.raises(UserError, match=r"data\.tokenizer: .*maskless has no mask token"):
+        fit(data, SMALL, task=MaskedLanguageConfig(), output=str(tmp_path / "runs"), epochs=1)
+
+
+def test_a_classifier_refuses_texts_without_labels(tmp_path: Path) -> None:
+    data = TextData(train=texts(40), problem="none", cache=str(tmp_path))
+    data.setup()
+    with pytest.raises(UserError, match="Use MaskedLanguageModel"):
+        Classifier(SMALL).build(data.info)
+
+
+@pytest.mark.parametrize("harm", ["encoder.json", "model.safetensors", "tokenizer.json", "unfinished", "bilstm"])
+def test_a_run_that_cannot_be_gone_on_from_is_named(harm: str, pretrained: Result, tmp_path: Path) -> None:
+    import shutil
+
+    run = tmp_path / "run"
+    shutil.copytree(pretrained.folder, run)
+    if harm == "unfinished":
+        shutil.rmtree(run / "model")
+    elif harm == "bilstm":
+        (run / "model" / "encoder.json").unlink()
+    else:
+        (run / "model" / harm).write_text(json.dumps([1])[:-1])
+    data = TextDataConfig(train=labelled(40), cache=str(tmp_path))
+    with pytest.raises(UserError, match=r"model\.pretrained"):
+        fit(data, TransformerConfig(pretrained=str(run)), output=str(tmp_path / "runs"), epochs=1)
+
+
+def test_check_ends_with_the_command_that_trains_on_texts_without_labels(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "notes.txt.csv").write_text("text\n" + "\n".join(texts(60)["text"]))
+    assert verb("check", tmp_path / "notes.txt.csv", "data.problem=none") == 0
+    assert "data.problem=none model=transformer task=mlm" in capsys.readouterr().out

@@ -1,0 +1,54 @@
+"""Two ranks on recordings train as one rank with all rows: chunks in their lanes, whole recordings, windows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flatout import CellsConfig, CheckpointConfig, MonitorConfig, OptimConfig, RNNConfig, SequenceDataConfig, fit
+from flatout.distributed.processes import warm_start
+
+CELLS = CellsConfig(cells=4, cycles=3, samples=60)
+WAYS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "windows": {"lookback": 12, "stride": 9},
+    "chunks": {"chunk": 20},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started() -> None:
+    """What the ranks fork from."""
+    warm_start()
+
+
+def train(folder: Path, way: str, ranks: int) -> Any:
+    trainer = {"accelerator": "cpu", "devices": ranks}
+    return fit(
+        SequenceDataConfig(sample=CELLS, batch_size=4 // ranks, **WAYS[way]),
+        RNNConfig(hidden=8),
+        folder=folder,
+        precision="fp32",
+        logger="none",
+        tune="off",
+        threads=1,
+        max_epochs=2,
+        trainer=trainer,
+        optim=OptimConfig(lr=0.01),
+        checkpoint=CheckpointConfig(patience=None),
+        monitor=MonitorConfig(progress=False, verdict=False),
+    )
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_two_ranks_train_as_one_does(tmp_path, way):
+    one, two = (train(tmp_path / f"{ranks}", way, ranks) for ranks in (1, 2))
+    assert two.summary["training"]["steps"] == one.summary["training"]["steps"] >= 4
+    expected, found = one.predictor.model.state_dict(), two.predictor.model.state_dict()
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, atol=1e-5, rtol=0, msg=name)
+    for name, value in one.metrics.items():
+        assert two.metrics[name] == pytest.approx(value, abs=1e-5), name
