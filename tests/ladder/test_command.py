@@ -90,5 +90,5 @@ def test_a_ladder_for_a_file_of_yours_says_which_rungs_it_chose(conf, tmp_path, 
     names = [f"data.source={path}", "data.text=title", "data.label=topic", "for=1s", f"output={tmp_path / 'out'}"]
     assert verb("ladder", *names, *words) == 0
     printed = capsys.readouterr().out
-    assert "rungs chosen for your data: as usually written, tokenise once" in printed
+    assert "as usually written, with Keras, as usually written, tokenise once" in printed
     assert "left out: the budget was over" in printed

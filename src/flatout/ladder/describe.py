@@ -24,7 +24,7 @@ from flatout.models.rnn import RNNConfig
 
 _SIZES: dict[type, tuple[str, ...]] = {
     BiLSTMConfig: ("embedding", "hidden", "layers", "dropout", "embedding_dropout"),
-    TransformerConfig: ("pretrained", "family", "hidden", "layers", "heads", "intermediate", "settings"),
+    TransformerConfig: ("pretrained", "family", "hidden", "layers", "heads", "intermediate"),
     BitMLPConfig: ("widths", "dropout", "detectors", "straight", "blend", "start"),
     RNNConfig: ("hidden", "layers"),
 }

@@ -117,9 +117,7 @@ class Program:
         )
         self.tokens = self.vocabulary.padded(self.texts, self.length) if how.tokenise == "once" else None
         self.model = UsualBiLSTM(len(self.vocabulary), len(self.names), case.model).to(self.device)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=case.lr, **({"fused": True} if how.fused else {})
-        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=case.lr, fused=how.fused or None)
 
     def train_epoch(self, clock: Clock) -> None:
         self.model.train()

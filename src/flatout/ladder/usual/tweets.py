@@ -72,11 +72,12 @@ class Program:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model: Any = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(self.names))
         if how.checkpointing:
-            self.model.gradient_checkpointing_enable()
+            old = self.model.gradient_checkpointing_enable
+            getattr(self.model, "activation_checkpointing_enable", old)({"use_reentrant": False})
         self.model.to(self.device)
         self.network = nn.DataParallel(self.model) if how.devices != 1 else self.model
         lr = case.lr * (math.sqrt(how.batch * how.accumulate / how.base_rows) if how.scale_lr == "sqrt" else 1.0)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, fused=True if how.fused else None)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, fused=how.fused or None)
         self.rows: Any = list(zip(self.encoded(), self.targets, strict=True))
         steps = case.epochs * math.ceil(len(self.rows) / (how.batch * how.accumulate))
         self.schedule = get_linear_schedule_with_warmup(self.optimizer, math.ceil(_WARMUP * steps), steps)
