@@ -44,7 +44,7 @@ class Survey:
         """Take in one recording."""
         values = recording.values
         self.found.append(Found(split=split, name=recording.name, part=recording.part, samples=len(values)))
-        self._hashes.append(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(values).view(np.uint8)))
+        self._hashes.append(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(values).view(np.uint8).data))
         if recording.label is not None:
             self.labels.append(recording.label)
         place = {name: number for number, name in enumerate(self.columns)}

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -81,7 +81,8 @@ class Program:
         self.rows: Any = list(zip(self.encoded(), self.targets, strict=True))
         steps = case.epochs * math.ceil(len(self.rows) / (how.batch * how.accumulate))
         self.schedule = get_linear_schedule_with_warmup(self.optimizer, math.ceil(_WARMUP * steps), steps)
-        self.loader = DataLoader(self.rows, how.batch, shuffle=True, collate_fn=self.collate, **self.worker_settings())
+        rows = cast(Any, self.rows)  # a list serves as a data set
+        self.loader: Any = DataLoader(rows, how.batch, shuffle=True, collate_fn=self.collate, **self.worker_settings())
 
     def worker_settings(self) -> dict[str, Any]:
         how = self.how
