@@ -14,7 +14,7 @@ from flatout.ladder.measure import Measured, _slow_start
 from flatout.ladder.results import COSTS, PAYS, UNSURE, closing_lines, results
 from flatout.ladder.rungs import Rung, ladder_of
 from flatout.ladder.table import figures, ladder_table
-from flatout.perf.ladder_notes import known_gain, note_ladder
+from flatout.perf.ladder_notes import device_name, known_gain, measured_before, note_ladder
 from flatout.report.ladder_page import PAGE, write_figure, write_ladder_page
 
 LADDER = ladder_of(
@@ -166,6 +166,14 @@ def test_a_verdict_finds_what_a_rung_brought_on_this_machine(tmp_path):
     assert gain.sentence().endswith("in your ladder own of 2026-11-22")
     assert known_gain(tmp_path, "precision=bf16", "another machine") is None
     assert known_gain(tmp_path, "compile=true", "a card, 2 cores") is None
+
+
+def test_the_end_of_a_run_says_what_a_ladder_has_measured_for_its_fix(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path))
+    note_ladder(tmp_path, {**complete(), "device": device_name()}, {"bf16": "precision=bf16"})
+    known = measured_before("data.workers=1 precision=bf16")
+    assert known is not None and known.startswith("bf16 brought 1.5× (")
+    assert measured_before("compile=true") is None and measured_before(None) is None
 
 
 def test_a_noted_key_answers_for_every_value(tmp_path):

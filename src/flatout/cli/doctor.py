@@ -13,6 +13,7 @@ from rich.text import Text
 from flatout.callbacks.step_timer import PARTS
 from flatout.cli import confirm
 from flatout.errors import UserError
+from flatout.perf.ladder_notes import measured_before
 from flatout.perf.verdict.confirmation import read_confirmations
 from flatout.perf.verdict.evidence import Evidence
 from flatout.perf.verdict.gains import gain_of
@@ -48,7 +49,10 @@ def run(arguments: argparse.Namespace) -> None:
         console.print(_tried_table(evidence))
     found = findings(evidence)
     console.print(Text("\nverdict", style="bold"))
-    console.print(Text(verdict(evidence)["sentence"]))
+    words = verdict(evidence)
+    console.print(Text(words["sentence"]))
+    if known := measured_before(words["override"]):
+        console.print(Text(known))
     for other in found[1:]:
         console.print(Text(f"also {other.sentence()}"))
     for confirmed in read_confirmations(arguments.run):

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flatout.data.store.cache import Cache
 from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.engine.optimizer import OptimConfig
@@ -25,9 +23,9 @@ from flatout.ladder.rows import Rows, quoted, write_rows
 from flatout.ladder.rungs import Ladder, Rung
 from flatout.ladder.table import figures
 from flatout.models.encoder.transformer import TransformerConfig
-from flatout.perf.ladder_notes import note_ladder
+from flatout.perf.ladder_notes import device_name, note_ladder
 from flatout.report.ladder_page import write_figure, write_ladder_page
-from flatout.report.summary import hardware, json_safe, versions, write_atomically
+from flatout.report.summary import json_safe, versions, write_atomically
 
 METRICS = {"text": "accuracy", "bits": "dice", "sequence": "r2"}
 """The test metric of each kind of data; a hundredth of it is a point."""
@@ -193,10 +191,3 @@ def _train(program: UsualProgram | OurRun, folder: Path, rung: Rung) -> Measured
         return measure_apart(program, None, folder)
     except Failed as failed:
         raise UserError("ladder", f"{rung.name} could not be trained to the end: {failed}") from None
-
-
-def device_name() -> str:
-    """The machine that measures."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    about = hardware(device, max(1, torch.cuda.device_count()), "")
-    return f"{about['device']}, {about['cores']} cores"

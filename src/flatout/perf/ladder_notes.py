@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.report.summary import write_atomically
+import torch
+
+from flatout.data.store.cache import default_cache_folder
+from flatout.report.summary import hardware, write_atomically
 
 FOLDER = "ladders"
 
@@ -65,6 +68,20 @@ def known_gain(cache: Path, override: str, device: str) -> Gain | None:
         if gain.device == device and noted in (override, override.partition("=")[0])
     ]
     return max(found, key=lambda gain: (gain.date, gain.ladder), default=None)
+
+
+def measured_before(override: str | None) -> str | None:
+    """What a ladder on this machine has measured for one of the words of an override, as a sentence."""
+    folder, device = default_cache_folder(), device_name()
+    gains = (known_gain(folder, word, device) for word in (override or "").split())
+    return next((gain.sentence() for gain in gains if gain is not None), None)
+
+
+def device_name() -> str:
+    """The machine that measures."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    about = hardware(device, max(1, torch.cuda.device_count()), "")
+    return f"{about['device']}, {about['cores']} cores"
 
 
 def _read(path: Path) -> dict[str, Gain]:

@@ -106,6 +106,8 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("card", text))
     if text := verdict_text(summary["verdict"]):
         rows.append(("verdict", text))
+        if known := summary["verdict"].get("ladder"):
+            rows.append(("", known))
         rows += [("", f"also {each['sentence']}") for each in summary["verdict"].get("others") or []]
     return rows
 

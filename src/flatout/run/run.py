@@ -31,6 +31,7 @@ from flatout.engine.precision import PrecisionChoice, fast_fp32_products, produc
 from flatout.engine.run_length import batches_in_epoch
 from flatout.errors import UserError
 from flatout.inference.load import build_predictor
+from flatout.perf.ladder_notes import measured_before
 from flatout.perf.verdict.judge import judge, report_early
 from flatout.perf.verdict.rules import verdict
 from flatout.report.summary import choice_of, hardware
@@ -238,4 +239,5 @@ def write_verdict(build: RunBuilder, task: Task, feeds: Feeds, training: Trainin
     evidence = judge(task, feeds, training.curves, known, folder)
     if evidence is not None and folder.is_first:
         folder.summary.update("evidence", evidence.as_dict())
-        folder.summary.update("verdict", verdict(evidence))
+        words = verdict(evidence)
+        folder.summary.update("verdict", {**words, "ladder": measured_before(words["override"])})
