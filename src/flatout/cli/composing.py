@@ -181,8 +181,11 @@ def _keys_beside(error: BaseException) -> list[str]:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and its causes, each once: an error that is raised again may be a cause of itself."""
     link: BaseException | None = error
-    while link is not None:
+    seen = set[int]()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
         yield link
         link = link.__cause__
 

@@ -229,7 +229,9 @@ def _nulls(names: str) -> dict[str, Any]:
 
 
 _LATER: dict[str, Callable[[], dict[str, Any]]] = {
-    "verdict": lambda: _nulls("limit share mend fix override predicted_gain gain_low gain_high cause sentence ladder others"),
+    "verdict": lambda: _nulls(
+        "limit share mend fix override predicted_gain gain_low gain_high cause sentence ladder others"
+    ),
     "baseline": lambda: {"name": None, "metrics": {}},
     "calibration": lambda: _nulls("temperature error_before error_after fitted error_fitted"),
 }

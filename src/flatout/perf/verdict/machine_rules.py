@@ -94,13 +94,10 @@ def starved(evidence: Evidence) -> Finding | None:
     if share < _OTHERS:
         return None
     why = f"{machine:.0%} of {evidence.machine_cores} cores are busy, {own:.1f} of them for this run"
-    return Finding(
-        cause="cpu",
-        limit="other processes on these cores",
-        share=share,
-        evidence=why,
-        advice="end or move what else runs",
-    )
+    advice, left = "end or move what else runs", max(1, round(evidence.machine_cores - others))
+    if evidence.device == "cpu" and left < evidence.threads:  # threads of one product wait for the slowest of them
+        advice += f"; until then threads={left}"
+    return Finding(cause="cpu", limit="other processes on these cores", share=share, evidence=why, advice=advice)
 
 
 def uneven_ranks(evidence: Evidence) -> Finding | None:
