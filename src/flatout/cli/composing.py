@@ -6,7 +6,7 @@ Reads the words and attributes of the errors of Hydra and OmegaConf, without imp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 
@@ -171,23 +171,25 @@ def _field_names(settings: type, prefix: str = "") -> Iterator[str]:
 
 def _keys_beside(error: BaseException) -> list[str]:
     """Keys of the node that lacks a key, from OmegaConf's error."""
-    link: BaseException | None = error
-    while link is not None:
+    for link in _links(error, lambda link: link.__cause__ or link.__context__):
         settings = getattr(link, "object_type", None)
         if isinstance(settings, type) and is_dataclass(settings):
             return [field.name for field in fields(settings) if not field.name.startswith("_")]
-        link = link.__cause__ or link.__context__
     return []
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes, each once: an error that is raised again may be a cause of itself."""
+    return _links(error, lambda link: link.__cause__)
+
+
+def _links(error: BaseException, follow: Callable[[BaseException], BaseException | None]) -> Iterator[BaseException]:
+    """The error and what it follows from, each once: an error that is raised again may be a cause of itself."""
     link: BaseException | None = error
     seen = set[int]()
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         yield link
-        link = link.__cause__
+        link = follow(link)
 
 
 def _first(pattern: str, text: str) -> str:

@@ -1,0 +1,27 @@
+"""Errors of composing, explained."""
+
+from __future__ import annotations
+
+import pytest
+
+from flatout.cli.composing import ComposeError, explain_errors
+from flatout.errors import UserError
+
+
+def ring() -> UserError:
+    """A mistake that is a cause of itself."""
+    mistake, wrapped = UserError("data.source", "no such file", hint="Check the name."), RuntimeError("in a class")
+    mistake.__cause__, wrapped.__cause__ = wrapped, mistake
+    return mistake
+
+
+def test_a_mistake_that_is_a_cause_of_itself_is_found_once():
+    mistake = ring()
+    found = ComposeError.of(mistake)
+    assert found.mistake is mistake
+    assert found.message.splitlines() == [str(mistake), "in a class"]
+
+
+def test_a_ring_of_causes_ends_with_the_mistake():
+    with pytest.raises(UserError, match="no such file"), explain_errors():
+        raise ring()
