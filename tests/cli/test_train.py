@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-import train
 from flatout.cli import words as words_of
 from flatout.cli.conf_folder import conf_folder
 from flatout.cli.train_help import SECTIONS
 from flatout.config import RunConfig
+from flatout.errors import UserError
 from flatout.report.summary import read_summary
 from tests.composed import CONF, compose_run, run_train
 
@@ -219,7 +219,7 @@ def test_conf_can_be_named_by_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("FLATOUT_CONF", str(CONF))
     assert conf_folder() == CONF
     monkeypatch.setenv("FLATOUT_CONF", str(tmp_path))
-    with pytest.raises(train.UserError, match=r"FLATOUT_CONF: no train.yaml in"):
+    with pytest.raises(UserError, match=r"FLATOUT_CONF: no train.yaml in"):
         conf_folder()
 
 

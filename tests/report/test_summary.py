@@ -133,7 +133,7 @@ def test_verdict_and_baseline_are_null_until_known_and_then_have_all_their_keys(
     summary.set("verdict.limit", "feed")
     assert summary.values["baseline"] == {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}}
     keys = ("limit", "share", "mend", "fix", "predicted_gain", "cause", "sentence", "others")
-    keys += ("override", "gain_low", "gain_high")
+    keys += ("override", "gain_low", "gain_high", "ladder")
     assert summary.values["verdict"] == dict.fromkeys(keys) | {"limit": "feed"}
 
 

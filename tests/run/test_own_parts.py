@@ -136,7 +136,8 @@ def test_two_devices_train_as_one_does(package, monkeypatch, capfd):
     """Each rank reads half of the rows: DistributedSampler deals them out, so the order differs and the rows do not."""
     words = [*own(), *QUICK, "checkpoint.metric=val_accuracy", "task.lr=0.5", f"output={package}/runs"]
     assert run_train([*words, "trainer.devices=2"], monkeypatch) == 0
-    assert "need self.log(…, sync_dist=True)" in capfd.readouterr().out
+    (run,) = (package / "runs" / "default").iterdir()
+    assert "need self.log(…, sync_dist=True)" in (run / "log.txt").read_text()
     summary = summary_of(package)
     assert summary["training"]["steps"] == 40 and summary["training"]["rows_per_step"] == 20
     assert summary["hardware"]["count"] == 2 and summary["metrics"]["val/accuracy"] > 0.9
@@ -146,7 +147,7 @@ def test_two_devices_train_as_one_does(package, monkeypatch, capfd):
     assert run_train(again, monkeypatch) == 2
     assert "devices was 2 and is 1" in capfd.readouterr().err
     assert run_train([*again, "trainer.devices=2"], monkeypatch) == 0
-    assert "resume: continuing from step 40" in capfd.readouterr().out
+    assert "resume: continuing from step 40" in (run / "log.txt").read_text()
 
 
 def test_a_finished_run_of_ones_own_module_is_not_trained_again(package, monkeypatch, capsys):

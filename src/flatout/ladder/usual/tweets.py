@@ -69,8 +69,10 @@ class Program:
         self.targets = [self.names.index(label) for label in train["label"]]
         self.texts = train["text"].tolist()
         folder = case.reading["pretrained"]
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model: Any = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(self.names))
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        self.model: Any = AutoModelForSequenceClassification.from_pretrained(
+            folder, num_labels=len(self.names), trust_remote_code=False
+        )
         if how.checkpointing:
             old = self.model.gradient_checkpointing_enable
             getattr(self.model, "activation_checkpointing_enable", old)({"use_reentrant": False})
