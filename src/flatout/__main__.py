@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from flatout.cli.interrupts import leaving_at_once
+from flatout.distributed.interrupts import leaving_at_once
 from flatout.errors import EXIT_CODE, UserError
 
 VERBS = {

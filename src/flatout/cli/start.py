@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flatout.cli.conf_folder import conf_folder
-from flatout.cli.interrupts import leaving_at_once
 from flatout.cli.words import for_hydra, refuse_pickles_and_packages
+from flatout.distributed.interrupts import leaving_at_once
 from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, write_for_launcher
 
 if TYPE_CHECKING:

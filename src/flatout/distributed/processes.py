@@ -15,7 +15,7 @@ import signal
 import threading
 from types import FrameType
 
-from flatout.cli.interrupts import ignored_by_children
+from flatout.distributed.interrupts import ignored_by_children
 
 OUTPUT = "FLATOUT_OUTPUT"
 """Names the file that a process and those it starts print to, where they shall not print to the terminal."""
