@@ -9,7 +9,7 @@ import re
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatout.bits.grams import LABELS
 from flatout.ladder.measure import UsualProgram
@@ -31,7 +31,7 @@ def cases(tmp_path_factory):
     return {name: tiny_case(name, tmp_path_factory.mktemp(name)) for name in PROGRAMS}
 
 
-def trained(program: str, case, **keywords) -> tuple[list[float], dict[str, Tensor]]:
+def trained(program: str, case, *, drops: bool = True, **keywords) -> tuple[list[float], dict[str, Tensor]]:
     """The losses and weights of one epoch."""
     module = importlib.import_module(f"flatout.ladder.usual.{program}")
     losses: list[float] = []
@@ -42,10 +42,12 @@ def trained(program: str, case, **keywords) -> tuple[list[float], dict[str, Tens
     log.setLevel(logging.INFO)
     try:
         built = module.Program(case, module.How(**keywords))
+        network = getattr(built, "network", None) or built.model
+        for dropout in (each for each in network.modules() if isinstance(each, nn.Dropout) and not drops):
+            dropout.p = 0.0
         built.train_epoch(Clock())
     finally:
         log.removeHandler(handler)
-    network = getattr(built, "network", None) or built.model
     return losses, {name: weight.detach().clone() for name, weight in network.named_parameters()}
 
 
@@ -90,6 +92,17 @@ def test_a_rung_that_only_saves_time_learns_the_same(program, before, after, cas
     assert first[0] == pytest.approx(second[0], abs=2e-4)
     for name, weight in first[1].items():
         torch.testing.assert_close(second[1][name], weight, atol=2e-3, rtol=0)
+
+
+def test_two_batches_of_four_learn_as_one_of_eight(cases):
+    case = cases["tweets"]
+    halves, after_halves = trained("tweets", case, drops=False, workers=0, batch=4, accumulate=2)
+    wholes, after_wholes = trained("tweets", case, drops=False, workers=0, batch=8, accumulate=1)
+    assert len(halves) == 2 * len(wholes) > 4
+    pairs = [(first + second) / 2 for first, second in zip(halves[::2], halves[1::2], strict=True)]
+    assert pairs == pytest.approx(wholes, abs=2e-4)  # the log has four digits
+    for name, weight in after_wholes.items():
+        torch.testing.assert_close(after_halves[name], weight, atol=2e-3, rtol=0)
 
 
 def test_the_grams_of_the_usual_program_are_those_that_a_run_of_ours_answers():

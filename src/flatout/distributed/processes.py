@@ -13,6 +13,7 @@ import multiprocessing.resource_tracker
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from types import FrameType
 
 from flatout.distributed.interrupts import ignored_by_children
@@ -82,6 +83,16 @@ def redirect_output() -> None:
         for stream in (1, 2):
             os.dup2(file, stream)
         os.close(file)
+
+
+def stand_apart(environment: Mapping[str, str]) -> None:
+    """Lead a process group of its own, under another environment, and end with the process that started this one."""
+    os.setsid()
+    end_with_parent()
+    signal.signal(signal.SIGINT, interrupt_once)
+    os.environ.clear()
+    os.environ |= environment
+    redirect_output()
 
 
 def _watch(sentinel: int) -> None:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import torch
 
-from flatout.distributed.processes import OUTPUT, end_with_parent, interrupt_once, redirect_output
+from flatout.distributed.processes import OUTPUT, stand_apart
 from flatout.errors import UserError
 from flatout.ladder.case import Case
 from flatout.ladder.usual.clock import Clock
@@ -203,12 +203,7 @@ def _end(process: Any) -> None:
 def _child(
     program: UsualProgram | OurRun, seconds: float | None, folder: Path, environment: dict[str, str], answer: Connection
 ) -> None:
-    os.setsid()
-    end_with_parent()
-    signal.signal(signal.SIGINT, interrupt_once)
-    os.environ.clear()
-    os.environ |= environment
-    redirect_output()
+    stand_apart(environment)
     try:
         with _device_use() as used:
             found = program.measure(seconds, folder)

@@ -20,14 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from flatout.distributed.processes import (
-    OUTPUT,
-    end_with_parent,
-    interrupt_once,
-    redirect_output,
-    wait_until_warm,
-    warm_start,
-)
+from flatout.distributed.processes import OUTPUT, stand_apart, wait_until_warm, warm_start
 from flatout.errors import EXIT_CODE, RunBroke, UserError
 from flatout.report.summary import mark_broken
 from flatout.sweep.board import Board
@@ -258,12 +251,7 @@ def last_line(error: Exception) -> str:
 
 def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connection, resumes: bool) -> None:
     """One trial, in its own process."""
-    os.setsid()
-    end_with_parent()
-    signal.signal(signal.SIGINT, interrupt_once)
-    os.environ.clear()
-    os.environ |= environment
-    redirect_output()
+    stand_apart(environment)
     slot.take()
     try:
         result = trial.job.train(trial.folder, trial.overrides, resumes=resumes)

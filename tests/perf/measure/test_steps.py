@@ -33,15 +33,3 @@ def test_steps_count_their_batches_rows_and_time_and_leave_the_weights(parts, pr
     steps.close()
     assert all(torch.equal(weights[name], weight) for name, weight in task.named_parameters())
     assert all(weight.grad is None for weight in task.parameters())
-
-
-def test_dropout_that_is_left_out_is_back_after_the_round(parts):
-    task, feed = parts.task.train(), feed_of(parts, FeedKind.resident, parts.plan)
-    task.model.dropped = torch.nn.Dropout(0.5)
-    way = Way(feed=feed, precision=Precision.fp32, threads=torch.get_num_threads(), model=task.model, drops=False)
-    modes = []
-    watched = task.model.register_forward_pre_hook(lambda model, inputs: modes.append(model.dropped.training))
-    Steps(task, way, endless(feed), standing_optimizer(task.model, task)).take(1)
-    watched.remove()
-    assert not any(modes) and task.model.dropped.training
-    del task.model.dropped

@@ -86,7 +86,7 @@ def test_what_is_tried_leaves_nothing_behind(tmp_path, long_enough, train):
 def test_small_batches_are_tried_larger_and_the_verdict_says_so(tmp_path, long_enough, capsys):
     result = texts(tmp_path)
     tried = {each["override"]: each for each in result.summary["evidence"]["tried"]}
-    assert tried.keys() >= {"data.batch_size=32", "model.dropout=0 model.embedding_dropout=0"}
+    assert "data.batch_size=32" in tried and not any("dropout" in override for override in tried)
     assert tried["data.batch_size=32"]["rows_per_batch"] == pytest.approx(32, rel=0.2)
     assert all(each["rows_per_s"] > 0 and each["as_was"] > 0 for each in tried.values())
     assert result.verdict["sentence"]

@@ -123,7 +123,7 @@ def test_what_plainly_holds_a_run_back_is_told_at_once(evidence, is_told):
     assert any(each.is_plain for each in findings(evidence)) is is_told
 
 
-@pytest.mark.parametrize("cause", ["data", "padding", "precision", "threads", "dropout"])
+@pytest.mark.parametrize("cause", ["data", "padding", "precision", "threads"])
 def test_what_was_tried_and_is_faster_is_the_mend(cause):
     evidence = trying(cause, f"override.of={cause}", 2.0, spending(wait=10.0) if cause == "data" else QUIET)
     told = verdict(evidence)
@@ -287,8 +287,9 @@ def test_cores_that_others_take_come_before_what_little_the_run_could_change():
     assert said["cause"] == "cpu" and [each["cause"] for each in said["others"]] == ["callbacks"]
 
 
-def test_dropout_whose_gain_is_uncertain_is_not_named():
-    assert verdict(trying("dropout", "model.dropout=0", 1.9, low=0.9, high=2.4))["cause"] == "nothing"
+def test_dropout_is_never_sold_for_speed():
+    """Runs of earlier versions tried steps without it; less dropout learns something else."""
+    assert verdict(trying("dropout", "model.dropout=0", 3.0, low=2.8, high=3.2))["cause"] == "nothing"
 
 
 def test_sixteen_bits_that_were_not_tried_are_a_cause_on_a_card_alone():

@@ -30,8 +30,6 @@ class Way:
     precision: Precision
     threads: int
     model: nn.Module
-    drops: bool = True
-    """False: dropout is left out."""
     cause: str = "as it was"
     override: str = ""
 
@@ -90,7 +88,6 @@ class Steps:
         self.lean = [module for module in way.model.modules() if isinstance(module, LeanEmbedding)]
         for embedding in self.lean:
             embedding.keeps_gradient = is_lean
-        self.dropouts = [] if way.drops else [each for each in way.model.modules() if isinstance(each, nn.Dropout)]
         self._batches = self._rows = self._tokens = 0
         self._wait_s = 0.0
 
@@ -99,8 +96,6 @@ class Steps:
         if torch.get_num_threads() != self.way.threads:
             torch.set_num_threads(self.way.threads)
             self._step()  # threads that slept must wake
-        for module in self.dropouts:
-            module.eval()
         self._batches = self._rows = self._tokens = 0
         self._wait_s, began = 0.0, time.perf_counter()
         for _ in range(count):
@@ -108,8 +103,6 @@ class Steps:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         seconds = time.perf_counter() - began
-        for module in self.dropouts:
-            module.train()
         return Taken(seconds, self._wait_s, self._batches, self._rows, self._tokens)
 
     def close(self) -> None:

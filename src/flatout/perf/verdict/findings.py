@@ -19,7 +19,7 @@ _PLAIN_GAIN, _PLAIN_SHARE = 1.25, 0.5
 """From where on a run that has just begun says so."""
 _ONLY_SEEN = ("throttling", "shared", "memory", "cpu", "precision")
 """Causes that were seen for a share of the time, which is not what they cost: after all whose gain is known."""
-_OTHER_TRAINING = ("batch", "dropout", "communication")
+_OTHER_TRAINING = ("batch", "communication")
 """Causes whose fix changes what is learned, so that it takes more to name them first."""
 
 

@@ -15,7 +15,6 @@ from flatout.perf.verdict.findings import RECOMMENDED, Finding
 from flatout.perf.verdict.gains import best_tried, carried_over, gain_without
 from flatout.perf.verdict.machine_rules import MACHINE_RULES
 
-_LEAST_OF_DROPOUT = 1.25
 _LEAST_UNCERTAIN = 1.25
 """A gain whose lower bound is too small is named only where it may be as large as this."""
 _NEAR_ROOF = 0.5
@@ -206,12 +205,6 @@ def threads(evidence: Evidence) -> Finding | None:
     return _by_trying(evidence, "threads", limit)
 
 
-def dropout(evidence: Evidence) -> Finding | None:
-    """Drawing what is dropped takes its time."""
-    found = _by_trying(evidence, "dropout", "dropout", "another model: it may overfit more", _LEAST_OF_DROPOUT)
-    return found if found is not None and found.is_recommended else None
-
-
 def optimizing(evidence: Evidence) -> Finding | None:
     """Steps are mostly the optimizer's."""
     share = evidence.share("optimizer")
@@ -269,7 +262,6 @@ RULES: list[Callable[[Evidence], Finding | None]] = [
     precision,
     threads,
     optimizing,
-    dropout,
     compiling,
     *MACHINE_RULES,
     framework,

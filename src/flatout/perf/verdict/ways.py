@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
-from torch import nn
 
 from flatout.data.batches.feed import Feed, choose_feed
 from flatout.data.batches.gather import TOKENS
@@ -23,7 +22,6 @@ from flatout.tasks.task import Task
 
 BATCHES_A_RUN = 4
 """Gathered at once: a try is over before the many of a usual run would have come."""
-_DROPOUTS = ("dropout", "embedding_dropout", "head_dropout")
 _SMALL_TOKENS, _SMALL_ROWS = 2048, 128
 """Batches below this are tried larger."""
 _LEAST_STEPS_AN_EPOCH = 8
@@ -130,10 +128,6 @@ def other_models(task: Task, was: Way, evidence: Evidence) -> Iterator[Way]:
     if was.feed.device.type == "cpu" and was.threads < evidence.cores and evidence.world == 1:
         yield replace(was, cause="threads", override=f"threads={evidence.cores}", threads=evidence.cores)
     yield from _larger_batches(was, evidence, "" if evidence.effective_batch is None else _NO_EFFECTIVE_BATCH)
-    drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in task.model.modules())
-    names = [name for name in _DROPOUTS if hasattr(task.model_config, name)]
-    if drops and names:
-        yield replace(was, cause="dropout", override=" ".join(f"model.{name}=0" for name in names), drops=False)
 
 
 def _larger_batches(was: Way, evidence: Evidence, also: str) -> Iterator[Way]:
