@@ -29,6 +29,7 @@ from flatout.data.text_preparation import survey
 from flatout.errors import require
 
 _CELL = pa.large_string()
+_WITH_BREAKS = pa_csv.ParseOptions(newlines_in_values=True)
 
 
 class Silent:
@@ -95,6 +96,13 @@ def quoted(text: str) -> str:
 
 def _listed(names: list[str]) -> str:
     return f"[{','.join(map(quoted, names))}]"
+
+
+def read_rows(path: Path) -> pa.Table:
+    """Written rows again, whatever line breaks their texts have; all columns as texts."""
+    names = pa_csv.open_csv(path, parse_options=_WITH_BREAKS).schema.names
+    cells = pa_csv.ConvertOptions(column_types=dict.fromkeys(names, _CELL), strings_can_be_null=False)
+    return pa_csv.read_csv(path, parse_options=_WITH_BREAKS, convert_options=cells)
 
 
 def _rows_of_epoch(config: Any, table: pa.Table) -> int:

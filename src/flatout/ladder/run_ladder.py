@@ -16,8 +16,8 @@ from flatout.errors import UserError, require
 from flatout.ladder.case import Case
 from flatout.ladder.climb import TOO_SHORT, Step, climb
 from flatout.ladder.describe import describe, encoder_folder, kind_of, program_of, require_followed
-from flatout.ladder.intervals import Group, paired_difference, quality_sentence
 from flatout.ladder.measure import Failed, Job, Measured, OurRun, UsualProgram, measure_apart
+from flatout.ladder.quality import Group, paired_difference, quality_sentence
 from flatout.ladder.results import FILE, closing_lines, results
 from flatout.ladder.rows import Rows, quoted, write_rows
 from flatout.ladder.rungs import Ladder, Rung
