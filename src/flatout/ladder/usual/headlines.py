@@ -78,7 +78,7 @@ class KerasWords:
         return len(self.layer.get_vocabulary())
 
     def padded(self, texts: Sequence[str], length: int) -> Tensor:
-        return torch.from_numpy(np.asarray(self.layer(list(texts)), dtype=np.int64))
+        return torch.from_numpy(np.array(self.layer(list(texts)), dtype=np.int64))
 
 
 class UsualBiLSTM(nn.Module):
