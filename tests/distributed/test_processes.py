@@ -116,8 +116,8 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 
 
 MORE_CASES = (
-    *("layers that thaw", "a running mean", "several labels, likewise"),
-    *("batches added up", "bit strings", "tags"),  # tests/tasks/test_plain_ranks.py has one of each
+    *("layers that thaw", "a running mean", "several labels, likewise", "batches added up", "tags"),
+    "bit strings",  # tests/tasks/test_plain_ranks.py trains some on two ranks
 )
 SOAK = pytest.mark.soak(seconds=5)
 
