@@ -72,7 +72,7 @@ def write_rows(config: Any, folder: Path, *, joined: Mapping[str, Any] | None = 
         words = [f"data.features={_listed(reading['features'])}", f"data.target={_listed(config.targets)}"]
         words += [f"data.group=[{_RECORDING}]", *_AS_THEY_ARE]
     missing = [split for split in SPLITS if split not in tables]
-    hint = "Leave the validation file out, or give a test file as well."
+    hint = "Give more rows, or a file for each split."
     require(not missing, "ladder", f"no {' and no '.join(missing)} rows", hint=hint)
     for split, table in tables.items():
         pa_csv.write_csv(table, folder / f"{split}.csv")
