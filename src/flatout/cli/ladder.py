@@ -17,7 +17,7 @@ from flatout.cli.conf_folder import conf_folder
 from flatout.cli.start import leave, start_hydra
 from flatout.cli.yaml_size import require_modest
 from flatout.distributed.processes import warm_start
-from flatout.errors import UserError, require
+from flatout.errors import UserError, nearest, require
 from flatout.ladder.rungs import Ladder, find_ladder, read_ladder
 from flatout.sweep.durations import seconds
 
@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
     warm_start()  # it imports beside us what the measuring processes will need
 
     typed, own = _part(arguments.words)
+    _require_settings(typed)
     conf = [] if arguments.config_dir is None else ["--config-dir", str(Path(arguments.config_dir).absolute())]
     folders = [Path(conf[1]) / _LADDER] if conf else []
     folders.append(conf_folder() / _LADDER)
@@ -78,6 +79,16 @@ def _part(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         else:
             typed.append(word)
     return typed, own
+
+
+def _require_settings(typed: Sequence[str]) -> None:
+    """Refuse a word that sets nothing; a ladder's name alone is the usual slip."""
+    for word in typed:
+        if "=" not in word and not word.startswith(("-", "~")):
+            names = sorted(path.stem for path in (conf_folder() / _LADDER).glob("*.yaml"))
+            near = nearest(word, names)
+            hint = f"Did you mean +ladder={near}?" if near else "Write key=value, as for training."
+            raise UserError(f"ladder {word}", "sets nothing", allowed=f"ladders: {', '.join(names)}", hint=hint)
 
 
 def require_kind(ladder: Ladder, typed: Sequence[str]) -> None:
