@@ -31,7 +31,7 @@ MOST_BYTES = 300_000
 COLUMNS = 104
 RUN = ["-m", "train"]
 SWEEP = ["-m", "flatout", "sweep", "+sweep=headlines", "data.sample.rows=4000", "trainer.max_epochs=4", "trials=12"]
-LADDER = ["-m", "flatout", "ladder", "+ladder=headlines", "for=90s"]
+LADDER = ["-m", "flatout", "ladder", "+ladder=bloom", "for=100s"]
 STARTUP_S = 60
 """How long TensorBoard may take before it answers."""
 

@@ -336,6 +336,8 @@ def test_a_run_of_another_model_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert verb("export", run) == 2
     said = capsys.readouterr().err
     assert "a run of model=bilstm, which transformers does not know. Name a run of model=transformer." in said
+    assert verb("export", Path(run).parent) == 2
+    assert f"no finished run: it has no model/ folder. Did you mean {run}?" in capsys.readouterr().err
     assert "Traceback" not in said
 
 

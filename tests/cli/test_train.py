@@ -112,6 +112,20 @@ def test_options_of_hydra_may_stand_anywhere():
     assert words_of.options_last(["--config-d", "here", "a=1"]) == ["a=1", "--config-d", "here"]
 
 
+def test_letters_beyond_ascii_need_no_quotes():
+    for typed, quoted in (
+        ("data.text=Überschrift", 'data.text="Überschrift"'),
+        ("data.text=[Titel,Rubrik über alles]", 'data.text=[Titel,"Rubrik über alles"]'),
+        ("data.source=Müller/news-1.csv", 'data.source="Müller/news-1.csv"'),
+        ("model.hidden=8,16", "model.hidden=8,16"),
+        ("data.text='Ü'", "data.text='Ü'"),
+        ("+model=bilstm", "model=bilstm"),
+    ):
+        assert words_of.in_hydras_form(typed) == quoted
+    config = compose_run(words_of.for_hydra(["data.source=Müller/news.csv", "data.text=[Überschrift,Text]"]))
+    assert (config.data.source, config.data.text) == ("Müller/news.csv", ["Überschrift", "Text"])
+
+
 def test_a_model_that_cannot_be_fetched_is_told_with_the_three_ways_out(tmp_path, monkeypatch, capsys):
     nothing_fetched(tmp_path, monkeypatch)
     words = ["+experiment=bert_a16", "model.pretrained=bert-base-uncased", f"output={tmp_path / 'runs'}"]

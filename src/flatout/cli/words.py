@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from flatout.errors import require
@@ -20,12 +21,29 @@ def for_hydra(words: Sequence[str]) -> list[str]:
 
 def in_hydras_form(word: str) -> str:
     """A word of our command line in the form that Hydra asks for."""
+    word = quote_letters(word)
     if word.startswith("launcher."):
         return f"hydra.{word}"
     group, equals, option = word.removeprefix("+").partition("=")
     if equals and group in _ADDED:
         return f"+{group}={option}"
     return f"{group}={option}" if equals and group in _LISTED else word
+
+
+def quote_letters(word: str) -> str:
+    """A word such as `data.text=Übersicht` with quotes: Hydra reads letters beyond ASCII between quotes only."""
+    key, equals, value = word.partition("=")
+    if not equals or value.isascii() or re.search(r"['\"$\\]", value):
+        return word
+    return f"{key}={re.sub(_WITH_LETTERS, _quoted, value)}"
+
+
+_WITH_LETTERS = r"[^\[\]{}(),:=]*[^\x00-\x7f][^\[\]{}(),:=]*"
+"""A value, or one item of a list, with a letter beyond ASCII."""
+
+
+def _quoted(found: re.Match[str]) -> str:
+    return f'"{found[0].strip()}"'
 
 
 def with_own_parts(words: Sequence[str]) -> list[str]:

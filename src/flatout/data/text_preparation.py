@@ -152,7 +152,8 @@ class TextPreparation:
             if not surveyed.rows(split):
                 key = "source" if self.config.source is not None else split if split in tables else "train"
                 what = f"no rows are left for the {split} split of {self.source.name}"
-                raise UserError(f"data.{key}", what, hint="python -m flatout check shows what became of them.")
+                hint = "Give more rows, or a file for each split; python -m flatout check counts what was left out."
+                raise UserError(f"data.{key}", what, hint=hint)
 
     def _train_vocabulary(self, surveyed: Surveyed, advance: Callable[[int], None]) -> Encoder:
         """Second pass: the words of the training rows, and their numbers if these are the labels."""

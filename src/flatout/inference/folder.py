@@ -41,9 +41,9 @@ class ModelFolder:
                 return cls(folder)
         if not path.exists():
             raise UserError(str(path), "no such run", hint="Name a folder below outputs/.")
-        raise UserError(
-            str(path), "no finished run: it has no model/ folder", hint="Name a run whose summary.json says finished."
-        )
+        inside = sorted(each.parent for each in path.glob(f"*/model/{WEIGHTS}"))
+        hint = f"Did you mean {inside[-1].parent}?" if inside else "Name a run whose summary.json says finished."
+        raise UserError(str(path), "no finished run: it has no model/ folder", hint=hint)
 
     def settings(self) -> dict[str, Any]:
         with self.read():

@@ -86,7 +86,7 @@ def _rows(surveyed: Surveyed) -> dict[str, int]:
     return {split: count for split in SPLITS if (count := surveyed.rows(split))}
 
 
-_NO_ROWS = "Give more rows, or a file for each split"
+_NO_ROWS = "give more rows, or a file for each split"
 
 
 def _errors(surveyed: Surveyed, found: Checkup, wanted: list[str]) -> Iterator[Remark]:
