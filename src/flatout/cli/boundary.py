@@ -88,11 +88,6 @@ def allowed_targets(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...
     return allowed
 
 
-def require_folders(where: str, places: str) -> None:
-    """Refuse packages: Hydra imports a package to look for settings in it."""
-    require("pkg:" not in places.lower(), where, f"{places} names a package", hint="Name a folder.")
-
-
 def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Refuse settings that execute code or write elsewhere before a run begins; `overrides` are the typed words."""
     settings = cfg.hydra

@@ -21,8 +21,9 @@ from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from flatout.cli.boundary import check_hydra, require_folders
+from flatout.cli.boundary import check_hydra
 from flatout.cli.unknown_keys import find_key
+from flatout.cli.words import require_folders
 from flatout.cli.yaml_size import require_modest
 from flatout.errors import UserError
 

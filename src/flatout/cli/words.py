@@ -90,8 +90,6 @@ def _takes_value(option: str, following: str) -> bool:
 
 def refuse_pickles_and_packages(words: Sequence[str]) -> None:
     """Refuse two options of Hydra: one unpickles a file, one may import a package to read settings."""
-    from flatout.cli.boundary import require_folders
-
     for number, word in enumerate(words):
         name, _, value = word.partition("=")
         is_rerun = len(name) > len("--e") and "--experimental-rerun".startswith(name)  # argparse takes beginnings too
@@ -99,3 +97,8 @@ def refuse_pickles_and_packages(words: Sequence[str]) -> None:
         is_path = name == "-cp" or (len(name) > len("--config-") and "--config-path".startswith(name))
         if word.startswith("-cp") or is_path:
             require_folders("--config-path", " ".join([value or word, *words[number + 1 : number + 2]]))
+
+
+def require_folders(where: str, places: str) -> None:
+    """Refuse packages: Hydra imports a package to look for settings in it."""
+    require("pkg:" not in places.lower(), where, f"{places} names a package", hint="Name a folder.")
