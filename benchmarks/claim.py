@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import resource
 import statistics
@@ -30,10 +31,18 @@ class Options:
     """Folder of published data sets."""
     pretrained: str | None = None
     """Folder of a pretrained encoder."""
+    asked_rounds: int | None = None
+    """Rounds of each measurement, where they were asked for."""
+    only: str | None = None
+    """Part of the names of the rows to measure, in benches that can leave rows out."""
 
     @property
     def rounds(self) -> int:
-        return self.choose(5, 3, 1)
+        return self.choose_rounds(5, 3, 1)
+
+    def choose_rounds(self, full: int, quick: int, tiny: int) -> int:
+        """Rounds of a measurement: those asked for come first."""
+        return self.asked_rounds or self.choose(full, quick, tiny)
 
     def choose(self, full: int, quick: int, tiny: int) -> int:
         """The size of this measurement."""
@@ -54,6 +63,8 @@ class Claim:
     goal: str
     holds: bool
     note: str = ""
+    applies: bool = True
+    """False: it cannot be measured on this machine, and the note says why."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,6 +85,11 @@ def at_most(claim: str, ours: float, theirs: float, unit: str, goal: float, note
 def bounded(claim: str, ours: float, unit: str, *, most: float, note: str = "") -> Claim:
     """Ours is to be at most `most`."""
     return Claim(claim, ours, None, unit, None, f"≤ {most:g} {unit}".rstrip(), ours <= most, note)
+
+
+def not_here(claim: str, why: str) -> Claim:
+    """A claim that does not apply on this machine."""
+    return Claim(claim, math.nan, None, "", None, "", True, f"does not apply here: {why}", applies=False)
 
 
 def reaching(claim: str, ours: float, unit: str, *, least: float | None, note: str = "") -> Claim:

@@ -19,13 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claim import Claim, Options, bounded
+from benchmarks.claim import Claim, Options, bounded, not_here
 from benchmarks.planted import HEALTHY, PLANTED, QUICK, Planted
 from flatout.callbacks.step_timer import StepTimer
 from flatout.cli.confirm import predicted, sides_of, steps_of_a_round
 from flatout.cli.short_runs import time_in_turn, train_apart, with_override
 from flatout.distributed.processes import end_with_parent, wait_until_warm, warm_start
-from flatout.errors import RunBroke, UserError
+from flatout.errors import RunBroke, UserError, did_you_mean, require
 from flatout.perf.measure.intervals import Interval, speedup
 from flatout.perf.verdict.evidence import Evidence
 
@@ -38,31 +38,48 @@ _LIMIT = 0.6
 def claims(options: Options) -> Iterator[Claim]:
     warm_start()
     wait_until_warm()
-    rounds = 1 if options.quick else 2
-    planted = [each for each in PLANTED if each.name in QUICK] if options.quick else PLANTED
-    applicable = [each for each in planted if not each.why_not()]
+    began, rounds = time.perf_counter(), options.choose_rounds(2, 1, 1)
+    planted, healthy = chosen(options)
+    diagnosed, checked = [], []
     with tempfile.TemporaryDirectory() as folder:
-        diagnosed = []
-        for number, each in enumerate(applicable):
+        for number, each in enumerate(planted):
+            if why := each.why_not():
+                yield not_here(each.name, why)
+                continue
             place = Path(folder) / f"planted-{number}"
             diagnosed.append(_or_broken(each.name, each.causes, partial(diagnose, each, place, rounds)))
             yield diagnosed[-1].as_claim()
-        for each in planted:
-            if why := each.why_not():
-                yield Claim(each.name, math.nan, None, "", None, "", True, f"does not apply here: {why}")
-        checked = []
-        for number, name in enumerate(list(HEALTHY)[: 2 if options.quick else None]):
+        for number, name in enumerate(healthy):
             place = Path(folder) / f"healthy-{number}"
             checked.append(_or_broken(name, (), partial(check_healthy, name, HEALTHY[name], place, rounds)))
             yield checked[-1].as_claim()
+    if diagnosed:
+        yield from _cost(min(each.step_ms for each in diagnosed))
+    yield from summary_of(diagnosed, checked)
+    minutes, most = (time.perf_counter() - began) / 60, options.choose(15, 3, 15)
+    yield bounded("the whole bench", minutes, "minutes", most=most, note=f"{rounds} rounds of each confirmation")
+
+
+def chosen(options: Options) -> tuple[list[Planted], list[str]]:
+    """The plants, and the names of the healthy runs, that were asked for."""
+    names = [*(each.name for each in PLANTED), *HEALTHY]
+    if options.only is not None:
+        wanted = {name for name in names if options.only.lower() in name.lower()}
+        hint = did_you_mean(options.only, names)
+        require(bool(wanted), "--only", f"no plant and no healthy run {options.only!r}", hint=hint)
+    else:
+        wanted = {*QUICK, *list(HEALTHY)[:2]} if options.quick else set(names)
+    return [each for each in PLANTED if each.name in wanted], [name for name in HEALTHY if name in wanted]
+
+
+def summary_of(diagnosed: list[Diagnosed], checked: list[Diagnosed]) -> Iterator[Claim]:
+    """The four figures that the bench is for."""
     promised = [each for each in (*diagnosed, *checked) if each.predicted is not None and each.measured is not None]
-    yield _share("planted bottlenecks that the verdict names", [each.is_named for each in diagnosed], _NAMED)
+    yield _share("planted bottlenecks named first", [each.is_named for each in diagnosed], _NAMED)
     yield _share("predicted intervals that hold the measured gain", [each.is_within for each in promised], _WITHIN)
     yield bounded("recommended fixes that slow a run", sum(each.slows for each in promised), "", most=0)
-    yield bounded(
-        f"false alarms in {len(checked)} healthy runs", sum(not each.is_quiet for each in checked), "", most=0
-    )
-    yield from _cost(min(each.step_ms for each in diagnosed))
+    alarms = sum(not each.is_quiet for each in checked)
+    yield bounded(f"false alarms in {len(checked)} healthy runs", alarms, "", most=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +90,19 @@ class Diagnosed:
     causes: tuple[str, ...]
     """What the verdict may call it; none of a healthy run."""
     verdict: dict[str, Any]
-    measured: Interval | None
-    """The gain that came; None where nothing could be run."""
+    rates: list[list[float]] | None = None
+    """Rows a second of each round, as it was and with the fix; None where nothing could be run."""
     step_ms: float = math.inf
     """What half of its steps took at most."""
 
     @property
     def predicted(self) -> Interval | None:
         return predicted(self.verdict)
+
+    @property
+    def measured(self) -> Interval | None:
+        """The gain that came."""
+        return None if self.rates is None else speedup(*self.rates)
 
     @property
     def is_named(self) -> bool:
@@ -105,16 +127,21 @@ class Diagnosed:
         holds = self.is_named and (self.predicted is None or self.is_within) if self.causes else self.is_quiet
         value = math.nan if self.measured is None else self.measured.value
         goal = "quiet" if not self.causes else "named" if self.predicted is None else "in bounds"
-        note = self.verdict["sentence"]
-        if self.predicted is not None:
-            note = f"predicted {self.predicted}, measured {self.measured}; {note}"
-        elif self.measured is not None:
-            note = f"no promise; measured {self.measured}; {note}"
+        note = "\n    ".join([self.verdict["sentence"], *self._rounds()])
+        if self.measured is not None:
+            promise = "no promise" if self.predicted is None else f"predicted {self.predicted}"
+            note = f"{promise}, measured {self.measured}; {note}"
         name = self.name if self.is_named or not self.causes else f"{self.name}: NOT NAMED"
         expected = None if self.predicted is None else self.predicted.value
         return Claim(
             name, value, expected, "× as fast", None if expected is None else value / expected, goal, holds, note
         )
+
+    def _rounds(self) -> list[str]:
+        return [
+            f"round {number}: {before:,.0f} rows/s as it was, {after:,.0f} with the fix ({after / before:.2f}×)"
+            for number, (before, after) in enumerate(zip(*self.rates or [[], []], strict=True), 1)
+        ]
 
 
 def _or_broken(name: str, causes: tuple[str, ...], diagnosing: Callable[[], Diagnosed]) -> Diagnosed:
@@ -123,7 +150,7 @@ def _or_broken(name: str, causes: tuple[str, ...], diagnosing: Callable[[], Diag
         return diagnosing()
     except (UserError, RunBroke, KeyError, TypeError) as error:  # no verdict, or no evidence
         found = {"cause": "error", "sentence": f"{type(error).__name__}: {error}", "override": None}
-        return Diagnosed(name, causes, {**found, "predicted_gain": None}, None)
+        return Diagnosed(name, causes, {**found, "predicted_gain": None})
 
 
 def diagnose(planted: Planted, place: Path, rounds: int) -> Diagnosed:
@@ -132,29 +159,29 @@ def diagnose(planted: Planted, place: Path, rounds: int) -> Diagnosed:
     with _around(planted.around):
         summary = train_apart(words, place / "first")
         found, step_ms = summary["verdict"], summary["speed"]["step_percentiles_ms"]["p50"]
-        measured = None
+        rates = None
         if found["override"] and found["cause"] != "compile":
-            measured = _confirm(words, found["override"], summary, place, rounds)
+            rates = _confirm(words, found["override"], summary, place, rounds)
         elif found["predicted_gain"] is not None:
-            measured = _confirm(words, "~callbacks.plant", summary, place, rounds)
-    return Diagnosed(planted.name, planted.causes, found, measured, step_ms)
+            rates = _confirm(words, "~callbacks.plant", summary, place, rounds)
+    return Diagnosed(planted.name, planted.causes, found, rates, step_ms)
 
 
 def check_healthy(name: str, words: list[str], place: Path, rounds: int) -> Diagnosed:
     """A run that nothing holds back; a gain that its verdict promises is confirmed."""
     words = [*_ALWAYS, *words]
     summary = train_apart(words, place / "first")
-    found, measured = summary["verdict"], None
+    found, rates = summary["verdict"], None
     if found["predicted_gain"] is not None and found["override"]:
-        measured = _confirm(words, found["override"], summary, place, rounds)
-    return Diagnosed(name, (), found, measured)
+        rates = _confirm(words, found["override"], summary, place, rounds)
+    return Diagnosed(name, (), found, rates)
 
 
-def _confirm(words: list[str], override: str, summary: dict[str, Any], place: Path, rounds: int) -> Interval:
+def _confirm(words: list[str], override: str, summary: dict[str, Any], place: Path, rounds: int) -> list[list[float]]:
     evidence = Evidence.from_dict(summary["evidence"])
     plain = with_override(words, "monitor.verdict=false")
     sides = sides_of(plain, override, evidence, steps_of_a_round(evidence))
-    return speedup(*time_in_turn(sides, place, rounds))
+    return time_in_turn(sides, place, rounds)
 
 
 def _trusted(words: list[str]) -> list[str]:

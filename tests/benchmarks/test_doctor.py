@@ -14,7 +14,6 @@ from benchmarks.planted import HEALTHY, PLANTED, QUICK
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
-from flatout.perf.measure.intervals import Interval
 
 
 def test_every_plant_can_be_named_on_a_command_line():
@@ -80,7 +79,7 @@ def test_a_slow_disk_slows_what_is_read_and_not_what_lies_in_memory(make_split, 
 def diagnosed(cause: str, gain: float | None, measured: float | None, causes=("data",)) -> Diagnosed:
     verdict = {"cause": cause, "sentence": "", "predicted_gain": gain}
     verdict |= {"gain_low": gain and gain / 1.2, "gain_high": gain and gain * 1.2}
-    return Diagnosed("x", causes, verdict, None if measured is None else Interval(measured, measured, measured))
+    return Diagnosed("x", causes, verdict, None if measured is None else [[100.0], [100.0 * measured]])
 
 
 @pytest.mark.parametrize(

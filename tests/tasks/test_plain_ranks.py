@@ -10,35 +10,36 @@ import pytest
 from flatout import MonitorConfig, OptimConfig, fit
 from tests.started import free_port, said_by_all
 from tests.tasks import plain_rank
-from tests.tasks.plain_rank import ACCUMULATE, CLIP, EPOCHS, KINDS, ROWS, LossFile, mean_losses
+from tests.tasks.plain_rank import ACCUMULATE, CLIP, EPOCHS, ROWS, LossFile, mean_losses
 from tests.tasks.test_plain_trainer import parts
 from tests.warm import begin_function
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the losses of two plain ranks."""
-    folder = tmp_path_factory.mktemp("plain")
+def train_plainly(folder: Path, kind: str) -> None:
+    """Leave the losses of two plain ranks in a folder."""
+    folder.mkdir()
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     place |= {"FLATOUT_CACHE": str(folder / "cache"), "NODE_RANK": "0"}
-    ranks = [begin_function(plain_rank.main, folder, LOCAL_RANK=str(rank), **place) for rank in (0, 1)]
+    ranks = [begin_function(plain_rank.main, folder, kind, LOCAL_RANK=str(rank), **place) for rank in (0, 1)]
     try:
         said = said_by_all(ranks, 240)
     finally:
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], said
-    return folder
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_ranks_of_a_plain_trainer_and_of_the_runner_have_the_same_losses(plain, tmp_path, kind):
+@pytest.mark.parametrize(
+    "kind", ["bits", *(pytest.param(kind, marks=pytest.mark.soak(seconds=15)) for kind in ("text", "tags"))]
+)
+def test_two_ranks_of_a_plain_trainer_and_of_the_runner_have_the_same_losses(tmp_path, kind):
+    train_plainly(tmp_path / "plain", kind)
     data, task = parts(kind)
     data.config.batch_size, data.config.accumulate = ROWS, ACCUMULATE
     settings: dict[str, Any] = {"precision": "fp32", "trainer": {"accelerator": "cpu", "devices": 2}, "tune": "off"}
     settings |= {"monitor": MonitorConfig(progress=False, verdict=False), "optim": OptimConfig(lr=0.01, clip=CLIP)}
     callbacks = {"losses": LossFile(tmp_path, kind)}
     fit(data, task, max_epochs=EPOCHS, folder=tmp_path / "run", threads=1, callbacks=callbacks, **settings)
-    expected = mean_losses(plain, kind)
+    expected = mean_losses(tmp_path / "plain", kind)
     assert len(expected) > 8
     assert mean_losses(tmp_path, kind) == pytest.approx(expected, abs=1e-6, rel=0)

@@ -6,13 +6,14 @@ import argparse
 import importlib
 import json
 import logging
+import math
 import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import flatout
-from flatout.errors import UserError, did_you_mean
+from flatout.errors import UserError, did_you_mean, require
 
 if TYPE_CHECKING:
     from benchmarks.claim import Claim
@@ -24,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds and rows, under two minutes")
     parser.add_argument("--data", metavar="FOLDER", type=Path, help="folder of published data sets, for quality")
     parser.add_argument("--pretrained", metavar="FOLDER", help="a pretrained encoder, for bert and quality")
+    parser.add_argument("--rounds", metavar="N", type=int, help="rounds of each measurement")
+    parser.add_argument("--only", metavar="TEXT", help="doctor: the plants and healthy runs whose names hold this")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows there")
 
 
@@ -39,6 +42,10 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.name not in BENCHES:
         hint = did_you_mean(arguments.name, BENCHES)
         raise UserError("bench", f"no bench {arguments.name!r}", allowed=", ".join(BENCHES), hint=hint)
+    if arguments.rounds is not None:
+        require(arguments.rounds > 0, "--rounds", f"{arguments.rounds} rounds", allowed="1 or more")
+    if arguments.only is not None and arguments.name != "doctor":
+        raise UserError("--only", f"bench {arguments.name} cannot leave rows out", allowed="doctor")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore")
     claims = []
@@ -48,6 +55,8 @@ def run(arguments: argparse.Namespace) -> None:
             quick=arguments.quick,
             data=arguments.data,
             pretrained=arguments.pretrained,
+            asked_rounds=arguments.rounds,
+            only=arguments.only,
         )
     ):
         claims.append(claim)
@@ -69,8 +78,10 @@ def add_checkout_to_path() -> None:
 
 def line(claim: Claim) -> str:
     """One row of the table."""
+    ours = "" if math.isnan(claim.ours) else f"{claim.ours:,.4g}"
     theirs = "" if claim.theirs is None else f"{claim.theirs:,.4g}"
     ratio = "" if claim.ratio is None else f"{claim.ratio:.2f}×"
     name = f"{claim.claim} [{claim.unit}]" if claim.unit else claim.claim
-    row = f"{name:<58} {claim.ours:>12,.4g} {theirs:>12} {ratio:>7}  {claim.goal:<12} {'yes' if claim.holds else 'NO'}"
+    holds = "n/a" if not claim.applies else "yes" if claim.holds else "NO"
+    row = f"{name:<58} {ours:>12} {theirs:>12} {ratio:>7}  {claim.goal:<12} {holds}"
     return f"{row}\n    {claim.note}" if claim.note else row

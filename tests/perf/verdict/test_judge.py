@@ -66,7 +66,9 @@ def encoder(output, *, verdict=True):
     return texts(output, verdict=verdict, model=TransformerConfig(hidden=16, layers=1, heads=2, dropout=0.1))
 
 
-@pytest.mark.parametrize("train", [texts, bits, encoder])
+@pytest.mark.parametrize(
+    "train", [texts, *(pytest.param(kind, marks=pytest.mark.soak(seconds=12)) for kind in (bits, encoder))]
+)
 def test_what_is_tried_leaves_nothing_behind(tmp_path, long_enough, train):
     tried, plain = (train(tmp_path, verdict=verdict) for verdict in (True, False))
     assert [each["cause"] for each in tried.summary["evidence"]["tried"]], tried.verdict
