@@ -1,8 +1,8 @@
 """The usual way with recordings: windows copied into memory, a Dataset, a DataLoader, and a loop that reads the loss.
 
-`UsualLoop` copies the table for each column it adds, makes a window a row, allocates the hidden state in each batch,
-reads two numbers and writes a log line a batch. `TunedLoop` has its windows as tensors beforehand, takes batches by
-index, reads one number a batch and writes no line.
+`UsualLoop` makes a window a row of a Dataset, allocates the hidden state in each batch, reads two numbers and writes a
+log line a batch. `TunedLoop` has its windows as tensors, takes batches by index, reads one number a batch and writes no
+line. In both, columns are added and windows copied out beforehand: no epoch counts that.
 """
 
 from __future__ import annotations

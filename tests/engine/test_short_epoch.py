@@ -180,6 +180,8 @@ def test_weights_without_a_gradient_or_a_state_are_left_to_torch():
     model[0].weight.grad = None
     assert step_directly(optimizer)
     assert torch.equal(before[0], model[0].weight)
+    drop_gradients(optimizer)
+    assert not step_directly(optimizer)
     assert not torch.equal(before[2], model[2].weight)
 
 

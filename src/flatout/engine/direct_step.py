@@ -37,11 +37,12 @@ def step_directly(optimizer: Optimizer) -> bool:
         return False
     found = [_gather(group, optimizer.state) for group in optimizer.param_groups]
     groups = [each for each in found if each is not None]
-    if len(groups) < len(found):
+    steps = [step for group in groups for step in group[4]]
+    if len(groups) < len(found) or not steps:
         return False
-    torch._foreach_add_([step for group in groups for step in group[4]], 1)
+    torch._foreach_add_(steps, 1)
     grad_scale = own.get("grad_scale")
-    for group, (weights, gradients, means, squares, steps) in zip(optimizer.param_groups, groups, strict=True):
+    for group, (weights, gradients, means, squares, own_steps) in zip(optimizer.param_groups, groups, strict=True):
         if weights:
             beta1, beta2 = group["betas"]
             torch._fused_adamw_(
@@ -50,7 +51,7 @@ def step_directly(optimizer: Optimizer) -> bool:
                 means,
                 squares,
                 [],
-                steps,
+                own_steps,
                 amsgrad=False,
                 lr=group["lr"],
                 beta1=beta1,

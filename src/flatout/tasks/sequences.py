@@ -6,7 +6,6 @@ units. Chunks that continue each other carry the network's hidden state from bat
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -126,14 +125,10 @@ class SequenceRegressor(Task):
     def metric_names(self) -> list[str]:
         return names_of(self.scores.targets)
 
-    def training_step(self, batch: FlatBatch, batch_idx: int) -> Tensor:
-        if self._augment is not None:
-            batch = self._augment(batch)
+    def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
+        batch = batch if self._augment is None else self._augment(batch)
         self._begin(batch, "train")
-        return super().training_step(batch, batch_idx)
-
-    # As in Task: a signature that lies ready is found at once.
-    training_step.__dict__["__signature__"] = inspect.signature(training_step)
+        return super().training_loss(batch, model)
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
         return self._sum_of_losses(*self._real(outputs.float(), batch), rows=batch.step_rows)
@@ -268,10 +263,8 @@ class SequenceLabeller(Classifier):
         network: nn.Module = config.build(shape=info.shape)
         return network
 
-    def training_step(self, batch: FlatBatch, batch_idx: int) -> Tensor:
-        return super().training_step(batch if self._augment is None else self._augment(batch), batch_idx)
-
-    training_step.__dict__["__signature__"] = inspect.signature(training_step)
+    def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
+        return super().training_loss(batch if self._augment is None else self._augment(batch), model)
 
 
 def sequence_task(config: SequenceDataConfig) -> type[SequenceRegressor] | type[SequenceLabeller]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from flatout import CellsConfig, RNNConfig
+from flatout.data import SequenceData
 from flatout.data.batches.gather import TOKENS
 from flatout.data.feeding import FeedKind
 from flatout.distributed.ranks import Ranks
 from flatout.engine.precision import Precision
 from flatout.perf.tune import probe
-from flatout.perf.tune.probe import Setting, about, feeds_alone, longest_batch, losses, measure
+from flatout.perf.tune.probe import Parts, Setting, about, feeds_alone, longest_batch, losses, measure
 from flatout.run.build import RunBuilder, build_parts
+from flatout.tasks import SequenceRegressor
 from tests.perf.tune.planted import config, small_parts
 
 SETTING = Setting(feed=FeedKind.resident, precision=Precision.fp32, rows=32, accumulate=1)
@@ -96,3 +100,18 @@ def test_a_cap_on_tokens_is_probed_as_it_is():
     parts.task.model.register_forward_pre_hook(lambda model, inputs: seen.append(inputs[0]))
     measure(parts, SETTING, steps=2, until=time.time() + 60)
     assert max(batch.longest() * batch.num_rows for batch in seen) <= 256
+
+
+def test_chunks_that_carry_a_state_are_probed(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "_LEAST_TIMED_S", 0.0)
+    cells = CellsConfig(cells=4, cycles=3, samples=60)
+    data = SequenceData(sample=cells, chunk=20, batch_size=4, cache=str(tmp_path))
+    data.setup()
+    task = SequenceRegressor(RNNConfig(hidden=4), total_steps=10)
+    task.build(data.info)
+    feed = data.train_dataloader()
+    built = Parts(task, data.store.splits["train"], feed.plan, torch.device("cpu"), workers=1, clip=0.5)
+    found = measure(built, replace(SETTING, rows=4), steps=3, until=time.time() + 60)
+    assert found.steps == 3 and found.rows_per_s > 0
+    compared = losses(built, ["fp32", "bf16"], rows=6)
+    assert 0 < compared["fp32"] == pytest.approx(compared["bf16"], rel=0.1)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -17,7 +19,14 @@ from flatout.data.feeding import require_other_content
 from flatout.data.samples.cells import CellsTable
 from flatout.data.sequences.choices import SequenceProblem
 from flatout.data.sequences.info import SequenceInfo, read_columns, rules_of, stored_columns
-from flatout.data.sequences.recordings import ReadingNotes, Recording, files_of, read_recordings
+from flatout.data.sequences.long_files import LongRecording, Scratch, blocks_of
+from flatout.data.sequences.recordings import (
+    ReadingNotes,
+    Recording,
+    files_of,
+    read_recordings,
+    require_rules_columns,
+)
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.splitting import Splitter
 from flatout.data.sequences.survey import Survey
@@ -31,6 +40,7 @@ from flatout.data.tables.table import Table, require_unchanged
 from flatout.errors import require
 
 _VERSION = 1
+_ROWS_A_BLOCK = 1 << 16
 
 
 def prepare(config: SequenceDataConfig) -> SequenceInfo:
@@ -77,12 +87,13 @@ class SequencePreparation:
 
     def _build(self, fingerprints: dict[str, str], writer: StoreWriter) -> None:
         notes = ReadingNotes()
-        with Progress() as progress:
+        with Progress() as progress, TemporaryDirectory(dir=writer.folder, prefix="scratch") as folder:
+            scratch = Scratch(Path(folder), self.rules)
             survey = Survey(self.config, self.columns, self.splitter())
-            for split, recording in self.read(notes, progress):
+            for split, recording in self.read(notes, progress, scratch):
                 survey.add(split, recording)
             survey.finish()
-            self._write(writer, survey, progress)
+            self._write(writer, survey, progress, scratch)
         require_unchanged(self.tables, fingerprints)
         writer.facts |= survey.facts()
         writer.facts["lines"] = [*survey.lines(), *notes.lines()]
@@ -93,21 +104,32 @@ class SequencePreparation:
         files = len(files_of(self.tables["train"]))
         return Splitter(self.config, self.config.taken_shares(self.tables), files)
 
-    def read(self, notes: ReadingNotes, progress: Progress) -> Iterator[tuple[str, Recording]]:
-        """The recordings of all tables, each with the split of its table."""
+    def read(
+        self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None = None
+    ) -> Iterator[tuple[str, Recording | LongRecording]]:
+        """The recordings of all tables, each with the split of its table; large files by way of `scratch`."""
         advance = progress.task("reading")
         for split, table in self.tables.items():
-            for recording in read_recordings(table, self.rules, notes, advance):
-                yield split, recording
+            for file in files_of(table):
+                require_rules_columns(file, self.rules)
+                long = None if scratch is None else scratch.read(file, notes)
+                if long is not None:
+                    yield split, long
+                    advance(len(long.values))
+                    continue
+                for recording in read_recordings(file, self.rules, notes, advance):
+                    yield split, recording
 
-    def _write(self, writer: StoreWriter, survey: Survey, progress: Progress) -> None:
+    def _write(self, writer: StoreWriter, survey: Survey, progress: Progress, scratch: Scratch) -> None:
         columns = {"values": Column("float32", ragged=True), "label": Column("float32")}
         recordings = writer.split(RECORDINGS, columns)
         scaler, labels = survey.scaler, iter(survey.label_numbers())
-        for _, recording in self.read(ReadingNotes(), progress):
-            scaled = scaler.scale(recording.values)
-            length = np.array([scaled.size], np.int32)
-            recordings.append(values=(scaled.reshape(-1), length), label=np.array([next(labels)], np.float32))
+        for _, recording in self.read(ReadingNotes(), progress, scratch):
+            for block in blocks_of(recording.values, _ROWS_A_BLOCK):
+                recordings.extend("values", scaler.scale(block).reshape(-1))
+            length = np.array([np.prod(recording.values.shape)], np.int32)
+            label = np.array([next(labels)], np.float32)
+            recordings.append(values=(np.empty(0, np.float32), length), label=label)
         segments = writer.split(SEGMENTS, {name: Column("int64") for name in ("split", "recording", "first", "stop")})
         found = survey.segments
         segments.append(

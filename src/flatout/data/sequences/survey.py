@@ -10,6 +10,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from flatout.data.sequences.choices import SequenceProblem
+from flatout.data.sequences.long_files import LongRecording, ScratchValues, blocks_of
 from flatout.data.sequences.recordings import Recording
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.shape import Scaler
@@ -40,21 +41,23 @@ class Survey:
         self._alike = {(name, target) for name in columns for target in targets if name not in targets}
         """Features that have had the values of a target so far."""
 
-    def add(self, split: str, recording: Recording) -> None:
+    def add(self, split: str, recording: Recording | LongRecording) -> None:
         """Take in one recording."""
         values = recording.values
         self.found.append(Found(split=split, name=recording.name, part=recording.part, samples=len(values)))
-        self._hashes.append(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(values).view(np.uint8).data))
         if recording.label is not None:
             self.labels.append(recording.label)
-        place = {name: number for number, name in enumerate(self.columns)}
-        self._alike = {
-            (name, target)
-            for name, target in self._alike
-            if np.array_equal(values[:, place[name]], values[:, place[target]])
-        }
+        digest = xxhash.xxh3_128()
+        for block in blocks_of(values, _ROWS_A_BLOCK):
+            digest.update(np.ascontiguousarray(block).view(np.uint8).data)
+            self._alike = {pair for pair in self._alike if self._are_equal(block, *pair)}
+        self._hashes.append(digest.hexdigest())
         spans = {(0, len(values)), *self.splitter.spans(self.found[-1])}
-        self._moments.append({span: _moments_of(values[slice(*span)]) for span in spans})
+        self._moments.append({span: _moments_of(values, *span) for span in spans})
+
+    def _are_equal(self, values: Floats, name: str, other: str) -> bool:
+        place, places = self.columns.index(name), self.columns.index(other)
+        return np.array_equal(values[:, place], values[:, places])
 
     def finish(self) -> None:
         """Decide splits, then scales and classes, by the training samples."""
@@ -187,11 +190,11 @@ class Survey:
                     self._warnings.append(f"warning {split}: {what}; is it in another unit?")
 
 
-def _moments_of(values: Floats) -> Floats:
+def _moments_of(values: Floats | ScratchValues, first: int, stop: int) -> Floats:
     """[5, columns]: count, mean, squared distances from it, least, most; block by block, so that little is copied."""
-    if not len(values):
+    if stop <= first:
         return np.zeros((5, values.shape[1]))
-    blocks = [_moments_of_block(values[at : at + _ROWS_A_BLOCK]) for at in range(0, len(values), _ROWS_A_BLOCK)]
+    blocks = [_moments_of_block(block) for block in blocks_of(values, _ROWS_A_BLOCK, first, stop)]
     return blocks[0] if len(blocks) == 1 else np.stack(list(_merge(np.stack(blocks)).values()))
 
 
