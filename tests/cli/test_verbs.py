@@ -215,6 +215,8 @@ MISTAKES = [
         "no bench 'spin' (spine, shortcuts, sources, headlines, bits, sequences, bert, tune, scale, doctor,"
         " protections, quality). Did you mean 'spine'?",
     ),
+    (["bench", "spine", "--only", "waiting"], "--only: bench spine cannot leave rows out"),
+    (["bench", "doctor", "--rounds", "0"], "--rounds: 0 rounds"),
     (["bench", "quality"], "bench quality: needs published data sets."),
     (["cache", "clear", "nope"], "cache clear: no store 'nope'"),
 ]
