@@ -93,5 +93,7 @@ SHORTCUTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "set_hook_name": lambda: mock.patch.object(internals, "set_hook_name", lambda module, name, value: False),
     "no batch transfer hooks": lambda: _lightnings_own(("_on_before_batch_transfer", "_apply_batch_transfer_handler")),
     "signature of training_step": _inspected_signature,
+    "plug_short_epoch": lambda: mock.patch.object(fast_loop, "plug_short_epoch", lambda trainer, module: False),
+    "step_directly": lambda: mock.patch.object(fast_loop, "can_step_directly", lambda optimizer: False),
 }
 """How to turn each one off; those that change behaviour (signals, positions, DDP) are not here."""

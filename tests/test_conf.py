@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from flatout.bits.people import PeopleConfig
 from flatout.cli import start
 from flatout.cli import words as words_of
-from flatout.cli.composing import known_keys
+from flatout.cli.unknown_keys import known_keys
 from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig

@@ -65,13 +65,15 @@ def settings_page() -> str:
 
 
 def _table_of(option: str, settings: list[Setting]) -> list[str]:
-    rows = [
-        f"| `{each.key}` | {_cell(each.does)} | {_cell(each.allowed)} | {_code(each.default)} | {_code(each.example)} |"
-        for each in settings
-    ]
-    head = ["| setting | does | may be | default | example |", "|---|---|---|---|---|"]
+    rows = [_row_of(each) for each in settings]
+    head = ["| setting | does, with an example | may be | default |", "|---|---|---|---|"]
     title = OPTIONS.get(option, f"`{option}`")
     return [f"## {title}", "", *head, *rows, ""]
+
+
+def _row_of(setting: Setting) -> str:
+    does = f"{_cell(setting.does)}<br>{_code(setting.example)}"
+    return f"| `{setting.key}` | {does} | {_cell(setting.allowed)} | {_code(setting.default)} |"
 
 
 def _cell(text: str) -> str:
@@ -169,10 +171,11 @@ def _project_file(name: str) -> Callable[[], str]:
 
 
 def _title_of(path: Path) -> str:
-    """The first heading of a page."""
-    return next(
-        line.removeprefix("# ") for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# ")
-    )
+    """The first heading of a page as plain text, with the date of its file name."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    title = next(line.removeprefix("# ").replace("`", "") for line in lines if line.startswith("# "))
+    date = path.stem.rpartition("_")[2]
+    return title if date in title else f"{title}, {date}"
 
 
 PAGES: dict[str, Callable[[], Any]] = {

@@ -1,18 +1,24 @@
 """Make the pictures of README and the site from real runs. `python -m docs.pictures.make [FOLDER]`.
 
-A default run and a small sweep are trained into FOLDER, or into a temporary one: some three minutes on two cores. The
-terminal becomes an SVG by rich, pages become PNGs by a headless chromium. Each picture is at most 300 KB.
+A default run, a small sweep and a short ladder are trained into FOLDER, or into a temporary one: some five minutes on
+two cores. The terminal becomes an SVG by rich, pages become PNGs by a headless chromium. A picture has at most 300 KB.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from docs.pictures.drawings import main as draw_all
@@ -25,6 +31,9 @@ MOST_BYTES = 300_000
 COLUMNS = 104
 RUN = ["-m", "train"]
 SWEEP = ["-m", "flatout", "sweep", "+sweep=headlines", "data.sample.rows=4000", "trainer.max_epochs=4", "trials=12"]
+LADDER = ["-m", "flatout", "ladder", "+ladder=headlines", "for=90s"]
+STARTUP_S = 60
+"""How long TensorBoard may take before it answers."""
 
 
 def main() -> None:
@@ -35,10 +44,15 @@ def main() -> None:
         said = train(work / "run", RUN)
         draw_terminal(end_of_run(said), "python -m train", FOLDER / "run.svg")
         (report,) = (work / "run").rglob("report.html")
-        take_picture(report, FOLDER / "report.png", height=1500)
+        take_picture(report.resolve().as_uri(), FOLDER / "report.png", height=1500)
+        with tensorboard(work / "run", "outputs") as address:
+            take_picture(f"{address}/#custom_scalars", FOLDER / "tensorboard.png", height=1000, width=1400, wait_s=20)
         train(work / "sweep", SWEEP)
         (page,) = (work / "sweep").rglob("sweep.html")
-        take_picture(page, FOLDER / "sweep.png", height=1300)
+        take_picture(page.resolve().as_uri(), FOLDER / "sweep.png", height=1300)
+        train(work / "ladder", LADDER)
+        (page,) = (work / "ladder").rglob("ladder.html")
+        take_picture(page.resolve().as_uri(), FOLDER / "ladder.png", height=1300)
     draw_all()
 
 
@@ -66,15 +80,42 @@ def draw_terminal(text: str, title: str, path: Path) -> None:
     marked = Text(text)
     marked.highlight_regex(r"(?m)^(verdict|speed|each step|test/\w+|\$ .*)", "bold cyan")
     marked.highlight_regex(r"(?m)^BiLSTM.*", "bold")
-    console.print(marked)
+    console.print(marked, end="\n\n")  # rich cuts the lower edge of the last line
     svg = console.export_svg(title=title, theme=MONOKAI)
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S)  # rich names fonts of a server
     svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.S)
     keep(path, svg.replace("Fira Code, monospace", "ui-monospace, monospace").encode())
 
 
-def take_picture(page: Path, path: Path, *, height: int, width: int = 1100) -> None:
-    """The top of a page as PNG."""
+@contextmanager
+def tensorboard(folder: Path, name: str) -> Iterator[str]:
+    """The address of a TensorBoard on the curves below `name` in a folder; it ends with the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", name, "--port", str(port)]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            wait_for_curves(f"{address}/data/plugin/scalars/tags")
+            yield address
+        finally:
+            server.terminate()
+
+
+def wait_for_curves(address: str) -> None:
+    """Return when a TensorBoard lists curves."""
+    end = time.monotonic() + STARTUP_S
+    while time.monotonic() < end:
+        with suppress(OSError), urllib.request.urlopen(address) as answer:  # noqa: S310, our own server
+            if any(json.load(answer).values()):
+                return
+        time.sleep(0.5)
+    raise SystemExit(f"pictures: TensorBoard shows no curves after {STARTUP_S} s.")
+
+
+def take_picture(address: str, path: Path, *, height: int, width: int = 1100, wait_s: int = 0) -> None:
+    """The top of a page as PNG; `wait_s` is the time that its scripts get to draw."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         raise SystemExit("pictures: no chromium. Install it, or leave the pictures as they are.")
@@ -82,7 +123,8 @@ def take_picture(page: Path, path: Path, *, height: int, width: int = 1100) -> N
         shot = Path(folder) / "shot.png"
         size = [f"--window-size={width},{height}", f"--screenshot={shot}", f"--user-data-dir={folder}/profile"]
         quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-        subprocess.run([chromium, *quiet, *size, page.resolve().as_uri()], check=True, capture_output=True)
+        waiting = [f"--virtual-time-budget={1000 * wait_s}"] if wait_s else []
+        subprocess.run([chromium, *quiet, *size, *waiting, address], check=True, capture_output=True)
         keep(path, shot.read_bytes())
 
 

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from flatout.cli.parser import Parser
 from flatout.distributed.interrupts import leaving_at_once
-from flatout.errors import EXIT_CODE, UserError
+from flatout.errors import EXIT_CODE, UserError, did_you_mean
 
 VERBS = {
     "check": "what a run would find in its data: gaps, repeats, leaks, lengths, odd characters",
@@ -33,9 +34,9 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; a user's mistake ends with one message and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    with leaving_at_once():
-        command, parsed = _parsed(given)
     try:
+        with leaving_at_once():
+            command, parsed = _parsed(given)
         command.run(parsed)
     except UserError as mistake:
         print(mistake, file=sys.stderr)
@@ -48,15 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parsed(given: list[str]) -> tuple[ModuleType, argparse.Namespace]:
     """The command behind a verb, and what it was given."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m flatout", description=__doc__, epilog="python -m flatout VERB --help prints its arguments."
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, about in VERBS.items():
         verbs.add_parser(verb, help=about, description=about)
-    verb = given[0] if given and given[0] in VERBS else parser.parse_args(given).verb
+    first = given[0] if given else ""
+    if first not in VERBS and not first.startswith("-"):
+        what, hint = f"no verb {first!r}" if first else "no verb is named", did_you_mean(first, VERBS)
+        hint = hint or "python -m flatout --help explains each."
+        raise UserError("python -m flatout", what, allowed=", ".join(VERBS), hint=hint)
+    verb = first if first in VERBS else parser.parse_args(given).verb
     command = importlib.import_module(f"flatout.cli.{verb}")  # only the verb that is used: --help stays quick
-    verb_parser = argparse.ArgumentParser(prog=f"python -m flatout {verb}", description=VERBS[verb])
+    verb_parser = Parser(prog=f"python -m flatout {verb}", description=VERBS[verb])
     command.add_arguments(verb_parser)
     try:
         return command, verb_parser.parse_intermixed_args(given[1:])  # options may stand anywhere

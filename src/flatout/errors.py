@@ -56,10 +56,10 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice most like `word`, or None when nothing is near enough to be meant."""
+def nearest(word: str, choices: Iterable[str], *, least: float = 0.5) -> str | None:
+    """The choice most like `word`, or None when none is like it; likeness is 1 for the same word."""
     by_lower = {choice.lower(): choice for choice in choices}
-    found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.5)
+    found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=least)
     return by_lower[found[0]] if found else None
 
 

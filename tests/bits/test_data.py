@@ -206,7 +206,7 @@ MISTAKES = {
     ),
     "two encodings": (
         lambda: BitsDataConfig(source=table_with(minhash=["00"] * 40)),
-        r"data.bits: table in memory has several encodings \(bloomfilter, minhash\)",
+        r"data.bits: table in memory has several encodings \(bloomfilter, minhash\). Name one: data.bits=bloomfilter.",
     ),
     "a file of another shape": (
         lambda: BitsDataConfig(source=table_with(), test=pa.table({"name": ["x"]})),

@@ -164,13 +164,13 @@ def test_keys_are_those_of_rfc_5869():
 @pytest.mark.parametrize(
     ("settings_of", "message"),
     [
-        ({"size": 100}, r"encoding.size: 100 \(a multiple of 8 here\)"),
+        ({"size": 100}, r"encoding.size: 100 \(a multiple of 8 here\). Set it to 104."),
         ({"size": 24, "fold": 2}, r"a multiple of 32 here"),
         ({"hashes": 0}, r"encoding.hashes: 0 \(1 or more\)"),
         ({"kind": "blom"}, r"Did you mean 'bloom'\?"),
         ({"kind": "minhash", "diffusion": 3}, r"encoding.diffusion: 3 does not apply to minhash"),
         ({"kind": "twostep", "hashes": 30}, r"encoding.hashes: 30 \(1 to 24 for twostep\)"),
-        ({"size": 64, "diffusion": 65}, r"encoding.diffusion: 65 of 64 bits"),
+        ({"size": 64, "diffusion": 65}, r"encoding.diffusion: 65 of 64 bits. Set it to 64 or less"),
         ({"size": 1 << 17}, r"at most 65,536 bits"),
     ],
 )

@@ -53,7 +53,7 @@ class StopAt(L.Callback):
             raise Stopped
 
 
-@pytest.mark.parametrize("loop", ["fast", "plain"])
+@pytest.mark.parametrize("loop", ["fast", pytest.param("plain", marks=pytest.mark.soak(seconds=7))])
 def test_a_training_killed_inside_an_epoch_continues_to_the_same_weights(tmp_path, loop):
     whole = train("text", tmp_path / "whole", *loops(loop == "fast"))
     killed("text", tmp_path / "killed", loop, 27)

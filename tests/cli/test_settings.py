@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.cli.composing import known_keys
 from flatout.cli.setting_examples import EXAMPLES, MAY_BE
 from flatout.cli.settings import all_settings
+from flatout.cli.unknown_keys import known_keys
 from tests.verbs import verb
 
 

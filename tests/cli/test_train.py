@@ -41,7 +41,7 @@ MISTAKES = {
     "optim.schedule=linar": "(linear, cosine, constant). Did you mean 'linear'?",
     "data.vocabulary.kin=bpe": "Did you mean 'data.vocabulary.kind'?",
     "model.hidden": "command line: cannot read 'model.hidden'.",
-    "trainer.foo=3": "with a plus sign: +trainer.foo=VALUE.",
+    "trainer.foo=3": "trainer.foo: no such key. python -m flatout settings trainer lists all.",
     "+trainer.max_epoch=3": "trainer.max_epoch: no argument of Lightning's Trainer. Did you mean 'max_epochs'?",
     "trainer.strategy=dpp": "(auto, ddp, ddp_bf16, ddp_find_unused_parameters_true, fsdp). Did you mean 'ddp'?",
     "trainer.strategy=fsdp": "fsdp: a single device has no other to share weights with. Set trainer.devices=N",

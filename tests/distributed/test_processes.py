@@ -16,6 +16,7 @@ from flatout import (
     BitsDataConfig,
     GramsConfig,
     HeadlinesConfig,
+    MaskedLanguageConfig,
     MonitorConfig,
     OptimConfig,
     PeopleConfig,
@@ -112,12 +113,14 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         ENCODER,
         {},
     ),
+    "masked words": (texts(), ENCODER, {"task": MaskedLanguageConfig()}),
 }
 
 
 MORE_CASES = (
-    *("layers that thaw", "a running mean", "several labels, likewise"),
-    *("batches added up", "bit strings", "tags"),  # tests/tasks/test_plain_ranks.py has one of each
+    *("layers that thaw", "a running mean", "several labels, likewise", "batches added up", "tags"),
+    "masked words",
+    "bit strings",  # tests/tasks/test_plain_ranks.py trains some on two ranks
 )
 SOAK = pytest.mark.soak(seconds=5)
 

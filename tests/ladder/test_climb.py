@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.ladder.climb import ROUNDS, TOO_SHORT, Step, climb, ratio, rounds_of, seconds_of_measurement
-from flatout.ladder.measure import Measured, _slow_start
+from flatout.ladder.measure import Measured, OurRun, slow_start
 from flatout.ladder.results import COSTS, PAYS, UNSURE, closing_lines, results
 from flatout.ladder.rungs import Rung, ladder_of
 from flatout.ladder.table import figures, ladder_table
@@ -189,7 +190,50 @@ def test_a_damaged_note_is_passed_over(tmp_path, text):
 
 
 def test_slow_first_steps_are_taken_out_of_a_rate():
-    # ten steps: two of 3 s, eight of 1 s; later steps are 1.4 times as fast as the mean
-    assert _slow_start(14.0, 10, [3000.0, 3000.0]) == pytest.approx(1.4)
-    assert _slow_start(10.0, 10, [1000.0, 1000.0]) == pytest.approx(1.0)
-    assert _slow_start(4.0, 2, [3000.0, 1000.0]) == 1.0, "nothing is left to measure"
+    # ten steps: two of 3 s, eight of 1 s; of the three that warm up none counts, and later steps are 1.4 times as fast
+    assert slow_start(14.0, 10, [3000.0, 3000.0, 1000.0, 1000.0, 1000.0]) == pytest.approx(1.4)
+    assert slow_start(10.0, 10, [1000.0, 1000.0]) == pytest.approx(1.0)
+    assert slow_start(7.0, 4, [3000.0, 2000.0, 1000.0, 1000.0]) == pytest.approx(1.75), "one step is left to measure"
+    assert slow_start(4.0, 2, [3000.0, 1000.0]) == 1.0, "nothing is left to measure"
+
+
+class Finished:
+    """A job whose run has ended with this summary."""
+
+    def __init__(self, checkpoint_ms: float, rows_per_s: float) -> None:
+        parts = {"wait": 1.0, "forward": 9.0, "transfer": None, "checkpoint": checkpoint_ms, "validation": 500.0}
+        speed = {"rows_per_s": rows_per_s, "tokens_per_s": 10 * rows_per_s, "padding_share": 0.0, "step_ms": parts}
+        speed["first_steps_ms"] = [10.0] * 5
+        self.summary = {"speed": speed, "training": {"steps": 10, "rows_per_step": 8}}
+        self.metrics = {}
+
+    def train(self, folder, overrides, *, resumes):
+        return self
+
+
+def test_a_checkpoint_in_a_short_measurement_costs_a_run_of_ours_nothing(tmp_path):
+    # ten steps of 10 ms; a checkpoint of 100 ms is 10 ms of each step, and halves the rate of the summary
+    with_checkpoint = OurRun(Finished(10.0, 400.0), []).measure(1.0, tmp_path)
+    without = OurRun(Finished(0.0, 800.0), []).measure(1.0, tmp_path)
+    for found in (with_checkpoint, without):
+        assert (found.rows_per_s, found.tokens_per_s) == pytest.approx((800.0, 8000.0))
+        assert found.wait_share == pytest.approx(0.1)
+
+
+def test_rounds_of_a_slow_machine_change_no_ratio_and_two_rounds_bound_none():
+    steps = steps_of(foot=[100, 50, 10], bf16=[200, 100, 20])
+    assert ratio(steps[0], steps[1]).as_dict() == pytest.approx({"value": 2.0, "low": 2.0, "high": 2.0})
+    few = ratio(*steps_of(foot=[100, 50], bf16=[200, 150])[:2])
+    assert (few.value, few.low, few.high) == (pytest.approx(math.sqrt(6)), None, None)
+
+
+def test_a_spread_is_half_the_range_over_the_median():
+    assert steps_of(foot=[90.0, 100.0, 110.0])[0].spread == pytest.approx(0.1)
+    assert steps_of(foot=[90.0])[0].spread is None
+
+
+def test_rounds_of_a_disturbed_machine_are_named_in_the_closing_lines():
+    quiet = closing_lines(results(LADDER, steps_of(**STEPS), rows=10, about={}))
+    assert not any("rounds differ" in line for line in quiet)
+    disturbed = closing_lines(results(LADDER, steps_of(**{**STEPS, "bf16": [150, 60, 150]}), rows=10, about={}))
+    assert any(line.startswith("rounds differ by ±30% at bf16: Measure again") for line in disturbed)

@@ -37,6 +37,8 @@ rungs:
 def conf(tmp_path):
     (tmp_path / "conf" / "ladder").mkdir(parents=True)
     (tmp_path / "conf" / "ladder" / "own.yaml").write_text(OWN)
+    wrong = OWN.replace("tokenise: keras", "fusd: true").replace("no such package\n", "faster\n")
+    (tmp_path / "conf" / "ladder" / "mistyped.yaml").write_text(wrong)
     return tmp_path / "conf"
 
 
@@ -50,6 +52,7 @@ def test_a_tiny_ladder_is_climbed_to_its_page(conf, tmp_path, capsys):
     assert foot["rows_per_s"] > 0 and top["rows_per_s"] > 0
     assert missing["skipped"] == "the package no_such_package is not installed"
     assert "1 of 3 rungs were not measured:" in printed and "speed-up:" in printed
+    assert "foot and flatout train to their end: some 0 min with all seeds" in printed
     assert found["quality"]["metric"] == METRICS["text"]
     assert {group["name"] for group in found["quality"]["groups"]} == {"foot", "flatout"}
     assert all(0 <= value <= 100 for group in found["quality"]["groups"] for value in group["values"])
@@ -57,9 +60,15 @@ def test_a_tiny_ladder_is_climbed_to_its_page(conf, tmp_path, capsys):
 
 
 BAD = {
+    ("+ladder=mistyped",): "mistyped: faster: the usual program headlines has no keyword fusd",
     ("+ladder=tweet",): "no ladder 'tweet'",
-    ("+ladder=headlines", "data=cells", "model=rnn", "task=sequence"): "headlines climbs on text data, and data=cells",
-    ("+ladder=bloom", "data=headlines"): "bloom climbs on bits data, and data=headlines is other",
+    (
+        "+ladder=headlines",
+        "data=cells",
+        "model=rnn",
+        "task=sequence",
+    ): "headlines needs text data, and data=cells is sequence data",
+    ("+ladder=bloom", "data=headlines"): "bloom needs bits data, and data=headlines is text data",
     ("+ladder=headlines", "model=textcnn"): "headlines has no rungs for model=textcnn",
     ("+ladder=own", "model.pooling=attention"): "model.pooling: attention is not in the usual program",
     ("+ladder=own", "for=soon"): "'soon' is no duration",

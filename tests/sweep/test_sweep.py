@@ -123,7 +123,7 @@ def test_a_grid_tries_every_combination_once_in_order(tmp_path):
 
 
 def test_an_interval_has_no_place_in_a_grid(tmp_path):
-    with pytest.raises(UserError, match=r"sweep: optim.lr: an interval has no end of values for a grid"):
+    with pytest.raises(UserError, match=r"sweep: optim.lr: an interval has too many values for a grid"):
         study(tmp_path, sampler=Sampler.grid)
 
 
@@ -249,9 +249,12 @@ def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_ag
         (("model.hidden=choice(8,16)", "sampler=bayes"), "sampler: 'bayes' (tpe, random, grid)"),
         (("model.hidden=choice(8,16)", "trials=0"), "trials: 0 (1 or more)"),
         (("model.hidden=choice(8,16)", "parallel=99"), "launcher.parallel: 99 (1 to"),
-        (("optim.lr=interval(1e-1,1e-3)",), "sweep: optim.lr: 0.1 to 0.001 (the least number first)"),
-        (("optim.lr=tag(log,interval(0,1e-3))",), "by factors (numbers above 0)"),
-        (("optim.lr=interval(1e-3,1e-1)", "sampler=grid"), "an interval has no end of values for a grid"),
+        (
+            ("optim.lr=interval(1e-1,1e-3)",),
+            "(the least number first). Write interval(0.001,0.1).",
+        ),
+        (("optim.lr=tag(log,interval(0,1e-3))",), "by factors (numbers above 0). Raise the least number above 0"),
+        (("optim.lr=interval(1e-3,1e-1)", "sampler=grid"), "an interval has too many values for a grid"),
         (("data.batch_size=range(3,1)",), "sweep: data.batch_size: a range without numbers"),
         ((), "sweep: nothing to search"),
         (("+sweep=blom",), "sweep: no option 'blom' (battery, bloom, headlines). Did you mean 'bloom'?"),
@@ -385,7 +388,7 @@ def test_a_sweep_that_is_begun_twice_or_taken_up_with_another_space_is_refused(t
     assert code == 2 and f"{folder / FILE}: cannot be read" in said
     (folder / FILE).write_text("{}")
     code, said = verbally(capsys, "resume", str(folder))
-    assert code == 2 and said == f"{folder / FILE}: is not what a sweep writes there. Begin a new sweep.\n"
+    assert code == 2 and said == f"{folder / FILE}: is not what a sweep writes there. Start a new sweep.\n"
 
 
 def test_every_trial_of_a_sweep_that_meets_a_crash_and_a_hang_is_accounted_for(tmp_path, capfd):
@@ -423,8 +426,8 @@ def test_a_sweep_of_which_every_trial_fails_alike_ends_early(tmp_path, capfd):
     code, said = swept(capfd, "model.hidden=choice(8,16)", "data.train=nothing.csv", f"hydra.sweep.dir={folder}")
     assert code == 2
     last = said.splitlines()[-1]
-    assert last.startswith("the first 3 trials failed alike: ") and "no such file" in last
-    assert last.endswith(f"What the first one printed: {folder}/0/output.txt")
+    assert last.startswith("sweep: the first 3 trials failed alike: ") and "no such file" in last
+    assert last.endswith(f"The output of the first is in {folder}/0/output.txt.")
     assert [row["status"] for row in rows_of(folder)] == ["failed"] * 3 and (folder / "sweep.html").is_file()
 
 
@@ -439,13 +442,14 @@ def test_what_cannot_be_composed_is_a_failed_trial_even_where_it_is_no_mistake_o
     folder = tmp_path / "s"
     code, said = verbally(capsys, "model.hidden=interval(8,16.5)", "trials=2", f"hydra.sweep.dir={folder}", *SMALL)
     assert code == 1
-    assert re.fullmatch(r"(trial [01]: model.hidden: '[\d.]+' does not fit .*\n){2}no trial was completed\n", said)
+    failed = r"(trial [01]: model.hidden: '[\d.]+' does not fit .*\n){2}sweep: no trial was completed\. "
+    assert re.fullmatch(failed + r"Correct what the lines above name\.\n", said)
     assert [row["status"] for row in rows_of(folder)] == ["failed"] * 2
 
 
 def test_time_that_is_over_before_the_first_trial_is_said_in_a_line(tmp_path, capsys):
     words = ("model.hidden=choice(8,16)", "for=0.01s", f"hydra.sweep.dir={tmp_path}/s", *SMALL)
-    assert verbally(capsys, *words) == (1, "no trial was completed\n")
+    assert verbally(capsys, *words) == (1, "sweep: no trial was completed. Give it more time: for=, trial_for=.\n")
 
 
 def test_settings_of_ones_own_are_searched_and_trusted_again(tmp_path, capsys, monkeypatch):

@@ -20,6 +20,7 @@ from flatout.errors import UserError
 _BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _FOREIGN = 255
 _LONGEST_SHOWN = 24
+_NAME_IT = "Name the column of encodings: data.bits=COLUMN."
 
 
 class Form(StrEnum):
@@ -78,7 +79,9 @@ class BitColumn:
             return Form.packed
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             allowed = "texts of 0 and 1, hexadecimal or base64 texts, bytes, lists"
-            raise UserError("data.bits", f"column {self.name!r} of {self.source} holds {kind}", allowed=allowed)
+            raise UserError(
+                "data.bits", f"column {self.name!r} of {self.source} holds {kind}", allowed=allowed, hint=_NAME_IT
+            )
         return written_form(column[0].as_py() if len(column) else "")
 
     def _characters(self, texts: pa.Array, rows: NDArray[np.int64]) -> Packed:
@@ -171,7 +174,7 @@ class BitColumn:
         raise UserError(
             "data.bits",
             f"{self.source} row {int(row) + 1}: column {self.name!r}: {what}",
-            hint="Write all encodings like the first, or name the form: data.form=hex.",
+            hint="Correct this row, or name the form of all rows: data.form=hex.",
         )
 
 
@@ -248,7 +251,7 @@ def known_numbers(encoding: Sets, numbers: NDArray[np.int64] | None) -> Sets:
         raise UserError(
             "data.source",
             "no training record has a number in its set",
-            hint="Is the right column read? Set data.bits=COLUMN.",
+            hint=_NAME_IT,
         )
     places = np.minimum(np.searchsorted(numbers, values), len(numbers) - 1)
     is_known = numbers[places] == values

@@ -87,19 +87,30 @@ class EncodingConfig:
             value = getattr(self, name)
             require(value >= 0, f"encoding.{name}", f"{value}", allowed="0 or more")
             hardens = value == 0 or self.kind is EncodingKind.bloom
-            require(hardens, f"encoding.{name}", f"{value} does not apply to {self.kind}", allowed="bloom only")
+            require(
+                hardens,
+                f"encoding.{name}",
+                f"{value} does not apply to {self.kind}",
+                hint="Set it to 0, or the kind to bloom.",
+            )
         if self.kind is EncodingKind.twostep:
             fits = self.hashes <= _MOST_HASHES_TWO_STEP
             require(fits, "encoding.hashes", f"{self.hashes}", allowed=f"1 to {_MOST_HASHES_TWO_STEP} for twostep")
             return
         step = 8 << self.fold
-        require(self.size % step == 0, "encoding.size", f"{self.size}", allowed=f"a multiple of {step} here")
+        require(
+            self.size % step == 0,
+            "encoding.size",
+            f"{self.size}",
+            allowed=f"a multiple of {step} here",
+            hint=f"Set it to {-(-self.size // step) * step}.",
+        )
         require(self.size <= 1 << 16, "encoding.size", f"{self.size}", allowed="at most 65,536 bits")
         require(
             self.diffusion <= self.size >> self.fold,
             "encoding.diffusion",
             f"{self.diffusion} of {self.size} bits",
-            hint="Set data.encoding.diffusion to fewer bits than the filter has.",
+            hint=f"Set it to {self.size >> self.fold} or less, or make the filter larger.",
         )
 
     def build(self) -> Encoder | TwoStepEncoder:

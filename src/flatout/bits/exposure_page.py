@@ -30,7 +30,7 @@ def read_exposure(folder: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        hint = "Name the folder of a finished run on bit strings, below outputs/."
+        hint = "Name a finished run on bit strings, below outputs/; task.exposure=true writes the file."
         raise UserError(str(folder), f"no {NUMBERS} there", hint=hint) from None
     except ValueError as error:
         raise UserError(

@@ -76,7 +76,11 @@ class GramPredictor:
     def _read(cls, folder: ModelFolder, device: torch.device) -> GramPredictor:
         settings = folder.settings()
         if settings.get("problem") != cls.problem:
-            raise UserError(str(folder.path), "a run on texts", hint="It answers texts, not bit strings.")
+            raise UserError(
+                str(folder.path),
+                "is no run on bit strings",
+                hint="Name a run on bit strings, or open it with flatout.load_predictor(RUN).",
+            )
         labels = GramLabels(tuple(folder.labels()), folder.read_json(HASHED), [], 0)
         data, described = settings["data"], settings["model"]
         numbers = np.array(folder.read_json(NUMBERS), dtype=np.int64) if data["is_set"] else None

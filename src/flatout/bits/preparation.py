@@ -30,6 +30,7 @@ from flatout.data.store.store import SCHEMA, Column, StoreWriter
 from flatout.data.tables.table import require_unchanged
 from flatout.errors import UserError
 
+_MORE_RECORDS = "Give more records, or lower data.validation_share and data.test_share."
 _MOST_HASHED = 6_144
 
 
@@ -125,7 +126,7 @@ class BitsPreparation:
             raise UserError(
                 "data.source",
                 f"no records are left for training in {self.tables['train'].name}",
-                hint="Give more records, or lower data.validation_share and data.test_share.",
+                hint=_MORE_RECORDS,
             )
         return survey
 
@@ -167,11 +168,9 @@ class BitsPreparation:
         for split, total in totals.items():
             if total.rows == 0:
                 where = "data.source" if split not in self.tables or split == "train" else f"data.{split}"
-                raise UserError(
-                    where,
-                    f"no records are left for the {split} split of {self.tables['train'].name}",
-                    hint="Give more records, or a file for each split.",
-                )
+                what = f"no records are left for the {split} split of {self.tables['train'].name}"
+                hint = f"Give more records, raise data.{split}_share, or name a file: data.{split}=FILE."
+                raise UserError(where, what, hint=_MORE_RECORDS if split == "train" else hint)
         return totals
 
     def _reader(self) -> Callable[[Record], Packed | Sets]:

@@ -25,6 +25,7 @@ from flatout.errors import UserError, require
 KNOWN_BITS = ("bloomfilter", "tabminhash", "minhash", "twostephash", "bits")
 """Names that a column of encodings goes by; found where no setting names it."""
 _ROWS_NAMED = 5
+_NAME_TEXTS = "Name the columns of plain text: data.columns=[GivenName,Surname]."
 
 
 @dataclass(slots=True)
@@ -106,22 +107,30 @@ class RecordSource:
             return self.config.bits
         found = [name for name in table.columns if name.lower() in KNOWN_BITS]
         if len(found) > 1:
-            raise UserError("data.bits", f"{table.name} has several encodings", allowed=", ".join(found))
+            raise UserError(
+                "data.bits",
+                f"{table.name} has several encodings",
+                allowed=", ".join(found),
+                hint=f"Name one: data.bits={found[0]}.",
+            )
         return found[0] if found else None
 
     def _text_columns(self, table: Table) -> list[str]:
         """The plain text: what is named, else every column before the encoding and the uid."""
         if self.config.columns is not None:
-            require(bool(self.config.columns), "data.columns", "an empty list", allowed="one or more columns")
+            require(
+                bool(self.config.columns),
+                "data.columns",
+                "an empty list",
+                hint="Name columns, or leave the setting out.",
+            )
             return list(self.config.columns)
         ends = [table.columns.index(name) for name in (self.bits, self.config.uid) if name in table.columns]
         found = list(table.columns[: min(ends)]) if ends else list(table.columns)
         if not found:
             listed = ", ".join(table.columns)
-            hint = "Name the columns of plain text: data.columns=[GivenName,Surname]."
-            raise UserError(
-                "data.columns", f"no column of {table.name} stands before the encoding", allowed=listed, hint=hint
-            )
+            what = f"no column of {table.name} stands before the encoding"
+            raise UserError("data.columns", what, allowed=listed, hint=_NAME_TEXTS)
         return found
 
     def _text(self, column: pa.Array, name: str, source: str) -> pa.Array:
@@ -130,7 +139,12 @@ class RecordSource:
             column = column.dictionary_decode()
         elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
             if not pa.types.is_primitive(kind):
-                raise UserError("data.columns", f"column {name!r} of {source} holds {kind}", allowed="texts")
+                raise UserError(
+                    "data.columns",
+                    f"column {name!r} of {source} holds {kind}",
+                    allowed="texts",
+                    hint=_NAME_TEXTS,
+                )
             column = column.cast(pa.string())
         # The character that parts fields in the store is no part of anybody's name.
         return pc.replace_substring(pc.fill_null(column.cast(pa.large_string()), ""), FIELD_END, " ")

@@ -30,7 +30,7 @@ class Best:
             return
         logged = trainer.callback_metrics
         if self.monitor not in logged:
-            hint = "Log it in validation_step, or name another."
+            hint = f"Log it in validation_step by self.log({self.monitor!r}, value), or set monitor to a logged one."
             what, known = f"no metric {self.monitor!r} was logged", ", ".join(logged) or "none"
             raise UserError("ExactCheckpoint.monitor", what, allowed=known, hint=hint)
         value = float(logged[self.monitor])

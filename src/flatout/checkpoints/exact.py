@@ -224,8 +224,9 @@ class ExactCheckpoint(Checkpoint):
         before = state_dict.get("monitor") or f"val/{state_dict.get('metric')}"  # 0.1 kept the name without its split
         try:
             if before != best.monitor:
-                names = (str(name).removeprefix("val/") for name in (before, best.monitor))
-                raise UserError("checkpoint.metric", "was {} and is {}".format(*names), hint="Set it back to resume.")
+                was, now = (str(name).removeprefix("val/") for name in (before, best.monitor))
+                hint = f"To keep the best so far, set checkpoint.metric={was}."
+                raise UserError("checkpoint.metric", f"was {was} and is {now}", hint=hint)
             require_whole(self.folder / f"step-{best.step}")
             link(self.folder, "best", best.step)
         except UserError as error:
@@ -392,8 +393,9 @@ def _batches_at(
     if data is not None:
         return Batches.of(position, trainer.accumulate_grad_batches, batches_of(trainer, data.feeds.train))
     if "batches" not in checkpoint:
-        hint = "Give the Trainer the DataModule that the checkpoint was saved with."
-        raise UserError("ExactCheckpoint", "the checkpoint is of a DataModule of flatout", hint=hint)
+        hint = "Pass the same DataModule: trainer.fit(module, datamodule=data, ckpt_path=…)."
+        what = "the checkpoint was saved with a DataModule of flatout, and this training has none"
+        raise UserError("ExactCheckpoint", what, hint=hint)
     batches = Batches(**checkpoint["batches"])
     if len(states) != trainer.world_size or "loaders" not in states[trainer.global_rank]:
         return batches

@@ -30,7 +30,8 @@ TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
 ABOUT = "about"
 """Key of a checkpoint's dictionary that goes into the manifest: what it is of, readable without the rest."""
 SCHEMA = 2
-OWN_FOLDER = "Checkpoints are kept in a run's own folder only."
+OWN_FOLDER = "Remove the link, or set output=FOLDER: checkpoints are written to real folders only."
+REMOVE_IT = "Remove this folder and resume again: the checkpoint before it is then used."
 MAKE_ROOM = "Make room, or set output=FOLDER on another disk. The checkpoints before are kept: resume=auto uses them."
 
 
@@ -82,7 +83,7 @@ class FolderCheckpointIO(CheckpointIO):
             raise UserError(
                 f"checkpoint {folder}",
                 f"not a checkpoint of ours: {_words(error)}",
-                hint="Name a folder below checkpoints/ of a run.",
+                hint="Name a checkpoint of a run, such as RUN/checkpoints/last.",
             ) from None
         return {**state, ABOUT: about} if about else state
 
@@ -105,13 +106,13 @@ def require_whole(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"checkpoint {folder}",
             f"not a whole checkpoint: {_words(error)}",
-            hint="Remove this folder: the checkpoint before it is then used.",
+            hint=REMOVE_IT,
         ) from None
     if broken:
         raise UserError(
             f"checkpoint {folder}",
             f"damaged: {', '.join(broken)} differ from what was written",
-            hint="Remove this folder: the checkpoint before it is then used.",
+            hint=REMOVE_IT,
         )
     return about
 

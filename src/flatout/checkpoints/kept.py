@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flatout.checkpoints.folder import MAKE_ROOM, OWN_FOLDER, require_whole
+from flatout.checkpoints.folder import MAKE_ROOM, OWN_FOLDER, REMOVE_IT, require_whole
 from flatout.errors import UserError, out_of_space
 from flatout.files import put_back
 
@@ -66,8 +66,8 @@ def find_newest_whole(folder: Path) -> tuple[tuple[Path, dict[str, Any]] | None,
             if not isinstance(about.get("position"), dict):
                 raise UserError(
                     f"checkpoint {path}",
-                    "says no position",
-                    hint="Remove this folder: the checkpoint before it is then used.",
+                    "has no position to resume from",
+                    hint=REMOVE_IT,
                 )
         except UserError as error:
             lines.append(f"resume: {error}; passed over")

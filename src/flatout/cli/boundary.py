@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from flatout.cli.composing import ComposeError
 from flatout.cli.targets import check_targets, is_allowed, targets
+from flatout.cli.unknown_keys import unknown_key
 from flatout.config import RunConfig
 from flatout.errors import UserError, require
 from flatout.files import is_plain_part, require_inside
@@ -30,6 +32,7 @@ _ONLY_TYPED = "Type it on the command line: files may not set it."
 
 def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
     """The settings of one run, from the composed configuration and the typed words."""
+    _require_known_keys(cfg, "")
     if missing := OmegaConf.missing_keys(cfg):
         key = sorted(missing)[0]
         raise UserError(key, "has no value", hint=f"Give it one: {key}=VALUE.")
@@ -55,6 +58,19 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
             raise mistake from None
         where, reason = getattr(error, "full_key", "") or "", " ".join(str(error).split())
         raise UserError(where, reason, hint="These arguments do not fit the class that _target_ names.") from None
+
+
+def _require_known_keys(settings: DictConfig, where: str) -> None:
+    """Refuse a key that no class has: typed with a plus sign, Hydra adds it to any group."""
+    kind = OmegaConf.get_type(settings)
+    names = [field.name for field in fields(kind)] if is_dataclass(kind) else None
+    for name in map(str, settings):
+        key = f"{where}.{name}".lstrip(".")
+        if names is not None and name not in names and not name.startswith("_"):
+            raise unknown_key(key, [each for each in names if not each.startswith("_")])
+        child = settings._get_node(name)
+        if isinstance(child, DictConfig) and not (child._is_none() or child._is_missing() or child._is_interpolation()):
+            _require_known_keys(child, key)
 
 
 def as_typed(words: Any) -> list[str]:

@@ -10,13 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 
-from flatout.callbacks.loggers import LOGGERS
 from flatout.cli.moved_keys import find_moved
-from flatout.config import COMPONENTS, RunConfig
-from flatout.errors import RunBroke, UserError, did_you_mean, nearest
-
-_MOST_KEYS = 24
-"""A longer list of keys is left out of a message."""
+from flatout.cli.unknown_keys import as_typed, find_key, unknown_key
+from flatout.errors import RunBroke, UserError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +100,9 @@ def _missing_option(error: ComposeError) -> UserError:
 
 def _unreadable(error: ComposeError) -> UserError:
     hint = "Write key=value; quote a value with blanks or brackets: 'key=\"a b\"'."
+    is_word = re.fullmatch(r"[\w.]+", error.override)
+    if is_word and (key := find_key(error.override)):
+        hint = f"Write {key}=VALUE."
     return UserError("command line", f"cannot read {error.override!r}", hint=hint)
 
 
@@ -114,12 +113,13 @@ def _wrong_value(error: ComposeError) -> UserError:
     allowed = names.get(wanted, wanted)
     value = error.value if error.value != "None" else _first(r"[Vv]alue '([^']*)'", message)
     hint = did_you_mean(value, allowed.split(", ")) if "," in allowed else ""
-    return UserError(_as_typed(error.key), f"{value!r} does not fit", allowed=allowed, hint=hint)
+    return UserError(as_typed(error.key), f"{value!r} does not fit", allowed=allowed, hint=hint)
 
 
 def _unknown_key(error: ComposeError) -> UserError:
     file = _first(r"In '([^']+)'", error.message)
     words = _first(r"To append to your config use \+(\S+)", error.message) or error.override
+    words = words or _first(r"Could not delete from config\. '(.+?)' does not exist", error.message)
     typed, _, value = words.lstrip("+~").partition("=")
     key = typed or error.key
     if plain := _first(r"Either remove \+ prefix: '(.+)'$", error.message):
@@ -127,46 +127,8 @@ def _unknown_key(error: ComposeError) -> UserError:
     if (moved := find_moved(key, value)) is not None:
         return moved
     key = error.key or typed
-    parent, _, name = key.rpartition(".")
-    known = [_split(each) for each in known_keys()]
-    beside = error.beside or [last for group, last in known if group == parent]
-    elsewhere = [f"{group}.{last}" for group, last in known if last == name]
-    near = nearest(name, beside)
-    hint = did_you_mean(_as_typed(key), [_as_typed(f"{parent}.{near}".lstrip("."))] if near else elsewhere[:1])
-    if parent == "trainer":
-        hint = f"Arguments of Lightning's Trainer are added with a plus sign: +{key}=VALUE."
-    where = f"{file}.yaml: {key}" if file else _as_typed(key)
-    return UserError(where, "no such key", allowed=", ".join(beside) if len(beside) <= _MOST_KEYS else "", hint=hint)
-
-
-def _split(key: str) -> tuple[str, str]:
-    """A key as its node and its name."""
-    parent, _, name = key.rpartition(".")
-    return parent, name
-
-
-def _as_typed(key: str) -> str:
-    """A key as users type it: settings of the launcher without `hydra.`."""
-    return key.removeprefix("hydra.") if key.startswith("hydra.launcher.") else key
-
-
-def known_keys() -> list[str]:
-    """Dotted names of all settings."""
-    names = [field.name for field in fields(RunConfig)]
-    for group, classes in COMPONENTS.items():
-        for settings in classes.values():
-            names += [f"{group}.{name}" for name in _field_names(settings)]
-    for logger, settings in LOGGERS.items():
-        names += [f"logger.{logger}.{name}" for name in _field_names(settings)]
-    return sorted(set(names))
-
-
-def _field_names(settings: type, prefix: str = "") -> Iterator[str]:
-    for field in fields(settings):
-        yield f"{prefix}{field.name}"
-        default = field.default_factory if callable(field.default_factory) else None
-        if isinstance(default, type) and is_dataclass(default):
-            yield from _field_names(default, f"{prefix}{field.name}.")
+    whole = typed if typed.startswith(f"{key}.") else key  # Hydra names the first part that is not there
+    return unknown_key(key, error.beside, typed=whole, file=file)
 
 
 def _keys_beside(error: BaseException) -> list[str]:

@@ -7,13 +7,14 @@ ordinary way without them: where a name is gone or has another signature, comman
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra._internal.hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
@@ -21,6 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from flatout.cli.boundary import check_hydra, require_folders
+from flatout.cli.unknown_keys import find_key
 from flatout.cli.yaml_size import require_modest
 from flatout.errors import UserError
 
@@ -70,6 +72,17 @@ class GuardedLoader(ConfigLoaderImpl):
         named = [*named, *(each.value() for each in parsed_overrides if each.get_key_element() == "hydra.searchpath")]
         require_folders("hydra.searchpath", str(named))
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
+
+
+def refuse_unknown_options(words: Sequence[str]) -> None:
+    """Refuse an option that Hydra does not have; settings have no dashes."""
+    _, unknown = get_args_parser().parse_known_args(list(words))
+    if unknown:
+        name, _, value = unknown[0].lstrip("-").partition("=")
+        value = value or next((word for word in unknown[1:] if not word.startswith("-")), "VALUE")
+        key = find_key(name.replace("-", "_"))
+        hint = f"Did you mean {key}={value}?" if key else "python -m train --help lists the settings."
+        raise UserError(unknown[0].partition("=")[0], "no such option", hint=f"Settings are key=value. {hint}")
 
 
 def guard_hydra() -> None:

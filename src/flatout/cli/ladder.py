@@ -17,7 +17,7 @@ from flatout.cli.conf_folder import conf_folder
 from flatout.cli.start import leave, start_hydra
 from flatout.cli.yaml_size import require_modest
 from flatout.distributed.processes import warm_start
-from flatout.errors import UserError, require
+from flatout.errors import UserError, nearest, require
 from flatout.ladder.rungs import Ladder, find_ladder, read_ladder
 from flatout.sweep.durations import seconds
 
@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
     warm_start()  # it imports beside us what the measuring processes will need
 
     typed, own = _part(arguments.words)
+    _require_settings(typed)
     conf = [] if arguments.config_dir is None else ["--config-dir", str(Path(arguments.config_dir).absolute())]
     folders = [Path(conf[1]) / _LADDER] if conf else []
     folders.append(conf_folder() / _LADDER)
@@ -80,15 +81,24 @@ def _part(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return typed, own
 
 
+def _require_settings(typed: Sequence[str]) -> None:
+    """Refuse a word that sets nothing; a ladder's name alone is the usual slip."""
+    for word in typed:
+        if "=" not in word and not word.startswith(("-", "~")):
+            names = sorted(path.stem for path in (conf_folder() / _LADDER).glob("*.yaml"))
+            near = nearest(word, names)
+            hint = f"Did you mean +ladder={near}?" if near else "Write key=value, as for training."
+            raise UserError(f"ladder {word}", "sets nothing", allowed=f"ladders: {', '.join(names)}", hint=hint)
+
+
 def require_kind(ladder: Ladder, typed: Sequence[str]) -> None:
     """Refuse an option of other data or of another model, before the ladder's own settings fail on it."""
     hint = "Leave +ladder out: rungs for your data are then chosen."
     for word in typed:
         group, _, option = word.lstrip("+").partition("=")
         if group == "data" and _KIND_OF_OPTION.get(option, ladder.kind) != ladder.kind:
-            raise UserError(
-                "+ladder", f"{ladder.name} climbs on {ladder.kind} data, and data={option} is other", hint=hint
-            )
+            what = f"{ladder.name} needs {ladder.kind} data, and data={option} is {_KIND_OF_OPTION[option]} data"
+            raise UserError("+ladder", what, hint=hint)
         if group == "model" and option != _MODEL_OF_PROGRAM.get(ladder.program, option):
             raise UserError("+ladder", f"{ladder.name} has no rungs for model={option}", hint=hint)
 

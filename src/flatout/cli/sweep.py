@@ -11,7 +11,7 @@ from typing import Any
 
 from flatout.cli.train import main
 from flatout.distributed.processes import warm_start
-from flatout.errors import UserError
+from flatout.errors import UserError, nearest
 from flatout.sweep.again import SHORT as _SHORT
 
 
@@ -42,6 +42,8 @@ def run(arguments: argparse.Namespace) -> None:
     conf = [] if arguments.config_dir is None else ["--config-dir", str(Path(arguments.config_dir).absolute())]
     if words[:1] == ["resume"]:
         words = _words_of_resume(words[1:], conf)
+    elif words and "=" not in words[0] and nearest(words[0], ["resume"]):
+        raise UserError(f"sweep {words[0]}", "no such word", hint="Did you mean sweep resume FOLDER?")
     main(["-m", *conf, "hydra/sweeper=flatout", *map(in_full, words)])
 
 

@@ -10,6 +10,7 @@ _ADDED = ("experiment", "sweep", "debug")
 """Groups outside the defaults list of train.yaml: Hydra asks for a plus sign, we take both forms."""
 _LISTED = ("data", "model", "task", "optim", "checkpoint", "monitor", "trainer", "logger", "callbacks", "tune")
 """Groups in the defaults list: Hydra refuses a plus sign, we take both forms."""
+GROUPS = (*_LISTED, *_ADDED)
 
 
 def for_hydra(words: Sequence[str]) -> list[str]:

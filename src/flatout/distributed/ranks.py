@@ -26,6 +26,7 @@ _PATIENCE = timedelta(hours=24)
 """How long ranks wait for the first one to build the store; one that fails sends them word."""
 _FAILED = "\0"
 _SILENCE_S = 20.0
+_SAME_NUMBER = "Start the same number on each machine: torchrun --nproc-per-node=N, srun --ntasks-per-node=N."
 """How long the first wait for all ranks may take before a rank prints what it waits for."""
 
 
@@ -52,7 +53,7 @@ class Ranks:
         )
         is_even = self.world % self.local_world == 0
         what = f"{self.local_world} of {self.world} ranks on this machine"
-        require(is_even, "LOCAL_WORLD_SIZE", what, hint="Start as many on each machine.")
+        require(is_even, "LOCAL_WORLD_SIZE", what, hint=_SAME_NUMBER)
 
     @classmethod
     def here(cls) -> Ranks:
@@ -71,7 +72,11 @@ class Ranks:
         try:
             environment = SLURMEnvironment()
         except RuntimeError as error:
-            raise UserError("SLURM", str(error), hint="docs/many_devices.md has a file to submit.") from None
+            raise UserError(
+                "SLURM",
+                str(error),
+                hint="Submit the batch file of docs/many_devices.md, with your numbers of nodes and tasks.",
+            ) from None
         world, nodes = environment.world_size(), _number("SLURM_NNODES", 1)
         ranks = cls(environment.global_rank(), world, environment.local_rank(), max(1, world // nodes))
         os.environ |= {
@@ -118,9 +123,17 @@ class Ranks:
         try:
             store.wait([key], _PATIENCE)
         except (RuntimeError, ValueError):
-            raise UserError(f"rank {self.rank}", "the first rank has ended", hint="Its own message says why.") from None
+            raise UserError(
+                f"rank {self.rank}",
+                "the first rank has ended",
+                hint="Read the message of rank 0 and fix what it names.",
+            ) from None
         if (value := store.get(key).decode()) == _FAILED:
-            raise UserError(f"rank {self.rank}", "the first rank has ended", hint="Its own message says why.")
+            raise UserError(
+                f"rank {self.rank}",
+                "the first rank has ended",
+                hint="Read the message of rank 0 and fix what it names.",
+            )
         return value
 
     def gathered(self, name: str, make: Callable[[], str]) -> list[str]:
@@ -142,8 +155,16 @@ class Ranks:
             except (RuntimeError, ValueError):
                 found.append(_FAILED)
             if found[-1] == _FAILED:
-                raise UserError(f"rank {self.rank}", f"rank {rank} has ended", hint="Its own message says why.")
+                raise UserError(
+                    f"rank {self.rank}",
+                    f"rank {rank} has ended",
+                    hint=f"Read the message of rank {rank} and fix what it names.",
+                )
         return found
+
+    def _ended_without(self, rank: int) -> UserError:
+        hint = f"Read the message of rank {rank}, and fix what it names."
+        return UserError(f"rank {self.rank}", f"rank {rank} has ended", hint=hint)
 
     def join(self, device: torch.device) -> None:
         """Begin the process group, under keys of its own: a script may train more than once."""
@@ -234,8 +255,11 @@ def _key_value_store() -> dist.Store:
             store, _, _ = next(iter(dist.rendezvous("env://")))
         except dist.DistNetworkError as error:
             is_taken = "EADDRINUSE" in str(error)
-            what = "is in use by another program" if is_taken else "cannot be reached by the other ranks"
-            raise UserError("MASTER_PORT", f"{place} {what}", hint="Set MASTER_PORT to a free port.") from None
+            what = "is in use by another program" if is_taken else "cannot be reached"
+            hint = "Set MASTER_PORT to a free port."
+            if not is_taken:
+                hint = "Set MASTER_ADDR to the first machine, and open this port in its firewall."
+            raise UserError("MASTER_PORT", f"{place} {what}", hint=hint) from None
         except (ValueError, dist.DistError) as error:
             raise UserError("ranks", str(error).splitlines()[0], hint="Start the run with torchrun or srun.") from None
         finally:
@@ -260,7 +284,8 @@ def others_watched() -> Iterator[None]:
         if not dist.is_initialized() or not re.search(_GONE, str(error)):
             raise
         words = (
-            "another rank is gone, and this one cannot continue without it. Its own message, or its absence, says why"
+            "another rank is gone, and this one cannot continue without it. Read its message;"
+            " without one, the system ended it, mostly for memory. resume=auto continues"
         )
         raise RunBroke(f"rank {dist.get_rank()} of {dist.get_world_size()}: {words}.") from None
 
@@ -281,4 +306,5 @@ def _number(name: str, otherwise: int | None = None) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UserError(name, repr(text), allowed="a whole number") from None
+        hint = "Leave it to the launcher: torchrun, srun, or trainer.devices=N."
+        raise UserError(name, repr(text), allowed="a whole number", hint=hint) from None

@@ -25,9 +25,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flatout.distributed.ddp_internals import leave_out_of_ddp
 from flatout.engine import lightning_internals as internals
-from flatout.engine.gradients import clip_divisor, clip_gradients, gradient_is_finite, gradient_length, is_fused
+from flatout.engine.direct_step import can_step_directly, drop_gradients, step_directly
+from flatout.engine.gradients import (
+    clip_divisor,
+    clip_gradients,
+    gradient_is_finite,
+    gradient_length,
+    is_fused,
+    is_surely_short,
+)
 from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
 from flatout.engine.passes import BATCH_NORMS, Passes
+from flatout.engine.short_epoch import plug_short_epoch, unplug_short_epoch
 from flatout.engine.step_losses import NotFinite, StepLosses
 from flatout.errors import UserError
 from flatout.models.lean import LeanEmbedding
@@ -63,7 +72,8 @@ class FastLoop(Callback):
         self.rate = 0.0
         """Learning rate of the last step."""
         self.is_serving = self.is_plain = self.is_scaled = self.exchanges = self._is_ddp = False
-        self._is_updating = self._is_under_way = False
+        self._calls_directly = self._is_on_cpu = False
+        self._is_updating = self._is_under_way = self._steps_directly = False
         self._hooks: dict[str, list[Callable[..., Any]]] = {name: [] for name in _STEP_HOOKS}
         self._lean: list[LeanEmbedding] = []
         self._trained: list[nn.Parameter] = []
@@ -88,6 +98,7 @@ class FastLoop(Callback):
         vars(pl_module)["answer_in_pieces"] = self.passes.judge
         if stage != "fit":
             return
+        unplug_short_epoch(trainer)  # of a training that an error ended
         reason = _reason_against(trainer, pl_module)
         if reason:
             print(f"fast loop: off, {reason}; Lightning's own loop trains")
@@ -105,6 +116,8 @@ class FastLoop(Callback):
         self.is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
         is_backward_ours = type(pl_module).backward is L.LightningModule.backward
         self.is_plain = isinstance(strategy, SingleDeviceStrategy) and not self.is_scaled and is_backward_ours
+        self._is_on_cpu = pl_module.device.type == "cpu"
+        self._calls_directly = internals.adds_nothing_to_steps(trainer, pl_module)
         self._is_ddp = isinstance(getattr(strategy, "model", None), DistributedDataParallel)
         self.exchanges = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.shares_weights = bool(getattr(pl_module, "shares_weights", False))
@@ -113,6 +126,8 @@ class FastLoop(Callback):
         )
         self._after_step = getattr(pl_module, "after_optimizer_step", None)
         self._gather_hooks()
+        self._steps_directly = can_step_directly(trainer.optimizers[0])
+        plug_short_epoch(trainer, pl_module)
         self.losses.to(pl_module.device)
         self.passes.restart()
         if self.exchanges:
@@ -124,12 +139,13 @@ class FastLoop(Callback):
         for embedding in self._lean:
             embedding.keeps_gradient = False
         self._lean.clear()
+        unplug_short_epoch(trainer)
         vars(pl_module)["is_in_fast_loop"] = self.is_serving = False
 
     def forward(self, batch: Any) -> Tensor | None:
         """The loss of a batch or of a piece of one, over the batches of its optimizer step."""
         arguments = (batch, *self._arguments[1:])
-        if self._is_ddp:
+        if self._is_ddp or self._calls_directly:
             output = internals.call_training_step(self.trainer, self.module, arguments)
         else:
             output = internals.run_training_step(self.trainer, arguments)
@@ -160,7 +176,7 @@ class FastLoop(Callback):
         """Drop the gradients of a step that is repeated."""
         for embedding in self._lean:
             embedding.clear()
-        self._optimizer.zero_grad()
+        drop_gradients(self._optimizer)
 
     def is_torn(self) -> bool:
         """Whether weights or running statistics are no longer those that the last step has left."""
@@ -217,7 +233,7 @@ class FastLoop(Callback):
             embedding.clear()
         for hook in self._hooks["on_before_zero_grad"]:
             hook(optimizer)
-        optimizer.zero_grad()
+        drop_gradients(optimizer)
         progress.increment_completed()
         if self._after_step is not None:
             self._after_step()
@@ -229,7 +245,8 @@ class FastLoop(Callback):
         elif self.is_scaled:  # the scaler unscales, clips and may leave the step out: Lightning's own way
             self.trainer.strategy.optimizer_step(optimizer, closure=lambda: self.losses.last)
         else:
-            optimizer.step()
+            if not (self._steps_directly and step_directly(optimizer)):
+                optimizer.step()
             vars(optimizer).pop("grad_scale", None)
 
     def _update_scaled(self, optimizer: torch.optim.Optimizer) -> None:
@@ -287,7 +304,7 @@ class FastLoop(Callback):
             hook(optimizer)
         norm = self._clip(optimizer)
         losses = self.losses
-        if self.finds_at_once and self.module.device.type == "cpu":
+        if self.finds_at_once and self._is_on_cpu:
             is_finite = math.isfinite(norm) if norm is not None else gradient_is_finite(self._trained)
             return losses.accept(step, is_finite=is_finite)
         if norm is None:
@@ -309,7 +326,10 @@ class FastLoop(Callback):
             return None
         if is_fused(optimizer) and not self.shares_weights:  # which divides while it steps: one pass over memory less
             norm = gradient_length(self._trained)
-            vars(optimizer)["grad_scale"] = clip_divisor(norm, float(value))
+            if norm.is_cpu and is_surely_short(norm, float(value)):  # a division by 1 changes no bit
+                vars(optimizer).pop("grad_scale", None)
+            else:
+                vars(optimizer)["grad_scale"] = clip_divisor(norm, float(value))
         else:
             norm = clip_gradients(self._trained, float(value))
         self.losses.norms.append(norm)

@@ -23,6 +23,11 @@ def clip_divisor(norm: torch.Tensor, longest: float) -> torch.Tensor:
     return ((norm + _LEAST) / longest).clamp_min(1.0)
 
 
+def is_surely_short(norm: torch.Tensor, longest: float) -> bool:
+    """Whether clipping leaves a gradient of this length, on a CPU, as it is, beyond any rounding."""
+    return float(norm) + _LEAST < 0.999 * longest
+
+
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer reads `grad_scale` and `found_inf`, and divides or leaves out a step by itself."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
@@ -38,4 +43,13 @@ def gradient_is_finite(parameters: list[nn.Parameter]) -> bool:
 def gradient_length(parameters: list[nn.Parameter]) -> torch.Tensor:
     """The length of the whole gradient, still on the device."""
     gradients = [weight.grad for weight in parameters if weight.grad is not None]
+    if _are_alike(gradients):  # then torch's own function, which groups them first, computes just this
+        with torch.no_grad():
+            return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)), 2.0)
     return whole(nn.utils.get_total_norm(gradients, foreach=True))
+
+
+def _are_alike(gradients: list[torch.Tensor]) -> bool:
+    """Whether gradients are plain tensors of one type on a CPU."""
+    kinds = {each.dtype for each in gradients}
+    return len(kinds) == 1 and all(type(each) is torch.Tensor and each.is_cpu for each in gradients)

@@ -19,7 +19,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
 from lightning.pytorch.overrides.distributed import prepare_for_backward as prepare_for_backward
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.trainer import call
 
 _RUN_ARGUMENTS = ["self", "optimizer", "batch_idx", "kwargs"]
@@ -78,8 +79,15 @@ def run_inside_ddp(strategy: Any, module: L.LightningModule, passes: Callable[[]
         vars(module).pop("forward", None)
 
 
+def adds_nothing_to_steps(trainer: L.Trainer, module: L.LightningModule) -> bool:
+    """Whether the strategy would call `training_step` and no more, and nothing profiles it."""
+    strategy = trainer.strategy
+    is_usual = type(strategy).training_step is Strategy.training_step and strategy.model is module
+    return is_usual and type(vars(trainer)["profiler"]) is PassThroughProfiler
+
+
 def call_training_step(trainer: L.Trainer, module: L.LightningModule, arguments: tuple[Any, ...]) -> Any:
-    """A training step inside `run_inside_ddp`; `self.log` works in it."""
+    """A training step past the strategy; `self.log` works in it."""
     set_hook_name(module, "_current_fx_name", "training_step")
     with trainer.precision_plugin.train_step_context():
         output = module.training_step(*arguments)

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from flatout.ladder.intervals import Interval, ratio_of_rounds, spread
 from flatout.ladder.measure import Failed, Measured, OurRun, UsualProgram, measure_apart
 from flatout.ladder.needs import find_missing
 from flatout.ladder.rungs import LEARNING, STARTUP, Ladder, Rung
+from flatout.perf.measure.intervals import Interval, speedup
 
 ROUNDS = 5
 """Most rounds; more would show nothing new."""
+LEAST_ROUNDS = 3
+"""Fewer rounds give no bounds that are worth printing."""
 LONGEST_S, SHORTEST_S = 5.0, 1.0
 """Of one measurement."""
 _OF_BUDGET = 0.4
@@ -57,7 +59,33 @@ class Step:
 
     @property
     def spread(self) -> float | None:
-        return spread(self.values()) if len(self.found) > 1 else None
+        """Half the range of the rounds, as a fraction of their median."""
+        values = self.values()
+        return (max(values) - min(values)) / (2 * median(values)) if len(values) > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How much faster a rung is than another, and in how many rounds both were measured."""
+
+    interval: Interval
+    rounds: int
+
+    @property
+    def value(self) -> float:
+        return self.interval.value
+
+    @property
+    def low(self) -> float | None:
+        """At least; None where too few rounds bound it."""
+        return self.interval.low if self.rounds >= LEAST_ROUNDS else None
+
+    @property
+    def high(self) -> float | None:
+        return self.interval.high if self.rounds >= LEAST_ROUNDS else None
+
+    def as_dict(self) -> dict[str, float | None]:
+        return {"value": self.value, "low": self.low, "high": self.high}
 
 
 def seconds_of_measurement(budget_s: float, rungs: int) -> float:
@@ -108,7 +136,7 @@ def _why_skipped(rung: Rung) -> str:
     return find_missing(rung.needs) if is_timed else "not timed: it changes what a step learns, not its time"
 
 
-def ratio(below: Step, above: Step, measures: str = "training") -> Interval:
+def ratio(below: Step, above: Step, measures: str = "training") -> Ratio:
     """How much faster a rung is than another: over the rounds that measured both, else by their medians."""
     both = sorted(set(below.found) & set(above.found))
     if measures == STARTUP:
@@ -116,5 +144,6 @@ def ratio(below: Step, above: Step, measures: str = "training") -> Interval:
     else:
         values = [step.values(both) for step in (below, above)]
     if both:
-        return ratio_of_rounds(values[1], values[0])
-    return Interval(median(above.values()) / median(below.values()))
+        return Ratio(speedup(values[0], values[1]), len(both))
+    alone = median(above.values()) / median(below.values())
+    return Ratio(Interval(alone, alone, alone), 0)

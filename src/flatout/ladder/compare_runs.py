@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import UserError, require
-from flatout.ladder.intervals import Group, Interval, paired_difference, quality_sentence
+from flatout.ladder.quality import Difference, Group, paired_difference, quality_sentence
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
 
@@ -29,7 +29,7 @@ class Comparison:
     seeds: list[int]
     first: Group
     second: Group
-    difference: Interval
+    difference: Difference
     """Of the second over the first; in points where the metric is a share."""
     left_out: list[str]
     """Runs that have no partner, each with the reason."""

@@ -7,7 +7,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import pyarrow.csv as pa_csv
 import torch
 
 from flatout.bits.data import BitsDataConfig
@@ -17,6 +16,7 @@ from flatout.data.tokens.subwords import Subwords
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.errors import UserError, require
 from flatout.ladder.case import Case
+from flatout.ladder.rows import read_rows
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
@@ -120,7 +120,7 @@ def encoder_folder(model: TransformerConfig, data: TextDataConfig, texts: Path, 
     from transformers import AutoModel
     from transformers.utils import logging
 
-    tokens = Subwords.train([pa_csv.read_csv(texts)["text"].combine_chunks()], data.vocabulary)
+    tokens = Subwords.train([read_rows(texts)["text"].combine_chunks()], data.vocabulary)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in tokens.files.items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -27,7 +27,7 @@ import torch
 from flatout.distributed.processes import OUTPUT, stand_apart
 from flatout.errors import UserError
 from flatout.ladder.case import Case
-from flatout.ladder.usual.clock import Clock
+from flatout.ladder.usual.clock import WARM_STEPS, Clock
 
 _GPU_EVERY_S = 0.2
 
@@ -71,9 +71,12 @@ class UsualProgram:
     def measure(self, seconds: float | None, folder: Path) -> Measured:
         """Train for some seconds; None: to the end, and answer the test rows."""
         module = importlib.import_module(f"flatout.ladder.usual.{self.program}")
+        how = module.How(**self.keywords)
+        if fill := getattr(module, "fill_cache", None):
+            fill(self.case, how)
         began, clock = time.perf_counter(), Clock(seconds)
         with _logged(folder / "usual.log", f"usual.{self.program}"):
-            program = module.Program(self.case, module.How(**self.keywords))
+            program = module.Program(self.case, how)
             done = 0
             while not clock.is_over and (seconds is not None or done < self.case.epochs):
                 program.train_epoch(clock)
@@ -100,18 +103,25 @@ class OurRun:
     words: list[str]
 
     def measure(self, seconds: float | None, folder: Path) -> Measured:
-        """Train: the job's own settings limit it; `seconds` is None where it trains to the end."""
+        """Train: the job's own settings limit it; `seconds` is None where it trains to the end.
+
+        Validations and checkpoints are not counted: a usual program has none, and seconds would give them too much
+        weight.
+        """
         began = time.perf_counter()
         result = self.job.train(folder / "run", self.words, resumes=False)
         summary = result.summary
         speed, training = summary["speed"], summary["training"]
         parts = {name: value for name, value in speed["step_ms"].items() if value is not None and name != "validation"}
-        trained_s = training["steps"] * training["rows_per_step"] / max(speed["rows_per_s"], 1e-9)
-        slow = _slow_start(trained_s, training["steps"], speed["first_steps_ms"] or [])
+        whole_s = training["steps"] * training["rows_per_step"] / max(speed["rows_per_s"], 1e-9)
+        saved_ms = parts.pop("checkpoint", 0.0)
+        steps_ms = max(sum(parts.values()), 1e-9)
+        trained_s = whole_s * steps_ms / (steps_ms + saved_ms)
+        gain = whole_s / max(trained_s, 1e-9) * slow_start(trained_s, training["steps"], speed["first_steps_ms"] or [])
         return Measured(
-            rows_per_s=speed["rows_per_s"] * slow,
-            tokens_per_s=None if not speed["tokens_per_s"] else speed["tokens_per_s"] * slow,
-            wait_share=parts.get("wait", 0.0) / max(sum(parts.values()), 1e-9),
+            rows_per_s=speed["rows_per_s"] * gain,
+            tokens_per_s=None if not speed["tokens_per_s"] else speed["tokens_per_s"] * gain,
+            wait_share=parts.get("wait", 0.0) / steps_ms,
             padding_share=speed["padding_share"],
             startup_s=max(0.0, time.perf_counter() - began - trained_s),
             memory_gb=peak_memory_gb(),
@@ -119,10 +129,14 @@ class OurRun:
         )
 
 
-def _slow_start(trained_s: float, steps: int, first_ms: list[float]) -> float:
-    """How much faster the later steps are than all steps: a summary's rates count the first ones, which warm up."""
-    later, later_s = steps - len(first_ms), trained_s - sum(first_ms) / 1000
-    return trained_s / steps * later / later_s if later > len(first_ms) and later_s > 0 else 1.0
+def slow_start(trained_s: float, steps: int, first_ms: list[float]) -> float:
+    """How much faster the later steps are than all steps.
+
+    A summary's rates count the first steps, which warm up. As many are left out here as of a usual program.
+    """
+    warm_ms = first_ms[:WARM_STEPS]
+    later, later_s = steps - len(warm_ms), trained_s - sum(warm_ms) / 1000
+    return trained_s / steps * later / later_s if later > 0 and later_s > 0 else 1.0
 
 
 def _tested(metrics: dict[str, float]) -> dict[str, float]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flatout.ladder.climb import TOO_SHORT, Step, ratio
-from flatout.ladder.intervals import Interval
+from flatout.ladder.climb import TOO_SHORT, Ratio, Step, ratio
 from flatout.ladder.rungs import STARTUP, Ladder
 
 FILE = "ladder.json"
 SCHEMA = 1
 LEAST_GAIN = 1.02
 """A rung below this ratio does not pay."""
+MOST_SPREAD = 0.2
+"""Rounds that differ by more are not those of a quiet machine."""
 PAYS, UNSURE, COSTS = "pays", "unsure", "does not pay"
 
 
@@ -66,7 +67,7 @@ def _rung(step: Step, before: Step | None, foot: Step | None) -> dict[str, Any]:
     return found | {"rounds": len(step.found), "spread": step.spread}
 
 
-def judge(gain: Interval) -> str:
+def judge(gain: Ratio) -> str:
     """Whether a rung pays: its gain is worth a setting, and enough rounds show that it is no chance."""
     if gain.value < LEAST_GAIN:
         return COSTS
@@ -105,7 +106,16 @@ def closing_lines(found: dict[str, Any]) -> list[str]:
     lines.append(f"an epoch of {whole['top']}: {_minutes(whole['minutes_after'])}")
     lines.append(f"speed-up: {written(whole['ratio'])}" + (f"; promised {found['in_all']}" if found["in_all"] else ""))
     lines.append(f"startup: {whole['startup_before_s']:.1f} s before, {whole['startup_after_s']:.1f} s after at most")
-    return [*lines, *quality]
+    return [*lines, *_disturbed(found["rungs"]), *quality]
+
+
+def _disturbed(rungs: Sequence[dict[str, Any]]) -> list[str]:
+    """A warning where rounds differ so much that other programs must have computed, too."""
+    widest = max((rung for rung in rungs if rung.get("spread")), key=lambda rung: rung["spread"], default=None)
+    if widest is None or widest["spread"] <= MOST_SPREAD:
+        return []
+    words = "Measure again while the machine does nothing else, or give more time with for=."
+    return [f"rounds differ by ±{widest['spread']:.0%} at {widest['name']}: {words}"]
 
 
 def quality_lines(quality: dict[str, Any]) -> list[str]:

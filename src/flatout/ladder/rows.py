@@ -29,6 +29,7 @@ from flatout.data.text_preparation import survey
 from flatout.errors import require
 
 _CELL = pa.large_string()
+_WITH_BREAKS = pa_csv.ParseOptions(newlines_in_values=True)
 
 
 class Silent:
@@ -71,7 +72,7 @@ def write_rows(config: Any, folder: Path, *, joined: Mapping[str, Any] | None = 
         words = [f"data.features={_listed(reading['features'])}", f"data.target={_listed(config.targets)}"]
         words += [f"data.group=[{_RECORDING}]", *_AS_THEY_ARE]
     missing = [split for split in SPLITS if split not in tables]
-    hint = "Leave the validation file out, or give a test file as well."
+    hint = "Give more rows, or a file for each split."
     require(not missing, "ladder", f"no {' and no '.join(missing)} rows", hint=hint)
     for split, table in tables.items():
         pa_csv.write_csv(table, folder / f"{split}.csv")
@@ -95,6 +96,13 @@ def quoted(text: str) -> str:
 
 def _listed(names: list[str]) -> str:
     return f"[{','.join(map(quoted, names))}]"
+
+
+def read_rows(path: Path) -> pa.Table:
+    """Written rows again, whatever line breaks their texts have; all columns as texts."""
+    names = pa_csv.open_csv(path, parse_options=_WITH_BREAKS).schema.names
+    cells = pa_csv.ConvertOptions(column_types=dict.fromkeys(names, _CELL), strings_can_be_null=False)
+    return pa_csv.read_csv(path, parse_options=_WITH_BREAKS, convert_options=cells)
 
 
 def _rows_of_epoch(config: Any, table: pa.Table) -> int:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from flatout.data.store.cache import Cache
 from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.engine.optimizer import OptimConfig
-from flatout.errors import UserError, require
+from flatout.errors import UserError, did_you_mean, require
 from flatout.ladder.case import Case
 from flatout.ladder.climb import TOO_SHORT, Step, climb
 from flatout.ladder.describe import describe, encoder_folder, kind_of, program_of, require_followed
-from flatout.ladder.intervals import Group, paired_difference, quality_sentence
 from flatout.ladder.measure import Failed, Job, Measured, OurRun, UsualProgram, measure_apart
+from flatout.ladder.quality import Group, paired_difference, quality_sentence
 from flatout.ladder.results import FILE, closing_lines, results
 from flatout.ladder.rows import Rows, quoted, write_rows
 from flatout.ladder.rungs import Ladder, Rung
@@ -58,6 +59,7 @@ def run_ladder(asked: Asked) -> dict[str, Any]:
     ladder = asked.ladder
     require_fitting(ladder, asked.data, asked.model)
     require_followed(asked.model)
+    require_keywords(ladder)
     warm_start()
     began = time.monotonic()
     rungs = _Rungs(asked)
@@ -105,10 +107,21 @@ def require_fitting(ladder: Ladder, data: Any, model: Any) -> None:
     """Refuse a ladder for another kind of data, or for another model."""
     kind, program = kind_of(data), program_of(model)
     hint = "Leave +ladder out: rungs for your data are then chosen."
-    what = f"{ladder.name} climbs on {_KINDS[ladder.kind]}, and these are {_KINDS[kind]}"
+    what = f"{ladder.name} needs {_KINDS[ladder.kind]}, and these are {_KINDS[kind]}"
     require(kind == ladder.kind, "+ladder", what, hint=hint)
     what = f"{ladder.name} has no rungs for {type(model).__name__}"
     require(program == ladder.program, "+ladder", what, hint=hint)
+
+
+def require_keywords(ladder: Ladder) -> None:
+    """Refuse a change of a keyword that the usual program does not have."""
+    how = importlib.import_module(f"flatout.ladder.usual.{ladder.program}").How
+    known = [each.name for each in fields(how)]
+    for rung in ladder.rungs:
+        for name in rung.keywords or {}:
+            what = f"the usual program {ladder.program} has no keyword {name}"
+            where = f"{ladder.name}: {rung.name}"
+            require(name in known, where, what, allowed=", ".join(known), hint=did_you_mean(name, known))
 
 
 _KINDS = {"text": "texts", "bits": "bit strings", "sequence": "recordings"}
@@ -163,6 +176,9 @@ def compare_quality(rungs: _Rungs, steps: Sequence[Step], asked: Asked) -> dict[
     can_be = [step.rung for step in steps if step.is_measured or step.skipped == TOO_SHORT]
     if len(can_be) < 2:
         return None
+    trained = rungs.rows.count * asked.epochs * asked.seeds
+    if minutes := expected_minutes(steps, trained):
+        asked.say(f"{can_be[0].name} and {can_be[-1].name} train to their end: some {minutes:.0f} min with all seeds")
     metric = METRICS[asked.ladder.kind]
     values: list[list[float]] = [[], []]
     for seed in range(asked.seed, asked.seed + asked.seeds):
@@ -184,6 +200,12 @@ def compare_quality(rungs: _Rungs, steps: Sequence[Step], asked: Asked) -> dict[
         "difference": difference.as_dict(),
         "sentence": quality_sentence(difference),
     }
+
+
+def expected_minutes(steps: Sequence[Step], rows: int) -> float | None:
+    """How long the foot and the top train so many rows each; None where neither was measured."""
+    rates = [rate for step in steps if (rate := step.middle("rows_per_s"))]
+    return sum(rows / rate / 60 for rate in (rates[0], rates[-1])) if len(rates) > 1 else None
 
 
 def _train(program: UsualProgram | OurRun, folder: Path, rung: Rung) -> Measured:

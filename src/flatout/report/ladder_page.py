@@ -121,7 +121,8 @@ def promise_chart(rungs: Sequence[Mapping[str, Any]]) -> Chart | None:
         Mark("unsure", _AMBER, "█"),
         Mark("does not pay", _RED, "█"),
     ]
-    return Chart(title=title, svg=svg, legend=legend, note="the line over a bar is its 95 % interval")
+    note = "· a line reaches from the least to the most of all rounds"
+    return Chart(title=title, svg=svg, legend=legend, note=note)
 
 
 def write_figure(folder: Path, rungs: Sequence[Mapping[str, Any]]) -> None:

@@ -73,7 +73,9 @@ def restore_threads() -> Iterator[None]:
 def share_processor(build: RunBuilder, ranks: Ranks, device: torch.device, folder: RunFolder) -> None:
     """Divide the cores among the ranks of this machine, as torchrun would leave each a single thread; keep memory."""
     if device.type == "cpu" and keep_freed_memory():
-        folder.choose("allocator", "keeps freed memory", "no fresh pages each step", "the C library took mallopt")
+        folder.choose(
+            "allocator", "malloc keeps freed memory", "avoids page faults in each step", "mallopt accepted it"
+        )
     if build.set_threads():
         return
     has_own = "SLURM_CPUS_PER_TASK" in os.environ  # srun has divided them

@@ -73,8 +73,9 @@ class Findings:
         if best is None or best.value is None:
             notes = [f"trial {row.number}: {row.note}" for row in report.trials if row.note]
             has_run = any((self.searched.folder / row.folder).is_dir() for row in report.trials)
-            printed = f"; what each printed: {self.searched.folder}/*/output.txt" if has_run else ""
-            raise RunBroke("\n".join([*notes, f"no trial was completed{printed}"]))
+            printed = f" The output of each is in {self.searched.folder}/*/output.txt." if has_run else ""
+            advice = "Correct what the lines above name." if notes else "Give it more time: for=, trial_for=."
+            raise RunBroke("\n".join([*notes, f"sweep: no trial was completed. {advice}{printed}"]))
         self._say(report, best)
         return Outcome(self.searched.folder, self.study.settings(best), float(best.value), report)
 

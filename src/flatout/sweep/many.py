@@ -130,7 +130,7 @@ def _require_none_failed(found: dict[int, Ending], folder: Path) -> None:
     failed = [number for number, ending in found.items() if ending.status is Status.failed]
     if failed:
         words = "\n".join(f"trial {number}: {found[number].note}" for number in sorted(failed))
-        printed = f"What each printed: {folder}/*/output.txt"
+        printed = f"The output of each is in {folder}/*/output.txt; resume=auto repeats the failed ones."
         raise RunBroke(f"{words}\n{len(failed)} of {len(found)} trials failed. {printed}")
 
 
@@ -141,7 +141,7 @@ def _require_own_folders(trials: list[Trial]) -> None:
         is_free = trial.is_again or not trial.folder.exists() or not any(trial.folder.iterdir())
         hint = "Choose another hydra.sweep.dir, or add resume=auto to resume the trials of the same command."
         require(is_free, "hydra.sweep.dir", f"{trial.folder} holds something already", hint=hint)
-        hint = "Let hydra.sweep.subdir be another for each trial."
+        hint = "Put the trial's number into it: 'hydra.sweep.subdir=${hydra.job.num}'."
         require(trial.folder not in seen, "hydra.sweep.subdir", f"{trial.folder} twice", hint=hint)
         seen.add(trial.folder)
 

@@ -34,7 +34,9 @@ def slots(parallel: int) -> list[Slot]:
     """Equal shares; what does not divide evenly is left to the system."""
     cores, gpus = cores_here(), _gpus()
     most = max(len(cores), len(gpus))
-    require(1 <= parallel <= most, "launcher.parallel", f"{parallel}", allowed=f"1 to {most} here")
+    require(
+        1 <= parallel <= most, "launcher.parallel", f"{parallel}", allowed=f"1 to {most} here: one for each GPU or core"
+    )
     return [Slot(_share(cores, number, parallel), _share(gpus, number, parallel)) for number in range(parallel)]
 
 

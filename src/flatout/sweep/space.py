@@ -51,8 +51,10 @@ class Interval:
 
     def distribution(self, key: str) -> FloatDistribution | IntDistribution:
         where, span = f"sweep: {key}", f"{self.low:g} to {self.high:g}"
-        require(self.low <= self.high, where, span, allowed="the least number first")
-        require(not self.is_log or self.low > 0, where, f"{span} by factors", allowed="numbers above 0")
+        hint = f"Write interval({self.high:g},{self.low:g})."
+        require(self.low <= self.high, where, span, allowed="the least number first", hint=hint)
+        hint = "Raise the least number above 0, or leave out tag(log,…)."
+        require(not self.is_log or self.low > 0, where, f"{span} by factors", allowed="numbers above 0", hint=hint)
         if self.is_whole:
             return IntDistribution(int(self.low), int(self.high), log=self.is_log, step=1 if self.is_log else self.step)
         return FloatDistribution(self.low, self.high, log=self.is_log)
@@ -60,7 +62,7 @@ class Interval:
     def listed(self, key: str) -> tuple[str, ...]:
         if not self.is_whole:
             hint = "List values, as in choice(1e-3,1e-2), or set sampler=tpe."
-            raise UserError(f"sweep: {key}", "an interval has no end of values for a grid", hint=hint)
+            raise UserError(f"sweep: {key}", "an interval has too many values for a grid", hint=hint)
         return tuple(str(number) for number in range(int(self.low), int(self.high) + 1, self.step))
 
     def text(self, value: object) -> str:

@@ -198,7 +198,7 @@ def _whole(journal: Path) -> Path:
         try:
             json.loads(line)
         except ValueError:
-            hint = "Begin a new sweep; the trials' own folders are as they were."
+            hint = "Start a new sweep; the folders of finished trials stay."
             raise UserError(str(journal), f"line {number} is damaged", hint=hint) from None
     return journal
 

@@ -176,5 +176,5 @@ class _Run:
         self._mistakes.append(note)
         if len(self._mistakes) == _SAME_MISTAKES and len(set(self._mistakes)) == 1:
             printed = Path(self.searched.folder, "0", "output.txt")
-            hint = f"What the first one printed: {printed}" if printed.is_file() else f"See {self.searched.folder}"
-            raise UserError("", f"the first {_SAME_MISTAKES} trials failed alike: {note}", hint=hint)
+            hint = f"The output of the first is in {printed if printed.is_file() else self.searched.folder}."
+            raise UserError("sweep", f"the first {_SAME_MISTAKES} trials failed alike: {note}", hint=hint)

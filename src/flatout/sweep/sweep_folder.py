@@ -65,18 +65,23 @@ def read_asked(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}", hint="Check that you may read it.") from None
     except ValueError as error:
-        raise UserError(str(path), f"cannot be read: {error}", hint="Begin a new sweep.") from None
+        raise UserError(str(path), f"cannot be read: {error}", hint="Start a new sweep.") from None
     if not isinstance(asked, dict) or "schema" not in asked:
-        raise UserError(str(path), "is not what a sweep writes there", hint="Begin a new sweep.")
+        raise UserError(str(path), "is not what a sweep writes there", hint="Start a new sweep.")
     if asked["schema"] != _SCHEMA:
-        raise UserError(str(path), f"schema {asked['schema']}", allowed=f"{_SCHEMA} in this version")
+        raise UserError(
+            str(path),
+            f"schema {asked['schema']}",
+            allowed=f"{_SCHEMA} in this version",
+            hint="Resume it with the version that began it, or start a new sweep.",
+        )
     kinds = {"typed": list, "fixed": list, "place": str, "search": dict, "space": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(asked.get(name), kind)]
     if wrong or not isinstance(asked.setdefault("conf", None), str | None):
         what = f"is not what a sweep writes there: {', '.join(wrong or ['conf'])}"
-        raise UserError(str(path), what, hint="Begin a new sweep.")
+        raise UserError(str(path), what, hint="Start a new sweep.")
     if not Path(asked["place"]).is_dir():
-        hint = "Make it again: files of the sweep may be named from there."
+        hint = "Create this folder again: the sweep's files may be named from there."
         raise UserError(str(path), f"was begun in {asked['place']}, which is gone", hint=hint)
     return asked
 
@@ -88,9 +93,11 @@ def _require_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> 
         for key in sorted(old.keys() | new.keys()):
             if old.get(key) != new.get(key):
                 what = f"{folder} was begun with {key}: {old.get(key)}, and now it is {new.get(key)}"
-                raise UserError("sweep", what, hint="Begin a new sweep, or take the change back.")
+                raise UserError("sweep", what, hint="Change it back to resume, or start a new sweep.")
     if before["fixed"] != now["fixed"]:
         other = sorted(set(before["fixed"]) ^ set(now["fixed"]))
         raise UserError(
-            "sweep", f"{folder} was begun with other settings: {', '.join(other)}", hint="Begin a new sweep."
+            "sweep",
+            f"{folder} was begun with other settings: {', '.join(other)}",
+            hint="Type the words that began it to resume, or start a new sweep.",
         )

@@ -36,13 +36,16 @@ class Calibration:
     @property
     def why(self) -> str:
         """Why this temperature."""
-        fitted = "likeliest on half of the validation rows"
-        return fitted if self.temperature == self.fitted else f"{self.fitted:.2f}, {fitted}, does not help"
+        if self.temperature == self.fitted:
+            return "fits half of the validation rows best"
+        return f"{self.fitted:.2f} fits half of the validation rows best, and does not help on the other half"
 
     @property
     def evidence(self) -> str:
-        """What the rows that it was not fitted on say."""
-        return f"calibration error of the others {self.error_before:.3f} without it, {self.error_fitted:.3f} with it"
+        """What it changes on the rows that it was not fitted on."""
+        return (
+            f"calibration error of the other half: {self.error_before:.3f} without it, {self.error_fitted:.3f} with it"
+        )
 
 
 def calibrated(logits_BC: Tensor, targets_B: Tensor, rows_B: Tensor | None = None) -> Calibration:

@@ -206,7 +206,7 @@ def test_a_run_whose_answers_are_its_settings_has_the_same_weights_to_the_last_b
     told = capsys.readouterr().out
     assert "tune: measuring in a process apart" in told and " probes in " in told
     found = tuned.summary["tune"]
-    assert found["values"] == {"data.feed": "resident"} and not found["cached"]
+    assert list(found["values"]) == ["data.feed"] and not found["cached"]  # which one wins is this machine's answer
     assert choices(tuned)["precision"]["why"] == choices(tuned)["micro-batch"]["why"] == "kept: asked for"
     ours, theirs = weights(tuned), weights(plain)
     assert ours.keys() == theirs.keys() and ours

@@ -9,7 +9,7 @@ Shapes: T tokens of the whole batch, B rows, L longest row, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,8 @@ class FlatBatch:
     """Whether the optimizer steps after this micro-batch."""
     cut_from: tuple[int, int] | None = None
     """For a piece of a batch that was cut: the real rows before it, and those of the whole."""
+    longest_row: int = field(default=-1, init=False, repr=False, compare=False)
+    """Length of the longest row, once it is known: reading it off `lengths` costs microseconds."""
 
     @property
     def num_rows(self) -> int:
@@ -53,8 +55,9 @@ class FlatBatch:
 
     def longest(self, multiple: int = 1) -> int:
         """Length of the longest row, rounded up to a multiple; rows are sorted, so it is the last one."""
-        longest = int(self.lengths[-1]) if self.num_rows else 0
-        return -(-longest // multiple) * multiple
+        if self.longest_row < 0:
+            self.longest_row = int(self.lengths[-1]) if self.num_rows else 0
+        return -(-self.longest_row // multiple) * multiple
 
     def padded(self, multiple: int = 1, fill: int = 0) -> tuple[Tensor, Tensor]:
         """The batch as `[B, L]` tokens and `[B]` lengths on the tokens' device; rows of one length are a plain view."""

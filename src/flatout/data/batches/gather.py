@@ -7,7 +7,7 @@ Shapes: R rows of the whole run, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -174,29 +174,49 @@ def move_run(run: Run, device: torch.device) -> Run:
 
 
 def cut_run(run: Run) -> Iterator[FlatBatch]:
-    """The batches of a gathered run, as views of it."""
+    """The batches of a gathered run, as views of it, which are made for all batches at once."""
     batches = run.batches
-    bounds = batches.bounds.tolist()
-    token_bounds = np.append(0, np.cumsum(run.lengths_R.numpy()))[batches.bounds].tolist()
-    label_bounds = None if run.target_bounds is None else run.target_bounds.tolist()
-    rows_R = torch.from_numpy(batches.rows)
+    bounds, sizes = batches.bounds, np.diff(batches.bounds)
+    ends_R = np.append(0, np.cumsum(run.lengths_R.numpy()))
+    rows, lengths = torch.from_numpy(batches.rows).split(sizes.tolist()), run.lengths_R.split(sizes.tolist())
+    tokens = run.tokens_T.split(np.diff(ends_R[bounds]).tolist())
+    offsets = _offsets(run.offsets_R, bounds, ends_R[bounds])
+    targets, target_offsets = _cut_targets(run, sizes)
     counted = zip(batches.num_real.tolist(), batches.step_rows.tolist(), batches.ends_step.tolist(), strict=True)
+    longest = run.lengths_R.numpy()[bounds[1:] - 1].tolist() if len(run.lengths_R) else []
     for i, (num_real, step_rows, ends_step) in enumerate(counted):
-        start, stop, first_token = bounds[i], bounds[i + 1], token_bounds[i]
-        targets, target_offsets = run.targets, None
-        if targets is not None and label_bounds is None:
-            targets = targets[start:stop]
-        elif targets is not None and label_bounds is not None and run.target_offsets_R is not None:
-            targets = targets[label_bounds[i] : label_bounds[i + 1]]
-            target_offsets = run.target_offsets_R[start : stop + 1] - label_bounds[i]
-        yield FlatBatch(
-            tokens=run.tokens_T[first_token : token_bounds[i + 1]],
-            offsets=run.offsets_R[start : stop + 1] - first_token,
-            lengths=run.lengths_R[start:stop],
-            rows=rows_R[start:stop],
-            targets=targets,
-            target_offsets=target_offsets,
+        batch = FlatBatch(
+            tokens=tokens[i],
+            offsets=offsets[i],
+            lengths=lengths[i],
+            rows=rows[i],
+            targets=targets[i],
+            target_offsets=target_offsets[i],
             num_real=num_real,
             step_rows=step_rows,
             ends_step=ends_step,
         )
+        if len(batch.rows):
+            batch.longest_row = longest[i]
+        yield batch
+
+
+def _offsets(begins_R: Tensor, bounds: NDArray[np.int64], first: NDArray[np.int64]) -> tuple[Tensor, ...]:
+    """For each batch where its rows begin, counted from where the batch does, and where its last one ends."""
+    sizes = np.diff(bounds) + 1
+    place = np.arange(sizes.sum()) - np.repeat(np.arange(len(sizes)), sizes)
+    place_on, first_on = (
+        torch.from_numpy(each).to(begins_R.device, non_blocking=True) for each in (place, np.repeat(first[:-1], sizes))
+    )
+    return (begins_R.index_select(0, place_on) - first_on).split(sizes.tolist())
+
+
+def _cut_targets(run: Run, sizes: NDArray[np.int64]) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
+    """The targets of each batch, and where the labels of its rows begin where rows have several."""
+    nothing = [None] * len(sizes)
+    if run.targets is None:
+        return nothing, nothing
+    if run.target_bounds is None or run.target_offsets_R is None:
+        return run.targets.split(sizes.tolist()), nothing
+    offsets = _offsets(run.target_offsets_R, run.batches.bounds, run.target_bounds)
+    return run.targets.split(np.diff(run.target_bounds).tolist()), offsets

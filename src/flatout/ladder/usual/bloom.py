@@ -96,6 +96,28 @@ def _grams(text: str) -> list[str]:
     return [text[place : place + 2] for place in range(len(text) - 1)]
 
 
+def fill_cache(case: Case, how: How) -> None:
+    """What an earlier run has left: the file that a cache is read from."""
+    if how.caching:
+        prepare(case, how, "train")
+
+
+def prepare(case: Case, how: How, split: str) -> tuple[list[list[float]], list[list[float]]]:
+    """Bits and labels of a split, from its rows or from the file of an earlier run."""
+    path = Path(case.folder) / f"{split}-prepared.pt"
+    if how.caching and path.exists():
+        kept = torch.load(path, weights_only=True)
+        return kept["bits"].float().tolist(), kept["labels"].float().tolist()
+    frame = pd.read_csv(case.rows(split), dtype=str, keep_default_na=False)
+    texts = join_fields(frame, case.reading["columns"])
+    labels = labels_by_apply(texts) if how.labels == "apply" else labels_at_once(texts)
+    bits = read_bits(frame)
+    if how.caching:
+        kept = {"bits": torch.tensor(bits, dtype=torch.uint8), "labels": torch.tensor(labels, dtype=torch.uint8)}
+        torch.save(kept, path)
+    return bits, labels
+
+
 class Program:
     """Prepares the rows, builds the network, trains epochs, answers the test rows."""
 
@@ -103,7 +125,7 @@ class Program:
         torch.manual_seed(case.seed)
         self.case, self.how = case, how
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        bits, labels = self.prepare("train")
+        bits, labels = prepare(case, how, "train")
         data: Any = RowLists(bits, labels)
         if how.bits == "tensors":
             data = TensorDataset(torch.tensor(bits), torch.tensor(labels))
@@ -119,20 +141,6 @@ class Program:
         workers |= {"multiprocessing_context": "fork"} if how.workers else {}
         pinned = how.transfers == "async" and torch.cuda.is_available()
         self.loader = DataLoader(data, case.reading["usual_batch"], shuffle=True, pin_memory=pinned, **workers)
-
-    def prepare(self, split: str) -> tuple[list[list[float]], list[list[float]]]:
-        path = Path(self.case.folder) / f"{split}-prepared.pt"
-        if self.how.caching and path.exists():
-            kept = torch.load(path, weights_only=True)
-            return kept["bits"].float().tolist(), kept["labels"].float().tolist()
-        frame = pd.read_csv(self.case.rows(split), dtype=str, keep_default_na=False)
-        texts = join_fields(frame, self.case.reading["columns"])
-        labels = labels_by_apply(texts) if self.how.labels == "apply" else labels_at_once(texts)
-        bits = read_bits(frame)
-        if self.how.caching:
-            kept = {"bits": torch.tensor(bits, dtype=torch.uint8), "labels": torch.tensor(labels, dtype=torch.uint8)}
-            torch.save(kept, path)
-        return bits, labels
 
     def train_epoch(self, clock: Clock) -> None:
         self.network.train()
@@ -165,7 +173,7 @@ class Program:
         self.network.eval()
         metrics, values = GramMetrics(), {}
         for split in ("validation", "test"):
-            bits, labels = (torch.tensor(part) for part in self.prepare(split))
+            bits, labels = (torch.tensor(part) for part in prepare(self.case, self.how, split))
             metrics.reset()
             for chosen in torch.arange(len(bits)).split(512):
                 metrics.update(self.network(bits[chosen].to(self.device)).sigmoid().cpu(), labels[chosen])

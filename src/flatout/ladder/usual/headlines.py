@@ -78,7 +78,7 @@ class KerasWords:
         return len(self.layer.get_vocabulary())
 
     def padded(self, texts: Sequence[str], length: int) -> Tensor:
-        return torch.from_numpy(np.asarray(self.layer(list(texts)), dtype=np.int64))
+        return torch.from_numpy(np.array(self.layer(list(texts)), dtype=np.int64))
 
 
 class UsualBiLSTM(nn.Module):
@@ -88,12 +88,15 @@ class UsualBiLSTM(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(words, sizes["embedding"], padding_idx=0)
         options: dict[str, Any] = {"batch_first": True, "bidirectional": True, "num_layers": sizes["layers"]}
+        options["dropout"] = sizes["dropout"] if sizes["layers"] > 1 else 0.0  # of one layer torch warns
         self.lstm = nn.LSTM(sizes["embedding"], sizes["hidden"], **options)
+        share = sizes["embedding_dropout"]
+        self.embedding_dropout = nn.Dropout(sizes["dropout"] if share is None else share)
         self.dropout = nn.Dropout(sizes["dropout"])
         self.output = nn.Linear(2 * sizes["hidden"], classes)
 
     def forward(self, tokens_BL: Tensor) -> Tensor:
-        states_BLD, _ = self.lstm(self.dropout(self.embedding(tokens_BL)))
+        states_BLD, _ = self.lstm(self.embedding_dropout(self.embedding(tokens_BL)))
         states_BLD = states_BLD.masked_fill((tokens_BL == 0).unsqueeze(-1), float("-inf"))
         return self.output(self.dropout(states_BLD.amax(1)))
 

@@ -1,4 +1,7 @@
-"""Ratios of rounds and differences of seeds, each with its 95 % interval; plain arithmetic on numbers."""
+"""Whether quality stayed: the difference of two groups that are paired by seed, with its 95 % interval.
+
+A difference of scores, in their own unit. Ratios of speeds have intervals of their own: `perf/measure/intervals.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,11 @@ from dataclasses import dataclass
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Student's t, 97.5 %, for one degree of freedom and more."""
 _T_MANY = 1.96
-LEAST_ROUNDS = 3
-"""Fewer rounds give no interval that is worth printing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
-    """A value with its 95 % interval; without one where there were too few rounds."""
+class Difference:
+    """Mean of the differences with its 95 % interval; of one pair it has none."""
 
     value: float
     low: float | None = None
@@ -45,33 +46,17 @@ def t_value(freedom: int) -> float:
     return _T[freedom - 1] if freedom <= len(_T) else _T_MANY + 2.5 / freedom
 
 
-def ratio_of_rounds(over: Sequence[float], under: Sequence[float]) -> Interval:
-    """The median of the ratios of paired rounds; its interval is that of the mean of their logarithms."""
-    logs = [math.log(above / below) for above, below in zip(over, under, strict=False)]
-    middle = math.exp(statistics.median(logs))
-    if len(logs) < LEAST_ROUNDS:
-        return Interval(middle)
-    mean, half = statistics.fmean(logs), t_value(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    low, high = math.exp(mean - half), math.exp(mean + half)
-    return Interval(middle, min(low, middle), max(high, middle))
-
-
-def spread(values: Sequence[float]) -> float:
-    """Half the range of some values, as a fraction of their median."""
-    return (max(values) - min(values)) / (2 * statistics.median(values))
-
-
-def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interval:
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
     """Mean of `second - first`, pair by pair, with its 95 % interval."""
     differences = [after - before for before, after in zip(first, second, strict=True)]
     mean = statistics.fmean(differences)
     if len(differences) < 2:
-        return Interval(mean)
+        return Difference(mean)
     half = t_value(len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
-    return Interval(mean, mean - half, mean + half)
+    return Difference(mean, mean - half, mean + half)
 
 
-def quality_sentence(difference: Interval, allowed: float = 0.5) -> str:
+def quality_sentence(difference: Difference, allowed: float = 0.5) -> str:
     """Whether quality stayed: by the mean difference in points, and how sure that is."""
     shown = f"{difference.value:+.2f} points"
     if difference.low is not None and difference.high is not None:
