@@ -290,7 +290,7 @@ def test_claims_hold_or_do_not():
     assert not bounded("wait", 1.5, "%", most=1.0).holds
     assert "NO" in line(bounded("wait", 1.5, "%", most=1.0, note="why"))
     assert set(bounded("wait", 1.5, "%", most=1.0).as_dict()) == {
-        "claim", "ours", "theirs", "unit", "ratio", "goal", "holds", "note",
+        "claim", "ours", "theirs", "unit", "ratio", "goal", "holds", "note", "applies",
     }  # fmt: skip
 
 
