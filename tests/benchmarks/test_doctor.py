@@ -77,6 +77,8 @@ def test_a_slow_disk_slows_what_is_read_and_not_what_lies_in_memory(make_split, 
     for kind, count in ((FeedKind.resident, 0), (FeedKind.threaded, 2)):
         list(Feed(make_split([3] * 8), PlanSettings(rows_per_batch=4), kind=kind))
         assert len([each for each in slept if each < 1e-3]) == count
+    feed = Feed(make_split([3] * 8), PlanSettings(rows_per_batch=4), kind=FeedKind.workers, workers=1)
+    assert len(list(feed)) == 2, "workers that were forked read from the same disk"
 
 
 def diagnosed(cause: str, gain: float | None, measured: float | None, causes=("data",)) -> Diagnosed:
