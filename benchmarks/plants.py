@@ -121,13 +121,13 @@ class SlowDisk(L.Callback):
 
     def __init__(self, mb_per_s: float) -> None:
         gather = Gatherer.run
-        disk = FileLock(Path(tempfile.mkdtemp()) / "disk.lock")
+        disk = Path(tempfile.mkdtemp()) / "disk.lock"
 
         def slow(gatherer: Gatherer, batches: BatchRows) -> Run:
             run = gather(gatherer, batches)
             is_resident = get_worker_info() is None and not threading.current_thread().name.startswith("feed")
             if not is_resident:
-                with disk:
+                with FileLock(disk):  # one for each read: a lock must not be inherited by workers
                     time.sleep(4 * run.tokens_T.numel() / (1e6 * mb_per_s))
             return run
 

@@ -8,12 +8,15 @@ from unittest.mock import patch
 
 import pytest
 from benchmarks import plants
-from benchmarks.doctor import Diagnosed
+from benchmarks.claim import Options, not_here
+from benchmarks.doctor import Diagnosed, chosen, summary_of
 from benchmarks.planted import HEALTHY, PLANTED, QUICK
 
+from flatout.cli.bench import line
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
+from flatout.errors import UserError
 
 
 def test_every_plant_can_be_named_on_a_command_line():
@@ -74,6 +77,8 @@ def test_a_slow_disk_slows_what_is_read_and_not_what_lies_in_memory(make_split, 
     for kind, count in ((FeedKind.resident, 0), (FeedKind.threaded, 2)):
         list(Feed(make_split([3] * 8), PlanSettings(rows_per_batch=4), kind=kind))
         assert len([each for each in slept if each < 1e-3]) == count
+    feed = Feed(make_split([3] * 8), PlanSettings(rows_per_batch=4), kind=FeedKind.workers, workers=1)
+    assert len(list(feed)) == 2, "workers that were forked read from the same disk"
 
 
 def diagnosed(cause: str, gain: float | None, measured: float | None, causes=("data",)) -> Diagnosed:
@@ -101,3 +106,34 @@ def test_a_cause_without_a_promise_holds_when_it_is_named_and_a_wrong_one_does_n
 )
 def test_a_healthy_run_is_quiet_or_its_gain_is_confirmed(cause, gain, measured, is_quiet):
     assert diagnosed(cause, gain, measured, causes=()).as_claim().holds is is_quiet
+
+
+def test_single_plants_and_healthy_runs_are_chosen_by_a_part_of_their_names():
+    planted, healthy = chosen(Options(only="ENCODER"))
+    assert planted == [] and healthy == ["encoder", "encoder, two batches a step", "encoder, small"]
+    planted, healthy = chosen(Options(only="one thread"))
+    assert [each.name for each in planted] == ["one thread"] and healthy == []
+    planted, healthy = chosen(Options())
+    assert planted == PLANTED and healthy == list(HEALTHY)
+    planted, healthy = chosen(Options(quick=True))
+    assert [each.name for each in planted] == list(QUICK) and len(healthy) == 2
+
+
+def test_a_name_that_is_no_plant_is_refused_with_the_nearest():
+    with pytest.raises(UserError, match="no plant and no healthy run 'one thraed'") as refused:
+        chosen(Options(only="one thraed"))
+    assert "one thread" in str(refused.value)
+
+
+def test_a_row_shows_every_round_and_one_that_does_not_apply_is_marked():
+    row = line(diagnosed("data", 2.0, 2.3).as_claim())
+    assert "round 1: 100 rows/s as it was, 230 with the fix (2.30×)" in row
+    row = line(not_here("a metric that synchronises", "there is no GPU"))
+    assert row.splitlines()[0].endswith("n/a") and "nan" not in row
+    assert "does not apply here: there is no GPU" in row
+
+
+def test_the_table_ends_with_four_figures():
+    found = [diagnosed("data", 2.0, 2.3), diagnosed("padding", 2.0, 0.9)]
+    rows = list(summary_of(found, [diagnosed("nothing", None, None, causes=())]))
+    assert [(row.ours, row.holds) for row in rows] == [(1, False), (1, False), (1, False), (0, True)]

@@ -215,6 +215,8 @@ MISTAKES = [
         "no bench 'spin' (spine, shortcuts, sources, headlines, bits, sequences, bert, tune, scale, doctor,"
         " protections, quality). Did you mean 'spine'?",
     ),
+    (["bench", "spine", "--only", "waiting"], "--only: bench spine cannot leave rows out"),
+    (["bench", "doctor", "--rounds", "0"], "--rounds: 0 rounds"),
     (["bench", "quality"], "bench quality: needs published data sets."),
     (["cache", "clear", "nope"], "cache clear: no store 'nope'"),
 ]
@@ -288,7 +290,7 @@ def test_claims_hold_or_do_not():
     assert not bounded("wait", 1.5, "%", most=1.0).holds
     assert "NO" in line(bounded("wait", 1.5, "%", most=1.0, note="why"))
     assert set(bounded("wait", 1.5, "%", most=1.0).as_dict()) == {
-        "claim", "ours", "theirs", "unit", "ratio", "goal", "holds", "note",
+        "claim", "ours", "theirs", "unit", "ratio", "goal", "holds", "note", "applies",
     }  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -33,3 +35,20 @@ def test_steps_count_their_batches_rows_and_time_and_leave_the_weights(parts, pr
     steps.close()
     assert all(torch.equal(weights[name], weight) for name, weight in task.named_parameters())
     assert all(weight.grad is None for weight in task.parameters())
+
+
+def test_steps_for_a_while_leave_waiting_out_of_what_the_model_takes(parts):
+    task, feed = parts.task.train(), feed_of(parts, FeedKind.resident, parts.plan)
+    way = Way(feed=feed, precision=Precision.fp32, threads=torch.get_num_threads(), model=task.model)
+
+    def late():
+        for batch in endless(feed):
+            time.sleep(0.02)
+            yield batch
+
+    steps = Steps(task, way, late(), standing_optimizer(task.model, task))
+    least, longer = steps.take_for(0.0, 2), steps.take_for(0.3, 2)
+    steps.close()
+    assert longer.batches > least.batches and longer.seconds >= 0.3
+    assert longer.computing_s <= longer.seconds - 0.02 * longer.batches
+    assert longer.computing_rate == pytest.approx(longer.rows / longer.computing_s)

@@ -34,6 +34,7 @@ def long_enough(monkeypatch):
     """Runs of a second are long enough to try things."""
     monkeypatch.setattr(tries, "SHARE", 1000.0)
     monkeypatch.setattr(tries, "_LEAST_S", 0.0)
+    monkeypatch.setattr(tries, "_MOST_S", 6.0)
     monkeypatch.setattr(tries, "starved", lambda evidence: None)  # other tests run beside this one
 
 

@@ -50,6 +50,16 @@ class Taken:
         """Rows a second."""
         return self.rows / max(self.seconds, 1e-9)
 
+    @property
+    def computing_s(self) -> float:
+        """What the model took: all but waiting for batches."""
+        return max(self.seconds - self.wait_s, 1e-9)
+
+    @property
+    def computing_rate(self) -> float:
+        """Rows a second of the model alone."""
+        return self.rows / self.computing_s
+
 
 def endless(feed: Feed) -> Iterator[FlatBatch]:
     """A feed's batches, epoch after epoch."""
@@ -93,13 +103,19 @@ class Steps:
 
     def take(self, count: int) -> Taken:
         """Train so many optimizer steps."""
+        return self.take_for(0.0, count)
+
+    def take_for(self, seconds: float, least: int) -> Taken:
+        """Train optimizer steps for so long, and `least` of them however long they take."""
         if torch.get_num_threads() != self.way.threads:
             torch.set_num_threads(self.way.threads)
             self._step()  # threads that slept must wake
         self._batches = self._rows = self._tokens = 0
         self._wait_s, began = 0.0, time.perf_counter()
-        for _ in range(count):
+        until, count = began + seconds, 0
+        while count < least or time.perf_counter() < until:
             self._step()
+            count += 1
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         seconds = time.perf_counter() - began

@@ -7,11 +7,12 @@ small share of the run's. So a verdict can say what a fix is worth here, on this
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,7 +25,7 @@ from flatout.errors import UserError
 from flatout.models.lean import LeanEmbedding
 from flatout.perf.measure.intervals import speedup
 from flatout.perf.measure.rounds import MOST_ROUNDS, take_turns
-from flatout.perf.measure.steps import Steps, Way, endless, standing_optimizer
+from flatout.perf.measure.steps import Steps, Taken, Way, endless, standing_optimizer
 from flatout.perf.verdict.evidence import Evidence, Tried
 from flatout.perf.verdict.machine_rules import starved
 from flatout.perf.verdict.ways import BATCHES_A_RUN, measure_feed, most_fed, open_feed, other_feeds, other_models
@@ -33,10 +34,15 @@ from flatout.tasks.task import Task
 SHARE = 0.1
 """Of the time of training, what trying may take."""
 _LEAST_S, _MOST_S = 0.2, 20.0
+_SHORT_S, _SHORT_SHARE = 3.0, 0.3
+"""Of a short run trying may take more: so many seconds, and such a share."""
 _WAITS, _FEEDS_S = 0.05, 6.0
 """Share of waiting from which on other feeds are tried, and what that may take of a short run."""
-_ROUNDS, _ROUND_S = 3, 0.03
-_ROWS_AROUND = 64
+_ROUNDS, _ROUND_S = 5, 0.05
+"""Fewest rounds, whose smallest and largest ratio hold the median in nine of ten cases; least seconds of a side."""
+_ROWS_AROUND = 256
+_CALM_STEPS, _CALM_SHARE, _CALM_S = 2, 0.2, 1.0
+"""Fewest steps that nothing interrupts; the share of all trying, and the seconds, that they may take."""
 _MOSTLY_WAITS = 0.3
 """Share of waiting from which on nothing but the feed is worth trying."""
 _FED_ROUNDS, _FED_STEPS = 2, 12
@@ -49,6 +55,8 @@ def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) 
     trained_s = evidence.total_ms * evidence.batches / 1000
     waits = evidence.share("wait") >= _WAITS
     seconds = min(SHARE * trained_s, _MOST_S)
+    if seconds >= _LEAST_S:
+        seconds = max(seconds, min(_SHORT_S, _SHORT_SHARE * trained_s))
     if waits:
         seconds = max(seconds, min(_FEEDS_S, trained_s / 2))
     if seconds < _LEAST_S:
@@ -78,8 +86,10 @@ def _try_ways(task: Task, feeds: Feeds, evidence: Evidence, seconds: float, *, w
             _try_feeds(task, [was, *others], evidence, until)
         if evidence.share("wait") >= _MOSTLY_WAITS:
             return
-    _try_models(task, [was, *other_models(task, was, evidence)], evidence, until)
-    if not evidence.tried and evidence.alone_ms is None:
+    was = replace(was, feed=_open_in_process(feeds.train))
+    ways = [was, *other_models(task, was, evidence)]
+    _try_models(task, ways, evidence, until)
+    if not evidence.tried and len(ways) > 1:
         evidence.not_tried = evidence.not_tried or "nothing was tried: a step takes too long for it"
 
 
@@ -118,17 +128,47 @@ def _nothing_stays(task: Task) -> Iterator[None]:
 
 def _try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) -> None:
     """Fill in what each way was worth beside the first, as far as there is time for it."""
+    optimizers = {id(way.model): standing_optimizer(way.model, task) for way in ways}
+    calm_s = min(_CALM_S, _CALM_SHARE * (until - time.perf_counter()))
+    calm = _time_calm(task, ways[0], optimizers[id(ways[0].model)], calm_s)
+    evidence.alone_ms = 1000 * calm.computing_s / calm.batches
     # Flat batches have a shape of their own each, and new shapes cost: the same few again would flatter them.
     is_fed = any(way.model is not ways[0].model for way in ways)
-    optimizers = {id(way.model): standing_optimizer(way.model, task) for way in ways}
-    sides = _affordable([_side(way, task, optimizers[id(way.model)], is_fed=is_fed) for way in ways], until)
-    if not sides or sides[0].steps.way is not ways[0]:
-        return
-    rates = take_turns([side.rate for side in sides], least=_ROUNDS, most=MOST_ROUNDS, until=until)
-    evidence.alone_ms = 1000 * evidence.rows_per_batch / statistics.median(rates[0])
-    evidence.tried += [
-        _tried(side.steps.way, rates[0], found) for side, found in zip(sides[1:], rates[1:], strict=True)
-    ]
+    sides = [_side(way, task, optimizers[id(way.model)], is_fed=is_fed) for way in ways]
+    try:
+        sides = _affordable(sides, calm.computing_rate, until)
+        if len(sides) < 2:
+            return
+        rates = take_turns([side.rate for side in sides], least=_ROUNDS, most=MOST_ROUNDS, until=until)
+        for side, found in zip(sides[1:], rates[1:], strict=True):
+            tried = _tried(side.steps.way, rates[0], found)
+            of_run = tried.rows_per_s / tried.as_was * evidence.model_ms / evidence.alone_ms
+            evidence.tried.append(_with_witness(tried, of_run))
+    finally:
+        for side in sides:
+            side.steps.close()
+
+
+def _time_calm(task: Task, way: Way, optimizer: torch.optim.Optimizer, seconds: float) -> Taken:
+    """Steps that nothing interrupts, over batches as the run's feed gives them: of all lengths, not a few."""
+    steps = _steps(task, way, endless(way.feed), optimizer)
+    try:
+        steps.take(1)  # warms up
+        return steps.take_for(seconds, _CALM_STEPS)
+    finally:
+        steps.close()
+
+
+def _with_witness(tried: Tried, of_run: float) -> Tried:
+    """The run itself is the other witness: where its pace differs from the try's, both bounds count."""
+    bounds = tried.speedup
+    tried.low, tried.high = min(bounds.low, of_run), max(bounds.high, of_run)
+    return tried
+
+
+def _open_in_process(feed: Feed) -> Feed:
+    """A feed without processes: what they make is waited for, which no way of computing changes."""
+    return open_feed(feed, kind=FeedKind.resident if feed.kind is FeedKind.resident else FeedKind.threaded)
 
 
 @dataclass(slots=True)
@@ -136,53 +176,58 @@ class _Side:
     """Steps of one way, so many a round."""
 
     steps: Steps
-    count: int
+    count: int = 1
+
+    @property
+    def rows_a_step(self) -> int:
+        return self.steps.way.feed.plan.rows_per_batch * self.steps.way.feed.plan.accumulate
 
     def rate(self) -> float:
-        return self.steps.take(self.count).rate
+        return self.steps.take(self.count).computing_rate
 
 
 def _side(way: Way, task: Task, optimizer: torch.optim.Optimizer, *, is_fed: bool) -> _Side:
-    """`is_fed`: batches come as the feed gives them; else a few go round, as often-seen shapes cost least."""
+    """`is_fed`: batches come as the feed gives them; else the same rows go round for each way."""
     batches = endless(way.feed) if is_fed else itertools.cycle(_some(way.feed))
-    return _Side(_steps(task, way, batches, optimizer), _steps_around(way.feed))
+    return _Side(_steps(task, way, batches, optimizer))
 
 
 def _steps(task: Task, way: Way, batches: Iterator[FlatBatch], optimizer: torch.optim.Optimizer) -> Steps:
     return Steps(task, way, batches, optimizer, clip=float(task.trainer.gradient_clip_val or 0.0))
 
 
-def _affordable(sides: list[_Side], until: float) -> list[_Side]:
-    """The sides whose rounds fit into the time, warmed up; `count` is then what makes a round long enough to time."""
+def _affordable(sides: list[_Side], rate: float, until: float) -> list[_Side]:
+    """The sides whose rounds fit into the time, warmed up; each round has the same number of rows for all.
+
+    `rate`: rows a second of the first side, which is always among them.
+    """
     kept: list[_Side] = []
-    needed = 0.0
+    round_rows, row_s = _ROUND_S * rate, 0.0
     for side in sides:
         if kept and time.perf_counter() > until:
             break
-        around = side.count
         try:
-            side.steps.take(around)  # warms up
-            step_s = side.steps.take(around).seconds / around
+            side.steps.take(max(1, _ROWS_AROUND // side.rows_a_step))  # warms up
+            taken = side.steps.take(1)
         except (RuntimeError, UserError):  # not enough memory, most likely: then it is no way
+            if not kept:
+                return []
             continue
-        side.count = -(-max(1, round(_ROUND_S / max(step_s, 1e-6))) // around) * around
-        cost = _ROUNDS * step_s * side.count
-        if kept and time.perf_counter() + needed + cost > until:
+        most, all_s = max(round_rows, side.rows_a_step), row_s + taken.seconds / taken.rows
+        if kept and time.perf_counter() + _ROUNDS * most * all_s > until:
             continue  # another may be quicker
-        needed += cost
+        round_rows, row_s = most, all_s
         kept.append(side)
+    largest = max(side.rows_a_step for side in kept)
+    for side in kept:
+        side.count = math.ceil(round_rows / largest) * largest // side.rows_a_step
     return kept
 
 
-def _steps_around(feed: Feed) -> int:
-    """Optimizer steps of the batches that go round."""
-    return max(1, -(-_ROWS_AROUND // (feed.plan.rows_per_batch * feed.plan.accumulate)))
-
-
 def _some(feed: Feed) -> list[FlatBatch]:
-    """The batches of the fewest whole steps with so many rows."""
+    """The first batches of the fewest whole steps with so many rows."""
+    feed.consumed, rows = 0, 0
     batches: list[FlatBatch] = []
-    rows = 0
     for batch in feed:
         batches.append(batch)
         rows += batch.num_real
@@ -225,11 +270,7 @@ def _try_feeds(task: Task, ways: list[Way], evidence: Evidence, until: float) ->
     for side, found in zip(sides[1:], rates, strict=True):
         most = most_fed(side.way.feed, ways[0].feed, evidence.feed_alone)
         tried = _tried(side.way, was, [min(rate, most) for rate in found])
-        # The run itself is the other witness: where a try differs from it, both bounds count.
-        of_run = statistics.median(found) / evidence.model_rows_per_s
-        bounds = tried.speedup
-        tried.low, tried.high = min(bounds.low, of_run), max(bounds.high, of_run)
-        evidence.tried.append(tried)
+        evidence.tried.append(_with_witness(tried, statistics.median(found) / evidence.model_rows_per_s))
 
 
 def _starts_an_epoch(evidence: Evidence) -> float:
@@ -284,13 +325,7 @@ class _Stretch:
 
 def alone_ms(task: Task, feeds: Feeds, seconds: float) -> float:
     """Milliseconds that this rank computes for a batch where it waits for no other."""
-    is_resident = feeds.train.kind is FeedKind.resident
-    feed = open_feed(feeds.train, kind=FeedKind.resident if is_resident else FeedKind.threaded)
+    way = _way_of(task, _open_in_process(feeds.train))
     with _nothing_stays(task):
-        side = _side(_way_of(task, feed), task, standing_optimizer(task.model, task), is_fed=False)
-        side.rate()
-        until = time.perf_counter() + seconds
-        taken = [side.steps.take(side.count) for _ in range(_ROUNDS)]
-        while time.perf_counter() < until:
-            taken.append(side.steps.take(side.count))
-    return 1000 * sum(each.seconds for each in taken) / sum(each.batches for each in taken)
+        calm = _time_calm(task, way, standing_optimizer(task.model, task), seconds)
+    return 1000 * calm.computing_s / calm.batches

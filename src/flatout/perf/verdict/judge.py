@@ -72,9 +72,14 @@ def _try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool)
     try:
         try_out(task, feeds, evidence, is_compiled=is_compiled)
     except Exception as error:  # your own model may raise anything; the trained weights are not lost by a try
-        evidence.tried, evidence.not_tried = [], f"trying other ways failed: {error}"
+        evidence.tried, evidence.not_tried = [], f"trying other ways failed: {_first_line(error)}"
     except KeyboardInterrupt:  # the run itself is done, and has only to be reported
         evidence.tried, evidence.not_tried = [], "trying other ways was stopped"
+
+
+def _first_line(error: Exception) -> str:
+    """What went wrong, without the traceback that an error of a worker carries in its words."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _evidence_of(task: Task, feeds: Feeds, curves: RunCurves, known: Judging) -> Evidence | None:

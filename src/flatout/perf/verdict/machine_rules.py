@@ -77,6 +77,9 @@ def shared_card(evidence: Evidence) -> Finding | None:
 _OTHERS = 0.2
 """Share of the machine that other processes take, from which on they count where no core is idle."""
 
+_ALL_IT_ASKED = 0.9
+"""Share of its threads' cores from which on a run has what it asked for."""
+
 
 def starved(evidence: Evidence) -> Finding | None:
     """A container's limit, or other processes, keep this one from the cores."""
@@ -88,6 +91,8 @@ def starved(evidence: Evidence) -> Finding | None:
         )
     machine, own = evidence.host.get("machine_cpu_share"), evidence.host.get("process_cpu_cores")
     if machine is None or own is None or machine < 0.9 or evidence.world > 1:  # ranks are other processes too
+        return None
+    if evidence.device == "cpu" and own >= _ALL_IT_ASKED * evidence.threads:  # others have what this run leaves them
         return None
     others = machine * evidence.machine_cores - own
     share = others / evidence.machine_cores

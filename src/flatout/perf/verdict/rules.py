@@ -68,7 +68,7 @@ def _by_removing(
     """A part that its fix takes away, where that is worth naming."""
     if ms <= 0 or evidence.total_ms < LEAST_GAIN * (evidence.total_ms - ms):
         return None
-    gain, share = gain_without(evidence, ms), ms / evidence.total_ms
+    gain, share = gain_without(evidence, ms, interrupts=True), ms / evidence.total_ms
     return Finding(cause=cause, limit=limit, share=share, evidence=why, override=override, advice=advice, gain=gain)
 
 
