@@ -43,6 +43,14 @@ class Transforming(L.Callback, ABC):
     """Every training batch goes through a function first; validation does not."""
 
     def __init__(self) -> None:
+        self._plant()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Each rank receives a copy, and is a process with feeds to change."""
+        vars(self).update(state)
+        self._plant()
+
+    def _plant(self) -> None:
         make = Feed.__init__
 
         def made(feed: Feed, split: Any, plan: Any, **settings: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Iterator
 from unittest.mock import patch
 
@@ -67,6 +68,15 @@ def test_a_transform_that_is_planted_goes_over_training_batches_alone(make_split
         feed = Feed(make_split([3] * 8), PlanSettings(rows_per_batch=2, shuffle=is_shuffled), kind=FeedKind.resident)
         assert len(list(feed)) == 4
         assert counting.seen == expected
+
+
+@pytest.mark.usefixtures("put_back")
+def test_a_copy_of_a_plant_that_a_rank_receives_is_planted_there_too(make_split):
+    kept = pickle.dumps(plants.SlowRank(ms=1.0))
+    patch.stopall()
+    pickle.loads(kept)
+    feed = Feed(make_split([3] * 8), PlanSettings(rows_per_batch=2), kind=FeedKind.resident)
+    assert feed.transform is not None
 
 
 @pytest.mark.usefixtures("put_back")

@@ -31,11 +31,12 @@ from tests.verbs import verb
 
 @pytest.fixture
 def long_enough(monkeypatch):
-    """Runs of a second are long enough to try things."""
+    """Runs of a second are long enough to try things, in few rounds: other tests run beside this one."""
     monkeypatch.setattr(tries, "SHARE", 1000.0)
     monkeypatch.setattr(tries, "_LEAST_S", 0.0)
-    monkeypatch.setattr(tries, "_MOST_S", 6.0)
-    monkeypatch.setattr(tries, "starved", lambda evidence: None)  # other tests run beside this one
+    for name, value in {"_ROWS_AROUND": 64, "_CALM_S": 0.1, "MOST_ROUNDS": 5}.items():
+        monkeypatch.setattr(tries, name, value)
+    monkeypatch.setattr(tries, "starved", lambda evidence: None)
 
 
 class Slow(L.Callback):
