@@ -28,6 +28,7 @@ COLUMNS = {
     "goal": str,
     "holds": bool,
     "note": str,
+    "applies": bool,
 }
 """The columns of a row, which tools that read the tables rely on."""
 FIRST_ROWS = {
