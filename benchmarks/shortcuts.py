@@ -1,7 +1,7 @@
 """What each shortcut through Lightning saves: a step with all of them, against a step with one turned off.
 
 All variants run in turn on one thread, with a network so small that a step is nothing but the framework around it. The
-saving is given in microseconds, and as a fraction of what the framework costs above a bare loop in a run of ours.
+saving is given in microseconds, and as a fraction of a step.
 """
 
 from __future__ import annotations
@@ -55,11 +55,10 @@ def _savings(folder: Path, options: Options) -> Iterator[Claim]:
     for side in sides:
         side()
     bare, whole, *others = _fastest_in_turn(sides, options.choose(15, 4, 1))
-    cost = max(whole - bare, 1e-9)
     for name, without in zip(SHORTCUTS, others, strict=True):
         saved = without - whole
-        note = f"{saved / cost:.0%} of the framework's {cost:.0f} µs a step; a bare step takes {bare:.0f} µs"
-        yield Claim(f"saved a step: {name}", saved, None, "µs", saved / cost, "", True, note)
+        note = f"{saved / whole:.0%} of a step of {whole:.0f} µs; in a bare loop it takes {bare:.0f} µs"
+        yield Claim(f"saved a step: {name}", saved, None, "µs", saved / whole, "", True, note)
 
 
 def _fastest_in_turn(sides: Sequence[Callable[[], float]], rounds: int) -> list[float]:
@@ -93,7 +92,7 @@ SHORTCUTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "set_hook_name": lambda: mock.patch.object(internals, "set_hook_name", lambda module, name, value: False),
     "no batch transfer hooks": lambda: _lightnings_own(("_on_before_batch_transfer", "_apply_batch_transfer_handler")),
     "signature of training_step": _inspected_signature,
-    "plug_short_epoch": lambda: mock.patch.object(fast_loop, "plug_short_epoch", lambda trainer, module: False),
+    "plug_short_epoch": lambda: mock.patch.object(internals, "plug_short_epoch", lambda *arguments: False),
     "step_directly": lambda: mock.patch.object(fast_loop, "can_step_directly", lambda optimizer: False),
 }
 """How to turn each one off; those that change behaviour (signals, positions, DDP) are not here."""

@@ -15,6 +15,7 @@ from torch import nn
 from flatout.data.sequence_data import SequenceData
 from flatout.data.sequences.shape import SequenceShape
 from flatout.engine import FastLoop, fast_loop
+from flatout.engine import lightning_internals as internals
 from flatout.engine.direct_step import can_step_directly, drop_gradients, step_directly
 from flatout.engine.optimizer import OptimConfig
 from flatout.models.rnn import RNNConfig
@@ -89,15 +90,15 @@ def fit_sequences(folder: Path, **settings: Any) -> tuple[Notes, dict[str, torch
 )
 def test_the_short_epoch_calls_the_hooks_and_moves_the_counters_of_lightning_s_loop(tmp_path, monkeypatch, settings):
     plugged: list[bool] = []
-    plug = fast_loop.plug_short_epoch
+    plug = internals.plug_short_epoch
 
     def note_plugging(*arguments: Any) -> bool:
         plugged.append(plug(*arguments))
         return plugged[-1]
 
-    monkeypatch.setattr(fast_loop, "plug_short_epoch", note_plugging)
+    monkeypatch.setattr(internals, "plug_short_epoch", note_plugging)
     ours = fit_sequences(tmp_path, **settings)
-    monkeypatch.setattr(fast_loop, "plug_short_epoch", lambda trainer, module: False)
+    monkeypatch.setattr(internals, "plug_short_epoch", lambda *arguments: False)
     monkeypatch.setattr(fast_loop, "can_step_directly", lambda optimizer: False)
     theirs = fit_sequences(tmp_path, **settings)
     assert plugged == [True]

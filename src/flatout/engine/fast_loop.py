@@ -23,20 +23,13 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from flatout.data.batches.feed import Feed
 from flatout.distributed.ddp_internals import leave_out_of_ddp
 from flatout.engine import lightning_internals as internals
 from flatout.engine.direct_step import can_step_directly, drop_gradients, step_directly
-from flatout.engine.gradients import (
-    clip_divisor,
-    clip_gradients,
-    gradient_is_finite,
-    gradient_length,
-    is_fused,
-    is_surely_short,
-)
+from flatout.engine.gradients import clip_divisor, clip_gradients, gradient_is_finite, gradient_length, is_fused
 from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
 from flatout.engine.passes import BATCH_NORMS, Passes
-from flatout.engine.short_epoch import plug_short_epoch, unplug_short_epoch
 from flatout.engine.step_losses import NotFinite, StepLosses
 from flatout.errors import UserError
 from flatout.models.lean import LeanEmbedding
@@ -98,7 +91,7 @@ class FastLoop(Callback):
         vars(pl_module)["answer_in_pieces"] = self.passes.judge
         if stage != "fit":
             return
-        unplug_short_epoch(trainer)  # of a training that an error ended
+        internals.unplug_short_epoch(trainer)  # of a training that an error ended
         reason = _reason_against(trainer, pl_module)
         if reason:
             print(f"fast loop: off, {reason}; Lightning's own loop trains")
@@ -127,7 +120,7 @@ class FastLoop(Callback):
         self._after_step = getattr(pl_module, "after_optimizer_step", None)
         self._gather_hooks()
         self._steps_directly = can_step_directly(trainer.optimizers[0])
-        plug_short_epoch(trainer, pl_module)
+        internals.plug_short_epoch(trainer, pl_module, Feed)
         self.losses.to(pl_module.device)
         self.passes.restart()
         if self.exchanges:
@@ -139,7 +132,7 @@ class FastLoop(Callback):
         for embedding in self._lean:
             embedding.keeps_gradient = False
         self._lean.clear()
-        unplug_short_epoch(trainer)
+        internals.unplug_short_epoch(trainer)
         vars(pl_module)["is_in_fast_loop"] = self.is_serving = False
 
     def forward(self, batch: Any) -> Tensor | None:
@@ -326,10 +319,7 @@ class FastLoop(Callback):
             return None
         if is_fused(optimizer) and not self.shares_weights:  # which divides while it steps: one pass over memory less
             norm = gradient_length(self._trained)
-            if norm.is_cpu and is_surely_short(norm, float(value)):  # a division by 1 changes no bit
-                vars(optimizer).pop("grad_scale", None)
-            else:
-                vars(optimizer)["grad_scale"] = clip_divisor(norm, float(value))
+            vars(optimizer)["grad_scale"] = clip_divisor(norm, float(value))
         else:
             norm = clip_gradients(self._trained, float(value))
         self.losses.norms.append(norm)

@@ -23,11 +23,6 @@ def clip_divisor(norm: torch.Tensor, longest: float) -> torch.Tensor:
     return ((norm + _LEAST) / longest).clamp_min(1.0)
 
 
-def is_surely_short(norm: torch.Tensor, longest: float) -> bool:
-    """Whether clipping leaves a gradient of this length, on a CPU, as it is, beyond any rounding."""
-    return float(norm) + _LEAST < 0.999 * longest
-
-
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer reads `grad_scale` and `found_inf`, and divides or leaves out a step by itself."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
