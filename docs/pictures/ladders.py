@@ -203,7 +203,7 @@ def _time(minutes: float) -> str:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "|" + "|".join(cell.replace("|", "\\|") for cell in cells) + "|"
 
 
 if __name__ == "__main__":
