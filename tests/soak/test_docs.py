@@ -26,6 +26,7 @@ NEEDS = {
     "trainer.devices": "several devices; tests/distributed runs two",
     "torchrun": "several devices; tests/distributed runs two",
     "songs.csv": "an encoder of full size",
+    "notes.csv": "an encoder of full size; tests/tasks/test_mlm.py trains small ones",
     "people.parquet": "columns of other names; tests/bits reads them",
     "--help": "nothing: it does not train",
     "sweep": "minutes; tests/sweep runs them",
