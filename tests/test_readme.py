@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -21,6 +22,16 @@ def test_the_readme_is_short_and_its_links_lead_somewhere():
     assert len(README.splitlines()) <= 180
     for place in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / place).exists(), place
+
+
+def test_the_measured_rows_are_those_that_the_chart_draws():
+    written = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (.+?) \| `(\w+)` (\w+) \|$", README, re.MULTILINE)
+    published = json.loads((ROOT / "benchmarks" / "results.json").read_text(encoding="utf-8"))["rows"]
+    assert len(written) == len(published) <= 10
+    for row, found in zip(written, published, strict=True):
+        assert row[:3] + row[4:] == tuple(found[name] for name in ("claim", "ours", "other", "bench", "commit"))
+        assert row[3] in (f"{found['ratio']:g}×", f"**{found['ratio']:g}×**", "**loss**")
+        assert ("**" in row[3]) == (found["ratio"] < 1)
 
 
 def test_every_key_of_the_summary_is_explained():

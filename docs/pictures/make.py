@@ -1,4 +1,4 @@
-"""Make the pictures of README and the site from real runs. `python -m docs.pictures.make [FOLDER]`.
+"""Make the pictures of README and the site from real runs. `python -m docs.pictures.make [FOLDER] [--only run]`.
 
 A default run, a small sweep and a short ladder are trained into FOLDER, or into a temporary one: some five minutes on
 two cores. The terminal becomes an SVG by rich, pages become PNGs by a headless chromium. A picture has at most 300 KB.
@@ -6,6 +6,7 @@ two cores. The terminal becomes an SVG by rich, pages become PNGs by a headless 
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -37,23 +38,52 @@ STARTUP_S = 60
 
 
 def main() -> None:
-    given = sys.argv[1:]
+    parser = argparse.ArgumentParser(prog="python -m docs.pictures.make", description=__doc__)
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", help="where the runs are trained; a temporary one if left out"
+    )
+    parser.add_argument("--only", choices=list(MADE), help="what to picture; all if left out")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        work = (Path(given[0]) if given else Path(temporary)).absolute()
+        work = Path(given.folder or temporary).absolute()
         work.mkdir(parents=True, exist_ok=True)
-        said = train(work / "run", RUN)
-        draw_terminal(end_of_run(said), "python -m train", FOLDER / "run.svg")
-        (report,) = (work / "run").rglob("report.html")
-        take_picture(report.resolve().as_uri(), FOLDER / "report.png", height=1500)
-        with tensorboard(work / "run", "outputs") as address:
-            take_picture(f"{address}/#custom_scalars", FOLDER / "tensorboard.png", height=1000, width=1400, wait_s=20)
-        train(work / "sweep", SWEEP)
-        (page,) = (work / "sweep").rglob("sweep.html")
-        take_picture(page.resolve().as_uri(), FOLDER / "sweep.png", height=1300)
-        train(work / "ladder", LADDER)
-        (page,) = (work / "ladder").rglob("ladder.html")
-        take_picture(page.resolve().as_uri(), FOLDER / "ladder.png", height=1300)
+        for name in [given.only] if given.only else MADE:
+            MADE[name](work / name)
+
+
+def picture_run(folder: Path) -> None:
+    """A default run: its end in the terminal, its report, its curves."""
+    printed = train(folder, RUN)
+    draw_terminal(end_of_run(printed), "python -m train", FOLDER / "run.svg")
+    (report,) = folder.rglob("report.html")
+    take_picture(report.resolve().as_uri(), FOLDER / "report.png", height=1500)
+    with tensorboard(folder, "outputs") as address:
+        take_picture(f"{address}/#custom_scalars", FOLDER / "tensorboard.png", height=1000, width=1400, wait_s=20)
+
+
+def picture_sweep(folder: Path) -> None:
+    train(folder, SWEEP)
+    (page,) = folder.rglob("sweep.html")
+    take_picture(page.resolve().as_uri(), FOLDER / "sweep.png", height=1300)
+
+
+def picture_ladder(folder: Path) -> None:
+    train(folder, LADDER)
+    (page,) = folder.rglob("ladder.html")
+    take_picture(page.resolve().as_uri(), FOLDER / "ladder.png", height=1300)
+
+
+def draw(folder: Path) -> None:
+    """The drawings, which need no run."""
     draw_all()
+
+
+MADE: dict[str, Callable[[Path], None]] = {
+    "run": picture_run,
+    "sweep": picture_sweep,
+    "ladder": picture_ladder,
+    "drawings": draw,
+}
 
 
 def train(folder: Path, words: list[str]) -> str:
@@ -66,9 +96,9 @@ def train(folder: Path, words: list[str]) -> str:
     return done.stdout.replace(f"{folder}/", "")
 
 
-def end_of_run(said: str) -> str:
+def end_of_run(printed: str) -> str:
     """The last two validations and the closing table without its classes, the command before them."""
-    lines = said.splitlines()
+    lines = printed.splitlines()
     epochs = [number for number, line in enumerate(lines) if line.startswith("epoch")]
     closing = next(number for number, line in enumerate(lines) if line.startswith("BiLSTM"))
     return "\n".join(["$ python -m train", "…", *lines[epochs[-2] : epochs[-1] + 1], "…", *lines[closing:]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from flatout.cli.setting_examples import EXAMPLES, MAY_BE
@@ -21,6 +23,12 @@ def test_every_setting_says_what_it_does_and_what_it_may_be_and_has_an_example(k
 
 def test_no_setting_may_be_just_anything(known):
     assert [each.key for each in known if "any value" in each.allowed] == []
+
+
+def test_every_number_and_every_mapping_has_a_range(known):
+    bare = re.compile(r"(a whole number|a number|a mapping)(, null|, or null)?")
+    seeds = {"seed", "hydra.sweeper.seed", "hydra.sweeper.space", "model.settings"}  # as free as their type
+    assert [each.key for each in known if bare.fullmatch(each.allowed) and each.key not in seeds] == []
 
 
 def test_every_example_belongs_to_a_setting(known):
@@ -63,10 +71,10 @@ def test_a_key_is_explained_for_each_option_that_has_it(capsys):
         ("data.clean.leaks", "keep, drop, refuse", "keep"),
         ("monitor.profile.warmup", "a whole number, 1 or more", "3"),
         ("precision", "auto, fp32, tf32, bf16, fp16", "auto"),
-        ("resume", "a text, null", "null"),
+        ("resume", "auto, the path of a run folder, null", "null"),
         ("trainer.max_epochs", "as in Lightning's Trainer", "8"),
         ("trainer.gradient_clip_val", "set optim.clip instead", "null"),
-        ("trials", "a whole number", "20"),
+        ("trials", "a whole number, 1 or more", "20"),
         ("launcher.limit", "a time such as 90s or 20m, or null", "null"),
     ],
 )

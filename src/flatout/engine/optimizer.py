@@ -94,6 +94,7 @@ class OptimConfig:
         require(self.weight_decay >= 0, "optim.weight_decay", f"{self.weight_decay}", allowed="0 or more")
         for name in ("beta1", "beta2"):
             require(0 <= getattr(self, name) < 1, f"optim.{name}", f"{getattr(self, name)}", allowed="0 to below 1")
+        require(self.eps >= 0, "optim.eps", f"{self.eps}", allowed="0 or more")
         require(self.warmup >= 0, "optim.warmup", f"{self.warmup}", allowed="a share below 1, or a number of steps")
         require(0 <= self.final_lr_share <= 1, "optim.final_lr_share", f"{self.final_lr_share}", allowed="0 to 1")
         require(0 < self.layer_decay <= 1, "optim.layer_decay", f"{self.layer_decay}", allowed="above 0, at most 1")

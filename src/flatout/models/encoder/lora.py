@@ -25,6 +25,7 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         require(self.rank >= 0, "model.lora.rank", f"{self.rank}", allowed="0 or more")
+        require(self.alpha is None or self.alpha > 0, "model.lora.alpha", f"{self.alpha}", allowed="above 0")
         require(0 <= self.dropout < 1, "model.lora.dropout", f"{self.dropout}", allowed="0 to below 1")
 
 

@@ -85,6 +85,8 @@ class TransformerConfig:
         require(
             self.hidden % self.heads == 0, "model.hidden", f"{self.hidden}", allowed=f"a multiple of {self.heads} heads"
         )
+        wide = self.intermediate
+        require(wide is None or wide >= 1, "model.intermediate", f"{wide}", allowed="1 or more")
         for name in ("dropout", "attention_dropout", "head_dropout"):
             share = getattr(self, name)
             require(share is None or 0 <= share < 1, f"model.{name}", f"{share}", allowed="0 to below 1, or null")
