@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from flatout.cli import start
 from flatout.cli import words as words_of
 from flatout.cli.conf_folder import conf_folder
 from flatout.cli.train_help import SECTIONS
@@ -30,6 +31,15 @@ def test_several_values_give_a_run_each(tmp_path, monkeypatch):
     assert len({read_summary(path.parent)["model"]["parameters"] for path in summaries}) == 2
 
 
+def test_a_reader_may_close_the_help_before_its_end(monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", encoding="utf-8") as closed:  # noqa: PTH123, it is the end of a pipe
+        monkeypatch.setattr(sys, "stdout", closed)
+        start._print_page("page " * 10_000)
+        closed.flush()
+
+
 MISTAKES = {
     "modle=bilstm": "modle: no such key (data, model, task, optim, checkpoint,",
     "model=bilstn": "(bilstm, bitmlp, rnn, textcnn, transformer, window_mlp). Did you mean 'bilstm'?",
@@ -48,6 +58,8 @@ MISTAKES = {
     "trainer.devices=512": "trainer.devices: 512 (at most",
     "+trainer.gradient_clip_val=1": "trainer.gradient_clip_val: has a setting of its own. Set optim.clip instead.",
     "+trainer.precision=32": "trainer.precision: has a setting of its own. Set precision instead.",
+    "optim.eps=-1": "optim.eps: -1.0 (0 or more)",
+    "model=transformer model.intermediate=0": "model.intermediate: 0 (1 or more)",
     "trainer.max_epochs=0": "trainer.max_epochs: 0 (1 or more)",
     "data.train=nowhere.csv": "data.train: no such file: nowhere.csv",
     "data.test=some.csv": "data.test: is set without training rows. Set data.train=FILE or data.source=FILE.",

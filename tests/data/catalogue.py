@@ -97,6 +97,7 @@ plain("missing column", "no column 'headline'", GOOD, text="headline", label="la
 plain("misspelt column", "Did you mean 'text'?", GOOD, text="txt", label="label")
 plain("duplicated column", "has column text more than once", "text,text,label\na,b,c\n", text="text", label="label")
 plain("no column by a known name", "which column of", csv_of(lines(), "a,b"))
+plain("one column left for the labels", "(columns: text, kind). Set data.label=kind.", csv_of(lines(), "text,kind"))
 plain("two columns that may be the text", "holds the texts: 'sentence' or 'tweet'?", "sentence,tweet,label\na,b,c\n")
 plain(
     "null texts",
@@ -146,6 +147,11 @@ plain(
     "an id column as label",
     "Is that a column of ids?",
     csv_of([(f"text {i}", f"id{i}") for i in range(3_000)]),
+)
+plain(
+    "numbers as classes",
+    "Are they numbers to predict? Set data.problem=regression. Is that a column of ids?",
+    csv_of([(f"text {i}", f"{i / 7:.3f}") for i in range(600)]),
 )
 plain(
     "100,000 classes",

@@ -149,7 +149,9 @@ def test_the_first_commands_run_one_after_the_other(tmp_path, monkeypatch, capsy
         run_command(command, monkeypatch)
     with (tmp_path / "answers.csv").open(encoding="utf-8") as file:
         assert len(list(csv.DictReader(file))) == 20
-    assert "example  data.batch_size=64" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "written to answers.csv: 20 rows" in printed
+    assert "example  data.batch_size=64" in printed
 
 
 def iter_commands(*commands: str) -> list[str]:

@@ -92,16 +92,19 @@ def run(arguments: argparse.Namespace) -> None:
         answer = _answer_of(arguments, predictors[0], table)
         blocks = numbered_blocks(table, list(table.columns))
         with block_writer(arguments.out) as write, Progress() as progress:
-            advance, lost, replaced = progress.task("predicting"), 0, list[str]()
+            advance, rows, lost, replaced = progress.task("predicting"), 0, 0, list[str]()
             for found in in_order(answer, predictors, blocks):
                 write(found.block)
                 advance(found.block.num_rows)
+                rows += found.block.num_rows
                 lost += found.lost_words
                 replaced = found.replaced
     if replaced:
         names = ", ".join(replaced)
         print(f"{table.name}: {names} left out: the answers have columns of that name", file=sys.stderr)
     tell_of_lost_words(lost, predictors[0])
+    if arguments.out is not None:
+        print(f"written to {arguments.out}: {rows:,} rows")
 
 
 def _answer_of(

@@ -27,13 +27,16 @@ def predict_recordings(arguments: argparse.Namespace, predictor: SequencePredict
     with readable(arguments.file, "predict") as file:
         table = open_source(file, where="FILE")
         with block_writer(arguments.out) as write, Progress() as progress:
-            advance = progress.task("predicting")
+            advance, rows = progress.task("predicting"), 0
             for recording in predictor.read(table):
                 for block in answer_blocks(predictor, recording):
                     write(block)
+                    rows += block.num_rows
                 advance(len(recording.times))
     for line in predictor.notes.lines():
         print(line, file=sys.stderr)
+    if arguments.out is not None:
+        print(f"written to {arguments.out}: {rows:,} rows")
 
 
 def answer_blocks(predictor: SequencePredictor, recording: Recording) -> Iterator[pa.RecordBatch]:

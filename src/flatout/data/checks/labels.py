@@ -7,7 +7,8 @@ stays a class: its rows are misses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -215,7 +216,9 @@ class LabelCensus:
         most = self._max_classes or min(_MOST_CLASSES, max(_IDS_FROM, sum(train.values()) // 2))
         if len(train) > most:
             what = f"{len(train):,} classes in {sum(train.values()):,} training rows, such as {_few(train)}"
-            hint = f"Is that a column of ids? Set data.label=COLUMN. If not, set data.max_classes={len(train)}."
+            numbers = "Are they numbers to predict? Set data.problem=regression. " if _are_numbers(train) else ""
+            ids = f"Is that a column of ids? Set data.label=COLUMN. If not, set data.max_classes={len(train)}."
+            hint = numbers + ids
             raise UserError(where, what, allowed=f"{most:,} or fewer", hint=hint)
 
     def targets(self, labels: pa.Array) -> NDArray[np.generic] | tuple[NDArray[np.generic], NDArray[np.generic]]:
@@ -319,6 +322,13 @@ def _plainly(name: str) -> str:
     plain = name.strip().casefold()
     whole, point, zeros = plain.partition(".")
     return whole if point and whole.removeprefix("-").isdecimal() and not zeros.strip("0") else plain
+
+
+def _are_numbers(names: Iterable[str]) -> bool:
+    try:
+        return all(math.isfinite(float(name)) for name in names)
+    except ValueError:
+        return False
 
 
 def _few(classes: dict[str, int], *, with_rows: bool = False) -> str:

@@ -6,6 +6,7 @@ there are several, or none, an error lists the columns.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from flatout.data.tables.roles import Roles
@@ -55,8 +56,16 @@ def find_roles(
         " and ".join(f"data.{key}" for key in unclear),
         f"which column of {table.name} holds the {what}{choice}?",
         allowed=f"columns: {', '.join(table.columns[:20])}{', …' if len(table.columns) > 20 else ''}",
-        hint=f"Set {' '.join(f'data.{key}=COLUMN' for key in unclear)}.{_headless(table)}",
+        hint=f"Set {_words_for(table, found, unclear)}.{_headless(table)}",
     )
+
+
+def _words_for(table: Table, found: dict[str, tuple[str, ...]], unclear: Sequence[str]) -> str:
+    """The words that settle the columns; a column is named where only one is left for one role."""
+    left = [name for name in table.columns if not any(name in names for names in found.values())]
+    if len(unclear) == len(left) == 1 and not found[unclear[0]] and re.fullmatch(r"\w+", left[0]):
+        return f"data.{unclear[0]}={left[0]}"
+    return " ".join(f"data.{key}=COLUMN" for key in unclear)
 
 
 def _found(table: Table, known: Sequence[str]) -> tuple[str, ...]:
