@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 
 import pytest
@@ -33,6 +34,13 @@ def test_every_page_has_a_place_in_the_navigation():
     listed = set(re.findall(r"(\w+)\.md$", str(text), re.MULTILINE))
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= listed
     assert yaml.safe_load(text)["theme"]["font"] is False
+
+
+@pytest.mark.parametrize("package", ["", ".data", ".tasks", ".callbacks", ".bits"])
+def test_every_public_name_is_on_the_page_of_the_python_api(package):
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^::: [\w.]+\.(\w+)$", page, re.MULTILINE))
+    assert set(importlib.import_module(f"flatout{package}").__all__) - listed == set()
 
 
 def test_generated_pages_name_every_setting_and_every_verb():

@@ -176,7 +176,7 @@ def test_checkpointed_gradients_are_the_same() -> None:
 
 
 def test_activations_computed_anew_are_refused_where_a_family_cannot() -> None:
-    with pytest.raises(UserError, match=r"model\.gradient_checkpointing: mpnet cannot compute its activations anew"):
+    with pytest.raises(UserError, match=r"model\.gradient_checkpointing: mpnet cannot compute its activations again"):
         built("mpnet", gradient_checkpointing=True)
 
 

@@ -69,7 +69,7 @@ class TransformerConfig:
     unfreeze_epochs: float = 0.0
     """Epochs over which frozen layers join the training, from the last to the first; 0: frozen ones stay frozen."""
     gradient_checkpointing: bool = False
-    """Whether activations are computed anew in the backward pass: less memory, about a third more time."""
+    """Whether activations are computed again in the backward pass: less memory, about a third more time."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Train small matrices beside the frozen ones."""
 
@@ -264,7 +264,7 @@ def _recompute(model: Transformer) -> None:
         model.recomputes = True
         return
     can = model.net.supports_gradient_checkpointing
-    what = f"{model.family} cannot compute its activations anew"
+    what = f"{model.family} cannot compute its activations again"
     require(can, "model.gradient_checkpointing", what, hint="Leave it out, or set a smaller data.batch_size.")
     enable = getattr(model.net, "activation_checkpointing_enable", model.net.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
