@@ -40,6 +40,14 @@ def test_a_reader_may_close_the_help_before_its_end(monkeypatch):
         closed.flush()
 
 
+def test_a_file_alone_leads_to_the_word_that_reads_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("news.csv").write_text("text,label\n")
+    assert run_train(["news.csv"], monkeypatch) == 2
+    message = "command line: cannot read 'news.csv'. To train on that file, write data.source=news.csv.\n"
+    assert capsys.readouterr().err == message
+
+
 MISTAKES = {
     "modle=bilstm": "modle: no such key (data, model, task, optim, checkpoint,",
     "model=bilstn": "(bilstm, bitmlp, rnn, textcnn, transformer, window_mlp). Did you mean 'bilstm'?",

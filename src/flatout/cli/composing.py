@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 
 from flatout.cli.moved_keys import find_moved
 from flatout.cli.unknown_keys import as_typed, find_key, unknown_key
@@ -103,6 +104,10 @@ def _unreadable(error: ComposeError) -> UserError:
     is_word = re.fullmatch(r"[\w.]+", error.override)
     if is_word and (key := find_key(error.override)):
         hint = f"Write {key}=VALUE."
+    elif "=" not in error.override and Path(error.override).exists():
+        hint = f"To train on that file, write data.source={error.override}."
+    elif error.override.startswith("--"):
+        hint = "Settings have no dashes: write key=value. python -m train --help lists those that people set first."
     return UserError("command line", f"cannot read {error.override!r}", hint=hint)
 
 
