@@ -27,6 +27,7 @@ TRAIN = {
     "experiment=headlines_cn": "Did you mean 'headlines_cnn'? To name a run, set name=headlines_cn.",
     "max_epoch": "command line: cannot read 'max_epoch'. Write trainer.max_epochs=VALUE.",
     "--epochs=3": "--epochs: no such option. Settings are key=value. Did you mean trainer.max_epochs=3?",
+    "--data.source a.csv": "--data.source: no such option. Settings are key=value. Did you mean data.source=a.csv?",
     "--zzz 3": "--zzz: no such option. Settings are key=value. python -m train --help lists the settings.",
 }
 

@@ -106,8 +106,6 @@ def _unreadable(error: ComposeError) -> UserError:
         hint = f"Write {key}=VALUE."
     elif "=" not in error.override and Path(error.override).exists():
         hint = f"To train on that file, write data.source={error.override}."
-    elif error.override.startswith("--"):
-        hint = "Settings have no dashes: write key=value. python -m train --help lists those that people set first."
     return UserError("command line", f"cannot read {error.override!r}", hint=hint)
 
 

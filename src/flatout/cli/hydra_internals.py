@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from flatout.cli.boundary import check_hydra
-from flatout.cli.unknown_keys import find_key
+from flatout.cli.unknown_keys import find_key, known_keys
 from flatout.cli.words import require_folders
 from flatout.cli.yaml_size import require_modest
 from flatout.errors import UserError
@@ -80,8 +80,8 @@ def refuse_unknown_options(words: Sequence[str]) -> None:
     _, unknown = get_args_parser().parse_known_args(list(words))
     if unknown:
         name, _, value = unknown[0].lstrip("-").partition("=")
-        value = value or next((word for word in unknown[1:] if not word.startswith("-")), "VALUE")
-        key = find_key(name.replace("-", "_"))
+        value = value or next((word for word in words if "=" not in word and not word.startswith("-")), "VALUE")
+        key = name if name in known_keys() else find_key(name.replace("-", "_"))
         hint = f"Did you mean {key}={value}?" if key else "python -m train --help lists the settings."
         raise UserError(unknown[0].partition("=")[0], "no such option", hint=f"Settings are key=value. {hint}")
 
