@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import warnings
@@ -20,11 +21,19 @@ class RunLog(Protocol):
         """Report one automatic choice, its reason, and what the reason rests on."""
 
 
+def print_line(text: str) -> None:
+    """Print; where the reader of a pipe has left, such as `head`, what follows is dropped and the run continues."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+
+
 class PrintLog:
     """Prints one line for each message: the log of a part in a plain Trainer."""
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        print_line(text)
 
     def decision(self, name: str, value: object, why: str, evidence: str) -> None:
         self.say(decision_line(name, value, why, evidence))
@@ -67,7 +76,7 @@ class LogFile:
     def say(self, line: str) -> None:
         """Print a line and keep it."""
         if self._file is not None:
-            print(line, flush=True)
+            print_line(line)
             self.keep(line)
 
     def keep(self, text: str) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from flatout.cli import start
 from flatout.cli import words as words_of
 from flatout.cli.conf_folder import conf_folder
 from flatout.cli.train_help import SECTIONS
 from flatout.config import RunConfig
 from flatout.errors import UserError
 from flatout.report.summary import read_summary
+from flatout.run_log import LogFile
 from tests.composed import CONF, compose_run, run_train
 
 TINY_ROWS = ["data.sample.rows=200", "data.sample.eval_rows=40"]
@@ -31,13 +31,16 @@ def test_several_values_give_a_run_each(tmp_path, monkeypatch):
     assert len({read_summary(path.parent)["model"]["parameters"] for path in summaries}) == 2
 
 
-def test_a_reader_may_close_the_help_before_its_end(monkeypatch):
+def test_a_reader_may_close_the_pipe_before_the_end(tmp_path, monkeypatch):
     reading, writing = os.pipe()
     os.close(reading)
-    with open(writing, "w", encoding="utf-8") as closed:  # noqa: PTH123, it is the end of a pipe
+    with os.fdopen(writing, "w", encoding="utf-8") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        start._print_page("page " * 10_000)
+        with LogFile(tmp_path / "log.txt") as log:
+            log.say("a line " * 10_000)
+            log.say("another")
         closed.flush()
+    assert "another" in (tmp_path / "log.txt").read_text()
 
 
 def test_a_file_alone_leads_to_the_word_that_reads_it(tmp_path, monkeypatch, capsys):

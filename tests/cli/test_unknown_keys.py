@@ -25,6 +25,7 @@ TRAIN = {
     "+experimnt=bert_a16": "experimnt: no such key (data, model,",
     "experimnt=bert_a16": "Did you mean 'experiment'?",
     "experiment=headlines_cn": "Did you mean 'headlines_cnn'? To name a run, set name=headlines_cn.",
+    "model.widths=3": "It is a setting of model=textcnn, model=bitmlp, model=window_mlp. python -m",
     "max_epoch": "command line: cannot read 'max_epoch'. Write trainer.max_epochs=VALUE.",
     "--epochs=3": "--epochs: no such option. Settings are key=value. Did you mean trainer.max_epochs=3?",
     "--data.source a.csv": "--data.source: no such option. Settings are key=value. Did you mean data.source=a.csv?",

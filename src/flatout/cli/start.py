@@ -21,6 +21,7 @@ from flatout.cli.conf_folder import conf_folder
 from flatout.cli.words import for_hydra, refuse_pickles_and_packages
 from flatout.distributed.imports import importing
 from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, write_for_launcher
+from flatout.run_log import print_line
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -86,7 +87,7 @@ def _compose(job: Callable[[DictConfig], Any]) -> None:
             if any(word in ("-h", "--help") for word in sys.argv[1:]):
                 from flatout.cli.train_help import help_text
 
-                _print_page(help_text(sys.argv[1:], conf_folder()))
+                print_line(help_text(sys.argv[1:], conf_folder()))
                 return
             hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
     except OSError as error:
@@ -97,14 +98,6 @@ def _compose(job: Callable[[DictConfig], Any]) -> None:
             raise refused_folder(error, Path(error.filename or ".")) from None
         hint = "Set output=FOLDER to a writable folder."
         raise out_of_space(error, Path(error.filename or "."), None, "output", hint) from None
-
-
-def _print_page(text: str) -> None:
-    """Print a long text; a reader such as `head` may close the pipe before its end."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
 
 
 def leave(mistake: UserError) -> NoReturn:

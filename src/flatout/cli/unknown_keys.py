@@ -32,8 +32,20 @@ def unknown_key(key: str, beside: Sequence[str] = (), *, typed: str = "", file: 
         return _unknown_argument(key)
     near = _nearest_key(key, beside, typed or key)
     hint = f"Did you mean {as_typed(near)!r}? {where_listed(parent)}" if near else where_listed(parent)
+    if options := _options_with(key):
+        hint = f"It is a setting of {', '.join(options)}. {where_listed(parent)}"
     where = f"{file}.yaml: {key}" if file else as_typed(key)
     return UserError(where, "no such key", allowed=", ".join(beside) if len(beside) <= _MOST_KEYS else "", hint=hint)
+
+
+def _options_with(key: str) -> list[str]:
+    """The options of groups that have a key, which the chosen option lacks."""
+    return [
+        f"{group.partition('.')[0]}={name}"
+        for group, classes in COMPONENTS.items()
+        for name, settings in classes.items()
+        if key in (f"{group}.{field}" for field in _field_names(settings))
+    ]
 
 
 def where_listed(group: str) -> str:
