@@ -305,8 +305,8 @@ def _plain_forward(own: list[Tensor], part: Rectangle, how: Scores, *, is_first:
     if not how.dropout:
         _multiply(shares, value, answer)
         return [shares]
-    stays, share = kept_places(shares.shape, how.dropout, shares.device)
-    stays = stays.float().mul_(share)
+    stays, factor = kept_places(shares.shape, how.dropout)
+    stays = stays.float().mul_(-factor)  # -1 stays
     _multiply(shares * stays, value, answer)
     return [shares, stays]
 
