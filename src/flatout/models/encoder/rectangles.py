@@ -207,7 +207,7 @@ class _Every(torch.autograd.Function):
                 kept += _fused_forward(own, part, scores) if is_fused else _plain_forward(own, part, scores, factor)
         ctx.save_for_backward(laid, answer, *kept)
         ctx.rows, ctx.scores = rows, scores
-        return answer.index_select(0, back).view(-1, heads, qkv_T3HD.shape[3]).to(qkv_T3HD.dtype)
+        return answer.to(qkv_T3HD.dtype).index_select(0, back).view(-1, heads, qkv_T3HD.shape[3])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -229,8 +229,8 @@ class _Every(torch.autograd.Function):
                     _plain_back([query, key, value, back, total, *targets], shares, dropped)
         outgoing[0] *= scores.scale
         _, order = rows.by_head(heads, 3)
-        found = outgoing.flatten(0, 1).index_select(0, order).view(-1, 3, heads, gradient_THD.shape[2])
-        return found.to(gradient_THD.dtype), None, None
+        found = outgoing.to(gradient_THD.dtype).flatten(0, 1).index_select(0, order)
+        return found.view(-1, 3, heads, gradient_THD.shape[2]), None, None
 
 
 class _First(torch.autograd.Function):
