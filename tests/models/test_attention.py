@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,8 +15,9 @@ from torch.nn import functional
 
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.models.encoder.attention import Bounds, Kernel, KernelChoice, Scores, choose_kernel, pad_heads
-from flatout.models.encoder.rectangles import FlatRows
+from flatout.models.encoder.rectangles import FlatRows, lay_out_rows
 from flatout.models.encoder.transformer import Outputs, TransformerConfig
+from flatout.models.lean import kept_places
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -79,6 +81,45 @@ def test_rows_out_of_order_are_kept_apart_on_a_cpu():
         query, key, value = qkv[begin:end].permute(1, 2, 0, 3)
         alone = functional.scaled_dot_product_attention(query, key, value).transpose(0, 1)
         torch.testing.assert_close(found[begin:end], alone, rtol=1e-5, atol=1e-5)
+
+
+def dropped_row_by_row(query: Tensor, key: Tensor, value: Tensor, share: float, seed: int, is_first: bool) -> Tensor:
+    """Attention of rows of LENGTHS one by one, by autograd, with the places that rectangles drop for this seed."""
+    heads, parts = key.shape[1], lay_out_rows(np.array(LENGTHS)).rectangles
+    sizes = [part.rows * heads * part.length * (1 if is_first else part.length) for part in parts]
+    torch.manual_seed(seed)
+    stays, scale = kept_places(torch.Size([sum(sizes)]), share)
+    ends, found = np.cumsum(LENGTHS), []
+    for part, own in zip(parts, (stays.ne(0) * scale).split(sizes), strict=True):
+        for factor, row in zip(own.view(part.rows, heads, -1, part.length), range(part.first_row, 99), strict=False):
+            length, tokens = LENGTHS[row], slice(ends[row] - LENGTHS[row], ends[row])
+            asked = query[row : row + 1] if is_first else query[tokens]
+            asks, reads, values = (each.transpose(0, 1) for each in (asked, key[tokens], value[tokens]))
+            shares = (asks @ reads.transpose(1, 2) * asks.shape[2] ** -0.5).softmax(-1)
+            found.append(((shares * factor[:, :length, :length]) @ values).transpose(0, 1))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_dropout_of_rectangles_and_its_gradients_are_those_of_rows_one_by_one(is_first):
+    torch.manual_seed(0)
+    tokens = sum(LENGTHS)
+    inputs = [torch.randn(len(LENGTHS) if is_first else tokens, 4, 8), torch.randn(tokens, 4, 8)]
+    inputs.append(torch.randn(tokens, 4, 8))
+    parts = [each.requires_grad_() for each in inputs]
+    rows = FlatRows.of(torch.tensor(LENGTHS), torch.tensor([0, *np.cumsum(LENGTHS)]), Kernel.rectangles)
+    scores = Scores(8**-0.5, 0.3, None)
+    torch.manual_seed(7)
+    if is_first:
+        ours = rows.attend_first(parts[0], torch.stack(parts[1:], 1), scores)
+    else:
+        ours = rows.attend(torch.stack(parts, 1), scores)
+    theirs = dropped_row_by_row(*parts, 0.3, 7, is_first)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    wanted = torch.randn_like(ours)
+    gradients = [torch.autograd.grad(each, parts, wanted) for each in (ours, theirs)]
+    for own, plain in zip(*gradients, strict=True):
+        torch.testing.assert_close(own, plain, rtol=1e-5, atol=1e-5)
 
 
 def dense_by_offsets(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.models.lean import LeanDropout, LeanEmbedding, kept_places, make_lean
+from flatout.models.lean import LeanDropout, LeanEmbedding, draw_words, drop_by_words, kept_places, make_lean
 
 
 def lean_pair(padding: int | None = None) -> tuple[nn.Embedding, LeanEmbedding]:
@@ -76,12 +76,31 @@ def test_dropout_drops_its_share_keeps_the_mean_and_passes_what_stays(share: flo
 
 def test_places_that_stay_have_no_pattern_and_follow_the_seed() -> None:
     torch.manual_seed(5)
-    first, scale = kept_places(torch.Size([4, 10_001]), 0.25, torch.device("cpu"))
+    first, scale = kept_places(torch.Size([4, 10_001]), 0.25)
     torch.manual_seed(5)
-    again, _ = kept_places(torch.Size([4, 10_001]), 0.25, torch.device("cpu"))
+    again, _ = kept_places(torch.Size([4, 10_001]), 0.25)
     assert torch.equal(first, again)
+    assert first.unique().tolist() == [-1, 0]  # all bits of a place, or none
+    first = first.neg()
     assert scale == pytest.approx(4 / 3)
     for stride in range(4):  # one draw decides four places; each must be as likely
         assert float(first.flatten()[stride::4].float().mean()) == pytest.approx(0.75, abs=0.02)
     pairs = first.flatten()[:-1].float() * first.flatten()[1:].float()
     assert float(pairs.mean()) == pytest.approx(0.75**2, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("share", [0.1, 0.5, 1e-6])
+def test_dropout_by_words_is_a_product_with_places_and_a_factor(kind: torch.dtype, share: float) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(7, 33).to(kind).requires_grad_()
+    gradient = torch.randn(33, 7).to(kind).t()  # of other strides than the values
+    words = draw_words(values.shape)
+    before = words.clone()
+    found = drop_by_words(values, words, share)
+    edge = round(share * 65_536)
+    stays = (words >= edge - 32_768).to(kind)
+    scale = 65_536 / (65_536 - edge)
+    assert torch.equal(words, before)
+    assert torch.equal(found, values * stays * scale)
+    assert torch.equal(torch.autograd.grad(found, values, gradient)[0], gradient * stays * scale)

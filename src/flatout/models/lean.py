@@ -107,16 +107,22 @@ class LeanDropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or self.p == 0 or self.p == 1 or input.device.type != "cpu":
             return super().forward(input)
-        stays, scale = kept_places(input.shape, self.p, input.device)
-        return _Dropped.apply(input, stays, scale)
+        return _Dropped.apply(input, *kept_places(input.shape, self.p))
 
 
-def kept_places(shape: torch.Size, share: float, device: torch.device) -> tuple[Tensor, float]:
-    """Which places stay when a share is dropped at random, and what they are multiplied by so that the mean stays."""
-    if device.type != "cpu":
-        return torch.rand(shape, device=device) >= share, 1 / (1 - share)
+def kept_places(shape: torch.Size, share: float) -> tuple[Tensor, float]:
+    """Which places of a CPU stay when a share is dropped at random, and the factor that keeps their mean.
+
+    int16, with all bits set where a place stays, else none: a bitwise `and` takes a tenth of the time of booleans.
+    """
+    edge, scale = _edge_and_scale(share)
+    return draw_words(shape).lt_(edge).sub_(1), scale
+
+
+def _edge_and_scale(share: float) -> tuple[int, float]:
+    """Random words from the edge on stay; the factor of what stays."""
     edge = round(share * _SIXTEEN_BITS)
-    return draw_words(shape) >= edge - _SIXTEEN_BITS // 2, _SIXTEEN_BITS / (_SIXTEEN_BITS - edge)
+    return edge - _SIXTEEN_BITS // 2, _SIXTEEN_BITS / (_SIXTEEN_BITS - edge)
 
 
 def draw_words(shape: torch.Size) -> Tensor:
@@ -128,11 +134,10 @@ def draw_words(shape: torch.Size) -> Tensor:
 
 def drop_by_words(values: Tensor, words: Tensor, share: float) -> Tensor:
     """Dropout that random words decide; a compiled function gets them from outside, and so stays the same each time."""
-    edge = round(share * _SIXTEEN_BITS)
-    stays, scale = words >= edge - _SIXTEEN_BITS // 2, _SIXTEEN_BITS / (_SIXTEEN_BITS - edge)
+    edge, scale = _edge_and_scale(share)
     if torch.compiler.is_compiling():  # the compiler fuses it, and warns of functions with gradients of their own
-        return values * stays * scale
-    dropped: Tensor = _Dropped.apply(values, stays, scale)
+        return values * (words >= edge) * scale
+    dropped: Tensor = _Dropped.apply(values, words.clone().lt_(edge).sub_(1), scale)
     return dropped
 
 
@@ -143,9 +148,20 @@ class _Dropped(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, stays: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(stays)
         ctx.scale = scale
-        return torch.ops.aten.native_dropout_backward(values, stays, scale)
+        return _keep(values, stays, scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = gradients
-        return torch.ops.aten.native_dropout_backward(gradient, ctx.saved_tensors[0], ctx.scale), None, None
+        return _keep(gradient, ctx.saved_tensors[0], ctx.scale), None, None
+
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers as wide as the numbers whose bits they cut out."""
+
+
+def _keep(values: Tensor, stays: Tensor, scale: float) -> Tensor:
+    """Values where they stay, scaled, zero elsewhere."""
+    kind = _BITS[values.element_size()]
+    kept = values.view(kind) & stays.to(kind)
+    return kept.view(values.dtype).mul_(scale)

@@ -12,6 +12,7 @@ Shapes: T tokens, B rows, H heads, D numbers a head; N rows of a rectangle, L it
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -197,15 +198,16 @@ class _Every(torch.autograd.Function):
         query, key, value = laid = _laid_out(qkv_T3HD, rows)
         query *= scores.scale
         answer = torch.empty_like(query)
+        factors = _draw_factors([part.rows * heads * part.length**2 for part in rows.rectangles], scores.dropout)
         kept: list[Tensor] = []
         with torch.autocast("cpu", enabled=False):
-            for part in rows.rectangles:
+            for part, factor in zip(rows.rectangles, factors, strict=True):
                 own = _views((query, key, value, answer), part, heads)
                 is_fused = part.is_long and scores.dropout == 0
-                kept += _fused_forward(own, part, scores) if is_fused else _plain_forward(own, part, scores)
+                kept += _fused_forward(own, part, scores) if is_fused else _plain_forward(own, part, scores, factor)
         ctx.save_for_backward(laid, answer, *kept)
         ctx.rows, ctx.scores = rows, scores
-        return answer.index_select(0, back).view(-1, heads, qkv_T3HD.shape[3]).to(qkv_T3HD.dtype)
+        return answer.to(qkv_T3HD.dtype).index_select(0, back).view(-1, heads, qkv_T3HD.shape[3])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -213,18 +215,22 @@ class _Every(torch.autograd.Function):
         rows, scores, heads = ctx.rows, ctx.scores, gradient_THD.shape[1]
         laid, answer, *kept = ctx.saved_tensors
         (incoming,) = _laid_out(gradient_THD.unsqueeze(1), rows)
+        sums = (incoming * answer).sum(-1, keepdim=True)
         outgoing = torch.empty_like(laid)
+        whole = (*laid, answer, incoming, sums, *outgoing)
         with torch.autocast("cpu", enabled=False):
             for part in rows.rectangles:
-                own = _views((*laid, answer, incoming, *outgoing), part, heads)
+                query, key, value, read, back, total, *targets = _views(whole, part, heads)
                 if part.is_long and scores.dropout == 0:
-                    _fused_back(own, part, scores, kept.pop(0))
+                    _fused_back([query, key, value, read, back, *targets], part, scores, kept.pop(0))
                 else:
-                    _plain_back(own, kept.pop(0), kept.pop(0) if scores.dropout else None)
+                    shares = kept.pop(0)
+                    dropped = kept.pop(0) if scores.dropout else shares
+                    _plain_back([query, key, value, back, total, *targets], shares, dropped)
         outgoing[0] *= scores.scale
-        _, back = rows.by_head(heads, 3)
-        found = outgoing.flatten(0, 1).index_select(0, back).view(-1, 3, heads, gradient_THD.shape[2])
-        return found.to(gradient_THD.dtype), None, None
+        _, order = rows.by_head(heads, 3)
+        found = outgoing.to(gradient_THD.dtype).flatten(0, 1).index_select(0, order)
+        return found.view(-1, 3, heads, gradient_THD.shape[2]), None, None
 
 
 class _First(torch.autograd.Function):
@@ -236,11 +242,13 @@ class _First(torch.autograd.Function):
         laid = _laid_out(kv_T2HD, rows)
         query = query_BHD.float() * scores.scale
         answer = torch.empty_like(query)
+        factors = _draw_factors([part.places * heads for part in rows.rectangles], scores.dropout)
         kept: list[Tensor] = []
         with torch.autocast("cpu", enabled=False):
-            for part in rows.rectangles:
-                own = _first_views(query, laid, answer, part, heads)
-                kept += _plain_forward(own, part, scores, is_first=True)
+            for part, factor in zip(rows.rectangles, factors, strict=True):
+                asked, read = _row_views((query, answer), part)
+                own = [asked, *_views((laid[0], laid[1]), part, heads), read]
+                kept += _plain_forward(own, part, scores, factor, is_first=True)
         ctx.save_for_backward(query, laid, answer, *kept)
         ctx.rows, ctx.scores = rows, scores
         return answer.to(query_BHD.dtype)
@@ -251,15 +259,17 @@ class _First(torch.autograd.Function):
         rows, scores = ctx.rows, ctx.scores
         query, laid, answer, *kept = ctx.saved_tensors
         heads, incoming = query.shape[1], gradient_BHD.float()
+        sums = (incoming * answer).sum(-1, keepdim=True)
         to_query, outgoing = torch.empty_like(query), torch.empty_like(laid)
         with torch.autocast("cpu", enabled=False):
             for part in rows.rectangles:
-                own = _first_views(query, laid, answer, part, heads)
-                back = _first_views(to_query, outgoing, incoming, part, heads)
-                ordered = [*own, back[3], *back[:3]]
-                _plain_back(ordered, kept.pop(0), kept.pop(0) if scores.dropout else None)
-        _, back = rows.by_head(heads, 2)
-        found = outgoing.flatten(0, 1).index_select(0, back).view(-1, 2, heads, query.shape[2])
+                asked, back, total, to_asked = _row_views((query, incoming, sums, to_query), part)
+                key, value, to_key, to_value = _views((*laid, *outgoing), part, heads)
+                shares = kept.pop(0)
+                dropped = kept.pop(0) if scores.dropout else shares
+                _plain_back([asked, key, value, back, total, to_asked, to_key, to_value], shares, dropped)
+        _, order = rows.by_head(heads, 2)
+        found = outgoing.flatten(0, 1).index_select(0, order).view(-1, 2, heads, query.shape[2])
         return (to_query * scores.scale).to(gradient_BHD.dtype), found.to(gradient_BHD.dtype), None, None
 
 
@@ -270,16 +280,23 @@ def _laid_out(values_TKHD: Tensor, rows: Layout) -> Tensor:
     return values_TKHD.flatten(0, 2).index_select(0, there).float().view(parts, -1, values_TKHD.shape[3])
 
 
+def _draw_factors(sizes: list[int], dropout: float) -> Sequence[Tensor | None]:
+    """For each rectangle what its shares are multiplied by, drawn at once for the layer; None where nothing drops."""
+    if not dropout:
+        return [None] * len(sizes)
+    stays, scale = kept_places(torch.Size([sum(sizes)]), dropout)
+    return stays.float().mul_(-scale).split(sizes)  # -1 stays
+
+
 def _views(values: tuple[Tensor, ...], part: Rectangle, heads: int) -> list[Tensor]:
-    """Each of the tensors as `[N, H, L, D]` of one rectangle, in place."""
-    own = slice(part.first * heads, (part.first + part.places) * heads)
-    return [each[own].view(part.rows, heads, part.length, -1) for each in values]
+    """Each of the tensors as `[N*H, L, D]` of one rectangle, in place."""
+    first, places, rows = part.first * heads, part.places * heads, part.rows * heads
+    return [each.narrow(0, first, places).view(rows, part.length, -1) for each in values]
 
 
-def _first_views(query: Tensor, laid: Tensor, answer: Tensor, part: Rectangle, heads: int) -> list[Tensor]:
-    """`[N, H, 1, D]` queries, `[N, H, L, D]` keys and values, `[N, H, 1, D]` answers of one rectangle, in place."""
-    own = slice(part.first_row, part.first_row + part.rows)
-    return [query[own].unsqueeze(2), *_views((laid[0], laid[1]), part, heads), answer[own].unsqueeze(2)]
+def _row_views(values: tuple[Tensor, ...], part: Rectangle) -> list[Tensor]:
+    """Each of the tensors `[B, H, D]` as `[N*H, 1, D]` of one rectangle, in place."""
+    return [each.narrow(0, part.first_row, part.rows).view(-1, 1, each.shape[2]) for each in values]
 
 
 def _near(length: int, window: int | None, *, is_first: bool = False) -> Tensor | None:
@@ -291,53 +308,54 @@ def _near(length: int, window: int | None, *, is_first: bool = False) -> Tensor 
     return torch.zeros(is_far.shape).masked_fill_(is_far, float("-inf"))
 
 
-def _plain_forward(own: list[Tensor], part: Rectangle, how: Scores, *, is_first: bool = False) -> list[Tensor]:
+def _plain_forward(
+    own: list[Tensor], part: Rectangle, how: Scores, factor: Tensor | None, *, is_first: bool = False
+) -> list[Tensor]:
+    """Write the answer; the shares, and with dropout also what is left of them."""
     query, key, value, answer = own
-    scores = torch.matmul(query, key.transpose(2, 3))
+    scores = torch.bmm(query, key.transpose(1, 2))
+    by_row = scores.view(part.rows, -1, *scores.shape[1:])
     if part.bias is not None:
-        scores += part.bias
-    if (near := _near(part.length, how.window, is_first=is_first)) is not None:
+        by_row += part.bias
+    near = _near(part.length, how.window, is_first=is_first)
+    if near is not None:
         scores += near
     shares = scores.softmax(-1)
     if part.padding is not None and not is_first:
         # A padded place asks nothing, so it has no gradient; beyond every window its shares are not even numbers.
-        shares.masked_fill_(part.padding, 0)
-    if not how.dropout:
-        _multiply(shares, value, answer)
-        return [shares]
-    stays, share = kept_places(shares.shape, how.dropout, shares.device)
-    stays = stays.float().mul_(share)
-    _multiply(shares * stays, value, answer)
-    return [shares, stays]
+        shares.view_as(by_row).masked_fill_(part.padding, 0)
+    dropped = shares if factor is None else shares * factor.view_as(shares)
+    torch.bmm(dropped, value, out=answer)
+    return [shares] if factor is None else [shares, dropped]
 
 
-def _plain_back(own: list[Tensor], shares: Tensor, stays: Tensor | None) -> None:
-    query, key, value, answer, incoming, to_query, to_key, to_value = own
-    through = shares if stays is None else shares * stays
-    _multiply(through.transpose(2, 3), incoming, to_value)
-    to_scores = torch.matmul(incoming, value.transpose(2, 3))
-    if stays is not None:
-        to_scores *= stays
-    to_scores -= (incoming * answer).sum(-1, keepdim=True)
-    to_scores *= shares
-    _multiply(to_scores, key, to_query)
-    _multiply(to_scores.transpose(2, 3), query, to_key)
+def _plain_back(own: list[Tensor], shares: Tensor, dropped: Tensor) -> None:
+    """Write the gradients; `total` is the sum over a place's answer times its gradient."""
+    query, key, value, incoming, total, to_query, to_key, to_value = own
+    torch.bmm(dropped.transpose(1, 2), incoming, out=to_value)
+    to_scores = torch.bmm(incoming, value.transpose(1, 2))
+    if dropped is shares:
+        to_scores.sub_(total).mul_(shares)
+    else:
+        to_scores.mul_(dropped).addcmul_(shares, total, value=-1)
+    torch.bmm(to_scores, key, out=to_query)
+    torch.bmm(to_scores.transpose(1, 2), query, out=to_key)
 
 
-def _multiply(left: Tensor, right: Tensor, target: Tensor) -> None:
-    """Multiply the matrices of every row and head, into a place that is there already."""
-    torch.bmm(left.flatten(0, 1), right.flatten(0, 1), out=target.flatten(0, 1))
+def _by_row(values: list[Tensor], part: Rectangle) -> list[Tensor]:
+    """`[N, H, L, D]` of `[N*H, L, D]`, as the fused kernel takes them."""
+    return [each.view(part.rows, -1, *each.shape[1:]) for each in values]
 
 
 def _fused_forward(own: list[Tensor], part: Rectangle, how: Scores) -> list[Tensor]:
-    query, key, value, answer = own
+    query, key, value, answer = _by_row(own, part)
     found, total = _fused(query, key, value, 0.0, False, attn_mask=_near(part.length, how.window), scale=1.0)
     answer.copy_(found)
     return [total]
 
 
 def _fused_back(own: list[Tensor], part: Rectangle, how: Scores, total: Tensor) -> None:
-    query, key, value, answer, incoming, *outgoing = own
+    query, key, value, answer, incoming, *outgoing = _by_row(own, part)
     near = _near(part.length, how.window)
     found = _fused_backward(incoming, query, key, value, answer, total, 0.0, False, attn_mask=near, scale=1.0)
     for target, gradient in zip(outgoing, found, strict=True):
