@@ -28,6 +28,7 @@ from flatout.models.series import answers_of
 from flatout.run_log import RunLog
 from flatout.tasks.augment import Augment
 from flatout.tasks.classification import Classifier
+from flatout.tasks.label_baselines import judge_label_ridge
 from flatout.tasks.metrics import TaskMetrics
 from flatout.tasks.sequence_baselines import Baseline, build_baselines
 from flatout.tasks.sequence_scores import SequenceScores, names_of
@@ -181,6 +182,7 @@ class SequenceRegressor(Task):
         """The table of the network, its baselines and the known floor."""
         rows = [
             (type(self.model).__name__, self.results),
+            *((f"  {name}", values) for name, values in self.scores.of_targets.items() if self.shape.targets > 1),
             *((each.name, each.metrics[split]) for each in self.baselines),
         ]
         lines = [f"{split:<26}" + "".join(f"{name:>12}" for name in _SHOWN)]
@@ -262,6 +264,10 @@ class SequenceLabeller(Classifier):
     def build_model(self, config: Any, info: Any) -> nn.Module:
         network: nn.Module = config.build(shape=info.shape)
         return network
+
+    def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
+        """Solve the baseline."""
+        return {"baseline": judge_label_ridge(self.info)}
 
     def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
         return super().training_loss(batch if self._augment is None else self._augment(batch), model)
