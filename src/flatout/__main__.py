@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from flatout.cli.parser import Parser
-from flatout.distributed.interrupts import leaving_at_once
+from flatout.distributed.imports import importing
 from flatout.errors import EXIT_CODE, UserError, did_you_mean
 
 VERBS = {
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; a user's mistake ends with one message and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with leaving_at_once():
+        with importing():
             command, parsed = _parsed(given)
         command.run(parsed)
     except UserError as mistake:

@@ -79,3 +79,14 @@ def test_the_usual_answer_to_an_interrupt_is_given_back():
             signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_what_was_imported_is_never_searched_for_garbage():
+    code = (
+        "import gc; from flatout.distributed.imports import importing\n"
+        "with importing():\n    import yaml; assert not gc.isenabled()\n"
+        "kept = gc.get_freeze_count(); assert gc.isenabled() and kept > 1000\n"
+        "with importing():\n    made = [[] for _ in range(5)]\n"
+        "assert gc.get_freeze_count() <= kept and any(each is made for each in gc.get_objects())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ}).returncode == 0

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from flatout.cli.conf_folder import conf_folder
 from flatout.cli.words import for_hydra, refuse_pickles_and_packages
-from flatout.distributed.interrupts import leaving_at_once
+from flatout.distributed.imports import importing
 from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, write_for_launcher
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def start_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
     sys.argv[1:] = for_hydra(words)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors whole, and prints none
     try:
-        with leaving_at_once():
+        with importing():
             _import_all(sys.argv[1:])
         _compose(job)
     except KeyboardInterrupt:

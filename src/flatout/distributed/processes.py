@@ -16,6 +16,7 @@ import threading
 from collections.abc import Mapping
 from types import FrameType
 
+from flatout.distributed.imports import keep_imported
 from flatout.distributed.interrupts import ignored_by_children
 
 OUTPUT = "FLATOUT_OUTPUT"
@@ -53,7 +54,11 @@ def _nothing() -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it is gone, however that happened, and let it hear signals."""
+    """End this process when the one that started it is gone, however that happened, and let it hear signals.
+
+    What the server has imported for it stays, and shared.
+    """
+    keep_imported()
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_GROUP)
     parent = multiprocessing.parent_process()
