@@ -11,10 +11,12 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from flatout import CellsConfig, MonitorConfig, OptimConfig, RNNConfig, SequenceDataConfig, UserError, fit
 from flatout.data import SequenceData
 from flatout.engine import FastLoop
+from flatout.models.series import flatten, rectangle
 from flatout.models.window_mlp import WindowMLPConfig
 from flatout.tasks import SequenceLabeller, SequenceRegressionConfig, SequenceRegressor
 from flatout.tasks.label_baselines import judge_label_ridge
@@ -138,6 +140,32 @@ def test_metrics_are_in_the_unit_of_the_target_and_equal_those_of_numpy(tmp_path
     assert task.results["mae"] == pytest.approx(np.abs(errors).mean(), rel=1e-5)
     assert task.results["max_error"] == pytest.approx(np.abs(errors).max(), rel=1e-5)
     assert task.results["r2"] == pytest.approx(1 - (errors**2).sum() / ((truths - truths.mean()) ** 2).sum(), rel=1e-4)
+
+
+class OwnNetwork(nn.Module):
+    """Answers each sample from its three features."""
+
+    layout = "padded"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return flatten(self.layer(rectangle(batch)[..., :3]), batch)
+
+
+def test_a_network_of_the_user_s_own_is_trained_and_answers(tmp_path):
+    data, trainer = SequenceData(sample=CELLS, **WAYS["whole"]), quiet_trainer(tmp_path, max_epochs=15)
+    task = SequenceRegressor(OwnNetwork(), optim=OptimConfig(lr=0.1))
+    trainer.fit(task, datamodule=data)
+    trainer.test(task, datamodule=data, verbose=False)
+    ridge = task.baselines[1].metrics["test"]["rmse"]
+    assert task.baselines[1].name == "ridge on the last sample" and task.results["rmse"] < 2 * ridge
+    quick: dict[str, Any] = {"logger": "none", "output": str(tmp_path / "runs"), "max_epochs": 1}
+    monitor = MonitorConfig(progress=False, verdict=False)
+    result = fit(SequenceDataConfig(sample=CELLS, **WAYS["whole"]), OwnNetwork(), monitor=monitor, **quick)
+    assert result.predictor.answer(np.zeros((5, 3))).shape == (5, 1)
 
 
 def test_errors_of_a_forecast_stand_at_the_steps_of_its_horizon(tmp_path):

@@ -70,6 +70,7 @@ class SequenceRegressor(Task):
     """Trains a network on recordings."""
 
     smaller_rows = "Shorten rows with data.lookback or data.chunk."
+    needs_info = True
 
     def __init__(
         self,
@@ -254,6 +255,8 @@ class SequenceRegressor(Task):
 
 class SequenceLabeller(Classifier):
     """Trains a network that answers one class or number for each recording."""
+
+    needs_info = True
 
     def take_info(self, info: Any) -> None:
         is_fine = isinstance(info, SequenceInfo) and bool(info.shape.labels)
