@@ -50,6 +50,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", line)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Half as many more than cores: a third of the time tests wait for signals, limits and other processes."""
+    return max(1, 3 * len(psutil.Process().cpu_affinity()) // 2)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     choosing.add_options(parser)
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import lightning as L
 import pytest
 import torch
-from benchmarks.plants import SleepyCollate
+from benchmarks.plants import Recompiles, SleepyCollate
 from safetensors.torch import load_file
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, UserError, fit
@@ -102,6 +102,15 @@ def test_a_callback_that_takes_its_time_is_named(tmp_path, long_enough):
     named = [result.verdict, *result.verdict["others"]]
     told = next(each["sentence"] for each in named if each["fix"] == "~callbacks.mine")
     assert "1 reads of the device's numbers a step" in told
+
+
+def test_a_run_that_compiles_again_and_again_is_tried_uncompiled(tmp_path, long_enough):
+    trained = texts(tmp_path, callbacks={"plant": Recompiles()})
+    evidence, found = evidence_in(trained.folder), read_summary(trained.folder)["verdict"]
+    assert found["cause"] == "compile" and found["override"] == "compile=false"
+    assert evidence.eager_ms is not None and 3 * evidence.eager_ms < evidence.model_ms
+    without = evidence.total_ms / (evidence.total_ms - evidence.model_ms + evidence.eager_ms)
+    assert found["gain_low"] < without < found["gain_high"]
 
 
 @pytest.mark.parametrize(

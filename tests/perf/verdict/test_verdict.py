@@ -93,6 +93,15 @@ def test_what_was_measured_names_its_cause(cause):
     assert json.loads(json.dumps(told)) == told
 
 
+def test_steps_that_were_not_compiled_count_beside_the_compilers_clock():
+    clocked, _, gain = PLAIN["compile"]
+    told = verdict(replace(clocked, eager_ms=clocked.model_ms / 10))
+    without = clocked.total_ms / (clocked.total_ms - 0.9 * clocked.model_ms)
+    assert told["predicted_gain"] == pytest.approx(without, abs=0.001) and without > 2 * gain
+    assert told["gain_low"] < gain < without < told["gain_high"]
+    assert "uncompiled" in told["sentence"]
+
+
 def test_batches_that_go_through_in_pieces_are_memory_s_fault():
     told = verdict(replace(QUIET, pieces=4))
     assert (told["cause"], told["fix"]) == ("memory", "for encoders try model.gradient_checkpointing=true")

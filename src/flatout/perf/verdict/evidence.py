@@ -12,6 +12,10 @@ LEAST_GAIN = 1.1
 """What a fix must be worth to be named."""
 LEAST_STEPS = 30
 """Optimizer steps from which on there is something to tell."""
+LEAST_COMPILING = 0.1
+"""The share of the time from which on compiling is named."""
+_MANY_GRAPHS = 3
+"""A few are made once; from so many on a run compiles again and again."""
 OWN_LOADER = "own"
 """The feed of a run with the user's own DataModule."""
 
@@ -98,6 +102,8 @@ class Evidence:
     """Cores that it kept busy meanwhile."""
     alone_ms: float | None = None
     """Milliseconds of a batch in steps with nothing between them, where that was tried."""
+    eager_ms: float | None = None
+    """Milliseconds of a batch's model in steps that were not compiled, where a run compiles again and again."""
     untested: str = ""
     """The override of a feed that there was no time to try."""
     tried: list[Tried] = field(default_factory=list)
@@ -126,6 +132,13 @@ class Evidence:
     def share(self, *parts: str) -> float:
         """Of all the time, what these parts took."""
         return sum(self.ms.get(part, 0.0) for part in parts) / max(self.total_ms, 1e-9)
+
+    @property
+    def compiling_share(self) -> float:
+        """Of all the time, what torch.compile took for graph after graph; 0 where there were few."""
+        if self.compiled.get("graphs", 0) < _MANY_GRAPHS:
+            return 0.0
+        return min(1.0, 1000 * self.compiled.get("seconds", 0.0) / max(self.total_ms * self.batches, 1e-9))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

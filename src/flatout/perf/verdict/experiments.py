@@ -26,7 +26,7 @@ from flatout.models.lean import LeanEmbedding
 from flatout.perf.measure.intervals import speedup
 from flatout.perf.measure.rounds import MOST_ROUNDS, take_turns
 from flatout.perf.measure.steps import Steps, Taken, Way, endless, standing_optimizer
-from flatout.perf.verdict.evidence import Evidence, Tried
+from flatout.perf.verdict.evidence import LEAST_COMPILING, Evidence, Tried
 from flatout.perf.verdict.machine_rules import starved
 from flatout.perf.verdict.ways import BATCHES_A_RUN, measure_feed, most_fed, open_feed, other_feeds, other_models
 from flatout.tasks.task import Task
@@ -59,6 +59,10 @@ def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) 
         seconds = max(seconds, min(_SHORT_S, _SHORT_SHARE * trained_s))
     if waits:
         seconds = max(seconds, min(_FEEDS_S, trained_s / 2))
+    is_calm = seconds >= _LEAST_S and evidence.pieces == 1 and starved(evidence) is None
+    if is_calm and evidence.compiling_share >= LEAST_COMPILING:
+        with torch.compiler.set_stance("force_eager"):
+            evidence.eager_ms = alone_ms(task, feeds, min(_CALM_S, _CALM_SHARE * seconds))
     if seconds < _LEAST_S:
         evidence.not_tried = "nothing was tried: the run was short"
     elif evidence.pieces > 1:

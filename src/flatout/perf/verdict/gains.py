@@ -37,6 +37,19 @@ def gain_without(evidence: Evidence, ms: float, *, interrupts: bool = False) -> 
     return carried_over(Interval(math.sqrt(low * high), low, high))
 
 
+def gain_uncompiled(evidence: Evidence, ms: float) -> Interval:
+    """The gain when nothing is compiled: by the compiler's own clock, `ms` of each batch, and by steps without it.
+
+    That clock leaves out what torch does around a compilation, so it is the lower bound.
+    """
+    clocked = gain_without(evidence, ms, interrupts=True)
+    if evidence.eager_ms is None:
+        return clocked
+    total = max(evidence.total_ms, 1e-9)
+    tried = total / max(total - evidence.model_ms + evidence.eager_ms, 1e-3 * total)
+    return carried_over(Interval(tried, min(tried, clocked.value), max(tried, clocked.value)))
+
+
 def gain_of(evidence: Evidence, tried: Tried) -> Interval:
     """The gain of the run in the way that was tried; what is not of the model costs what it did."""
     return carried_over(tried.speedup.mapped(lambda speedup: _gain_at(evidence, tried, speedup)))

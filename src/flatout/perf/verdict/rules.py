@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from flatout.perf.measure.intervals import Interval
-from flatout.perf.verdict.evidence import LEAST_GAIN, OWN_LOADER, Evidence, Tried
+from flatout.perf.verdict.evidence import LEAST_COMPILING, LEAST_GAIN, OWN_LOADER, Evidence, Tried
 from flatout.perf.verdict.findings import RECOMMENDED, Finding
-from flatout.perf.verdict.gains import best_tried, carried_over, gain_without
+from flatout.perf.verdict.gains import best_tried, carried_over, gain_uncompiled, gain_without
 from flatout.perf.verdict.machine_rules import MACHINE_RULES
 
 _LEAST_UNCERTAIN = 1.25
@@ -218,14 +218,14 @@ def optimizing(evidence: Evidence) -> Finding | None:
 
 def compiling(evidence: Evidence) -> Finding | None:
     """torch.compile makes graph after graph."""
-    graphs, seconds = evidence.compiled.get("graphs", 0), evidence.compiled.get("seconds", 0.0)
-    share = min(1.0, seconds / max(evidence.total_ms * evidence.batches / 1000, 1e-9))
-    if graphs < 3 or share < 0.1:
+    if (share := evidence.compiling_share) < LEAST_COMPILING:
         return None
-    why, ms = f"{graphs:.0f} graphs in {seconds:.0f} s", min(share, 0.9) * evidence.total_ms
-    return _by_removing(
-        evidence, ms, cause="compile", limit="compiling again and again", why=why, override="compile=false"
-    )
+    why = f"{evidence.compiled['graphs']:.0f} graphs in {evidence.compiled['seconds']:.0f} s"
+    gain = gain_uncompiled(evidence, min(share, 0.9) * evidence.total_ms)
+    if evidence.eager_ms is not None:
+        why += f"; tried here: {evidence.eager_ms:.1f} ms a batch uncompiled, {evidence.model_ms:.1f} as it was"
+    limit = "compiling again and again"
+    return Finding(cause="compile", limit=limit, share=share, evidence=why, override="compile=false", gain=gain)
 
 
 def framework(evidence: Evidence) -> Finding | None:
