@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
-from flatout.tasks.sequence_baselines import PENALTIES
+from flatout.models.window_ridge import PENALTIES
 
 NAME = "ridge on means and ends"
 _SHORT = {"validation": "val", "test": "test"}
