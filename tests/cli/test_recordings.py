@@ -96,8 +96,23 @@ def test_an_exported_network_fed_sample_by_sample_answers_as_predict_does(tmp_pa
     np.testing.assert_allclose(found, whole[-len(found) :], atol=1e-5)
 
 
-def test_blocks_of_a_stream_answer_as_the_whole_recording_does(tmp_path, monkeypatch):
-    result = train(tmp_path / "runs", "chunk")
+@pytest.mark.filterwarnings("ignore")  # torch's exporter, of its own code
+def test_columns_far_from_zero_are_exported_to_the_same_answers(tmp_path, capsys):
+    place = np.arange(120)
+    columns = {"pascal": 101_325.3 + np.sin(place / 7), "kelvin": 298.15 + 0.01 * np.cos(place / 9)}
+    data = SequenceDataConfig(source=pa.table(columns), features=["pascal"], target="kelvin", batch_size=4)
+    quick = {"max_epochs": 2, "precision": "fp32", "logger": "none", "output": str(tmp_path / "runs")}
+    result = fit(data, RNNConfig(hidden=8), monitor=MonitorConfig(progress=False, verdict=False), **quick)
+    assert verb("export", result.folder, "--onnx", "--out", tmp_path / "onnx") == 0
+    samples = columns["pascal"][:, None].astype(np.float32)
+    whole = SequencePredictor.load(result.folder).answer(samples.astype(np.float64))
+    streamed = stream_onnx(tmp_path / "onnx" / "model.onnx", samples)
+    assert np.abs(streamed - whole).max() < 2 * np.spacing(np.float32(298)) + 1e-5 * columns["kelvin"].std()
+
+
+@pytest.mark.parametrize("kind", ["chunk", "window"])
+def test_blocks_of_a_stream_answer_as_the_whole_recording_does(tmp_path, monkeypatch, kind):
+    result = train(tmp_path / "runs", kind)
     predictor = result.predictor
     values = next(predictor.read(table_of(cells_of("test")))).values
     whole = predictor.answer(values)
@@ -212,6 +227,63 @@ def test_another_sampling_rate_is_refused(tmp_path, capsys):
     assert "has a sample every 20 s, the training recordings every 10 s. Resample it" in line
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: {"voltage": [None, *c["voltage"][1:]]}, "1 row without voltage (row 1). Write the values, or train"),
+        (lambda c: {"time_s": [9e9, *c["time_s"][1:]]}, "in row 2. Sort the rows by time, and write a file for each"),
+        (lambda c: {"voltage": c["temperature"], "temperature": None}, "data.features[2]: no column 'temperature' in"),
+    ],
+)
+def test_a_wrong_file_behind_a_right_one_is_one_message_and_leaves_no_answers(tmp_path, capsys, change, message):
+    result = train(tmp_path / "runs", "chunk")
+    folder = write_cells(tmp_path / "cells")
+    first = pq.read_table(min(folder.iterdir())).to_pydict()
+    changed = {name: values for name, values in {**first, **change(first)}.items() if values is not None}
+    pq.write_table(pa.table(changed), folder / "z.parquet")
+    assert verb("predict", result.folder, folder, "--out", tmp_path / "answers.parquet") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line and not list(tmp_path.glob("*answers*"))
+
+
+def test_a_feature_in_another_unit_than_in_training_is_warned_of(tmp_path, capsys):
+    result = train(tmp_path / "runs", "gru")
+    rows = cells_of("test")
+    place = rows.column_names.index("voltage")
+    pq.write_table(rows, tmp_path / "volts.parquet")
+    pq.write_table(
+        rows.set_column(place, "voltage", pa.array(np.array(rows["voltage"]) * 1000)), tmp_path / "mv.parquet"
+    )
+    assert verb("predict", result.folder, tmp_path / "volts.parquet", "--out", tmp_path / "a.parquet") == 0
+    assert "unit" not in capsys.readouterr().err
+    assert verb("predict", result.folder, tmp_path / "mv.parquet", "--out", tmp_path / "a.parquet") == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning voltage is 988 times") and line.endswith(
+        "the training recordings; is it in another unit?"
+    )
+
+
+@pytest.mark.parametrize("way", [{}, {"lookback": 5}, {"problem": "forecast", "lookback": 5, "horizon": 3}])
+def test_a_large_dated_file_is_answered_in_blocks_as_a_small_one_is(tmp_path, monkeypatch, way):
+    dates = np.datetime64("2026-03-01T10:00:00") + np.arange(40).astype("timedelta64[m]")
+    columns = {"a": np.sin(np.arange(40)), "y": np.cos(np.arange(40))}
+    pa.csv.write_csv(pa.table({"t": [f"{date}Z" for date in dates], **columns}), tmp_path / "r.csv")
+    settings = {"features": ["a"], "target": "y", "time": "t", "split_by": "time", "batch_size": 4, **way}
+    quick = {"max_epochs": 1, "precision": "fp32", "logger": "none", "output": str(tmp_path / "runs")}
+    data = SequenceDataConfig(source=str(tmp_path / "r.csv"), **settings)
+    result = fit(data, RNNConfig(hidden=4), monitor=MonitorConfig(progress=False, verdict=False), **quick)
+    monkeypatch.setattr("flatout.inference.sequences._SAMPLES_A_BLOCK", 7)
+    answers = []
+    for least in (1 << 40, 0):
+        monkeypatch.setattr("flatout.data.sequences.long_files.LEAST_BYTES", least)
+        assert verb("predict", result.folder, tmp_path / "r.csv", "--out", tmp_path / "answers.parquet") == 0
+        answers.append(pq.read_table(tmp_path / "answers.parquet"))
+    small, large = answers
+    assert small.equals(large)
+    expected = dates[-1] + np.arange(1, 4).astype("timedelta64[m]") if "horizon" in way else dates
+    assert np.array_equal(large["t"].to_numpy(), expected.astype("datetime64[us]"))
+
+
 def write_csv(folder: Path, **changes: Any) -> Path:
     """Six recordings of 50 samples."""
     folder.mkdir()
@@ -234,6 +306,14 @@ def test_a_check_of_recordings_prints_lengths_and_columns_and_a_command_that_tra
     assert "a sample every 2 s" in printed
     assert "\ny " in printed and "0 errors, 0 warnings; to train: python -m train data=sequence" in printed
     words = printed.rsplit("python -m train ", 1)[1].replace("'", "").split()
+    assert verb("check", folder, *COLUMNS, "data.chunk=20", "+data.noise.a=0.01") == 0
+    assert capsys.readouterr().out.rstrip().endswith("data.chunk=20 +data.noise.a=0.01")
+    assert verb("check", folder, *COLUMNS, "data.noise.c=0.01") == 2
+    assert capsys.readouterr().err.rstrip() == "data.noise.c: no such feature (a, b)"
+    assert verb("check", folder, "data.features=a", "data.target=y") == 2
+    assert (
+        capsys.readouterr().err.rstrip() == "data.features: 'a' does not fit (a list, null). Write data.features=[a]."
+    )
     quick = ["trainer.max_epochs=1", "monitor.progress=false", "logger=none", f"output={tmp_path / 'out'}"]
     assert run_train([*words, *quick], monkeypatch) == 0
 

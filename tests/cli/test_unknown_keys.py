@@ -18,6 +18,10 @@ TRAIN = {
     "+model.hiden=3": "model.hiden: no such key (embedding, hidden, layers,",
     "++data.zzz=3": "data.zzz: no such key. python -m flatout settings data lists all.",
     "~model.hiden": "model.hiden: no such key",
+    "data=cells data.noise.voltage=1": "data.noise.voltage: no such key. Keys of data.noise are added with a plus "
+    "sign: +data.noise.voltage=VALUE.",
+    "data=cells data.features=voltage": "data.features: 'voltage' does not fit (a list). "
+    "Write data.features=[voltage].",
     "data.bach_size=3": "no such key. Did you mean 'data.batch_size'? python -m flatout settings data lists all.",
     "bach_size=3": "output). Did you mean 'data.batch_size'? python -m flatout settings lists all.",
     "epochs=3": "Did you mean 'trainer.max_epochs'?",

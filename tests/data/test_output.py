@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -32,3 +35,13 @@ def test_other_formats_keep_every_text(tmp_path, capsys, ending):
     else:
         assert '"text": "=1+1"' in path.read_text()
     assert capsys.readouterr().err == ""
+
+
+def test_an_error_between_two_blocks_leaves_no_file_and_no_other_message(tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(sys, "unraisablehook", found.append)
+    with pytest.raises(ValueError, match="row 7"), block_writer(str(tmp_path / "answers.parquet")) as write:
+        write(BLOCK)
+        raise ValueError("row 7")
+    gc.collect()
+    assert not found and not list(tmp_path.iterdir())

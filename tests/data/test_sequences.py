@@ -161,10 +161,10 @@ def test_missing_values_are_refused_filled_or_dropped(tmp_path):
     assert counts == sum(40 + number for number in range(6)) - 2
 
 
-def test_dates_are_times(tmp_path):
-    columns = recording(30) | {
-        "t": [f"2016-07-01 {hour:02d}:00:00" for hour in range(24)] + [f"2016-07-02 0{h}:00:00" for h in range(6)]
-    }
+@pytest.mark.parametrize("zone", ["", "+02:00", "Z"])
+def test_dates_are_times(tmp_path, zone):
+    hours = [f"2016-07-01 {hour:02d}:00:00{zone}" for hour in range(24)]
+    columns = recording(30) | {"t": hours + [f"2016-07-02 0{hour}:00:00{zone}" for hour in range(6)]}
     info = open_data(pa.table(columns), split_by="time", split_at=[20, 25]).info
     assert info.facts["step"] == 3600
 
@@ -195,7 +195,9 @@ def test_a_label_is_a_class_or_a_number_of_a_recording(tmp_path):
         ({"b": lambda c: [0, 1, "inf", *c["b"][3:]]}, {}, "{folder}/r1.csv: b is infinite in row 3."),
         ({"b": lambda c: [0, "nan", *c["b"][2:]]}, {}, "1 row without b (row 2). Set data.missing=fill"),
         ({}, {"features": ["a", "y"]}, "data.features: 'y' is the target. Leave it out."),
-        ({}, {"features": ["a", "z"]}, "no column 'z' in {folder}/r0.csv"),
+        ({}, {"features": ["a", "z"]}, "data.features[1]: no column 'z' in {folder}/r0.csv"),
+        ({}, {"target": "z"}, "data.target: no column 'z' in {folder}/r0.csv"),
+        ({}, {"max_gap": 0.5}, "two samples or more. Name longer recordings, or change data.max_gap=0.5."),
         ({}, {"target": None}, "data.target: is not set. Name the column that is answered: data.target=COLUMN."),
         ({}, {"lookback": 10, "chunk": 5}, "data.chunk: with data.lookback. Leave one of them out."),
         ({}, {"problem": "forecast"}, "data.problem: forecast without data.lookback."),
@@ -228,6 +230,16 @@ def test_a_feature_with_the_values_of_the_target_is_refused():
     table = pa.table({**columns, "b": columns["y"]})
     assert "data.features: 'b' has the values of the target 'y' in all recordings." in refusal(table)
     assert open_data(table, problem="forecast", lookback=4, horizon=2).info.shape.inputs == 3
+
+
+def test_a_feature_that_is_the_target_in_another_unit_is_warned_of():
+    columns = recording(90)
+    percent = np.round(100 * np.asarray(columns["y"]) + 7, 3)
+    info = open_data(pa.table({**columns, "b": percent})).info
+    (line,) = [line for line in info.lines if line.startswith("warning")]
+    assert line == "warning data.features: y = 0.01 * b + -0.07 in all recordings; leave b out"
+    noisy = percent + np.random.default_rng(0).standard_normal(90)
+    assert not any(line.startswith("warning") for line in open_data(pa.table({**columns, "b": noisy})).info.lines)
 
 
 def test_values_that_no_scale_can_hold_are_refused():
@@ -299,6 +311,21 @@ def test_a_group_in_two_splits_and_equal_recordings_are_refused(tmp_path):
     given["test"] = table("c3", 0)
     message = refusal(None, **{k: v for k, v in given.items() if k != "source"}, group=["cell"])
     assert "data.test: table in memory: cell=c3 holds the samples of table in memory: cell=c1" in message
+
+
+def test_a_part_of_a_training_recording_in_another_split_is_warned_of():
+    random = np.random.default_rng(0)
+    columns = {name: values + random.standard_normal(400) for name, values in recording(400).items() if name != "t"}
+    columns["t"] = np.arange(400)
+    other = {name: values + (name != "t") for name, values in columns.items()}
+    given = {"train": columns, "validation": other, "test": {name: values[60:] for name, values in columns.items()}}
+    info = SequenceData(**{**SETTINGS, **{name: pa.table(each) for name, each in given.items()}})
+    info.setup()
+    (line,) = [line for line in info.info.lines if line.startswith("warning")]
+    assert line == (
+        "warning test: table in memory has 100% of its samples in table in memory, which is in the train split; "
+        "leave one out"
+    )
 
 
 def test_another_unit_in_a_split_is_warned_of():

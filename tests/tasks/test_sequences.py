@@ -11,12 +11,16 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from flatout import CellsConfig, MonitorConfig, OptimConfig, RNNConfig, SequenceDataConfig, UserError, fit
 from flatout.data import SequenceData
 from flatout.engine import FastLoop
+from flatout.models.series import flatten, rectangle
 from flatout.models.window_mlp import WindowMLPConfig
 from flatout.tasks import SequenceLabeller, SequenceRegressionConfig, SequenceRegressor
+from flatout.tasks.label_baselines import judge_label_ridge
+from flatout.tasks.sequence_answers import keep_answers
 from flatout.tasks.sequence_scores import SequenceScores
 from tests.tasks.test_plain_trainer import Losses, quiet_trainer
 
@@ -80,6 +84,10 @@ def test_fit_gives_the_losses_and_weights_of_a_plain_trainer(tmp_path):
     errors = [float(row["rmse"]) for row in rows]
     assert len(rows) == 6 and errors == sorted(errors, reverse=True)
     assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(result.metrics["test/rmse"], rel=1e-4)
+    with (tmp_path / "run" / "targets.csv").open(encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert row["target"] == "soc" and list(row)[1:] == ["rmse", "mae", "max_error", "r2"]
+    assert float(row["mae"]) == pytest.approx(result.metrics["test/mae"], rel=1e-4)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -134,6 +142,43 @@ def test_metrics_are_in_the_unit_of_the_target_and_equal_those_of_numpy(tmp_path
     assert task.results["r2"] == pytest.approx(1 - (errors**2).sum() / ((truths - truths.mean()) ** 2).sum(), rel=1e-4)
 
 
+class OwnNetwork(nn.Module):
+    """Answers each sample from its three features."""
+
+    layout = "padded"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return flatten(self.layer(rectangle(batch)[..., :3]), batch)
+
+
+def test_a_network_of_the_user_s_own_is_trained_and_answers(tmp_path):
+    data, trainer = SequenceData(sample=CELLS, **WAYS["whole"]), quiet_trainer(tmp_path, max_epochs=15)
+    task = SequenceRegressor(OwnNetwork(), optim=OptimConfig(lr=0.1))
+    trainer.fit(task, datamodule=data)
+    trainer.test(task, datamodule=data, verbose=False)
+    ridge = task.baselines[1].metrics["test"]["rmse"]
+    assert task.baselines[1].name == "ridge on the last sample" and task.results["rmse"] < 2 * ridge
+    quick: dict[str, Any] = {"logger": "none", "output": str(tmp_path / "runs"), "max_epochs": 1}
+    monitor = MonitorConfig(progress=False, verdict=False)
+    result = fit(SequenceDataConfig(sample=CELLS, **WAYS["whole"]), OwnNetwork(), monitor=monitor, **quick)
+    assert result.predictor.answer(np.zeros((5, 3))).shape == (5, 1)
+
+
+def test_errors_of_a_forecast_stand_at_the_steps_of_its_horizon(tmp_path):
+    *_, task = train("forecast", tmp_path)
+    data = SequenceData(sample=CELLS, **WAYS["forecast"])
+    quiet_trainer(tmp_path).test(task, datamodule=data, verbose=False)
+    kept = keep_answers(task, data.test_dataloader(), "test")
+    assert [place for place, _ in kept.by_time] == [1.0, 2.0, 3.0] and kept.time_name == "sample of the horizon"
+    whole = np.sqrt(np.mean([error**2 for _, error in kept.by_time]))
+    assert whole == pytest.approx(task.results["rmse"], rel=1e-5)
+    assert len(kept.series) == 4 and kept.of_targets == [{"target": "voltage", **task.scores.of_targets["voltage"]}]
+
+
 def test_errors_of_several_targets_and_of_each_recording():
     scores = SequenceScores(2, ["a", "b"], [2.0, 10.0])
     scores.add(torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0]]), torch.zeros(3, 2), torch.tensor([0, 0, 1]))
@@ -144,6 +189,7 @@ def test_errors_of_several_targets_and_of_each_recording():
     assert values["rmse"] == pytest.approx((values["rmse_a"] + values["rmse_b"]) / 2)
     assert values["mse_scaled"] == pytest.approx(11 / 6)
     assert scores.by_recording()["max_error"].tolist() == [[2.0, 10.0], [6.0, 0.0]]
+    assert scores.of_targets["a"]["mae"] == pytest.approx(2 * 4 / 3) and scores.of_targets["b"]["max_error"] == 10
 
 
 @pytest.mark.parametrize(
@@ -214,3 +260,24 @@ def test_models_refuse_what_they_cannot_read(model, settings, message):
     with pytest.raises(UserError) as caught:
         SequenceRegressor(model, SequenceRegressionConfig()).build(data.info)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("target", ["kind", "size"])
+def test_a_ridge_on_means_and_ends_stands_beside_labels(target):
+    random = np.random.default_rng(0)
+    parts = []
+    for run in range(60):
+        values = random.standard_normal(12 + run % 5) + run % 2
+        parts.append(
+            {"run": [run] * len(values), "a": values, "kind": [f"k{run % 2}"] * len(values), "size": values[-1] * 3 + 1}
+        )
+    rows = {name: np.concatenate([np.broadcast_to(part[name], len(part["a"])) for part in parts]) for name in parts[0]}
+    data = SequenceData(source=rows, features=["a"], target=target, group=["run"], problem="label")
+    data.setup()
+    baseline = judge_label_ridge(data.info)
+    assert baseline["name"] == "ridge on means and ends"
+    if target == "kind":
+        assert baseline["metrics"]["test/accuracy"] == 1.0
+        assert 0.2 < baseline["metrics"]["test/accuracy of the commonest class"] < 0.8
+    else:
+        assert baseline["metrics"]["test/rmse"] < 0.1 < 1 < baseline["metrics"]["test/rmse of the mean"]

@@ -67,8 +67,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _parted(words: list[str]) -> tuple[str, list[str]]:
     """The source, and the settings around it."""
-    sources = [word for word in words if not word.startswith("data.") or "=" not in word]
-    settings = [word for word in words if word not in sources]
+    sources = [word for word in words if not word.startswith(("data.", "+data.")) or "=" not in word]
+    settings = [word.removeprefix("+") for word in words if word not in sources]
     hint = "Write python -m flatout check SOURCE data.KEY=VALUE."
     if not sources:
         raise UserError("check", "no SOURCE", allowed="a file, a folder, or a name of the Hub", hint=hint)

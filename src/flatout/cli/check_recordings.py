@@ -12,6 +12,8 @@ from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.text import TextDataConfig
 
 _TRAIN = "python -m train data=sequence model=rnn task=sequence precision=fp32"
+_MAPPINGS = "data.noise.", "data.offset.", "data.low_pass."
+"""Settings by feature, which `train` takes with a plus sign."""
 _LABEL = "python -m train data=sequence model=rnn precision=fp32"
 
 
@@ -26,6 +28,7 @@ def are_of_recordings(settings: list[str]) -> bool:
 def train_command(key: str, source: str, settings: list[str]) -> str:
     """The command that trains on these recordings."""
     start = _LABEL if f"data.problem={SequenceProblem.label.value}" in settings else _TRAIN
+    settings = [f"+{setting}" if setting.startswith(_MAPPINGS) else setting for setting in settings]
     return f"{start} data.{key}={shlex.quote(source)} {shlex.join(settings)}".rstrip()
 
 

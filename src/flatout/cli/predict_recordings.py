@@ -1,7 +1,7 @@
 """`predict RUN FOLDER` of a run on recordings: a row for each sample that is answered, recording after recording.
 
-Files are read as in training: the same columns, resampling and scales. One file is in memory at a time, and answers are
-written block by block.
+Files are read as in training: the same columns, resampling and scales. Answers are written block by block. A large file
+that is one recording is read in blocks too; of others one is in memory at a time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from flatout.cli.rows import readable
+from flatout.data.sequences.columns import dates_of
+from flatout.data.sequences.long_files import LongRecording
 from flatout.data.sequences.recordings import Recording
 from flatout.data.store.progress import Progress
 from flatout.data.tables.output import block_writer
@@ -28,32 +30,33 @@ def predict_recordings(arguments: argparse.Namespace, predictor: SequencePredict
         table = open_source(file, where="FILE")
         with block_writer(arguments.out) as write, Progress() as progress:
             advance, rows = progress.task("predicting"), 0
-            for recording in predictor.read(table):
+            for recording in predictor.read_long(table):
                 for block in answer_blocks(predictor, recording):
                     write(block)
                     rows += block.num_rows
                 advance(len(recording.times))
-    for line in predictor.notes.lines():
+    for line in predictor.lines():
         print(line, file=sys.stderr)
     if arguments.out is not None:
         print(f"written to {arguments.out}: {rows:,} rows")
 
 
-def answer_blocks(predictor: SequencePredictor, recording: Recording) -> Iterator[pa.RecordBatch]:
+def answer_blocks(predictor: SequencePredictor, recording: Recording | LongRecording) -> Iterator[pa.RecordBatch]:
     """Rows with the recording's name, the time and the answers."""
     time = predictor.rules.time or "step"
+    written = dates_of if recording.is_dated else np.asarray
     if predictor.shape.labels:
-        yield _block(recording, {}, _label_columns(predictor, predictor.answer(recording.values)))
+        yield _block(recording, {}, _label_columns(predictor, predictor.answer(recording.values[:])))
         return
     if predictor.shape.horizon:
         step = predictor.step_s or 1.0
-        times = recording.times[-1] + step * np.arange(1, predictor.shape.horizon + 1)
-        yield _block(recording, {time: times}, _columns(predictor, predictor.answer(recording.values)))
+        times = recording.times[-1:] + step * np.arange(1, predictor.shape.horizon + 1)
+        yield _block(recording, {time: written(times)}, _columns(predictor, next(predictor.stream(recording.values))))
         return
     start = 0
     for answers in predictor.stream(recording.values):
         times = recording.times[start : start + len(answers)]
-        yield _block(recording, {time: times}, _columns(predictor, answers))
+        yield _block(recording, {time: written(times)}, _columns(predictor, answers))
         start += len(answers)
 
 
@@ -68,7 +71,7 @@ def _label_columns(predictor: SequencePredictor, answer: Any) -> dict[str, Any]:
     return {"prediction": [predictor.names[best]], "probability": [float(answer[best])]}
 
 
-def _block(recording: Recording, times: dict[str, Any], answers: dict[str, Any]) -> pa.RecordBatch:
+def _block(recording: Recording | LongRecording, times: dict[str, Any], answers: dict[str, Any]) -> pa.RecordBatch:
     columns = {name: pa.array(values) for name, values in {**times, **answers}.items()}
     count = len(next(iter(columns.values())))
     return pa.RecordBatch.from_pydict({"recording": pa.array([recording.name] * count, pa.string()), **columns})

@@ -30,6 +30,8 @@ def unknown_key(key: str, beside: Sequence[str] = (), *, typed: str = "", file: 
     parent = key.rpartition(".")[0]
     if parent == "trainer":
         return _unknown_argument(key)
+    if _takes_any_key(parent):
+        return UserError(key, "no such key", hint=f"Keys of {parent} are added with a plus sign: +{key}=VALUE.")
     near = _nearest_key(key, beside, typed or key)
     hint = f"Did you mean {as_typed(near)!r}? {where_listed(parent)}" if near else where_listed(parent)
     if options := _options_with(key):
@@ -122,6 +124,13 @@ def _field_names(settings: type, prefix: str = "") -> Iterator[str]:
         default = field.default_factory if callable(field.default_factory) else None
         if isinstance(default, type) and is_dataclass(default):
             yield from _field_names(default, f"{prefix}{field.name}.")
+
+
+def _takes_any_key(key: str) -> bool:
+    """Whether a setting is a mapping whose keys are the user's, such as `data.noise`."""
+    group, _, name = key.partition(".")
+    classes = COMPONENTS.get(group, {}).values()
+    return any(field.name == name and field.default_factory is dict for kind in classes for field in fields(kind))
 
 
 def _ours_of_trainer() -> list[str]:

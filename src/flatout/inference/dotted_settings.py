@@ -49,6 +49,9 @@ def _set(values: dict[str, Any], kind: type, path: list[str], key: str, text: st
             raise UserError(key, "is a group of settings", hint=f"Name one of them: {key}.NAME=VALUE.")
         _set(values.setdefault(name, {}), hints[name], rest, key, text)
         return
+    if len(rest) == 1 and typing.get_origin(hints[name]) is dict:
+        values.setdefault(name, {})[rest[0]] = _value(text, key)
+        return
     if rest:
         raise UserError(
             key,
@@ -59,7 +62,8 @@ def _set(values: dict[str, Any], kind: type, path: list[str], key: str, text: st
     if str in _choices(hints[name]) and text != "null":  # 007 is a text here, not a number
         value = value if isinstance(value, str) else text
     if not _fits(value, hints[name]):
-        raise UserError(key, f"{value!r} does not fit", allowed=describe_type(hints[name]))
+        hint = f"Write {key}=[{text}]." if isinstance(value, str) and list in _choices(hints[name]) else ""
+        raise UserError(key, f"{value!r} does not fit", allowed=describe_type(hints[name]), hint=hint)
     values[name] = value
 
 

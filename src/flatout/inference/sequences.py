@@ -1,15 +1,17 @@
 """A trained network on recordings, with its columns, scales and sampling: tables in, answers in the targets' units out.
 
 Recordings are read, filled, cut and resampled as in training. A network that answers each sample streams: blocks of
-samples go through with the hidden state carried on, so memory is that of one file. Windows are an index into the
-samples here as well.
+samples go through with the hidden state carried on. A large file that is one recording is never in memory; of others
+one file is. Windows are an index into the samples here as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,8 +23,17 @@ from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.sequences.choices import Missing
 from flatout.data.sequences.info import SequenceInfo
-from flatout.data.sequences.recordings import ReadingNotes, Recording, RecordingRules, read_recordings
+from flatout.data.sequences.long_files import LongRecording, Scratch, ScratchValues, blocks_of
+from flatout.data.sequences.recordings import (
+    ReadingNotes,
+    Recording,
+    RecordingRules,
+    files_of,
+    read_recordings,
+    require_rules_columns,
+)
 from flatout.data.sequences.shape import Scaler, SequenceShape
+from flatout.data.sequences.survey import describe_units
 from flatout.data.sequences.windows import Rows, Segments, estimate_windows, forecast_windows
 from flatout.data.store.store import Ragged, StoreSplit
 from flatout.data.tables.table import Table
@@ -56,10 +67,15 @@ class SequencePredictor:
     """Median seconds between two samples of the training recordings."""
     label: str | None = None
     """The column of labels, for `evaluate`."""
+    sizes: list[float] = field(default_factory=list)
+    """Root mean square of each column that is read, over the training samples."""
     label_scale: tuple[float, float] = (0.0, 1.0)
     has_classes: bool = False
     precision: Precision = Precision.fp32
     notes: ReadingNotes = field(default_factory=ReadingNotes)
+    _squares: Floats = field(default_factory=lambda: np.zeros(()))
+    """Of each column that is read: their sum over all samples that were answered."""
+    _samples: int = 0
 
     @classmethod
     def of(cls, task: Task, info: SequenceInfo) -> SequencePredictor:
@@ -71,7 +87,7 @@ class SequencePredictor:
         scale = (0.0, 1.0) if labels is None else (labels.mean, labels.spread)
         step = info.facts["step"]
         settings: dict[str, Any] = {"label_scale": scale, "has_classes": bool(info.facts["classes"])}
-        settings["label"] = info.rules.label
+        settings |= {"label": info.rules.label, "sizes": info.facts.get("sizes", [])[: shape.inputs]}
         return cls(task.model.eval(), shape, rules, info.scaler, names, step, **settings)
 
     @classmethod
@@ -93,6 +109,7 @@ class SequencePredictor:
                 names=folder.labels(),
                 step_s=data["step_s"],
                 label=data.get("label"),
+                sizes=data.get("sizes", []),
                 label_scale=tuple(data["label_scale"]),
                 has_classes=data["has_classes"],
             )
@@ -105,6 +122,7 @@ class SequencePredictor:
             "scaler": asdict(self.scaler),
             "step_s": self.step_s,
             "label": self.label,
+            "sizes": self.sizes,
             "label_scale": list(self.label_scale),
             "has_classes": self.has_classes,
         }
@@ -127,9 +145,24 @@ class SequencePredictor:
 
     def read(self, table: Table, rules: RecordingRules | None = None) -> Iterator[Recording]:
         """The recordings of a table, as in training; another sampling is refused. `rules` may read more columns."""
-        for recording in read_recordings(table, rules or self.rules, self.notes):
-            self._require_same_rate(recording)
-            yield recording
+        with _naming_training():
+            for recording in read_recordings(table, rules or self.rules, self.notes):
+                self._require_same_rate(recording)
+                yield recording
+
+    def read_long(self, table: Table) -> Iterator[Recording | LongRecording]:
+        """The same; a large file that is one recording stays out of memory."""
+        with _naming_training(), TemporaryDirectory(prefix="flatout-") as folder:
+            scratch = Scratch(Path(folder), self.rules, keeps_times=True)
+            for file in files_of(table):
+                require_rules_columns(file, self.rules)
+                long = None if self.shape.labels else scratch.read(file, self.notes)
+                if long is None:
+                    yield from self.read(file)
+                    continue
+                self._require_same_rate(long)
+                yield long
+                long.values.path.unlink()
 
     def answer(self, values: Floats) -> NDArray[Any]:
         """Of one recording: `[samples, K]` estimates, `[H, K]` the next samples, or `[labels]` scores or the number."""
@@ -137,19 +170,21 @@ class SequencePredictor:
         return np.concatenate(list(self.stream(values)))
 
     @torch.inference_mode()
-    def stream(self, values: Floats) -> Iterator[NDArray[Any]]:
-        """The same in blocks, one after the other."""
+    def stream(self, values: Floats | ScratchValues) -> Iterator[NDArray[Any]]:
+        """The same in blocks, one after the other; only a block of `values` is scaled at a time."""
         self.model.eval()
-        scaled = self._scale(values)
+        what = f"{values.shape[1]} columns"
+        require(values.shape[1] == self.shape.inputs, "predict", what, allowed=", ".join(self.columns))
+        self._add_sizes(values)
         with answering(self.precision, self.device):
             if self.shape.labels:
-                yield self._label(scaled)
+                yield self._label(self._scale(values[:]))
             elif self.shape.horizon:
-                yield self._forecast(scaled)
+                yield self._forecast(values)
             elif self.shape.lookback is not None:
-                yield self._in_units(self._of_rows(scaled, _windows(len(scaled), self.shape.lookback)))
+                yield from self._of_windows(values, self.shape.lookback)
             else:
-                yield from map(self._in_units, self._of_steps(scaled))
+                yield from map(self._in_units, self._of_steps(values, self._scale))
 
     @torch.inference_mode()
     def compare(self, values: Floats) -> Iterator[tuple[Tensor, Tensor]]:
@@ -163,7 +198,9 @@ class SequencePredictor:
                 return
             whole = shape.lookback is not None
             blocks = (
-                [self._of_rows(scaled, _windows(len(scaled), shape.lookback or 1))] if whole else self._of_steps(scaled)
+                [self._of_rows(scaled, _windows(len(scaled), shape.lookback or 1))]
+                if whole
+                else self._of_steps(scaled, lambda block: block)
             )
             for answers in blocks:
                 yield answers, truths[start : start + len(answers)]
@@ -181,24 +218,36 @@ class SequencePredictor:
             truths = torch.from_numpy(np.ascontiguousarray(behind[block].transpose(0, 2, 1)))
             yield answers.flatten(0, 1), truths.flatten(0, 1)
 
-    def _of_steps(self, scaled: NDArray[np.float32]) -> Iterator[Tensor]:
+    def _of_windows(self, values: Floats | ScratchValues, lookback: int) -> Iterator[NDArray[Any]]:
+        """Block after block; a block reads the samples before it too, as far as its first window does."""
+        for start in range(0, len(values), _SAMPLES_A_BLOCK):
+            begin = max(0, start - lookback + 1)
+            scaled = self._scale(values[begin : start + _SAMPLES_A_BLOCK])
+            rows = _windows(len(scaled), lookback)
+            own = slice(start - begin, None)
+            yield self._in_units(self._of_rows(scaled, Rows(rows.start[own], rows.length[own], rows.recording[own])))
+
+    def _of_steps(self, values: Any, scale: Callable[[Any], NDArray[np.float32]]) -> Iterator[Tensor]:
         """Block after block, with the hidden state carried on."""
         model: Any = self.model
         if not hasattr(model, "run"):  # a network of the user's own sees the whole recording
-            yield self._of_rows(scaled, Rows(np.array([0]), np.array([len(scaled)], np.int32), np.array([0])))
+            rows = Rows(np.array([0]), np.array([len(values)], np.int32), np.array([0]))
+            yield self._of_rows(scale(values[:]), rows)
             return
         state = model.make_state(1, self.device)
-        for start in range(0, len(scaled), _SAMPLES_A_BLOCK):
-            block = torch.from_numpy(scaled[start : start + _SAMPLES_A_BLOCK, : self.shape.inputs])
+        for start in range(0, len(values), _SAMPLES_A_BLOCK):
+            scaled = scale(values[start : start + _SAMPLES_A_BLOCK])
+            block = torch.from_numpy(scaled[:, : self.shape.inputs])
             answers, state = model.run(block.unsqueeze(0).to(self.device), state)
             yield answers[0].float().cpu()
 
-    def _forecast(self, scaled: NDArray[np.float32]) -> NDArray[Any]:
+    def _forecast(self, values: Floats | ScratchValues) -> NDArray[Any]:
         """The samples after the last one."""
         lookback, horizon = self.shape.lookback or 1, self.shape.horizon
-        what = f"data.lookback={lookback}, but the recording has {len(scaled)} samples"
-        require(len(scaled) >= lookback, "predict", what, hint="Name a longer recording.")
-        window = np.concatenate([scaled[-lookback:], np.zeros((horizon, scaled.shape[1]), np.float32)])
+        what = f"data.lookback={lookback}, but the recording has {len(values)} samples"
+        require(len(values) >= lookback, "predict", what, hint="Name a longer recording.")
+        scaled = self._scale(values[-lookback:])
+        window = np.concatenate([scaled, np.zeros((horizon, scaled.shape[1]), np.float32)])
         rows = Rows(np.array([0]), np.array([lookback + horizon], np.int32), np.array([0]))
         return self._in_units(self._of_rows(window, rows)[0])
 
@@ -225,8 +274,6 @@ class SequencePredictor:
 
     def _scale(self, values: Floats) -> NDArray[np.float32]:
         """Columns that are read, scaled; zeros for targets that are not."""
-        what = f"{values.shape[1]} columns"
-        require(values.shape[1] == self.shape.inputs, "predict", what, allowed=", ".join(self.columns))
         others = self.shape.targets if not (self.shape.horizon or self.shape.labels) else 0
         inputs = Scaler(self.scaler.shift[: self.shape.inputs], self.scaler.factor[: self.shape.inputs]).scale(values)
         return np.concatenate([inputs, np.zeros((len(inputs), others), np.float32)], axis=1)
@@ -235,13 +282,45 @@ class SequencePredictor:
         shift, factor = self.scaler.of_targets(self.shape.targets)
         return scaled.numpy() * np.array(factor) + np.array(shift)
 
-    def _require_same_rate(self, recording: Recording) -> None:
+    def lines(self) -> list[str]:
+        """What was found while recordings were read and answered."""
+        lines = self.notes.lines()
+        if not self._samples or not self.sizes:
+            return lines
+        ratios = np.sqrt(self._squares / self._samples) / np.maximum(self.sizes, 1e-30)
+        return [*lines, *(f"warning {line}" for line in describe_units(self.columns, ratios))]
+
+    def _add_sizes(self, values: Floats | ScratchValues) -> None:
+        for block in blocks_of(values, _SAMPLES_A_BLOCK):
+            with np.errstate(over="ignore"):
+                self._squares = self._squares + np.square(block).sum(axis=0)
+            self._samples += len(block)
+
+    def _require_same_rate(self, recording: Recording | LongRecording) -> None:
         if self.rules.step is not None or self.step_s is None or self.rules.time is None:
             return
-        step = float(np.median(np.diff(recording.times)))
+        if isinstance(recording, LongRecording):
+            step = recording.step or 0.0
+        else:
+            step = float(np.median(np.diff(recording.times)))
         if abs(step / self.step_s - 1) > _OTHER_RATE:
             what = f"{recording.name} has a sample every {step:g} s, the training recordings every {self.step_s:g} s"
             raise UserError("data.time", what, hint=f"Resample it, or train with data.step={self.step_s:g}.")
+
+
+@contextmanager
+def _naming_training() -> Iterator[None]:
+    """Settings of the data belong to the run that was trained, so a hint to set one would not help."""
+    try:
+        yield
+    except UserError as error:
+        if error.where == "data.missing":
+            hint = "Write the values, or train with data.missing=fill or data.missing=drop."
+        elif "data.group=" in error.hint:
+            hint = "Sort the rows by time, and write a file for each recording."
+        else:
+            raise
+        raise UserError("predict", error.what, hint=hint) from None
 
 
 def _windows(samples: int, lookback: int) -> Rows:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
     from flatout.data.sequences.shape import SequenceShape
 
+PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)
+"""Of which the best one on the validation recordings is used."""
+
 
 class Residual(StrEnum):
     """What the network's answer is added to."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 from flatout.data.batches.feed import Feeds
 from flatout.report.figures import Chart
@@ -12,7 +13,7 @@ from flatout.tasks.sequence_answers import KeptAnswers, keep_answers
 from flatout.tasks.sequences import SequenceRegressor
 from flatout.tasks.task import Task
 
-RECORDINGS = "recordings.csv"
+RECORDINGS, TARGETS = "recordings.csv", "targets.csv"
 
 
 def draw_answers(task: Task, feeds: Feeds, folder: Path) -> list[Chart]:
@@ -28,11 +29,16 @@ def draw_answers(task: Task, feeds: Feeds, folder: Path) -> list[Chart]:
 
 
 def write_errors(kept: KeptAnswers, folder: Path) -> None:
-    """Write `recordings.csv`: a row for each recording and target, the largest error first."""
-    with (folder / RECORDINGS).open("w", newline="", encoding="utf-8") as file:
+    """Write `recordings.csv` with the largest error first, and `targets.csv`: errors over all recordings."""
+    for name, rows in ((RECORDINGS, kept.errors), (TARGETS, kept.of_targets)):
+        _write(folder / name, rows)
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(kept.errors[0] if kept.errors else [])
-        for row in kept.errors:
+        writer.writerow(rows[0] if rows else [])
+        for row in rows:
             writer.writerow(f"{value:.6g}" if isinstance(value, float) else value for value in row.values())
 
 

@@ -51,13 +51,15 @@ class KeptAnswers:
     time_name: str = field(default="sample of the recording")
     errors: list[dict[str, Any]] = field(default_factory=list)
     """A row for each recording and target: its errors, the largest first."""
+    of_targets: list[dict[str, Any]] = field(default_factory=list)
+    """A row for each target: its errors over all recordings."""
 
 
 def choose_recordings(errors: Floats) -> list[int]:
     """The recording with the median error and the three with the largest, where there are so many."""
     known = np.flatnonzero(np.isfinite(errors))
     order = known[np.argsort(errors[known], kind="stable")]
-    chosen = [order[len(order) // 2], *order[::-1][:_WORST]] if len(order) else []
+    chosen = [order[(len(order) - 1) // 2], *order[::-1][:_WORST]] if len(order) else []
     return list(dict.fromkeys(int(number) for number in chosen))
 
 
@@ -66,6 +68,7 @@ def keep_answers(task: SequenceRegressor, feed: Feed, split: str) -> KeptAnswers
     """Answer a split once more; of very many answers the first two million."""
     by_recording = task.scores.by_recording()
     rows = _rows_of_errors(by_recording, task.info.recording_names, task.scores.targets)
+    of_targets = [{"target": name, **values} for name, values in task.scores.of_targets.items()]
     errors = by_recording["rmse"][:, 0].numpy()
     chosen = choose_recordings(errors)
     task.start_judging({"validation": "val"}.get(split, split))
@@ -87,9 +90,12 @@ def keep_answers(task: SequenceRegressor, feed: Feed, split: str) -> KeptAnswers
         name, parts = task.info.recording_names[number], (places[mine], truths[mine], answers[mine])
         series.append(Series(name, float(errors[number]), *parts))
     squares = (answers - truths) ** 2
-    by_time = _means(steps, squares, horizon) if horizon else _means(places, squares, _BINS)
+    ends = (0.5, horizon + 0.5)  # each step of the horizon is the middle of its range
+    by_time = _means(steps, squares, horizon, ends) if horizon else _means(places, squares, _BINS)
     time_name = "sample of the horizon" if horizon else "sample of the recording"
-    return KeptAnswers(task.scores.targets[0], series, _means(truths, squares, _BINS), by_time, time_name, rows)
+    return KeptAnswers(
+        task.scores.targets[0], series, _means(truths, squares, _BINS), by_time, time_name, rows, of_targets
+    )
 
 
 def _rows_of_errors(
@@ -122,9 +128,11 @@ def _answers(task: SequenceRegressor, batch: FlatBatch, split: str) -> tuple[Flo
     return np.repeat(recording, per_row), places, within + 1, *both
 
 
-def _means(where: Floats, squares: Floats, bins: int) -> list[tuple[float, float]]:
+def _means(
+    where: Floats, squares: Floats, bins: int, ends: tuple[float, float] | None = None
+) -> list[tuple[float, float]]:
     """Root mean squares in equal ranges, as points at their middles; ranges without an answer are left out."""
-    low, high = float(where.min()), float(where.max())
+    low, high = ends or (float(where.min()), float(where.max()))
     width = (high - low) / bins or 1.0
     place = np.clip(((where - low) / width).astype(np.int64), 0, bins - 1)
     counts, sums = np.bincount(place, minlength=bins), np.bincount(place, squares, minlength=bins)

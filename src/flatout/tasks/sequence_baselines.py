@@ -18,10 +18,9 @@ from torch import Tensor
 
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.windows import Rows, estimate_windows, forecast_windows
-from flatout.models.window_ridge import WindowRidge, own_pasts
+from flatout.models.window_ridge import PENALTIES, WindowRidge, own_pasts
 from flatout.tasks.sequence_scores import SequenceScores
 
-PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)
 _WINDOWS_A_BLOCK, _MOST_WINDOWS, _MOST_INPUTS = 4096, 100_000, 1024
 _USUAL_LOOKBACK = 16
 """Samples that the ridge reads where the network reads whole recordings."""

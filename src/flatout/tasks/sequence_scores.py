@@ -24,6 +24,8 @@ class SequenceScores:
     def __init__(self, recordings: int, targets: Sequence[str], factor: Sequence[float]) -> None:
         self.targets = list(targets)
         self._factor = torch.tensor(list(factor), dtype=torch.float64)
+        self.of_targets: dict[str, dict[str, float]] = {}
+        """The errors of each target over all recordings, of the last `values`."""
         shape = recordings, len(self.targets)
         self._sums = torch.zeros(5, *shape, dtype=torch.float64)
         self._largest = torch.zeros(shape, dtype=torch.float64)
@@ -58,6 +60,10 @@ class SequenceScores:
 
     def _values(self, sums: Tensor, largest: Tensor) -> dict[str, float]:
         by_target = _errors(sums.sum(1), largest.amax(0), self._factor)
+        self.of_targets = {
+            target: {name: float(errors[number]) for name, errors in by_target.items()}
+            for number, target in enumerate(self.targets)
+        }
         found = {name: float(by_target[name].mean()) for name in ("rmse", "mae", "max_error", "r2")}
         count = sums[_COUNT].sum()
         found |= {"mse_scaled": float(sums[_SQUARES].sum() / count), "mae_scaled": float(sums[_ABSOLUTE].sum() / count)}

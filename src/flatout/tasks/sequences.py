@@ -28,6 +28,7 @@ from flatout.models.series import answers_of
 from flatout.run_log import RunLog
 from flatout.tasks.augment import Augment
 from flatout.tasks.classification import Classifier
+from flatout.tasks.label_baselines import judge_label_ridge
 from flatout.tasks.metrics import TaskMetrics
 from flatout.tasks.sequence_baselines import Baseline, build_baselines
 from flatout.tasks.sequence_scores import SequenceScores, names_of
@@ -69,6 +70,7 @@ class SequenceRegressor(Task):
     """Trains a network on recordings."""
 
     smaller_rows = "Shorten rows with data.lookback or data.chunk."
+    needs_info = True
 
     def __init__(
         self,
@@ -181,6 +183,7 @@ class SequenceRegressor(Task):
         """The table of the network, its baselines and the known floor."""
         rows = [
             (type(self.model).__name__, self.results),
+            *((f"  {name}", values) for name, values in self.scores.of_targets.items() if self.shape.targets > 1),
             *((each.name, each.metrics[split]) for each in self.baselines),
         ]
         lines = [f"{split:<26}" + "".join(f"{name:>12}" for name in _SHOWN)]
@@ -253,6 +256,8 @@ class SequenceRegressor(Task):
 class SequenceLabeller(Classifier):
     """Trains a network that answers one class or number for each recording."""
 
+    needs_info = True
+
     def take_info(self, info: Any) -> None:
         is_fine = isinstance(info, SequenceInfo) and bool(info.shape.labels)
         require(is_fine, "SequenceLabeller", f"{type(info).__name__} has no labels", hint="Use data.problem=label.")
@@ -262,6 +267,10 @@ class SequenceLabeller(Classifier):
     def build_model(self, config: Any, info: Any) -> nn.Module:
         network: nn.Module = config.build(shape=info.shape)
         return network
+
+    def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
+        """Solve the baseline."""
+        return {"baseline": judge_label_ridge(self.info)}
 
     def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
         return super().training_loss(batch if self._augment is None else self._augment(batch), model)

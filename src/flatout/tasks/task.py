@@ -51,6 +51,8 @@ class Task(internals.ShortHooks):
     shares_weights = False
     """Whether each rank holds slices of the weights, so that none can compute a batch without the others."""
     is_in_fast_loop = False
+    needs_info = False
+    """Whether a network that was given needs the data's description as well."""
     counts_tokens = True
     """Whether tokens a second mean anything to the user."""
     is_prepared = False
@@ -147,7 +149,7 @@ class Task(internals.ShortHooks):
     # What Lightning calls.
 
     def configure_model(self) -> None:
-        if not self.is_built:
+        if not self.is_built or (self.needs_info and self.info is None):
             self.build(_info_of(self))
         data: Any = getattr(self.trainer, "datamodule", None)
         if not self.is_prepared and self.trainer.state.fn == "fit" and hasattr(data, "feeds"):

@@ -37,19 +37,40 @@ def read_numbers(column: pa.Array, name: str, table: Table, first: int = 0) -> F
 
 def read_seconds(column: pa.Array, name: str, table: Table, first: int = 0) -> Floats:
     """A column of times as seconds: numbers as they are written, dates since 1970."""
-    column = decoded(column)
-    if is_text(column.type) and not _are_numbers(column):
-        try:
-            column = column.cast(pa.timestamp("us"))
-        except pa.ArrowException:
-            return read_numbers(column, name, table, first)
-    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+    column = _with_dates(decoded(column))
+    if _is_date(column.type):
         column = pc.divide(column.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.float64()), _MICROSECONDS)
     seconds = read_numbers(column, name, table, first)
     if (places := np.flatnonzero(np.isnan(seconds))).size:
         what = f"{name} is missing in row {name_rows(places + first, table)}"
         raise UserError("data.time", f"{table.name}: {what}", hint="Write a time in each row.")
     return seconds
+
+
+def are_dates(column: pa.Array) -> bool:
+    """Whether a column of times holds dates, which `read_seconds` counts from 1970."""
+    return _is_date(_with_dates(decoded(column)).type)
+
+
+def dates_of(seconds: Floats) -> pa.Array:
+    """Seconds since 1970 as dates, in UTC where dates were read with a zone."""
+    return pa.array(np.rint(seconds * _MICROSECONDS).astype(np.int64)).cast(pa.timestamp("us"))
+
+
+def _is_date(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+
+
+def _with_dates(column: pa.Array) -> pa.Array:
+    """Texts that are dates as dates, with or without a zone; other columns as they stand."""
+    if not is_text(column.type) or _are_numbers(column):
+        return column
+    for zone in (None, "UTC"):
+        try:
+            return column.cast(pa.timestamp("us", zone))
+        except pa.ArrowException:
+            continue
+    return column
 
 
 class GroupNumbers:

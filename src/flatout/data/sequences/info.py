@@ -140,6 +140,7 @@ def rules_of(config: SequenceDataConfig, columns: list[str]) -> RecordingRules:
         max_gap=config.max_gap,
         missing=missing,
         cumulate=list(config.cumulate),
+        targets=config.targets,
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from flatout.data.sequences.columns import Floats, read_numbers, read_seconds
+from flatout.data.sequences.columns import Floats, are_dates, read_numbers, read_seconds
 from flatout.data.sequences.recordings import ReadingNotes, RecordingRules
 from flatout.data.store.store import written
 from flatout.data.tables.formats.file import FileTable
@@ -31,16 +31,33 @@ class ScratchValues:
 
     path: Path
     shape: tuple[int, int]
+    width: int
+    """Columns of the file; the first ones are these."""
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> Floats:
         start, stop, _ = rows.indices(len(self))
-        width, count = self.shape[1], max(0, stop - start)
+        width, count = self.width, max(0, stop - start)
         with self.path.open("rb") as file:
             file.seek(start * width * _BYTES_A_NUMBER)
-            return np.fromfile(file, np.float64, count * width).reshape(count, width)
+            return np.fromfile(file, np.float64, count * width).reshape(count, width)[:, : self.shape[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchTimes:
+    """`[samples]` seconds: the last column of a scratch file that holds them."""
+
+    path: Path
+    samples: int
+    width: int
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, rows: slice) -> Floats:
+        return ScratchValues(self.path, (self.samples, self.width), self.width)[rows][:, -1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +69,18 @@ class LongRecording:
     values: ScratchValues
     step: float | None
     """Median seconds between two samples; None without a column of times."""
+    times: ScratchTimes
+    """Where the scratch keeps them."""
+    is_dated: bool = False
+    """Whether times were dates, and count from 1970."""
     label: None = None
 
 
 class Scratch:
     """The scratch files of the large files of one preparation."""
 
-    def __init__(self, folder: Path, rules: RecordingRules) -> None:
-        self.folder, self.rules = folder, rules
+    def __init__(self, folder: Path, rules: RecordingRules, *, keeps_times: bool = False) -> None:
+        self.folder, self.rules, self.keeps_times = folder, rules, keeps_times
         self._found: dict[str, LongRecording | None] = {}
         changes = (rules.group, rules.label, rules.step, rules.max_gap, rules.cumulate)
         self._is_plain = not any(changes)
@@ -79,26 +100,29 @@ class Scratch:
 
     def _copy(self, file: FileTable, path: Path) -> LongRecording | None:
         """Write the numbers of a file to the scratch file; None where a value is missing or a time does not rise."""
-        rules, samples, steps, last = self.rules, 0, [], None
+        rules, samples, steps, last, is_dated = self.rules, 0, [], None, False
         names = list(dict.fromkeys([*rules.columns, *filter(None, [rules.time])]))
         with written():
             output = path.open("wb")
         with output:
             for block in file.blocks(names):
                 values, times = self._numbers(file, block, samples)
-                times = times if last is None else np.append(last, times)
-                apart = np.diff(times)
+                is_dated = is_dated or (rules.time is not None and are_dates(block.column(rules.time).slice(0, 1)))
+                apart = np.diff(times if last is None else np.append(last, times))
                 if np.isnan(values).any() or (apart <= 0).any():
                     path.unlink()
                     return None
                 steps += [float(np.median(apart))] if len(apart) else []
                 last, samples = times[-1:], samples + len(values)
+                kept = np.column_stack([values, times]) if self.keeps_times else values
                 with written():
-                    output.write(np.ascontiguousarray(values).data)
+                    output.write(np.ascontiguousarray(kept).data)
         if samples < 2:
             return None
         step = None if rules.time is None else float(np.median(steps))
-        return LongRecording(file.name, file.name, ScratchValues(path, (samples, len(rules.columns))), step)
+        width = len(rules.columns) + self.keeps_times
+        written_values = ScratchValues(path, (samples, len(rules.columns)), width)
+        return LongRecording(file.name, file.name, written_values, step, ScratchTimes(path, samples, width), is_dated)
 
     def _numbers(self, file: FileTable, block: pa.RecordBatch, first: int) -> tuple[Floats, Floats]:
         """The values and the times of a block."""

@@ -39,7 +39,7 @@ from flatout.data.tables.splits import SPLITS
 from flatout.data.tables.table import Table, require_unchanged
 from flatout.errors import require
 
-_VERSION = 1
+_VERSION = 2
 _ROWS_A_BLOCK = 1 << 16
 
 
@@ -72,12 +72,13 @@ class SequencePreparation:
         require_other_content(fingerprints, {split: table.name for split, table in self.tables.items()})
         shares = config.taken_shares(self.tables)
         split = {"shares": shares, "by": config.split_by.value, "at": config.split_at, "seed": config.split_seed}
+        rules = {name: value for name, value in asdict(self.rules).items() if name != "targets"}
         kind = "label" if config.problem is SequenceProblem.label else "values"
         return {
             "kind": f"sequences {kind} {_VERSION}",
             "source": fingerprints,
             "read": asdict(config.read),
-            "rules": {**asdict(self.rules), "missing": config.missing.value},
+            "rules": {**rules, "missing": config.missing.value},
             "targets": config.targets,
             "problem": config.problem.value,
             "scale": config.scale.value,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.findings import counted
 from flatout.data.sequences.choices import Missing
-from flatout.data.sequences.columns import Floats, GroupNumbers, name_rows, read_numbers, read_seconds
+from flatout.data.sequences.columns import Floats, GroupNumbers, are_dates, name_rows, read_numbers, read_seconds
 from flatout.data.tables.formats.many_files import ManyFiles
 from flatout.data.tables.table import Table, require_columns
 from flatout.data.tables.values import decoded, written
@@ -35,6 +35,8 @@ class Recording:
     rows: NDArray[np.int64]
     """[samples] numbers of the rows in their file, from 0; of resampled ones the row at or before."""
     label: str | None = None
+    is_dated: bool = False
+    """Whether `times` were dates, and count from 1970."""
 
     def slice(self, start: int, stop: int) -> Recording:
         cut = slice(start, stop)
@@ -54,6 +56,8 @@ class RecordingRules:
     missing: Missing
     cumulate: list[str] = field(default_factory=list)
     """Columns whose integral is put before all others."""
+    targets: list[str] = field(default_factory=list)
+    """Columns that are answered, for messages."""
 
 
 @dataclass(slots=True)
@@ -95,7 +99,14 @@ def read_recordings(
 
 def require_rules_columns(table: Table, rules: RecordingRules) -> None:
     """Check that a table has the columns of the settings."""
-    wanted = {f"data.features or data.target[{number}]": name for number, name in enumerate(rules.columns)}
+    wanted: dict[str, str] = {}
+    for kind, names in (
+        ("features", [name for name in rules.columns if name not in rules.targets]),
+        ("target", [name for name in rules.columns if name in rules.targets]),
+    ):
+        wanted |= {
+            f"data.{kind}" + (f"[{number}]" if len(names) > 1 else ""): name for number, name in enumerate(names)
+        }
     wanted |= {} if rules.time is None else {"data.time": rules.time}
     wanted |= {} if rules.label is None else {"data.target": rules.label}
     require_columns(table, wanted)
@@ -114,16 +125,19 @@ class _Rows:
     """The group of each row; None where the file is one recording."""
     groups: dict[str, str]
     """The groups in the order of their codes, and the part of each."""
+    is_dated: bool
 
 
 def _read_rows(file: Table, rules: RecordingRules) -> _Rows:
     """Read block by block, so that texts of a large file are never in memory together."""
     names = list(dict.fromkeys([*rules.columns, *rules.group, *filter(None, (rules.time, rules.label))]))
     values, times, labels, codes, groups, first = [], [], [], [], GroupNumbers(rules.group), 0
+    is_dated = False
     for block in file.blocks(names):
         column = {name: block.column(name) for name in names}
         values.append(np.stack([read_numbers(column[name], name, file, first) for name in rules.columns], axis=1))
         if rules.time is not None:
+            is_dated = is_dated or are_dates(column[rules.time].slice(0, 1))
             times.append(read_seconds(column[rules.time], rules.time, file, first))
         if rules.label is not None:
             labels.append(written(decoded(column[rules.label])))
@@ -137,6 +151,7 @@ def _read_rows(file: Table, rules: RecordingRules) -> _Rows:
         labels=pa.chunked_array(labels).combine_chunks() if labels else None,
         codes=np.concatenate(codes) if codes else None,
         groups=groups.part_of,
+        is_dated=is_dated,
     )
 
 
@@ -166,6 +181,7 @@ def _recording(
         times=numbers.astype(np.float64) if rows.times is None else rows.times[chosen],
         rows=places,
         label=None if rows.labels is None else _label_of(rows.labels.take(pa.array(places)), group, file),
+        is_dated=rows.is_dated,
     )
 
 

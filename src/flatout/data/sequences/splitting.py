@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from flatout.data.checks.findings import counted
 from flatout.data.sequences.choices import PartBy
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.tables.splits import SPLITS, hash_texts, split_groups
@@ -70,7 +71,7 @@ class Splitter:
         needed = 1 + sum(share > 0 for share in self.shares)
         if wanted is not PartBy.auto:
             is_file = wanted is not PartBy.file or self.num_files >= needed
-            what = f"file, but there are {self.num_files} files for {needed} splits"
+            what = f"file, but {counted(self.num_files, 'file')} cannot make {needed} splits"
             require(is_file, "data.split_by", what, hint="Name more files, or set data.split_by=time.")
             return wanted
         if self.num_files >= needed:

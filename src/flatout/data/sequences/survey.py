@@ -10,7 +10,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from flatout.data.sequences.choices import SequenceProblem
+from flatout.data.sequences.copies import Copies
 from flatout.data.sequences.long_files import LongRecording, ScratchValues, blocks_of
+from flatout.data.sequences.overlaps import Overlaps
 from flatout.data.sequences.recordings import Recording
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.shape import Scaler
@@ -24,6 +26,15 @@ _OTHER_UNIT = 10.0
 """Ratio of root mean squares from which on another unit is suspected."""
 
 
+def describe_units(names: list[str], ratios: Floats) -> list[str]:
+    """A line for each column that is many times as large, or as small, as in the training recordings."""
+    return [
+        f"{name} is {ratio:.3g} times as large as in the training recordings; is it in another unit?"
+        for name, ratio in zip(names, ratios.tolist(), strict=True)
+        if ratio > _OTHER_UNIT or 0 < ratio < 1 / _OTHER_UNIT
+    ]
+
+
 class Survey:
     """Adds up recordings, then decides splits and scales."""
 
@@ -33,13 +44,14 @@ class Survey:
         self.labels: list[str] = []
         self.segments: list[Segment] = []
         self.scaler = Scaler([])
+        self.sizes: list[float] = []
+        """Root mean square of each column over the training samples."""
         self.classes: list[str] = []
         self._moments: list[dict[tuple[int, int], Floats]] = []
         self._hashes: list[str] = []
         self._warnings: list[str] = []
         targets = config.targets if config.problem is SequenceProblem.estimate else []
-        self._alike = {(name, target) for name in columns for target in targets if name not in targets}
-        """Features that have had the values of a target so far."""
+        self._copies, self._overlaps = Copies(columns, targets), Overlaps()
 
     def add(self, split: str, recording: Recording | LongRecording) -> None:
         """Take in one recording."""
@@ -48,20 +60,21 @@ class Survey:
         if recording.label is not None:
             self.labels.append(recording.label)
         digest = xxhash.xxh3_128()
+        self._overlaps.begin()
         for block in blocks_of(values, _ROWS_A_BLOCK):
             digest.update(np.ascontiguousarray(block).view(np.uint8).data)
-            self._alike = {pair for pair in self._alike if self._are_equal(block, *pair)}
+            self._copies.add(block)
+            self._overlaps.add(block)
         self._hashes.append(digest.hexdigest())
         spans = {(0, len(values)), *self.splitter.spans(self.found[-1])}
         self._moments.append({span: _moments_of(values, *span) for span in spans})
 
-    def _are_equal(self, values: Floats, name: str, other: str) -> bool:
-        place, places = self.columns.index(name), self.columns.index(other)
-        return np.array_equal(values[:, place], values[:, places])
-
     def finish(self) -> None:
         """Decide splits, then scales and classes, by the training samples."""
-        require(bool(self.found), "data", "no recording has two samples or more", hint="Name longer recordings.")
+        cuts = {"step": self.config.step, "max_gap": self.config.max_gap}
+        named = " or ".join(f"data.{name}={value:g}" for name, value in cuts.items() if value is not None)
+        hint = f"Name longer recordings{f', or change {named}' if named else ''}."
+        require(bool(self.found), "data", "no recording has two samples or more", hint=hint)
         self.segments = self.splitter.split(self.found)
         self._require_no_leak()
         moments = {split: self._merged(split) for split in SPLITS}
@@ -72,6 +85,7 @@ class Survey:
         assert train is not None
         self._require_usable(train)
         self.scaler = Scaler.fit(self.config.scale.value, train)
+        self.sizes = _rms(train).tolist()
         self._warn_of_units(moments)
         self._number_classes()
 
@@ -88,6 +102,7 @@ class Survey:
         return {
             "columns": self.columns,
             "scaler": {"shift": self.scaler.shift, "factor": self.scaler.factor},
+            "sizes": self.sizes,
             "recordings": [each.name for each in self.found],
             "splits": {split: counts[split] for split in SPLITS if split in counts},
             "classes": self.classes,
@@ -153,9 +168,11 @@ class Survey:
             require(least != most, key, what, hint="Leave it out.")
             what, hint = f"{name!r} reaches {max(-least, most):g}, its variance is not finite", "Use another unit."
             require(math.isfinite(squares), key, what, hint=hint)
-        for name, target in sorted(self._alike):
-            what = f"{name!r} has the values of the target {target!r} in all recordings"
-            raise UserError("data.features", what, hint="Leave it out.")
+        for copy in self._copies.find():
+            what = f"{copy.feature!r} has the values of the target {copy.target!r} in all recordings"
+            require(not copy.is_equal, "data.features", what, hint="Leave it out.")
+            line = f"{copy.target} = {copy.factor:.4g} * {copy.feature} + {copy.shift:.4g}"
+            self._warnings.append(f"warning data.features: {line} in all recordings; leave {copy.feature} out")
 
     def _require_no_leak(self) -> None:
         """No recording may stand on both sides, by its name or by its samples."""
@@ -176,6 +193,13 @@ class Survey:
                 hint = "Leave it out of one of the two."
                 raise UserError(f"data.{SPLITS[split]}", what, hint=hint)
 
+        splits = {segment.recording: SPLITS.index(segment.split) for segment in self.segments}
+        for overlap in self._overlaps.find([splits[number] for number in range(len(self.found))]):
+            name, whole = self.found[overlap.recording].name, self.found[overlap.other].name
+            what = f"{name} has {overlap.share:.0%} of its samples in {whole}, which is in the"
+            where = SPLITS[splits[overlap.recording]]
+            self._warnings.append(f"warning {where}: {what} {SPLITS[splits[overlap.other]]} split; leave one out")
+
     def _warn_of_units(self, moments: dict[str, dict[str, Floats] | None]) -> None:
         train = moments["train"]
         assert train is not None
@@ -184,10 +208,7 @@ class Survey:
             if other is None:
                 continue
             ratio = _rms(other) / np.maximum(_rms(train), 1e-30)
-            for name, each in zip(self.columns, ratio, strict=True):
-                if each > _OTHER_UNIT or 0 < each < 1 / _OTHER_UNIT:
-                    what = f"{name} is {each:.3g} times as large as in the training recordings"
-                    self._warnings.append(f"warning {split}: {what}; is it in another unit?")
+            self._warnings += [f"warning {split}: {line}" for line in describe_units(self.columns, ratio)]
 
 
 def _moments_of(values: Floats | ScratchValues, first: int, stop: int) -> Floats:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,14 +38,19 @@ def block_writer(out: str | None) -> Iterator[Callable[[pa.RecordBatch], None]]:
     try:
         with beside.open("wb") as file:
             write, close = _format_writer(file, path.suffix)
-            yield write
+            try:
+                yield write
+            except BaseException:
+                with suppress(Exception):  # pyarrow ends a file that is open; the first error is the one to show
+                    close(is_whole=False)
+                raise
             close()
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
 
 
-def _format_writer(file: BinaryIO, suffix: str) -> tuple[Callable[[pa.RecordBatch], None], Callable[[], None]]:
+def _format_writer(file: BinaryIO, suffix: str) -> tuple[Callable[[pa.RecordBatch], None], Callable[..., None]]:
     """How blocks are written in one format, and how that ends."""
     opened: list[Any] = []
     formulas = [0]
@@ -65,10 +70,10 @@ def _format_writer(file: BinaryIO, suffix: str) -> tuple[Callable[[pa.RecordBatc
             opened.append(pq.ParquetWriter(file, block.schema))
         opened[0].write_batch(block)
 
-    def close() -> None:
+    def close(*, is_whole: bool = True) -> None:
         if suffix == ".parquet" and opened:
             opened[0].close()
-        if formulas[0]:
+        if formulas[0] and is_whole:
             words = f"{formulas[0]:,} cells that begin with '=' got a ' before it: a spreadsheet would run them."
             print(f"{words} jsonl and parquet keep them as they are.", file=sys.stderr)
 
