@@ -104,6 +104,7 @@ def test_a_callback_that_takes_its_time_is_named(tmp_path, long_enough):
     assert "1 reads of the device's numbers a step" in told
 
 
+@pytest.mark.soak(seconds=15)
 def test_a_run_that_compiles_again_and_again_is_tried_uncompiled(tmp_path, long_enough):
     trained = texts(tmp_path, callbacks={"plant": Recompiles()})
     evidence, found = evidence_in(trained.folder), read_summary(trained.folder)["verdict"]

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -163,10 +163,10 @@ def _time_calm(task: Task, way: Way, optimizer: torch.optim.Optimizer, seconds: 
         steps.close()
 
 
-def _with_witness(tried: Tried, of_run: float) -> Tried:
-    """The run itself is the other witness: where its pace differs from the try's, both bounds count."""
+def _with_witness(tried: Tried, other: float) -> Tried:
+    """Another witness beside the try, such as the run's own pace: where they differ, both bounds count."""
     bounds = tried.speedup
-    tried.low, tried.high = min(bounds.low, of_run), max(bounds.high, of_run)
+    tried.low, tried.high = min(bounds.low, other), max(bounds.high, other)
     return tried
 
 
@@ -274,7 +274,9 @@ def _try_feeds(task: Task, ways: list[Way], evidence: Evidence, until: float) ->
     for side, found in zip(sides[1:], rates, strict=True):
         most = most_fed(side.way.feed, ways[0].feed, evidence.feed_alone)
         tried = _tried(side.way, was, [min(rate, most) for rate in found])
-        evidence.tried.append(_with_witness(tried, statistics.median(found) / evidence.model_rows_per_s))
+        even = min(statistics.median(side.even), most) / statistics.median(sides[0].even)
+        of_run = statistics.median(found) / evidence.model_rows_per_s
+        evidence.tried.append(_with_witness(_with_witness(tried, of_run), even))
 
 
 def _starts_an_epoch(evidence: Evidence) -> float:
@@ -298,6 +300,8 @@ class _Stretch:
     way: Way
     optimizer: torch.optim.Optimizer
     starts: float
+    even: list[float] = field(default_factory=list)
+    """Rows a second of each round but for the start, which weighs less in a longer epoch."""
 
     @property
     def ahead(self) -> int:
@@ -323,6 +327,7 @@ class _Stretch:
             even = steps.take(count)
         finally:
             steps.close()
+        self.even.append(even.rate)
         rows, start_s = len(feed.split.lengths(TOKENS)), max(0.0, first_s - even.seconds / count)
         return rows / (rows / even.rate + self.starts * start_s)
 
