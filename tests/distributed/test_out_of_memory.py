@@ -110,6 +110,7 @@ def test_batches_that_were_added_up_are_kept_when_the_last_one_fails(tmp_path):
     assert result.summary["training"]["out_of_memory"] == 1
 
 
+@SOAK
 def test_a_backward_pass_before_the_last_of_a_step_is_repeated(tmp_path):
     """Ranks exchange nothing in it."""
     plain = trained(tmp_path / "plain", "wide", accumulate=3)

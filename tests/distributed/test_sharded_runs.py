@@ -59,6 +59,7 @@ def test_two_ranks_with_slices_train_like_one_process_with_all(name, tmp_path):
     assert all(torch.allclose(shared[name], weight, atol=100 * close) for name, weight in whole.items())
 
 
+@pytest.mark.soak(seconds=15)
 def test_killed_and_taken_up_again_the_same_bytes_come_out(tmp_path):
     spec = Spec("encoder", batch_size=6, trainer={**TOGETHER, "max_epochs": 1})
     assert attempt(spec, tmp_path / "whole") == 0, said(tmp_path / "whole")

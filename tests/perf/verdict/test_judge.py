@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import shutil
 import time
+from contextlib import redirect_stdout
 from unittest.mock import patch
 
 import lightning as L
@@ -32,11 +35,36 @@ from tests.verbs import verb
 @pytest.fixture
 def long_enough(monkeypatch):
     """Runs of a second are long enough to try things, in few rounds: other tests run beside this one."""
+    let_short_runs_try(monkeypatch)
+
+
+def let_short_runs_try(monkeypatch):
     monkeypatch.setattr(tries, "SHARE", 1000.0)
     monkeypatch.setattr(tries, "_LEAST_S", 0.0)
     for name, value in {"_ROWS_AROUND": 64, "_CALM_S": 0.1, "MOST_ROUNDS": 5}.items():
         monkeypatch.setattr(tries, name, value)
     monkeypatch.setattr(tries, "starved", lambda evidence: None)
+
+
+def trained_once(folder, **settings):
+    """A run that several tests look at, and what it printed."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as changed, redirect_stdout(printed):
+        let_short_runs_try(changed)
+        changed.setenv("FLATOUT_CACHE", str(folder / "cache"))
+        torch.manual_seed(0)
+        result = texts(folder, **settings)
+    return result, printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return trained_once(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory):
+    return trained_once(tmp_path_factory.mktemp("slow"), callbacks={"mine": Slow()})
 
 
 class Slow(L.Callback):
@@ -86,19 +114,17 @@ def test_what_is_tried_leaves_nothing_behind(tmp_path, long_enough, train):
     assert tried.metrics == plain.metrics
 
 
-@pytest.mark.xdist_group("timing")
-def test_small_batches_are_tried_larger_and_the_verdict_says_so(tmp_path, long_enough, capsys):
-    result = texts(tmp_path)
+def test_small_batches_are_tried_larger_and_the_verdict_says_so(small):
+    result, printed = small
     tried = {each["override"]: each for each in result.summary["evidence"]["tried"]}
     assert "data.batch_size=32" in tried and not any("dropout" in override for override in tried)
     assert tried["data.batch_size=32"]["rows_per_batch"] == pytest.approx(32, rel=0.2)
     assert all(each["rows_per_s"] > 0 and each["as_was"] > 0 for each in tried.values())
-    assert result.verdict["sentence"]
-    assert "verdict" in capsys.readouterr().out
+    assert result.verdict["sentence"] and "verdict" in printed
 
 
-def test_a_callback_that_takes_its_time_is_named(tmp_path, long_enough):
-    result = texts(tmp_path, callbacks={"mine": Slow()})
+def test_a_callback_that_takes_its_time_is_named(slow):
+    result, _ = slow
     named = [result.verdict, *result.verdict["others"]]
     told = next(each["sentence"] for each in named if each["fix"] == "~callbacks.mine")
     assert "1 reads of the device's numbers a step" in told
@@ -160,9 +186,9 @@ def test_feeds_that_the_time_is_too_short_for_are_named_as_untested(tmp_path, lo
     assert named["fix"].startswith("try data.feed=workers") and "(untested)" in named["sentence"]
 
 
-def test_a_plain_bottleneck_is_told_while_the_run_goes_on(tmp_path, monkeypatch, capsys):
-    texts(tmp_path, callbacks={"mine": Slow()})
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("after ")]
+def test_a_plain_bottleneck_is_told_while_the_run_goes_on(slow):
+    _, printed = slow
+    told = [line for line in printed.splitlines() if line.startswith("after ")]
     assert len(told) == 1 and "~callbacks.mine would make this run" in told[0]
 
 
@@ -179,9 +205,8 @@ def test_a_short_run_has_no_verdict_and_says_so(tmp_path, capsys):
         evidence_in(result.folder)
 
 
-def test_doctor_tells_of_a_finished_run_where_its_time_went_and_what_was_tried(tmp_path, long_enough, capsys):
-    result = texts(tmp_path)
-    capsys.readouterr()
+def test_doctor_tells_of_a_finished_run_where_its_time_went_and_what_was_tried(small, capsys):
+    result, _ = small
     assert verb("doctor", result.folder) == 0
     told = capsys.readouterr().out
     assert "where the time went" in told and "forward" in told and "data.batch_size=32" in told
@@ -190,21 +215,19 @@ def test_doctor_tells_of_a_finished_run_where_its_time_went_and_what_was_tried(t
     assert json.loads(capsys.readouterr().out)["verdict"]["cause"] == result.verdict["cause"]
 
 
-def test_doctor_tells_of_a_run_that_was_cut_short_what_its_curves_say(tmp_path, capsys):
-    result = texts(tmp_path, callbacks={"mine": Slow()})
-    path = result.folder / "summary.json"
-    summary = read_summary(result.folder) | {"status": "failed", "evidence": {}, "verdict": None}
-    path.write_text(json.dumps(summary), encoding="utf-8")
-    capsys.readouterr()
-    assert verb("doctor", result.folder) == 0
+def test_doctor_tells_of_a_run_that_was_cut_short_what_its_curves_say(slow, tmp_path, capsys):
+    folder = shutil.copytree(slow[0].folder, tmp_path / "run")
+    summary = read_summary(folder) | {"status": "failed", "evidence": {}, "verdict": None}
+    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    assert verb("doctor", folder) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "limited by callbacks of your own" in told and "from the curves of a run that is failed" in told
-    evidence = evidence_in(result.folder)
+    evidence = evidence_in(folder)
     assert evidence.rows_per_batch == pytest.approx(8, rel=0.1)
     assert (evidence.device, evidence.world, evidence.machine_cores) == ("cpu", 1, summary["hardware"]["cores"])
-    with (result.folder / "metrics.csv").open("a") as file:
+    with (folder / "metrics.csv").open("a") as file:
         file.write("60,1.9,2.1e")  # being written
-    assert evidence_in(result.folder) == evidence
+    assert evidence_in(folder) == evidence
 
 
 def test_doctor_wants_a_runs_folder(tmp_path, capsys):
