@@ -170,10 +170,12 @@ class Recompiles(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         model: Any = vars(pl_module)["_modules"]["model"]
         sizes = itertools.count(1)
+        compiled = torch.compile(_some_work, backend="eager", dynamic=False)
+        for limit in ("recompile_limit", "accumulated_recompile_limit"):  # torch gives up after eight
+            setattr(torch._dynamo.config, limit, 1 << 20)
 
         def compile_again(*_: Any) -> None:
-            torch._dynamo.reset_code_caches()
-            torch.compile(_some_work, backend="eager", dynamic=False)(torch.ones(next(sizes)))
+            compiled(torch.ones(next(sizes)))
 
         model.register_forward_pre_hook(compile_again)
 

@@ -45,7 +45,8 @@ _CALM_STEPS, _CALM_SHARE, _CALM_S = 2, 0.2, 1.0
 """Fewest steps that nothing interrupts; the share of all trying, and the seconds, that they may take."""
 _MOSTLY_WAITS = 0.3
 """Share of waiting from which on nothing but the feed is worth trying."""
-_FED_ROUNDS, _FED_STEPS = 2, 12
+_FED_ROUNDS, _FED_STEPS, _FED_S = 2, 12, 0.3
+"""Fewest rounds; fewest steps and seconds of a round: cores that slept while they waited are slow at first."""
 _START_S = 0.3
 """A guess at what it takes to start a feed."""
 
@@ -287,9 +288,8 @@ def _starts_an_epoch(evidence: Evidence) -> float:
 def _needed_s(sides: list[_Stretch], evidence: Evidence) -> float:
     """A guess at the time of the fewest rounds."""
     step_s = evidence.computed_ms * evidence.accumulate / 1000
-    return _FED_ROUNDS * sum(
-        _START_S * (side.way.feed.kind is FeedKind.workers) + side.steps * step_s for side in sides
-    )
+    starts_s = _START_S * sum(side.way.feed.kind is FeedKind.workers for side in sides)
+    return _FED_ROUNDS * (starts_s + sum(max(_FED_S, side.steps * step_s) for side in sides))
 
 
 @dataclass(slots=True)
@@ -320,15 +320,15 @@ class _Stretch:
         feed = self.way.feed
         feed.consumed = 0
         steps = _steps(self.task, self.way, endless(feed), self.optimizer)
-        count = self.steps - 1 - self.ahead
         try:
             first_s = steps.take(1).seconds
             steps.take(self.ahead)
-            even = steps.take(count)
+            even = steps.take_for(_FED_S, self.steps - 1 - self.ahead)
         finally:
             steps.close()
         self.even.append(even.rate)
-        rows, start_s = len(feed.split.lengths(TOKENS)), max(0.0, first_s - even.seconds / count)
+        step_s = even.seconds * feed.plan.accumulate / even.batches
+        rows, start_s = len(feed.split.lengths(TOKENS)), max(0.0, first_s - step_s)
         return rows / (rows / even.rate + self.starts * start_s)
 
 

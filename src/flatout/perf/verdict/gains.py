@@ -40,14 +40,16 @@ def gain_without(evidence: Evidence, ms: float, *, interrupts: bool = False) -> 
 def gain_uncompiled(evidence: Evidence, ms: float) -> Interval:
     """The gain when nothing is compiled: by the compiler's own clock, `ms` of each batch, and by steps without it.
 
-    That clock leaves out what torch does around a compilation, so it is the lower bound.
+    That clock leaves out what torch does around a compilation, so it is the lower bound. The upper one leaves out what
+    else stands between steps, too: garbage of the compiler is cleared away there.
     """
     clocked = gain_without(evidence, ms, interrupts=True)
     if evidence.eager_ms is None:
         return clocked
     total = max(evidence.total_ms, 1e-9)
-    tried = total / max(total - evidence.model_ms + evidence.eager_ms, 1e-3 * total)
-    return carried_over(Interval(tried, min(tried, clocked.value), max(tried, clocked.value)))
+    left = max(total - evidence.model_ms + evidence.eager_ms, 1e-3 * total)
+    tried, most = total / left, total / max(left - evidence.ms.get("other", 0.0), 1e-3 * total)
+    return carried_over(Interval(tried, min(tried, clocked.value), max(most, clocked.value)))
 
 
 def gain_of(evidence: Evidence, tried: Tried) -> Interval:
