@@ -132,7 +132,8 @@ def test_a_callback_that_takes_its_time_is_named(slow):
 
 @pytest.mark.soak(seconds=15)
 def test_a_run_that_compiles_again_and_again_is_tried_uncompiled(tmp_path, long_enough):
-    trained = texts(tmp_path, callbacks={"plant": Recompiles()})
+    with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):  # put back afterwards
+        trained = texts(tmp_path, callbacks={"plant": Recompiles()})
     evidence, found = evidence_in(trained.folder), read_summary(trained.folder)["verdict"]
     assert found["cause"] == "compile" and found["override"] == "compile=false"
     assert evidence.eager_ms is not None and 3 * evidence.eager_ms < evidence.model_ms
