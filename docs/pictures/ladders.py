@@ -63,7 +63,7 @@ def read_runs(folders: Iterable[Path]) -> dict[str, list[Found]]:
     found: dict[str, list[Found]] = {}
     for path in paths:
         values = json.loads(path.read_text(encoding="utf-8"))
-        if values["whole"]:
+        if values["whole"] and values.get("seconds"):  # one that was ended midway has no total
             command = " ".join(word for word in values["command"].split() if not word.startswith("output="))
             found.setdefault(values["name"], []).append(values | {"folder": str(path.parent), "command": command})
     for runs in found.values():
@@ -95,7 +95,8 @@ def document_lines(runs: Mapping[str, Sequence[Found]]) -> list[str]:
     """Machine, summary, what the promises got wrong, and a table for each ladder."""
     shown = [each[0] for each in runs.values()]
     first = shown[0]
-    lines = [f"Measured on {first['device']}, {first['date']}, with torch {first['versions']['torch']}.", ""]
+    torch = first["versions"]["torch"].partition("+")[0]
+    lines = [f"Measured on {first['device']}, {first['date']}, with torch {torch}.", ""]
     lines += [*summary_table(runs), ""]
     lines += ["### What the promises got wrong", "", *promise_lines(shown), ""]
     for found in shown:

@@ -56,6 +56,7 @@ def ladder(name: str = "tweets", ratio: float = 5.0, *, quality=None) -> dict:
         "whole": whole,
         "skipped": [{"name": "all devices", "why": "no GPUs"}],
         "quality": quality,
+        "seconds": 300.0,
     }
 
 
@@ -67,10 +68,11 @@ def quality() -> dict:
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two runs of a ladder, of which the first compared quality, and one of another."""
+    """Two runs of a ladder, of which the first compared quality, a third that was ended, and one of another."""
     for folder, found in {
         "ladder_tweets/1": ladder(quality=quality()),
         "ladder_tweets/2": ladder(ratio=5.5),
+        "ladder_tweets/3": {name: value for name, value in ladder(ratio=0.2).items() if name != "seconds"},
         "ladder_headlines/1": ladder("headlines"),
     }.items():
         (tmp_path / folder).mkdir(parents=True)
