@@ -6,7 +6,6 @@ Each worker of pytest-xdist computes on one thread, and so do the processes that
 
 from __future__ import annotations
 
-import gc
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; child processes inherit it
@@ -24,6 +23,7 @@ from _pytest.fixtures import FixtureDef
 from hypothesis import settings
 
 from flatout.data.store.store import Column, Store, StoreSplit, StoreWriter
+from flatout.distributed.imports import importing
 from tests.soak import choosing
 
 # Examples are drawn anew from a fixed seed, so that a failure on one machine is a failure on all.
@@ -66,8 +66,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     keep_together(items)
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()  # what is imported stays; the garbage collector need not look at it after each run
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Without the garbage collector, which would look at all that is imported again and again, and finds nothing."""
+    with importing():
+        return (yield)
 
 
 def keep_together(items: list[pytest.Item]) -> None:

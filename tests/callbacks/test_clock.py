@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 
@@ -239,3 +240,8 @@ def test_every_part_has_a_curve():
     from flatout.callbacks.columns import COLUMNS
 
     assert {f"time/{part}_ms" for part in PARTS} <= COLUMNS.keys()
+
+
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="one process runs all tests")
+def test_tests_that_measure_time_are_handed_to_one_worker(request):
+    assert request.node.nodeid.endswith("@timing")

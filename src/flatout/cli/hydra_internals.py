@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +54,14 @@ class _ModestFiles(ConfigRepository):
 class GuardedLoader(ConfigLoaderImpl):
     """Hydra's loader, which also refuses settings that make Hydra execute code or write elsewhere.
 
-    Hydra composes twice: to find `hydra.mode`, then for the run. Here a single run is composed once (0.15 s).
+    Hydra composes twice: to find `hydra.mode`, then for the run. Here a single run is composed once (0.15 s), and what
+    is wrong with one is found once.
     """
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         super().__init__(config_search_path)
         self.repository = _ModestFiles(config_search_path)
-        self._single: tuple[list[str], DictConfig] | None = None
+        self._single: tuple[list[str], DictConfig | Exception] | None = None
 
     def load_configuration(
         self,
@@ -73,15 +73,21 @@ class GuardedLoader(ConfigLoaderImpl):
     ) -> DictConfig:
         is_asked_for_mode = not validate_sweep_overrides
         if is_asked_for_mode:
-            with suppress(Exception):  # several runs, or a mistake: then Hydra's own order of things
+            words = [*overrides, _SINGLE]
+            try:
                 cfg = self._compose(config_name, list(overrides), RunMode.RUN, from_shell, True)
-                self._single = ([*overrides, _SINGLE], cfg)
+            except Exception as error:  # several runs, or a mistake: then Hydra's own order of things
+                self._single = words, error
+            else:
+                self._single = words, cfg
                 return cfg
         if self._single is not None and self._single[0] == overrides:
-            cfg, self._single = self._single[1], None
-            cfg.hydra.mode = RunMode.RUN
-            cfg.hydra.overrides.hydra.append(_SINGLE)
-            return cfg
+            found, self._single = self._single[1], None
+            if isinstance(found, Exception):
+                raise found
+            found.hydra.mode = RunMode.RUN
+            found.hydra.overrides.hydra.append(_SINGLE)
+            return found
         return self._compose(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
 
     def _compose(self, config_name: str | None, overrides: list[str], *settings: Any) -> DictConfig:
