@@ -17,7 +17,7 @@ from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
-from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.config_source import ConfigSource
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -35,7 +35,6 @@ _SIGNATURES: dict[tuple[type, str], str] = {
         "self config_name overrides run_mode from_shell validate_sweep_overrides"
     ),
     (ConfigLoaderImpl, "_process_config_searchpath"): "self config_name parsed_overrides repo",
-    (ConfigRepository, "load_config"): "self config_path",
     (ConfigRepository, "_find_object_source"): "self config_path object_type",
 }
 
@@ -43,12 +42,12 @@ _SIGNATURES: dict[tuple[type, str], str] = {
 class _ModestFiles(ConfigRepository):
     """Settings in files, with a check of their size before Hydra reads them."""
 
-    def load_config(self, config_path: str) -> ConfigResult | None:
-        source = self._find_object_source(config_path, ObjectType.CONFIG)
-        if source is not None and source.scheme() == "file":
+    def _find_object_source(self, config_path: str, object_type: ObjectType | None) -> ConfigSource | None:
+        source = super()._find_object_source(config_path, object_type)
+        if source is not None and source.scheme() == "file" and object_type is ObjectType.CONFIG:
             file = Path(source.path) / source._normalize_file_name(config_path)
             require_modest(file.read_text(encoding="utf-8", errors="replace"), str(file))
-        return super().load_config(config_path)
+        return source
 
 
 class GuardedLoader(ConfigLoaderImpl):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 from flatout.distributed.interrupts import leaving_at_once
 
@@ -30,7 +31,7 @@ def importing() -> Iterator[None]:
             gc.enable()
 
 
+@cache
 def keep_imported() -> None:
     """Let the garbage collector leave out all that there is now; once in a process."""
-    if not gc.get_freeze_count():
-        gc.freeze()
+    gc.freeze()
