@@ -99,8 +99,8 @@ def _tweets(options: Options) -> dict[str, Any]:
 
 
 def _long_texts(options: Options) -> dict[str, Any]:
-    """Published articles, or several built-in tweets joined."""
-    if options.data is None:
+    """Published articles, or several built-in tweets joined: with `--quick` always, articles take long to prepare."""
+    if options.data is None or options.quick:
         return {"train": _joined_tweets(most=options.choose(60, 25, 25), tweets=options.choose(30_000, 6_000, 6_000))}
     return _published(options.data / "newsgroups20")
 

@@ -35,7 +35,7 @@ from flatout.run.fit import fit
 
 
 def claims(options: Options) -> Iterator[Claim]:
-    """R24: the time spent in protections, as a share of what is left of a step and of a save without them."""
+    """The time spent in protections, as a share of what is left of a step and of a save without them."""
     with tempfile.TemporaryDirectory() as folder:
         yield from _costs(Path(folder), options)
 
@@ -49,13 +49,13 @@ def _costs(place: Path, options: Options) -> Iterator[Claim]:
     ):
         protecting_us, step_us = _times(data, model, place / name)
         note = f"{protecting_us:,.0f} of {step_us:,.0f} µs: the gradient looked at, the boundary noted"
-        yield _at_most(f"R24 protections above a step, {name}", protecting_us, step_us, 1.0, note)
+        yield _at_most(f"protections above a step, {name}", protecting_us, step_us, 1.0, note)
     size = options.choose(4_000_000, 1_000_000, 1_000)
     tensors = {f"weight-{number}": torch.randn(size) for number in range(8)}
     sealed, bare = in_turn([lambda: _save_s(place, tensors), lambda: _bare_save_s(place, tensors)], options.rounds)
     megabytes = sum(tensor.nbytes for tensor in tensors.values()) / 1e6
     note = f"{sealed:.3f} s, and {bare:.3f} s for the same {megabytes:.0f} MB synced without checksums"
-    yield _at_most("R24 checksums above a save", sealed - bare, bare, 3.0, note)
+    yield _at_most("checksums above a save", sealed - bare, bare, 3.0, note)
 
 
 def _at_most(claim: str, extra: float, rest: float, most: float, note: str) -> Claim:

@@ -56,7 +56,7 @@ def claims(options: Options) -> Iterator[Claim]:
         if options.pretrained is not None:
             yield from encoder_claims(options, Path(runs))
             return
-        for task in TASKS:
+        for task in TASKS[:-1] if options.quick else TASKS:  # the last has most rows
             scores = scored(task, options, Path(runs))
             note = f"{told(scores)}; +experiment={task.experiment}"
             yield claim_of(task, scores, note)

@@ -38,8 +38,8 @@ FIRST_ROWS = {
     "headlines": ["BiLSTM epoch, against the usual loop", "the same, against tokenising in the loop"],
     "bits": ["preparing records (bits and labels)", "encoding: Bloom filters"],
     "protections": [
-        "R24 protections above a step, an encoder of 2 layers",
-        "R24 protections above a step, bit strings",
+        "protections above a step, an encoder of 2 layers",
+        "protections above a step, bit strings",
     ],
     "sequences": ["training epoch against the usual loop", "training epoch against a tuned loop"],
     "bert": ["albert, flat: largest difference of a logit", "albert, flat: largest difference of a gradient"],
@@ -116,7 +116,7 @@ def test_the_bench_of_published_data_reads_a_folder_a_data_set(tmp_path, capsys)
         write_data_set(tmp_path / "data" / task.folder, task.suffix)
     rows = rows_of("quality", tmp_path, "--data", str(tmp_path / "data"))
     require_rows("quality", rows, capsys.readouterr().out)
-    assert len(rows) == len(TASKS)
+    assert len(rows) == len(TASKS) - 1  # without the largest
 
 
 def write_data_set(folder: Path, suffix: str) -> None:
