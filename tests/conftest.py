@@ -11,7 +11,6 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; child processes inherit it
 
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ settings.register_profile("flatout", derandomize=True, deadline=None, max_exampl
 settings.load_profile("flatout")
 torch.set_num_threads(1)
 
-CORES = len(psutil.Process().cpu_affinity())
 BUDGET_S = 20.0
 """Processor time for the call of one test of the default suite; wall time would depend on what else runs.
 
@@ -54,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_xdist_auto_num_workers() -> int:
     """Half as many more than cores: tests also wait for signals, limits and other processes."""
-    return max(1, 3 * CORES // 2)
+    return max(1, 3 * len(psutil.Process().cpu_affinity()) // 2)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -88,18 +86,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     choosing.print_table(terminalreporter)
 
 
-def own_time() -> float:
-    """Seconds that this process and its ended children have computed."""
-    return sum(os.times()[:4])
-
-
-def time_of_children(since: float) -> float:
-    """The same of running ones that began since."""
-    total = 0.0
+def processor_time() -> float:
+    """Seconds that this process, its ended children and all running ones have computed."""
+    total = sum(os.times()[:4])
     for child in psutil.Process().children(recursive=True):
         try:
-            if child.create_time() >= since:
-                total += sum(child.cpu_times()[:4])
+            total += sum(child.cpu_times()[:4])
         except psutil.Error:  # ended meanwhile
             continue
     return total
@@ -109,12 +101,11 @@ def time_of_children(since: float) -> float:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if item.get_closest_marker("soak") or "COVERAGE_RUN" in os.environ:
         return (yield)
-    began, before = time.time(), own_time()
+    before = processor_time()
     result = yield
-    if (time.time() - began) * CORES > BUDGET_S:  # else it cannot have used so much
-        spent = own_time() - before + time_of_children(began)
-        if spent > BUDGET_S:
-            pytest.fail(f"used {spent:.0f} s of processor time; a test outside tests/soak has {BUDGET_S:.0f} s")
+    spent = processor_time() - before
+    if spent > BUDGET_S:
+        pytest.fail(f"used {spent:.0f} s of processor time; a test outside tests/soak has {BUDGET_S:.0f} s")
     return result
 
 

@@ -110,13 +110,18 @@ def test_a_quick_bench_prints_and_writes_its_rows(name, tmp_path, capsys):
     require_rows(name, rows_of(name, tmp_path), capsys.readouterr().out)
 
 
-@pytest.mark.soak(seconds=60)
+@pytest.mark.soak(seconds=120)
 def test_the_bench_of_published_data_reads_a_folder_a_data_set(tmp_path, capsys):
     for task in TASKS:
         write_data_set(tmp_path / "data" / task.folder, task.suffix)
-    rows = rows_of("quality", tmp_path, "--data", str(tmp_path / "data"))
+    given = ["--data", str(tmp_path / "data")]
+    rows = rows_of("quality", tmp_path, *given)
     require_rows("quality", rows, capsys.readouterr().out)
     assert len(rows) == len(TASKS) - 1  # without the largest
+    assert verb("bench", "quality", "--json", tmp_path / "rows.json", *given) == 0
+    whole = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
+    require_rows("quality", whole, capsys.readouterr().out)
+    assert len(whole) == len(TASKS)
 
 
 def write_data_set(folder: Path, suffix: str) -> None:

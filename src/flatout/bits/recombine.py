@@ -35,7 +35,7 @@ class Recombined:
         """The text that is taken next."""
 
     def ready(self, count: int) -> int:
-        """How many of so many texts there are; begins anew where fewer are left."""
+        """How many of so many texts there are; starts again where fewer are left."""
         num_texts = len(self.bounds) - 1
         count = min(count, num_texts)
         if self.next + count > num_texts:

@@ -113,7 +113,7 @@ class GramDecoder(Task):
         return facts
 
     def prepare_probe(self, feeds: Feeds, seed: int) -> None:
-        """Detectors are as fast wherever they start; recombined texts take part in each step."""
+        """Detectors are as fast from any start; recombined texts take part in each step."""
         if self._recombines:
             made = recombine_training_texts(self.labels, self.info, feeds.train.device, seed)
             self.recombined.append(made)

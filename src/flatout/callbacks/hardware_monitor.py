@@ -87,7 +87,7 @@ class Watch:
         for source in list(self._answering):
             try:
                 seen = source.sample()
-            except Exception as error:  # drivers raise their own classes; a monitor never ends training
+            except Exception as error:  # each driver raises its own classes, and a monitor must not end training
                 self._answering.remove(source)
                 self.say(f"{source.name}: no longer watched ({error}); training continues")
                 continue

@@ -282,7 +282,7 @@ class RunLoggers:
             try:
                 with _foreign_warnings_ignored():
                     return act(*args, **kwargs)
-            except Exception as error:  # a full disk, a network: each package raises its own classes
+            except Exception as error:  # packages share no class for a full disk or lost network
                 self._write.pop(name, None)
                 warnings.warn(f"logger {name} ends here: {error}", RuntimeWarning, stacklevel=2)
                 return None
@@ -330,7 +330,7 @@ def _starting(name: str) -> Iterator[None]:
             yield
     except UserError:
         raise
-    except Exception as error:  # each logger's package raises its own classes
+    except Exception as error:  # packages of loggers share no class; any of theirs means: cannot start
         raise UserError(f"logger={name}", f"cannot start: {error}", hint="Set logger=none to train without.") from None
 
 

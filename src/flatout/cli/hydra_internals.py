@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
+from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigSource
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -53,14 +55,13 @@ class _ModestFiles(ConfigRepository):
 class GuardedLoader(ConfigLoaderImpl):
     """Hydra's loader, which also refuses settings that make Hydra execute code or write elsewhere.
 
-    Hydra composes twice: to find `hydra.mode`, then for the run. Here a single run is composed once (0.15 s), and what
-    is wrong with one is found once.
+    Hydra composes twice: to find `hydra.mode`, then for the run. Here a single run is composed once (0.15 s).
     """
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         super().__init__(config_search_path)
         self.repository = _ModestFiles(config_search_path)
-        self._single: tuple[list[str], DictConfig | Exception] | None = None
+        self._single: tuple[list[str], DictConfig] | None = None
 
     def load_configuration(
         self,
@@ -72,21 +73,15 @@ class GuardedLoader(ConfigLoaderImpl):
     ) -> DictConfig:
         is_asked_for_mode = not validate_sweep_overrides
         if is_asked_for_mode:
-            words = [*overrides, _SINGLE]
-            try:
+            with suppress(HydraException):  # words for several runs: then Hydra looks for the mode in its own way
                 cfg = self._compose(config_name, list(overrides), RunMode.RUN, from_shell, True)
-            except Exception as error:  # several runs, or a mistake: then Hydra's own order of things
-                self._single = words, error
-            else:
-                self._single = words, cfg
+                self._single = ([*overrides, _SINGLE], cfg)
                 return cfg
         if self._single is not None and self._single[0] == overrides:
-            found, self._single = self._single[1], None
-            if isinstance(found, Exception):
-                raise found
-            found.hydra.mode = RunMode.RUN
-            found.hydra.overrides.hydra.append(_SINGLE)
-            return found
+            cfg, self._single = self._single[1], None
+            cfg.hydra.mode = RunMode.RUN
+            cfg.hydra.overrides.hydra.append(_SINGLE)
+            return cfg
         return self._compose(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
 
     def _compose(self, config_name: str | None, overrides: list[str], *settings: Any) -> DictConfig:

@@ -33,14 +33,15 @@ def import_torchmetrics() -> None:
             raise PackageNotFoundError(distribution_name)
         return find_version(distribution_name)
 
-    sys.modules[_HIDDEN] = None  # type: ignore[assignment]  # Python's own way to fail an import; no type knows it
+    modules: dict[str, Any] = sys.modules
+    modules[_HIDDEN] = None  # Python's own way to fail an import
     imports._version = hide_version
     try:
         with _empty_signal():
             importlib.import_module("torchmetrics")
     finally:
         imports._version = find_version
-        del sys.modules[_HIDDEN]
+        del modules[_HIDDEN]
     _restore_plots()
 
 

@@ -89,7 +89,7 @@ class ModelFolder:
             yield
         except UserError:
             raise
-        except Exception as error:  # tokenizers raises Exception itself for bytes that are odd
+        except Exception as error:  # no narrower class: for damaged files tokenizers raises Exception itself
             reason = next(iter(str(error).strip().splitlines()), "")
             hint = "It is damaged, or was not written by this program."
             where, what = f"{self.path}", f"no model that can be read ({type(error).__name__}: {reason})"

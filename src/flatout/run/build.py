@@ -148,7 +148,7 @@ class RunBuilder:
         for where, part in (("task", self.config.task), ("data", self.config.data)):
             try:
                 ForkingPickler.dumps(part)
-            except Exception as error:  # whatever the classes of its attributes raise
+            except Exception as error:  # pickling runs methods of all its attributes, which may raise anything
                 what = f"{type(part).__name__} cannot be sent to other processes: {error}"
                 hint = "Start the command with torchrun: each process then builds its parts."
                 raise UserError(where, what, hint=hint) from None

@@ -32,7 +32,7 @@ class Views(StoreSplit):
         self.name, self.num_rows, self._samples, self._make = name, num_rows, samples, make
 
     @cached_property
-    def columns(self) -> dict[str, Array | Ragged]:  # type: ignore[override]  # computed late, then as in any split
+    def columns(self) -> dict[str, Array | Ragged]:
         return self._make()
 
     @property

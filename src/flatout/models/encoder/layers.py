@@ -12,6 +12,7 @@ Shapes: T tokens, K tokens that are kept, B rows, H numbers a token (in attentio
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -42,7 +43,7 @@ class Pass:
     """Whether these are the first tokens of the rows."""
 
 
-class FlatLayer(nn.Module):
+class FlatLayer(nn.Module, ABC):
     """What both kinds of layers have: the modules of a layer of transformers, and their own `finish`."""
 
     def __init__(self, block: nn.Module, config: Any, activation: Any) -> None:
@@ -71,9 +72,9 @@ class FlatLayer(nn.Module):
         """What `finish` needs besides states, made outside of it: what is compiled then stays the same each time."""
         return ()
 
+    @abstractmethod
     def finish(self, *inputs: Any) -> Tensor:
         """Everything after attention."""
-        raise NotImplementedError  # each kind of layer has its own
 
 
 class PostNormLayer(FlatLayer):

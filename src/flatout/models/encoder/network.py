@@ -1,4 +1,4 @@
-"""An encoder of transformers and its head, over flat batches wherever its family allows it, else over padded ones.
+"""An encoder of transformers and its head, over flat batches where its family allows it, else over padded ones.
 
 The model is the library's own class with its own modules, so weights load from it and save to it. Where a family runs
 flat, its layers are replaced by ours (`layers.py`), and this file does what comes before and after them over `[T, H]`
@@ -39,7 +39,7 @@ _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
 
 class Compute(StrEnum):
-    """Whether an encoder runs over flat batches; auto: wherever its family can."""
+    """Whether an encoder runs over flat batches; auto: where its family can."""
 
     auto = "auto"
     flat = "flat"

@@ -55,7 +55,7 @@ class TransformerConfig:
     settings: dict[str, Any] = field(default_factory=dict)
     """Further settings of the encoder's own configuration, by their names there."""
     compute: Compute = Compute.auto
-    """Flat (nothing padded) or padded batches; auto: flat wherever the family can."""
+    """Flat (nothing padded) or padded batches; auto: flat where the family can."""
     dropout: float | None = None
     """Share dropped from embeddings and after each sub-layer; null: as the encoder has it."""
     attention_dropout: float | None = None
