@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from flatout.engine import precision
-from flatout.engine.precision import Precision, by_lightning_name, choose_precision, fast_fp32_products
+from flatout.engine.precision import (
+    Precision,
+    bf16_is_native_on_cpu,
+    by_lightning_name,
+    choose_precision,
+    fast_fp32_products,
+)
 from flatout.errors import UserError
 
 CPU = torch.device("cpu")
@@ -65,3 +71,12 @@ def test_tf32_wants_a_gpu_that_has_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     choice = choose_precision(Precision.tf32, cuda)
     assert (choice.precision, choice.lightning_name) == (Precision.tf32, "32-true")
+
+
+@pytest.mark.parametrize(("limit", "chosen"), [("avx2", Precision.fp32), ("AVX512_CORE_BF16", Precision.bf16)])
+def test_a_processor_whose_library_is_held_to_older_instructions_has_no_bf16_of_its_own(limit, chosen, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    assert bf16_is_native_on_cpu()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert choose_precision(Precision.auto, CPU).precision is chosen

@@ -58,6 +58,19 @@ def test_small_tables_are_left_alone_and_states_are_the_same() -> None:
     assert list(model.state_dict()) == names
 
 
+def test_a_compiled_model_drops_by_the_compilers_own_means() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5))
+    make_lean(model)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for rows in (200, 300):
+        values = torch.ones(rows, 8, requires_grad=True)
+        found = compiled(values)
+        found.sum().backward()
+        assert float((found == 0).float().mean()) == pytest.approx(0.5, abs=0.03)
+        assert values.grad is not None
+
+
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_dropout_drops_its_share_keeps_the_mean_and_passes_what_stays(share: float) -> None:
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -129,8 +130,14 @@ def _product_error(device: torch.device) -> float:
     return float((found - exact).abs().max() / exact.abs().max())
 
 
+_ISAS_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
+"""Instructions that oneDNN can be held to by a variable of its own, and that have no products of bf16."""
+
+
 def bf16_is_native_on_cpu() -> bool:
-    """Whether the processor itself multiplies bf16; oneDNN's own answer is yes also where it emulates it."""
+    """Whether the processor itself multiplies bf16 and oneDNN may; it answers yes also where it emulates them."""
+    if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in _ISAS_WITHOUT_BF16:
+        return False
     asked = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
     return any(question() for question in asked if question is not None)
 
