@@ -21,6 +21,7 @@ from flatout.models.carried_state import CarriedState, State
 from flatout.models.flops import Lengths, Product, through, training_flops
 from flatout.models.series import flatten, is_even, last_of, rectangle, windows_of
 from flatout.models.turned_places import turned_places
+from flatout.models.two_streams import run_both
 from flatout.models.window_ridge import Residual, WindowRidge
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ class RNN(nn.Module):
         states_LBD = inputs_BLF.transpose(0, 1)
         for depth, (ahead, back) in enumerate(zip(self.ahead, self.back, strict=True)):
             states_LBD = self.dropout(states_LBD) if depth else states_LBD
-            there_LBH, back_LBH = ahead(states_LBD)[0], back(_turn(states_LBD, turned))[0]
+            there_LBH, back_LBH = run_both(ahead, back, states_LBD, _turn(states_LBD, turned))
             states_LBD = torch.cat([there_LBH, _turn(back_LBH, turned)], -1)
         return torch.cat([_last_of(there_LBH, batch), _last_of(back_LBH, batch)], -1)
 

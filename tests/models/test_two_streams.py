@@ -1,0 +1,94 @@
+"""Both directions of a layer: in turn on a CPU, on two streams of a GPU, the same numbers."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.data.batches.flat_batch import flat_batch
+from flatout.models import two_streams
+from flatout.models.bilstm import BiLSTM, BiLSTMConfig
+
+BESIDE, HERE = "the stream beside", "the stream here"
+ROWS = [[1, 2, 3, 4, 5, 6], [7, 8], [9, 10, 11]]
+
+
+class Recorded:
+    """A stream that writes down what it is told, and which one is current."""
+
+    def __init__(self, name, told):
+        self.name, self.told = name, told
+
+    def wait_stream(self, other):
+        self.told.append(f"{self.name} waits for {other.name}")
+
+
+class Layer(nn.LSTM):
+    """Writes down on which stream it runs."""
+
+    def forward(self, inputs):
+        self.told.append(f"{self.title} runs on {self.current[-1]}")
+        return super().forward(inputs)
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Stand-ins for the streams of a GPU; what they were told."""
+    found, current = [], [HERE]
+
+    @contextmanager
+    def stream(chosen):
+        current.append(chosen.name)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(two_streams, "_has_streams", lambda device: True)
+    monkeypatch.setattr(two_streams, "_stream_beside", lambda device: Recorded(BESIDE, found))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Recorded(HERE, found))
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda tensor, other: found.append(f"{tensor.shape[-1]} kept for {other.name}")
+    )
+    monkeypatch.setattr(Layer, "told", found, raising=False)
+    monkeypatch.setattr(Layer, "current", current, raising=False)
+    return found
+
+
+def test_on_a_gpu_one_direction_runs_beside_the_other_and_each_waits_where_it_reads(told):
+    ahead, back = Layer(3, 4), Layer(3, 4)
+    ahead.title, back.title = "ahead", "back"
+    inputs, turned = torch.randn(5, 2, 3), torch.randn(5, 2, 3)
+    both = two_streams.run_both(ahead, back, inputs, turned)
+    assert told[:4] == [
+        f"{BESIDE} waits for {HERE}",
+        f"back runs on {BESIDE}",
+        f"ahead runs on {HERE}",
+        f"{HERE} waits for {BESIDE}",
+    ]
+    assert told[4:] == [f"3 kept for {BESIDE}", f"4 kept for {HERE}"]
+    assert torch.equal(both[0], nn.LSTM.forward(ahead, inputs)[0])
+    assert torch.equal(both[1], nn.LSTM.forward(back, turned)[0])
+
+
+def test_a_cpu_and_ranks_of_ddp_stay_on_one_stream(monkeypatch):
+    assert not two_streams._has_streams(torch.device("cpu"))
+    assert two_streams._has_streams(torch.device("cuda"))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert not two_streams._has_streams(torch.device("cuda"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_finds_the_answers_and_gradients_of_a_cpu():
+    torch.manual_seed(0)
+    model = BiLSTM(BiLSTMConfig(embedding=8, hidden=8, layers=2, dropout=0.0), num_outputs=3, vocabulary_size=20)
+    batch = flat_batch([torch.tensor(row) for row in sorted(ROWS, key=len)])
+    found = []
+    for device in ("cpu", "cuda"):
+        model.to(device).zero_grad()
+        answer = model(batch.to(device))
+        answer.pow(2).sum().backward()
+        found.append([answer.detach().cpu(), *(weight.grad.cpu() for weight in model.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
