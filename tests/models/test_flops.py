@@ -45,19 +45,19 @@ class _Unrolled(nn.Module):
         super().__init__()
         self.lstm = lstm
 
-    def forward(self, inputs_BLE: Tensor) -> tuple[Tensor, None]:
+    def forward(self, inputs_LBE: Tensor) -> tuple[Tensor, None]:
         lstm = self.lstm
-        gates_BLG = inputs_BLE @ lstm.weight_ih_l0.T + lstm.bias_ih_l0
+        gates_LBG = inputs_LBE @ lstm.weight_ih_l0.T + lstm.bias_ih_l0
         # The kernels give the state before the first token a gradient too, wanted or not.
-        state, cell = (torch.zeros(len(inputs_BLE), lstm.hidden_size, requires_grad=True) for _ in range(2))
+        state, cell = (torch.zeros(inputs_LBE.shape[1], lstm.hidden_size, requires_grad=True) for _ in range(2))
         states = []
-        for place in range(inputs_BLE.shape[1]):
-            gates = gates_BLG[:, place] + state @ lstm.weight_hh_l0.T + lstm.bias_hh_l0
+        for place in range(len(inputs_LBE)):
+            gates = gates_LBG[place] + state @ lstm.weight_hh_l0.T + lstm.bias_hh_l0
             add, forget, new, out = gates.chunk(4, -1)
             cell = forget.sigmoid() * cell + add.sigmoid() * new.tanh()
             state = out.sigmoid() * cell.tanh()
             states.append(state)
-        return torch.stack(states, 1), None
+        return torch.stack(states), None
 
 
 def unrolled(model: BiLSTM) -> BiLSTM:

@@ -13,7 +13,7 @@ Shapes: B rows, L longest row, E embedding, H hidden, D = 2H, C outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from flatout.errors import as_choice, require
 from flatout.models.flops import Lengths, Product, look_up, through, training_flops
 from flatout.models.pooling import Pool, Pooling
-from flatout.models.turned_places import turned_places
+from flatout.models.turned_places import turn, turned_places
 from flatout.models.two_streams import run_both
 from flatout.models.vectors import load_vectors
 
@@ -102,12 +102,12 @@ class BiLSTM(nn.Module):
         tokens_BL, lengths_B = batch.padded(fill=self.padding_id)
         is_even = bool(batch.lengths[0] == batch.lengths[-1])  # sorted and on the host: no wait for the device
         turned = None if is_even else turned_places(lengths_B, tokens_BL.shape[1])
-        states_BLD = self.embedding_dropout(self.embedding(tokens_BL))
+        states_LBD = self.embedding_dropout(self.embedding(tokens_BL.t()))
         for depth, layer in enumerate(self.layers):
-            states_BLD = layer(self.dropout(states_BLD) if depth else states_BLD, turned)
+            states_LBD = layer(self.dropout(states_LBD) if depth else states_LBD, turned)
         places_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
         mask_BL = None if is_even else places_L < lengths_B.unsqueeze(1)
-        return self.output(self.dropout(self.pool(states_BLD, lengths_B, mask_BL)))
+        return self.output(self.dropout(self.pool(states_LBD.transpose(0, 1), lengths_B, mask_BL)))
 
     def computed_tokens(self, batch: FlatBatch) -> int:
         """Tokens computed for a batch, padding included."""
@@ -128,36 +128,19 @@ class BiLSTM(nn.Module):
 
 
 class _Layer(nn.Module):
-    """One LSTM forwards and one over the rows turned round; its answer is every token's states of both."""
+    """One LSTM forwards and one over the rows turned round; its answer is every token's states of both.
+
+    Time comes first: torch's LSTM then copies less.
+    """
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.ahead = nn.LSTM(width, hidden, batch_first=True)
-        self.back = nn.LSTM(width, hidden, batch_first=True)
+        self.ahead = nn.LSTM(width, hidden)
+        self.back = nn.LSTM(width, hidden)
 
-    def forward(self, inputs_BLE: Tensor, turned: Tensor | None) -> Tensor:
-        ahead_BLH, back_BLH = run_both(self.ahead, self.back, inputs_BLE, _turn(inputs_BLE, turned))
-        return torch.cat([ahead_BLH, _turn(back_BLH, turned)], -1)
-
-
-def _turn(states_BLD: Tensor, turned: Tensor | None) -> Tensor:
-    if turned is None:
-        return states_BLD.flip(1)
-    return _Turn.apply(states_BLD, turned)
-
-
-class _Turn(torch.autograd.Function):
-    """Turning twice changes nothing, so the gradient is turned too: a copy, where autograd would scatter and add."""
-
-    @staticmethod
-    def forward(ctx: Any, states_BLD: Tensor, turned: Tensor) -> Tensor:
-        ctx.save_for_backward(turned)
-        return states_BLD.flatten(0, 1).index_select(0, turned).view(states_BLD.shape)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient_BLD,) = gradients
-        return gradient_BLD.flatten(0, 1).index_select(0, ctx.saved_tensors[0]).view(gradient_BLD.shape), None
+    def forward(self, inputs_LBE: Tensor, turned: Tensor | None) -> Tensor:
+        ahead_LBH, back_LBH = run_both(self.ahead, self.back, inputs_LBE, turn(inputs_LBE, turned))
+        return torch.cat([ahead_LBH, turn(back_LBH, turned)], -1)
 
 
 def _initialise(model: BiLSTM) -> None:

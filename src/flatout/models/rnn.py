@@ -20,7 +20,7 @@ from flatout.errors import as_choice, require
 from flatout.models.carried_state import CarriedState, State
 from flatout.models.flops import Lengths, Product, through, training_flops
 from flatout.models.series import flatten, is_even, last_of, rectangle, windows_of
-from flatout.models.turned_places import turned_places
+from flatout.models.turned_places import turn, turned_places
 from flatout.models.two_streams import run_both
 from flatout.models.window_ridge import Residual, WindowRidge
 
@@ -200,8 +200,8 @@ class RNN(nn.Module):
         states_LBD = inputs_BLF.transpose(0, 1)
         for depth, (ahead, back) in enumerate(zip(self.ahead, self.back, strict=True)):
             states_LBD = self.dropout(states_LBD) if depth else states_LBD
-            there_LBH, back_LBH = run_both(ahead, back, states_LBD, _turn(states_LBD, turned))
-            states_LBD = torch.cat([there_LBH, _turn(back_LBH, turned)], -1)
+            there_LBH, back_LBH = run_both(ahead, back, states_LBD, turn(states_LBD, turned))
+            states_LBD = torch.cat([there_LBH, turn(back_LBH, turned)], -1)
         return torch.cat([_last_of(there_LBH, batch), _last_of(back_LBH, batch)], -1)
 
     def computed_tokens(self, batch: FlatBatch) -> int:
@@ -258,14 +258,6 @@ def smooth(answers_BLK: Tensor, memory_K: Tensor, before: Tensor) -> tuple[Tenso
 def _last_of(states_LBH: Tensor, batch: FlatBatch) -> Tensor:
     """`[B, H]`: the states at each row's last sample."""
     return states_LBH[-1] if is_even(batch) else last_of(states_LBH.transpose(0, 1), batch)
-
-
-def _turn(states_LBD: Tensor, turned: Tensor | None) -> Tensor:
-    """Each row turned round by itself."""
-    if turned is None:
-        return states_LBD.flip(0)
-    states_BLD = states_LBD.transpose(0, 1).contiguous()
-    return states_BLD.flatten(0, 1).index_select(0, turned).view(states_BLD.shape).transpose(0, 1)
 
 
 def _initialise(model: RNN) -> None:
