@@ -27,6 +27,21 @@ def test_the_way_of_products_is_put_back_and_told():
     assert torch.get_float32_matmul_precision() == before
 
 
+def backends():
+    return [each.fp32_precision for each in (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)]
+
+
+@pytest.mark.parametrize(("chosen", "largest"), [("fp32", 5e-6), ("fp32", 0.0), ("tf32", 5e-6)])
+def test_what_the_backends_were_set_to_is_put_back_too(monkeypatch, chosen, largest):
+    monkeypatch.setattr(precision, "_LARGEST_ERROR", largest)
+    before = backends()
+    device = torch.device("cuda") if chosen == "tf32" else CPU
+    with fast_fp32_products(Precision(chosen), device):
+        is_changed = backends() != before
+    assert is_changed == (largest > 0)
+    assert backends() == before
+
+
 def test_products_that_are_not_exact_enough_stay_plain(monkeypatch):
     monkeypatch.setattr(precision, "_LARGEST_ERROR", 0.0)
     with fast_fp32_products(Precision.fp32, CPU) as found:

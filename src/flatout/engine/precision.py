@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -95,28 +95,41 @@ def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[P
     With torch's "medium" some CPUs make them by oneDNN, in half of MKL's time and as exactly. Others round to bf16, and
     GPUs to TF32. Only a try shows which.
     """
-    before = torch.get_float32_matmul_precision()
     if precision is Precision.tf32:
-        torch.set_float32_matmul_precision("high")
-        try:
+        with _products_as("high"):
             yield ProductChoice("TF32", "asked for", "inputs of products keep 10 bits after the point, sums are fp32")
-        finally:
-            torch.set_float32_matmul_precision(before)
         return
-    if precision is not Precision.fp32 or device.type not in ("cpu", "cuda") or before != "highest":
+    is_free = torch.get_float32_matmul_precision() == "highest"
+    if precision is not Precision.fp32 or device.type not in ("cpu", "cuda") or not is_free:
         yield None
         return
-    torch.set_float32_matmul_precision("medium")
-    error = _product_error(device)
+    with _products_as("medium"):
+        error = _product_error(device)
     is_exact = error <= _LARGEST_ERROR
-    if not is_exact:
-        torch.set_float32_matmul_precision(before)
+    value = "medium" if is_exact else "highest"
     why = "torch's faster way, tried here and exact" if is_exact else "torch's faster way is not exact here"
     evidence = f"largest error {error:.0e} of the largest answer, allowed {_LARGEST_ERROR:.0e}"
+    with _products_as("medium") if is_exact else nullcontext():
+        yield ProductChoice(value, why, evidence)
+
+
+@contextmanager
+def _products_as(name: str) -> Iterator[None]:
+    """torch.set_float32_matmul_precision for a while.
+
+    Set back, it leaves "ieee" with the backends where nothing was set, so theirs is put back, too. A model that was
+    compiled with "ieee" after a run of ours wrote beyond its memory (torch 2.13, a CPU with AVX512 and no bf16).
+    """
+    before = torch.get_float32_matmul_precision()
+    backends: list[Any] = [cast(Any, torch.backends.mkldnn).matmul, torch.backends.cuda.matmul]
+    kinds = [backend.fp32_precision for backend in backends]
+    torch.set_float32_matmul_precision(name)
     try:
-        yield ProductChoice(torch.get_float32_matmul_precision(), why, evidence)
+        yield
     finally:
         torch.set_float32_matmul_precision(before)
+        for backend, kind in zip(backends, kinds, strict=True):
+            backend.fp32_precision = kind
 
 
 _LARGEST_ERROR = 5e-6
