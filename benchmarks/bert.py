@@ -404,14 +404,16 @@ def _native_type() -> torch.dtype:
 
 
 def _product_flops(size: int = 1536, rounds: int = 15) -> float:
-    """Operations a second of a product of matrices in that format, the median of some."""
+    """Operations a second of a product of matrices in that format, made as a run makes them: the median of some."""
+    cpu = torch.device("cpu")
     left, right = (torch.randn(size, size, dtype=_native_type()) for _ in range(2))
     taken: list[float] = []
     act: Callable[[], Any] = lambda: left @ right  # noqa: E731  # one name for the warm-up and the measured product
-    for _ in range(3):
-        act()
-    for _ in range(rounds):
-        started = time.perf_counter()
-        act()
-        taken.append(time.perf_counter() - started)
+    with fast_fp32_products(choose_precision(Precision.auto, cpu).precision, cpu):
+        for _ in range(3):
+            act()
+        for _ in range(rounds):
+            started = time.perf_counter()
+            act()
+            taken.append(time.perf_counter() - started)
     return 2 * size**3 / statistics.median(taken)
