@@ -198,8 +198,8 @@ class FastLoop(Callback):
         backwarded = edge(2)
         loss = self.passes.last_loss
         if ends_step:
-            self.losses.add(self.passes.end_step())
-            self._step(optimizer)
+            with self.losses.of_step(self.passes.end_step()):
+                self._step(optimizer)
             self._is_under_way = False
         phase_s = self.phase_s
         phase_s["forward"] += forward_s

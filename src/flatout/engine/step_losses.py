@@ -6,7 +6,8 @@ One transfer brings many of them to the host, on request; no step waits for the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
@@ -46,9 +47,17 @@ class StepLosses:
         """Whether the device has found a step that is not finite; waits for it, and never on a CPU."""
         return self._broken is not None and self.policy is NotFinite.stop and bool(self._broken)
 
-    def add(self, loss: Tensor | None) -> None:
+    @contextmanager
+    def of_step(self, loss: Tensor | None) -> Iterator[None]:
+        """Around a step with this loss; one that an error ends is trained again, and counts only then."""
+        counts = len(self.values), len(self.norms)
         if loss is not None:
             self.values.append(loss)
+        try:
+            yield
+        except BaseException:  # an interrupt, too
+            del self.values[counts[0] :], self.norms[counts[1] :]
+            raise
 
     def to(self, device: torch.device) -> None:
         self.values = [loss.to(device) for loss in self.values]

@@ -1,0 +1,55 @@
+"""Losses of the steps since the last row of metrics.csv: a step that an error ends is none of them."""
+
+from __future__ import annotations
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from flatout.engine.fast_loop import FastLoop
+
+
+class Line(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(3, 1)
+
+    def training_step(self, batch, batch_idx):
+        return self.line(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.1)
+
+
+class RaisesBefore(L.Callback):
+    def __init__(self, step: int, error: type[BaseException]) -> None:
+        self.step, self.error = step, error
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        if trainer.global_step == self.step:
+            raise self.error("planted")
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_step_that_an_error_ends_leaves_no_loss_and_no_norm(tmp_path, error, clip):
+    torch.manual_seed(0)
+    loop = FastLoop()
+    trainer = L.Trainer(
+        callbacks=[loop, RaisesBefore(3, error)],
+        gradient_clip_val=clip,
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    with pytest.raises((error, SystemExit)):
+        trainer.fit(Line(), DataLoader(torch.randn(8, 3), batch_size=1))
+    assert trainer.global_step == 3
+    assert len(loop.losses.values) == 3
+    assert len(loop.losses.norms) == (3 if clip else 0)
