@@ -99,7 +99,9 @@ def test_the_fast_loop_and_lightning_s_own_loop_give_the_same_losses_and_weights
     fast, fast_weights = train(kind, tmp_path, FastLoop(), accumulate=accumulate)
     assert len(plain) > 2
     assert fast == pytest.approx(plain, abs=1e-6)
-    torch.testing.assert_close(fast_weights, plain_weights, atol=1e-6, rtol=0)
+    # AdamW divides a gradient by its own size: where that is hardly more than rounding, so is the step of the weight.
+    torch.testing.assert_close(fast_weights, plain_weights, atol=OPTIM.lr / 1000, rtol=0)
+    assert (fast_weights - plain_weights).norm() < 1e-5
 
 
 def test_accumulated_batches_give_the_losses_of_one_large_batch(tmp_path):
