@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from flatout.distributed.ranks import cores_here
-from flatout.engine.precision import bf16_is_native_on_cpu
+from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
 
 _SMALL = ["model.embedding=64", "model.hidden=64", "data.sample.eval_rows=400"]
 _MANY = [*_SMALL, "data.sample.rows=20000"]
@@ -33,8 +33,14 @@ def _anywhere() -> str:
     return ""
 
 
-def _needs_bf16() -> str:
-    return "" if bf16_is_native_on_cpu() else "bf16 is not native on this processor"
+def _needs_fast_bf16() -> str:
+    chosen = choose_precision(Precision.auto, torch.device("cpu")).precision
+    return "" if chosen is Precision.bf16 else "bf16 is not native on this processor, or not faster"
+
+
+def _needs_slow_bf16() -> str:
+    is_slow = bf16_is_native_on_cpu() and bool(_needs_fast_bf16())
+    return "" if is_slow else "bf16 is not native on this processor, or faster"
 
 
 def _needs_cores() -> str:
@@ -97,7 +103,8 @@ PLANTED = [
     Planted("curves written each step", ("logging",), [*_TINY, "monitor.flush_every=1"], 10),
     Planted("a validation every 5 steps", ("validation",), [*_FEW, "+trainer.val_check_interval=5"], 4),
     Planted("a checkpoint every 2 steps", ("checkpoint",), [*_FEW, "checkpoint.every_steps=2"], 4),
-    Planted("fp32 where bf16 is native", ("precision",), [*_WIDE, "precision=fp32"], 2, _needs_bf16),
+    Planted("fp32 where bf16 is faster", ("precision",), [*_WIDE, "precision=fp32"], 2, _needs_fast_bf16),
+    Planted("bf16 where fp32 is faster", ("precision",), [*_WIDE, "precision=bf16"], 2, _needs_slow_bf16),
     Planted("one thread", ("threads",), [*_WIDE, "threads=1"], 3, _needs_cores),
     Planted(
         "an optimizer that dominates", ("optimizer", "batch"), [*_FEW, "data.batch_size=8", "model.embedding=1024"], 1

@@ -97,7 +97,7 @@ class RunConfig:
     allow_targets: list[str] = field(default_factory=list)
     """Packages of yours whose classes a `_target_` may name; on the command line only."""
     precision: Precision = Precision.auto
-    """Number format of products; auto: bf16 where it is native, else fp16 on a GPU, else fp32; tf32: on GPUs alone."""
+    """Number format of products; auto: bf16 where native and faster, else fp16 on a GPU, else fp32; tf32: on GPUs."""
     compile: Any = None
     """auto (null): torch compiles the layers of a flat encoder where that pays; true: it compiles the model; false."""
     tune: TuneConfig = field(default_factory=TuneConfig)

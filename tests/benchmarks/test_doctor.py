@@ -36,12 +36,17 @@ def test_what_needs_a_gpu_is_listed_as_not_applicable_without_one(monkeypatch):
     assert sum(each.why_not() == "there is no GPU" for each in PLANTED) == 3
 
 
-def test_fp32_applies_by_the_processor(monkeypatch):
-    plant = next(each for each in PLANTED if each.causes == ("precision",))
-    monkeypatch.setattr("benchmarks.planted.bf16_is_native_on_cpu", lambda: False)
-    assert plant.why_not() == "bf16 is not native on this processor"
-    monkeypatch.setattr("benchmarks.planted.bf16_is_native_on_cpu", lambda: True)
-    assert plant.why_not() == ""
+@pytest.mark.parametrize(
+    ("is_native", "share", "applies"), [(False, 0.5, ""), (True, 0.5, "fp32"), (True, 1.8, "bf16")]
+)
+def test_the_slower_precision_applies_by_the_processor(monkeypatch, is_native, share, applies):
+    monkeypatch.setattr("flatout.engine.precision.bf16_is_native_on_cpu", lambda: is_native)
+    monkeypatch.setattr("benchmarks.planted.bf16_is_native_on_cpu", lambda: is_native)
+    monkeypatch.setattr("flatout.engine.precision.bf16_share", lambda: share)
+    named = [each.name for each in PLANTED if each.causes == ("precision",) and not each.why_not()]
+    assert named == [
+        f"{kind} where {other} is faster" for kind, other in (("fp32", "bf16"), ("bf16", "fp32")) if kind == applies
+    ]
 
 
 def is_plant(each: type) -> bool:

@@ -91,7 +91,40 @@ def test_tf32_wants_a_gpu_that_has_it(monkeypatch):
 @pytest.mark.parametrize(("limit", "chosen"), [("avx2", Precision.fp32), ("AVX512_CORE_BF16", Precision.bf16)])
 def test_a_processor_whose_library_is_held_to_older_instructions_has_no_bf16_of_its_own(limit, chosen, monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(precision, "bf16_share", lambda: 0.25)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     assert bf16_is_native_on_cpu()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
     assert choose_precision(Precision.auto, CPU).precision is chosen
+
+
+@pytest.mark.parametrize(
+    ("share", "chosen", "why"), [(0.25, Precision.bf16, "and faster"), (1.81, Precision.fp32, "but not faster")]
+)
+def test_native_bf16_is_chosen_on_a_cpu_only_where_its_products_are_faster(share, chosen, why, monkeypatch):
+    monkeypatch.setattr(precision, "bf16_is_native_on_cpu", lambda: True)
+    monkeypatch.setattr(precision, "bf16_share", lambda: share)
+    choice = choose_precision(Precision.auto, CPU)
+    assert choice.precision is chosen
+    assert choice.why == f"bf16 is native on this CPU, {why}"
+    assert choice.evidence == f"a product takes {share} of its time in fp32, measured"
+    assert choose_precision(Precision.bf16, CPU).precision is Precision.bf16
+
+
+def test_a_run_that_resumes_keeps_its_precision_however_products_are_timed_now(monkeypatch):
+    monkeypatch.setattr(precision, "bf16_is_native_on_cpu", lambda: True)
+    monkeypatch.setattr(precision, "bf16_share", lambda: 0.25)
+    assert choose_precision(Precision.auto, CPU, before="fp32").precision is Precision.fp32
+    monkeypatch.setattr(precision, "bf16_share", lambda: 1.81)
+    assert choose_precision(Precision.auto, CPU, before="bf16").precision is Precision.bf16
+    monkeypatch.setattr(precision, "bf16_is_native_on_cpu", lambda: False)
+    assert choose_precision(Precision.auto, CPU, before="bf16").precision is Precision.fp32
+
+
+def test_products_are_timed_once_a_process_and_leave_the_settings_of_torch_as_they_were():
+    before = torch.get_float32_matmul_precision(), backends()
+    precision.bf16_share.cache_clear()
+    share = precision.bf16_share()
+    assert 0 < share < 100
+    assert precision.bf16_share() == share
+    assert (torch.get_float32_matmul_precision(), backends()) == before

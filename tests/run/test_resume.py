@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import train as command_line
 from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.distributed.signals import requeue_with_slurm
+from flatout.engine import precision
 from flatout.errors import UserError
 from flatout.report.summary import read_summary
 from tests.faults.plants import Planted, RaiseAt, SignalAt
@@ -82,6 +83,19 @@ def test_a_finished_run_goes_on_when_more_epochs_are_asked_for(tmp_path, capfd):
     more = train(replace(SMALL, trainer={"max_epochs": 3}), tmp_path / "runs")
     assert "resume: continuing from step 20" in capfd.readouterr().out
     assert more.folder == first.folder and read_summary(more.folder)["training"]["steps"] == 30
+
+
+def test_a_run_goes_on_in_its_number_format_although_products_are_now_timed_otherwise(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(precision, "bf16_is_native_on_cpu", lambda: True)
+    monkeypatch.setattr(precision, "bf16_share", lambda: 1.8)
+    with pytest.raises(Planted):
+        train(replace(BROKEN, precision="auto"), tmp_path / "runs")
+    assert "precision: fp32 (bf16 is native on this CPU, but not faster; a product takes 1.80" in capfd.readouterr().out
+    monkeypatch.setattr(precision, "bf16_share", lambda: 0.2)
+    result = train(replace(SMALL, precision="auto"), tmp_path / "runs")
+    assert "precision: fp32 (as at the beginning of this run" in capfd.readouterr().out
+    assert result.folder == run_folder(tmp_path / "runs")
+    assert read_summary(result.folder)["training"]["resumed_from"] == 14
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
-"""Which numbers a run computes with, and why: sixteen bits where the device multiplies them natively."""
+"""Which numbers a run computes with, and why: sixteen bits where the device multiplies them faster."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -59,8 +61,11 @@ class PrecisionChoice:
         return LIGHTNING_NAMES[self.precision]
 
 
-def choose_precision(asked: Precision, device: torch.device) -> PrecisionChoice:
-    """What was asked for, or bf16 where it is native, else fp16 on a GPU, else fp32."""
+def choose_precision(asked: Precision, device: torch.device, before: str | None = None) -> PrecisionChoice:
+    """What was asked for, or bf16 where it is native and no slower, else fp16 on a GPU, else fp32.
+
+    `before`: what the run that resumes here chose; a CPU's products are not timed again then.
+    """
     if asked is Precision.tf32:
         is_there = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         hint = "Set precision=fp32."
@@ -74,8 +79,41 @@ def choose_precision(asked: Precision, device: torch.device) -> PrecisionChoice:
             return PrecisionChoice(Precision.bf16, "bf16 is native on this GPU", evidence)
         return PrecisionChoice(Precision.fp16, "bf16 is not native on this GPU, fp16 is", evidence)
     if device.type == "cpu" and bf16_is_native_on_cpu():
-        return PrecisionChoice(Precision.bf16, "bf16 is native on this CPU", "the processor has AVX512_BF16 or AMX")
+        if before in (Precision.bf16, Precision.fp32):
+            return PrecisionChoice(Precision(before), "as at the beginning of this run", f"precision={before} then")
+        return _faster_on_cpu()
     return PrecisionChoice(Precision.fp32, f"sixteen bits are not native on this {device.type}", "no native bf16")
+
+
+def _faster_on_cpu() -> PrecisionChoice:
+    """bf16, unless its products take longer than those of fp32, as on processors with AVX512_BF16 and without AMX."""
+    share = bf16_share()
+    evidence = f"a product takes {share:.2f} of its time in fp32, measured"
+    if share > _LARGEST_SHARE:
+        return PrecisionChoice(Precision.fp32, "bf16 is native on this CPU, but not faster", evidence)
+    return PrecisionChoice(Precision.bf16, "bf16 is native on this CPU, and faster", evidence)
+
+
+_LARGEST_SHARE = 0.9
+_ROWS, _WIDTH, _TRIES = 512, 768, 5
+
+
+@cache
+def bf16_share() -> float:
+    """Time of a product in bf16 on this CPU, as a share of its time in fp32; the best of a few, in turn."""
+    random = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(size, _WIDTH, generator=random) for size in (_ROWS, _WIDTH))
+    best: dict[torch.dtype, float] = {}
+    with torch.no_grad(), fast_fp32_products(Precision.fp32, torch.device("cpu")):
+        for number in range(1 + _TRIES):
+            for kind in (torch.float32, torch.bfloat16):
+                inputs = left.to(kind), right.to(kind)
+                started = time.perf_counter()
+                torch.nn.functional.linear(*inputs)
+                seconds = time.perf_counter() - started
+                if number:  # the first one prepares the product
+                    best[kind] = min(seconds, best.get(kind, seconds))
+    return best[torch.bfloat16] / best[torch.float32]
 
 
 @dataclass(frozen=True, slots=True)

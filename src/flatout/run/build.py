@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -363,8 +363,17 @@ class RunBuilder:
 
     # Training.
 
-    def choose_precision(self, device: torch.device, log: RunLog) -> PrecisionChoice:
-        precision = choose_precision(self.config.precision, device)
+    def choose_precision(
+        self, device: torch.device, ranks: Ranks, log: RunLog, before: dict[str, Any] | None
+    ) -> PrecisionChoice:
+        """The first rank's choice, on all; `before`: that of the run that resumes here."""
+
+        def choose() -> str:
+            known = None if before is None else before["value"]
+            return json.dumps(asdict(choose_precision(self.config.precision, device, known)))
+
+        values = json.loads(ranks.agreed("precision", choose))
+        precision = PrecisionChoice(**{**values, "precision": Precision(values["precision"])})
         log.decision("precision", precision.precision.value, precision.why, precision.evidence)
         return precision
 
@@ -486,7 +495,7 @@ class RunBuilder:
         return Judging(
             batches_in_epoch=batches_in_epoch(config.trainer, feeds.train),
             effective_batch=config.data.effective_batch,
-            is_fp32_asked=config.precision is Precision.fp32 and not is_precision_measured,
+            is_precision_asked=config.precision in (Precision.fp32, Precision.bf16) and not is_precision_measured,
             is_compiled=bool(config.compile) or is_compiled(task.model),
             may_try=config.monitor.verdict and not config.shares_weights,
             pieces=pieces,

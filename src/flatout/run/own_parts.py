@@ -38,7 +38,7 @@ from flatout.perf.verdict.evidence import LEAST_STEPS
 from flatout.perf.verdict.rules import verdict
 from flatout.report.closing import print_closing
 from flatout.report.page import read_curves, write_page
-from flatout.report.summary import hardware
+from flatout.report.summary import choice_of, hardware
 from flatout.run import trainer as trainers
 from flatout.run.build import RunBuilder
 from flatout.run.closing import summarise_speed
@@ -63,6 +63,7 @@ def run_own_parts(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (
     """One run of the user's own module, from its settings to its report."""
     started, ranks, settings = time.perf_counter(), Ranks.here(), build.own_settings
     title = build.title(overrides)
+    before = choice_of(path, "precision") if build.is_resumed else None
     with (
         Signals() as signals,
         open_run_folder(path, title, is_first=ranks.is_first, is_again=build.is_resumed) as folder,
@@ -71,7 +72,7 @@ def run_own_parts(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (
     ):
         device = ranks.device(build.accelerator, number)
         share_processor(build, ranks, device, folder)
-        precision = build.choose_precision(device, folder)
+        precision = build.choose_precision(device, ranks, folder, before)
         about = _about(build.settings, settings, precision, ranks)
         start = where_to_start(build, about, ranks, folder)
         training = _build_training(settings, ranks, device, precision, folder, about, signals, start)

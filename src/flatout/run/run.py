@@ -62,7 +62,7 @@ def run(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number:
     started = time.perf_counter()
     ranks = Ranks.here()
     title = build.title(overrides)
-    compiled_before = choice_of(path, "compile") if build.is_resumed else None
+    before = {name: choice_of(path, name) if build.is_resumed else None for name in ("compile", "precision")}
     with (
         Signals() as signals,
         open_run_folder(path, title, is_first=ranks.is_first, is_again=build.is_resumed) as folder,
@@ -79,14 +79,14 @@ def run(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number:
         feeds = build.place_feeds(data, task, device, ranks)
         build = build.with_whole_steps(feeds, folder)
         set_rate(task, data, build.trainer, folder)
-        precision = build.choose_precision(device, folder)
+        precision = build.choose_precision(device, ranks, folder, before["precision"])
         loop = build.build_loop(rows_of_steps(build.trainer, feeds.train))
         training, start = set_up(build, data, task, loop, precision, ranks, folder, signals)
         ranks.join(device)
         with training.loggers, fast_fp32_products(precision.precision, device) as found:
             if found is not None:
                 folder.choose("fp32 products", found.value, found.why, found.evidence)
-            build.compile_network(task, feeds, precision, ranks, folder, compiled_before)
+            build.compile_network(task, feeds, precision, ranks, folder, before["compile"])
             train(training, task, data, folder, signals, start)
             load_best(training, task)
             task.to(device)  # Lightning has taken it back to the host

@@ -23,6 +23,7 @@ from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
+from flatout.engine import precision
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.verdict import experiments as tries
@@ -121,6 +122,16 @@ def test_small_batches_are_tried_larger_and_the_verdict_says_so(small):
     assert tried["data.batch_size=32"]["rows_per_batch"] == pytest.approx(32, rel=0.2)
     assert all(each["rows_per_s"] > 0 and each["as_was"] > 0 for each in tried.values())
     assert result.verdict["sentence"] and "verdict" in printed
+
+
+@pytest.mark.parametrize(("asked", "share", "other"), [("bf16", 1.8, "fp32"), ("fp32", 0.2, "bf16")])
+def test_the_number_format_that_auto_would_choose_is_tried_where_another_was_asked_for(
+    tmp_path, long_enough, monkeypatch, asked, share, other
+):
+    monkeypatch.setattr(precision, "bf16_is_native_on_cpu", lambda: True)
+    monkeypatch.setattr(precision, "bf16_share", lambda: share)
+    tried = {each["override"] for each in texts(tmp_path, precision=asked).summary["evidence"]["tried"]}
+    assert f"precision={other}" in tried
 
 
 def test_a_callback_that_takes_its_time_is_named(slow):

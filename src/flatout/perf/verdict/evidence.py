@@ -71,7 +71,7 @@ class Evidence:
     pieces: int = 1
     """Of a batch, as memory did not suffice for it whole."""
     native: str = ""
-    """Arithmetic that the device has in hardware, where another was asked for and none was measured."""
+    """Arithmetic that precision=auto would choose here, where another was asked for and none was measured."""
     ms: dict[str, float] = field(default_factory=dict)
     """Milliseconds of each part, for each batch."""
     padding_share: float = 0.0

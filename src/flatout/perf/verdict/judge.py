@@ -31,8 +31,8 @@ class Judging:
 
     batches_in_epoch: int
     effective_batch: int | None
-    is_fp32_asked: bool
-    """Whether the settings name fp32, and no measurement chose it."""
+    is_precision_asked: bool
+    """Whether the settings name fp32 or bf16, and no measurement chose it."""
     is_compiled: bool
     may_try: bool
     """Whether it may try other settings."""
@@ -89,8 +89,9 @@ def _evidence_of(task: Task, feeds: Feeds, curves: RunCurves, known: Judging) ->
     if evidence is None:
         return None
     evidence.effective_batch, evidence.pieces = known.effective_batch, known.pieces
-    if known.is_fp32_asked:
-        evidence.native = choose_precision(Precision.auto, task.device).precision.value
+    usual = choose_precision(Precision.auto, task.device)
+    if known.is_precision_asked and usual.lightning_name != evidence.precision:
+        evidence.native = usual.precision.value
     return evidence
 
 

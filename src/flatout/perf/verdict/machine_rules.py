@@ -28,7 +28,7 @@ def cut_batches(evidence: Evidence) -> Finding | None:
     if evidence.pieces <= 1:
         return None
     why = f"each batch goes through in {evidence.pieces} pieces, as it ran out of memory whole"
-    is_wide = evidence.native not in ("", "fp32")
+    is_wide = evidence.precision == "32-true" and evidence.native not in ("", "fp32")
     override = f"precision={evidence.native}" if is_wide else None
     share, advice = evidence.share("forward", "backward"), "for encoders try model.gradient_checkpointing=true"
     return Finding(cause="memory", limit="memory", share=share, evidence=why, override=override, advice=advice)
