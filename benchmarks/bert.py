@@ -13,7 +13,7 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,14 @@ from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.engine.fast_loop import fast_loop_of
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.peaks import known_peak, measured_peak
-from flatout.engine.precision import Precision, arithmetic, choose_precision, fast_fp32_products, product_type
+from flatout.engine.precision import (
+    LIGHTNING_NAMES,
+    Precision,
+    arithmetic,
+    choose_precision,
+    fast_fp32_products,
+    product_type,
+)
 from flatout.errors import UserError
 from flatout.models.encoder.transformer import Compute, Outputs, Transformer, TransformerConfig
 from flatout.run.fit import fit
@@ -296,7 +303,7 @@ class BertBench:
         peaks: list[float] = []
         for turn in range(self.options.choose(self.options.rounds, 1, 1)):
             if self.device.type == "cpu":
-                peaks.append(_product_flops())
+                peaks.append(_peak_flops())
             timed = (warm, warm + steps)
             ours.append(self._ours(self._model(), warm + steps, Precision.auto, timed=timed).tokens_per_s(warm))
             for name, settings in kinds.items():
@@ -403,17 +410,11 @@ def _native_type() -> torch.dtype:
     return product_type(choose_precision(Precision.auto, torch.device("cpu")).precision)
 
 
-def _product_flops(size: int = 1536, rounds: int = 15) -> float:
-    """Operations a second of a product of matrices in that format, made as a run makes them: the median of some."""
+def _peak_flops() -> float:
+    """Operations a second of a product of matrices, timed as a run times it for its own MFU."""
     cpu = torch.device("cpu")
-    left, right = (torch.randn(size, size, dtype=_native_type()) for _ in range(2))
-    taken: list[float] = []
-    act: Callable[[], Any] = lambda: left @ right  # noqa: E731  # one name for the warm-up and the measured product
-    with fast_fp32_products(choose_precision(Precision.auto, cpu).precision, cpu):
-        for _ in range(3):
-            act()
-        for _ in range(rounds):
-            started = time.perf_counter()
-            act()
-            taken.append(time.perf_counter() - started)
-    return 2 * size**3 / statistics.median(taken)
+    chosen = choose_precision(Precision.auto, cpu).precision
+    with fast_fp32_products(chosen, cpu):
+        peak = measured_peak(cpu, LIGHTNING_NAMES[chosen])
+    assert peak is not None, "a CPU's products can be timed"
+    return 1e12 * peak.tflops
