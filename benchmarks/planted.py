@@ -104,7 +104,7 @@ PLANTED = [
     Planted("a validation every 5 steps", ("validation",), [*_FEW, "+trainer.val_check_interval=5"], 4),
     Planted("a checkpoint every 2 steps", ("checkpoint",), [*_FEW, "checkpoint.every_steps=2"], 4),
     Planted("fp32 where bf16 is faster", ("precision",), [*_WIDE, "precision=fp32"], 2, _needs_fast_bf16),
-    Planted("bf16 where fp32 is faster", ("precision",), [*_WIDE, "precision=bf16"], 2, _needs_slow_bf16),
+    Planted("bf16 where fp32 is faster", ("precision",), [*_WIDE, "precision=bf16"], 6, _needs_slow_bf16),
     Planted("one thread", ("threads",), [*_WIDE, "threads=1"], 3, _needs_cores),
     Planted(
         "an optimizer that dominates", ("optimizer", "batch"), [*_FEW, "data.batch_size=8", "model.embedding=1024"], 1
