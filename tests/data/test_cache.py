@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import multiprocessing
@@ -20,15 +21,17 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flatout.data.store import cache as cache_module
 from flatout.data.store import store as store_module
 from flatout.data.store.cache import Cache, recipe_key
+from flatout.data.store.lock import lock, lock_at_once
 from flatout.data.store.store import MANIFEST, MANIFEST_SUM, Column, Ragged, Store, StoreWriter, damaged_files
 from flatout.errors import UserError, out_of_space
+from flatout.perf.tune.answers import AnswerStore
+from flatout.sweep.many import alone_in
 
 RECIPE = {"source": {"train": "abc"}, "max_length": 64, "vocabulary": {"size": 10}}
 
@@ -352,16 +355,34 @@ def test_a_builder_that_is_killed_is_replaced_at_once(tmp_path):
     assert not list(tmp_path.glob(".building-*"))
 
 
-def test_without_locks_each_builds_for_itself_and_leaves_the_folders_of_others(tmp_path, monkeypatch):
-    def unsupported(*_: Any, **__: Any) -> None:
-        raise NotImplementedError("FileSystem does not appear to support flock")
+@pytest.fixture
+def without_flock(monkeypatch):
+    """A disk that has no flock, as filelock sees it."""
 
-    monkeypatch.setattr(FileLock, "acquire", unsupported)
+    def missing(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_without_locks_each_builds_for_itself_and_leaves_the_folders_of_others(tmp_path):
+    with lock(tmp_path, recipe_key(RECIPE)) as is_held, lock_at_once(tmp_path, recipe_key(RECIPE)) as is_free:
+        assert not is_held and not is_free
     (tmp_path / f".building-{recipe_key(RECIPE)}-7@here-aaaa").mkdir()
     _, report = Cache(tmp_path).open_or_build("rows.csv", RECIPE, build)
     assert not report.hit
     Cache(tmp_path).clear()
-    assert [path.name for path in tmp_path.iterdir()] == [f".building-{recipe_key(RECIPE)}-7@here-aaaa"]
+    assert left_in(tmp_path) == [f".building-{recipe_key(RECIPE)}-7@here-aaaa"]
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_without_locks_sweeps_and_measurements_go_on(tmp_path):
+    with alone_in(tmp_path / "sweep"), alone_in(tmp_path / "sweep"):
+        pass
+    answers = AnswerStore(str(tmp_path))
+    with answers.measuring("key", 0.1), answers.measuring("key", 0.1):
+        pass
 
 
 def busy_build(writer: StoreWriter) -> None:

@@ -12,10 +12,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from rich.console import Console
 
 from flatout.checkpoints.settings import best_mode
+from flatout.data.store.lock import acquire, file_lock
 from flatout.errors import RunBroke, UserError, require
 from flatout.report.summary import read_summary, write_atomically
 from flatout.sweep.board import Board
@@ -62,9 +63,9 @@ def alone_in(folder: Path) -> Iterator[None]:
         raise UserError(
             "hydra.sweep.dir", f"cannot make {folder}: {error.strerror}", hint="Set output=FOLDER to a writable folder."
         ) from None
-    lock = FileLock(folder / LOCK)
+    lock = file_lock(folder / LOCK)
     try:
-        lock.acquire(timeout=0)
+        acquire(lock, 0)
     except Timeout:
         raise UserError("sweep", f"another process is at work in {folder}", hint="Wait for it, or end it.") from None
     try:

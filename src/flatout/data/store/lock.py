@@ -9,6 +9,7 @@ the first to finish is kept.
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import secrets
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -24,35 +26,46 @@ _PREFIX = ".lock-"
 _LOOK_S, _PRINT_AFTER_S = 0.1, 1.0
 
 
+def file_lock(path: Path, **settings: Any) -> FileLock:
+    """A lock that ends with its process, on any machine; filelock's stand-in for disks without flock may outlive it."""
+    return FileLock(path, fallback_to_soft=False, **settings)
+
+
+def acquire(held: FileLock, timeout_s: float, look_s: float = 0.05) -> bool:
+    """Hold it, or raise a Timeout; a negative time waits for ever. False on a disk without flock: nothing is locked."""
+    try:
+        held.acquire(timeout=timeout_s, poll_interval=look_s)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+    return held.is_locked
+
+
 @contextmanager
 def lock(folder: Path, key: str) -> Iterator[bool]:
     """Hold the lock on building `key`; waits for another process that builds it. False where there are no locks."""
     held = _lock_of(folder, key)
     try:
-        held.acquire(timeout=_PRINT_AFTER_S, poll_interval=_LOOK_S)
+        is_held = acquire(held, _PRINT_AFTER_S, _LOOK_S)
     except Timeout:
         print(f"cache: waiting for {_builder(folder, key)}, which is building this store", file=sys.stderr, flush=True)
-        held.acquire(timeout=-1, poll_interval=_LOOK_S)
-    except NotImplementedError:  # filelock raises it on a disk without flock: each process builds for itself
-        yield False
-        return
+        is_held = acquire(held, -1, _LOOK_S)
     try:
-        yield True
+        yield is_held
     finally:
         held.release()
 
 
 @contextmanager
 def lock_at_once(folder: Path, key: str) -> Iterator[bool]:
-    """Whether the lock on building `key` is free; holds it if so."""
+    """Whether the lock on building `key` is free; holds it if so. False where there are no locks."""
     held = _lock_of(folder, key)
     try:
-        held.acquire(timeout=0)
-    except (Timeout, NotImplementedError):  # held by another, or a disk without flock, where none can be held
-        yield False
-        return
+        is_free = acquire(held, 0)
+    except Timeout:
+        is_free = False
     try:
-        yield True
+        yield is_free
     finally:
         held.release()
 
@@ -76,7 +89,7 @@ def key_of_building(folder: Path) -> str:
 
 
 def _lock_of(folder: Path, key: str) -> FileLock:
-    return FileLock(folder / f"{_PREFIX}{key}", mode=0o666)  # a shared cache has several users
+    return file_lock(folder / f"{_PREFIX}{key}", mode=0o666)  # a shared cache has several users
 
 
 def _builder(folder: Path, key: str) -> str:

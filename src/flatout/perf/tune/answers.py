@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from flatout.data.store.cache import default_cache_folder
+from flatout.data.store.lock import acquire, file_lock
 from flatout.files import sync_folder, write_synced
 from flatout.perf.notes import known_rows
 
@@ -119,12 +120,12 @@ class AnswerStore:
         lock = None
         with suppress(OSError, Timeout):  # a cache that is read-only, or one who takes too long: measure all the same
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.folder / f".{key}.lock")
+            lock = file_lock(self.folder / f".{key}.lock")
             try:
-                lock.acquire(timeout=0)
+                acquire(lock, 0)
             except Timeout:
                 say("tune: another process is measuring the same; waiting for its answers")
-                lock.acquire(timeout=patience_s)
+                acquire(lock, patience_s)
         try:
             yield
         finally:
