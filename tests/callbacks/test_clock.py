@@ -242,6 +242,8 @@ def test_every_part_has_a_curve():
     assert {f"time/{part}_ms" for part in PARTS} <= COLUMNS.keys()
 
 
-@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="one process runs all tests")
+@pytest.mark.skipif(
+    "PYTEST_XDIST_WORKER" not in os.environ, reason="groups are handed to workers; with -n0 there are none"
+)
 def test_tests_that_measure_time_are_handed_to_one_worker(request):
     assert request.node.nodeid.endswith("@timing")
