@@ -242,7 +242,7 @@ class BertBench:
         yield at_least(f"the same, Trainer's best ({best})", ours, theirs[best], "tokens/s", goals[1])
         achieved = ours * self.flops_a_token()
         peak = statistics.median(peaks)
-        name = str(_native_type()).removeprefix("torch.")
+        name = str(product_type(_chosen_on_cpu())).removeprefix("torch.")
         note = f"{achieved / 1e9:,.0f} of {peak / 1e9:,.0f} GFLOP/s, a product of {name} matrices in the same minutes"
         yield reaching("MFU of real tokens", 100 * achieved / peak, "%", least=45 if is_native else 50, note=note)
         padding = 100 * (1 - 1 / self._computed_share(self._model()))
@@ -252,7 +252,7 @@ class BertBench:
     def over_products(self) -> Claim:
         """Forward and backward passes against the products in them."""
         model, count = self._model().train(), self.options.choose(20, 5, 2)
-        chosen = choose_precision(Precision.auto, torch.device("cpu")).precision
+        chosen = _chosen_on_cpu()
 
         def loss_of(batch: FlatBatch) -> torch.Tensor:
             assert batch.targets is not None
@@ -405,15 +405,14 @@ def _kinds(options: Options) -> dict[str, dict[str, Any]]:
     return kinds
 
 
-def _native_type() -> torch.dtype:
-    """The number format of a run's products on this machine's CPU."""
-    return product_type(choose_precision(Precision.auto, torch.device("cpu")).precision)
+def _chosen_on_cpu() -> Precision:
+    """What a run computes with on this machine's CPU."""
+    return choose_precision(Precision.auto, torch.device("cpu")).precision
 
 
 def _peak_flops() -> float:
     """Operations a second of a product of matrices, timed as a run times it for its own MFU."""
-    cpu = torch.device("cpu")
-    chosen = choose_precision(Precision.auto, cpu).precision
+    cpu, chosen = torch.device("cpu"), _chosen_on_cpu()
     with fast_fp32_products(chosen, cpu):
         peak = measured_peak(cpu, LIGHTNING_NAMES[chosen])
     assert peak is not None, "a CPU's products can be timed"

@@ -34,13 +34,16 @@ def _anywhere() -> str:
 
 
 def _needs_fast_bf16() -> str:
-    chosen = choose_precision(Precision.auto, torch.device("cpu")).precision
-    return "" if chosen is Precision.bf16 else "bf16 is not native on this processor, or not faster"
+    return "" if _is_chosen(Precision.bf16) else "bf16 is not native on this processor, or not faster"
 
 
 def _needs_slow_bf16() -> str:
-    is_slow = bf16_is_native_on_cpu() and bool(_needs_fast_bf16())
+    is_slow = bf16_is_native_on_cpu() and _is_chosen(Precision.fp32)
     return "" if is_slow else "bf16 is not native on this processor, or faster"
+
+
+def _is_chosen(precision: Precision) -> bool:
+    return choose_precision(Precision.auto, torch.device("cpu")).precision is precision
 
 
 def _needs_cores() -> str:

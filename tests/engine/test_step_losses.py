@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from flatout.engine.fast_loop import FastLoop
+from tests.data.tiny_module import quiet_trainer
 
 
 class Line(L.LightningModule):
@@ -37,17 +38,8 @@ class RaisesBefore(L.Callback):
 def test_a_step_that_an_error_ends_leaves_no_loss_and_no_norm(tmp_path, error, clip):
     torch.manual_seed(0)
     loop = FastLoop()
-    trainer = L.Trainer(
-        callbacks=[loop, RaisesBefore(3, error)],
-        gradient_clip_val=clip,
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
+    callbacks = [loop, RaisesBefore(3, error)]
+    trainer = quiet_trainer(callbacks=callbacks, gradient_clip_val=clip, default_root_dir=tmp_path)
     with pytest.raises((error, SystemExit)):
         trainer.fit(Line(), DataLoader(torch.randn(8, 3), batch_size=1))
     assert trainer.global_step == 3

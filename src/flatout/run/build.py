@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -369,11 +369,11 @@ class RunBuilder:
         """The first rank's choice, on all; `before`: that of the run that resumes here."""
 
         def choose() -> str:
-            known = None if before is None else before["value"]
-            return json.dumps(asdict(choose_precision(self.config.precision, device, known)))
+            found = choose_precision(self.config.precision, device, before and before["value"])
+            return json.dumps([found.precision, found.why, found.evidence])
 
-        values = json.loads(ranks.agreed("precision", choose))
-        precision = PrecisionChoice(**{**values, "precision": Precision(values["precision"])})
+        name, why, evidence = json.loads(ranks.agreed("precision", choose))
+        precision = PrecisionChoice(Precision(name), why, evidence)
         log.decision("precision", precision.precision.value, precision.why, precision.evidence)
         return precision
 
