@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flatout import MonitorConfig, OptimConfig, fit
+from flatout import MonitorConfig, fit
 from tests.started import free_port, said_by_all
 from tests.tasks import plain_rank
 from tests.tasks.plain_rank import ACCUMULATE, CLIP, EPOCHS, ROWS, LossFile, mean_losses
-from tests.tasks.test_plain_trainer import parts
+from tests.tasks.test_plain_trainer import OPTIM, parts
 from tests.warm import begin_function
 
 
@@ -37,7 +38,7 @@ def test_two_ranks_of_a_plain_trainer_and_of_the_runner_have_the_same_losses(tmp
     data, task = parts(kind)
     data.config.batch_size, data.config.accumulate = ROWS, ACCUMULATE
     settings: dict[str, Any] = {"precision": "fp32", "trainer": {"accelerator": "cpu", "devices": 2}, "tune": "off"}
-    settings |= {"monitor": MonitorConfig(progress=False, verdict=False), "optim": OptimConfig(lr=0.01, clip=CLIP)}
+    settings |= {"monitor": MonitorConfig(progress=False, verdict=False), "optim": replace(OPTIM, clip=CLIP)}
     callbacks = {"losses": LossFile(tmp_path, kind)}
     fit(data, task, max_epochs=EPOCHS, folder=tmp_path / "run", threads=1, callbacks=callbacks, **settings)
     expected = mean_losses(tmp_path / "plain", kind)
