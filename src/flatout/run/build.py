@@ -369,7 +369,8 @@ class RunBuilder:
         """The first rank's choice, on all; `before`: that of the run that resumes here."""
 
         def choose() -> str:
-            found = choose_precision(self.config.precision, device, before and before["value"])
+            known = before["value"] if before else None
+            found = choose_precision(self.config.precision, device, known)
             return json.dumps([found.precision, found.why, found.evidence])
 
         name, why, evidence = json.loads(ranks.agreed("precision", choose))
