@@ -92,9 +92,9 @@ def base_claims(
     for each, name, goal in ((bench, "texts", 1.3), (tweets, "tweets", 3.0)):
         ours, theirs, _ = each.in_turn(kinds)
         best = max(theirs, key=lambda kind: theirs[kind])
-        told = f"batch {_BATCH}, mean length {each.rows_by_length.mean():.1f}"
+        note = f"batch {_BATCH}, mean length {each.rows_by_length.mean():.1f}"
         claim = f"BERT-base, {name}: tokens a second, Trainer's best ({best})"
-        yield at_least(claim, ours, theirs[best], "tokens/s", goal, told)
+        yield at_least(claim, ours, theirs[best], "tokens/s", goal, note)
     peak = known_peak(device, "bf16-mixed") or measured_peak(device, "bf16-mixed")
     if peak is not None:
         large = BertBench(folder, options, texts, max_length=512, shape=shape, device=device, batch_size=4 * _BATCH)
@@ -235,10 +235,10 @@ class BertBench:
         ours, theirs, peaks = self.in_turn(kinds)
         best = max((name for name in kinds if name != "default"), key=lambda name: theirs[name])
         listed = ", ".join(f"{name} {value:,.0f}" for name, value in theirs.items())
-        told = f"batch {_BATCH}, mean length {self.rows_by_length.mean():.1f}; Trainer: {listed}"
+        texts = f"batch {_BATCH}, mean length {self.rows_by_length.mean():.1f}; Trainer: {listed}"
         is_native = any("bf16" in name for name in kinds)
         goals = (4.5, 1.5) if is_native else (2.8, 1.35)
-        yield at_least("real tokens a second, Trainer's default", ours, theirs["default"], "tokens/s", goals[0], told)
+        yield at_least("real tokens a second, Trainer's default", ours, theirs["default"], "tokens/s", goals[0], texts)
         yield at_least(f"the same, Trainer's best ({best})", ours, theirs[best], "tokens/s", goals[1])
         achieved = ours * self.flops_a_token()
         peak = statistics.median(peaks)
@@ -284,8 +284,8 @@ class BertBench:
     def long_speed(self) -> Iterator[Claim]:
         kinds = _kinds(replace(self.options, quick=True))
         ours, theirs, _ = self.in_turn(kinds, warm=1, steps=3)
-        told = f"mean length {self.rows_by_length.mean():.0f} of at most {self.config.data.max_length}"
-        yield at_least("long texts, Trainer's default", ours, theirs["default"], "tokens/s", 5.0, told)
+        note = f"mean length {self.rows_by_length.mean():.0f} of at most {self.config.data.max_length}"
+        yield at_least("long texts, Trainer's default", ours, theirs["default"], "tokens/s", 5.0, note)
         best = max((name for name in kinds if name != "default"), key=lambda name: theirs[name])
         yield at_least(f"long texts, Trainer's best ({best})", ours, theirs[best], "tokens/s", 1.4)
 

@@ -64,9 +64,9 @@ def dispatch_claims() -> Iterator[Claim]:
     with quiet():
         counted = {name: ours_counted(precision) for name, precision in formats.items()}
         theirs = {name: theirs_counted(bf16=name == "bf16") for name in ("bf16", "fp32")}
-    told = [f"{name} {counted[name].launches} against {theirs[name].launches}" for name in theirs]
+    launches = [f"{name} {counted[name].launches} against {theirs[name].launches}" for name in theirs]
     share = 100 * counted["bf16"].launches / theirs["bf16"].launches
-    note = f"12 layers, {', '.join(told)}"
+    note = f"12 layers, {', '.join(launches)}"
     yield bounded("operators of a training step in bf16, of the Trainer's", share, "%", most=60, note=note)
     for name, counter in counted.items():
         note = f"the Trainer: {theirs[name].reads}" if name in theirs else "with a scaler"

@@ -84,7 +84,7 @@ def summary_of(diagnosed: list[Diagnosed], checked: list[Diagnosed]) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class Diagnosed:
-    """What a verdict said of a run, and what its fix was worth."""
+    """The verdict of a run, and what its fix was worth."""
 
     name: str
     causes: tuple[str, ...]

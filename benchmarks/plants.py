@@ -115,7 +115,7 @@ class ReadsNorms(L.Callback):
 
 
 class Sleeps(L.Callback):
-    """Talks to somebody far away after every batch."""
+    """Talks to a distant machine after every batch."""
 
     def __init__(self, ms: float) -> None:
         self.ms = ms

@@ -90,12 +90,12 @@ def _trials(place: Path, options: Options) -> Iterator[Claim]:
     folder = place / "trials"
     seeds = ",".join(str(seed) for seed in range(count))
     done = _run([sys.executable, "-m", "train", "-m", *words, f"seed={seeds}", f"hydra.sweep.dir={folder}"])
-    told = [float(seconds) for seconds in re.findall(r"trial \d+: complete, [^,]+, ([\d.]+) s", done)]
+    each = [float(seconds) for seconds in re.findall(r"trial \d+: complete, [^,]+, ([\d.]+) s", done)]
     alone = [_run_s([*words, f"seed={seed}", f"hydra.run.dir={place}/alone-{seed}"]) for seed in range(times)]
     summaries = [_summary(folder / str(number)) for number in range(count)]
     trained = [summary["training"]["seconds"] for summary in summaries]
-    over = float(np.median([trial - run for trial, run in zip(told[1:], trained[1:], strict=True)]))
-    note = f"a run alone: {min(alone):.1f} s, of which {trained[-1]:.1f} s after its imports; a trial: {told[-1]:.1f} s"
+    over = float(np.median([trial - run for trial, run in zip(each[1:], trained[1:], strict=True)]))
+    note = f"a run alone: {min(alone):.1f} s, of which {trained[-1]:.1f} s after its imports; a trial: {each[-1]:.1f} s"
     yield bounded("a trial above its own run, from the second on", over, "s", most=8, note=note)
     data = max(summary["data"]["cache"]["seconds"] for summary in summaries[1:])
     yield bounded("a trial's time on data, the longest from the second on", data, "s", most=1)

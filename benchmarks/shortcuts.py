@@ -77,7 +77,7 @@ def _lightnings_own(names: tuple[str, ...]) -> Iterator[None]:
 
 @contextmanager
 def _inspected_signature() -> Iterator[None]:
-    """Lightning works out the signature of the training step anew in each step."""
+    """Lightning works out the signature of the training step again in each step."""
     kept: inspect.Signature = Task.training_step.__dict__.pop("__signature__")
     try:
         yield

@@ -50,7 +50,7 @@ def write_headlines(path: Path, rows: int) -> Path:
 
 
 def reading(path: Path, rows: int, folder: Path, options: Options) -> Claim:
-    """The whole of `flatout check` against `datasets` loading the same csv anew."""
+    """The whole of `flatout check` against `datasets` loading the same csv again."""
     import datasets
 
     datasets.disable_progress_bars()

@@ -15,7 +15,7 @@ class Best:
     """The best value of a metric so far, and the step it was found at."""
 
     monitor: str | None = None
-    """Name of the metric as it is logged, such as `val/accuracy`; None: none is best."""
+    """Name the metric is logged under, such as `val/accuracy`; None: none is best."""
     mode: str = "max"
     min_delta: float = 0.0
     value: float | None = None

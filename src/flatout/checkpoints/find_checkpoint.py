@@ -32,6 +32,6 @@ def set_aside(start: Start, folder: Path) -> None:
 
 
 def find_checkpoint(folder: Path) -> tuple[Start | None, list[str]]:
-    """The newest whole checkpoint of a run, and what is to be said of those that are not."""
+    """The newest whole checkpoint of a run, and a warning about those that are not."""
     found, lines = find_newest_whole(folder / CHECKPOINTS)
     return None if found is None else Start(*found), lines

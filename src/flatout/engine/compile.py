@@ -1,7 +1,7 @@
 """Compiling by torch: the layers of a flat encoder where that pays, or a whole model where it is asked for.
 
 `compile=auto` compiles what follows attention in a layer, once for all layers and any number of tokens; attention stays
-as it is. It is chosen where the gain that was measured, over the steps of the run, is more than what compiling takes.
+eager. It is chosen where the gain that was measured, over the steps of the run, is more than what compiling takes.
 Weights keep their names. Only training is compiled.
 """
 
