@@ -75,7 +75,7 @@ DEFECTS = [
     Defect(
         "two processes build at once",
         "data/store/lock.py",
-        "held.acquire(timeout=_PRINT_AFTER_S, poll_interval=_LOOK_S)",
+        "acquire(held, _PRINT_AFTER_S, _LOOK_S)",
         "folder.exists()",
         "tests/data/test_cache.py",
     ),
