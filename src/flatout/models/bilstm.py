@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from flatout.errors import as_choice, require
 from flatout.models.flops import Lengths, Product, look_up, through, training_flops
+from flatout.models.lean import LeanDropout
 from flatout.models.pooling import Pool, Pooling
 from flatout.models.turned_places import turn, turned_places
 from flatout.models.two_streams import run_both
@@ -93,8 +94,8 @@ class BiLSTM(nn.Module):
         self.layers = nn.ModuleList(_Layer(width, config.hidden) for width in widths)
         self.pool = Pool(config.pooling, 2 * config.hidden)
         share = config.dropout if config.embedding_dropout is None else config.embedding_dropout
-        self.embedding_dropout = nn.Dropout(share)
-        self.dropout = nn.Dropout(config.dropout)
+        self.embedding_dropout = LeanDropout(share)
+        self.dropout = LeanDropout(config.dropout)
         self.output = nn.Linear(2 * config.hidden, num_outputs)
         _initialise(self)
 

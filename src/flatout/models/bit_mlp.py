@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from flatout.errors import as_choice, require
 from flatout.models.flops import Lengths, Product, look_up, through, training_flops
+from flatout.models.lean import LeanDropout
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
@@ -304,7 +305,7 @@ def _composer(config: BitMLPConfig, num_inputs: int, num_labels: int, is_set: bo
         layer: list[nn.Module] = [_first_layer(width, wanted, is_set and not layers)]
         if config.norm is not Norm.none:
             layer.append(nn.LayerNorm(wanted) if config.norm is Norm.layer else nn.BatchNorm1d(wanted))
-        layer += [nn.ReLU(), nn.Dropout(config.dropout)]
+        layer += [nn.ReLU(), LeanDropout(config.dropout)]
         block = nn.Sequential(*layer)
         layers.append(_Residual(block) if config.residual and width == wanted else block)
         width = wanted

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from flatout.errors import as_choice, require
 from flatout.models.carried_state import CarriedState, State
 from flatout.models.flops import Lengths, Product, through, training_flops
+from flatout.models.lean import LeanDropout
 from flatout.models.series import flatten, is_even, last_of, rectangle, windows_of
 from flatout.models.turned_places import turn, turned_places
 from flatout.models.two_streams import run_both
@@ -105,7 +106,7 @@ class RNN(nn.Module):
         self.ahead = nn.ModuleList(kind(each, config.hidden) for each in widths)
         back = widths if config.bidirectional else []
         self.back = nn.ModuleList(kind(each, config.hidden) for each in back)
-        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+        self.dropout = LeanDropout(config.dropout) if config.dropout else nn.Identity()
         self.output = nn.Linear(width, shape.outputs)
         self.memory = nn.Parameter(torch.zeros(shape.targets)) if config.smoothing is Smoothing.ema else None
         self.ridge = WindowRidge(shape) if config.residual is Residual.ridge else None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from flatout.errors import require
 from flatout.models.flops import Lengths, Product, look_up, through, training_flops
+from flatout.models.lean import LeanDropout
 from flatout.models.pooling import padding_bias
 from flatout.models.vectors import load_vectors
 
@@ -83,8 +84,8 @@ class TextCNN(nn.Module):
         self.filters = nn.ModuleList(
             nn.Conv1d(config.embedding, config.filters, width, padding=width // 2) for width in config.widths
         )
-        self.embedding_dropout = nn.Dropout(config.embedding_dropout)
-        self.dropout = nn.Dropout(config.dropout)
+        self.embedding_dropout = LeanDropout(config.embedding_dropout)
+        self.dropout = LeanDropout(config.dropout)
         self.output = nn.Linear(config.filters * len(config.widths), num_outputs)
         nn.init.normal_(self.embedding.weight, std=0.1)
         with torch.no_grad():

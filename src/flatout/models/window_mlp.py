@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flatout.errors import as_choice, require
 from flatout.models.flops import Lengths, Product, through, training_flops
+from flatout.models.lean import LeanDropout
 from flatout.models.series import windows_of
 from flatout.models.window_ridge import Residual, WindowRidge, own_pasts
 
@@ -59,7 +60,7 @@ class WindowMLP(nn.Module):
         inputs = shape.lookback if config.shared else shape.lookback * shape.inputs
         layers: list[nn.Module] = []
         for width in config.widths:
-            layers += [nn.Linear(inputs, width), nn.ReLU(), nn.Dropout(config.dropout)]
+            layers += [nn.Linear(inputs, width), nn.ReLU(), LeanDropout(config.dropout)]
             inputs = width
         self.layers = nn.Sequential(*layers)
         self.output = nn.Linear(inputs, shape.horizon if config.shared else shape.outputs)
