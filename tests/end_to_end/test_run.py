@@ -78,7 +78,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     patch = pytest.MonkeyPatch()
     patch.setenv("FLATOUT_CACHE", str(folder / "cache"))
-    yield small_fit(folder, rows_about_things(600))
+    yield small_fit(folder, rows_about_things(600), optim=OptimConfig(lr=0.02))
     patch.undo()
 
 
