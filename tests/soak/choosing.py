@@ -24,9 +24,9 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--slice-seconds",
         type=float,
-        default=150.0,
+        default=240.0,
         metavar="S",
-        help="processor time of such a slice (default: 150, some 75 s on two cores)",
+        help="processor time of such a slice (default: 240, two minutes on two cores)",
     )
 
 
