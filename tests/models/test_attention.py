@@ -24,8 +24,8 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 LENGTHS = [1, 3, 9, 9, 30, 170]
 
 
-def chosen(dtype: torch.dtype, capability: tuple[int, int], head_size: int = 64, windows: bool = False) -> KernelChoice:
-    return choose_kernel(CUDA, dtype, head_size, capability=capability, has_windows=windows)
+def chosen(dtype: torch.dtype, capability: tuple[int, int], head_size: int = 64, **named: bool) -> KernelChoice:
+    return choose_kernel(CUDA, dtype, head_size, capability=capability, **named)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def chosen(dtype: torch.dtype, capability: tuple[int, int], head_size: int = 64,
     ],
 )
 def test_the_kernel_follows_device_number_format_and_head_size(dtype, capability, head_size, windows, kernel):
-    choice = chosen(dtype, capability, head_size, windows)
+    choice = chosen(dtype, capability, head_size, has_windows=windows)
     assert choice.kernel == kernel
     assert f"compute capability {capability[0]}.{capability[1]}" in choice.evidence
     assert choice.why
@@ -130,7 +130,9 @@ def dense_by_offsets(
     for row in range(len(keys) - 1):
         own = slice(int(queries[row]), int(queries[row + 1]))
         other = slice(int(keys[row]), int(keys[row + 1]))
-        apart = torch.arange(own.stop - own.start)[:, None] - torch.arange(other.stop - other.start)
+        # As the fused kernel does, the last query stands beside the last key.
+        asked, read = own.stop - own.start, other.stop - other.start
+        apart = torch.arange(read - asked, read)[:, None] - torch.arange(read)
         mask = None if side is None else apart.abs() <= side
         parts = (query[own], key[other], value[other])
         found.append(
@@ -159,6 +161,7 @@ class Operators:
     def efficient(self, query, key, value, bias, queries, keys, most_q, most_k, dropout, mask_type, sums, **named):
         assert query.shape[-1] % 8 == 0 and bias is None and mask_type == 0
         assert sums == torch.is_grad_enabled()
+        assert most_q <= query.shape[1] and most_k <= key.shape[1]  # else its backward refuses them
         self.note(queries, most_q, most_k, dropout)
         parts = [each.squeeze(0) for each in (query, key, value)]
         return (dense_by_offsets(*parts, queries, keys, named["scale"], None).unsqueeze(0),)
@@ -170,9 +173,10 @@ class Operators:
         self.dropouts.append(dropout)
 
 
-@pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize(
-    ("kernel", "window"), [("varlen", None), ("varlen", 6), ("efficient", None), ("padded", None), ("padded", 6)]
+    ("kernel", "window", "is_first"),
+    [(kernel, None, is_first) for kernel in ("varlen", "efficient", "padded") for is_first in (False, True)]
+    + [("varlen", 6, False), ("padded", 6, False)],
 )
 @pytest.mark.parametrize("size", [8, 12])
 def test_all_kernels_give_the_answers_and_gradients_of_rectangles(monkeypatch, kernel, window, size, is_first):
@@ -195,12 +199,43 @@ def test_all_kernels_give_the_answers_and_gradients_of_rectangles(monkeypatch, k
         assert operators.bounds == [(1 if is_first else 192, 192)]
 
 
-@pytest.mark.parametrize("kernel", ["varlen", "efficient"])
-def test_scores_are_dropped_as_the_settings_say(monkeypatch, kernel):
+def test_scores_are_dropped_as_the_settings_say(monkeypatch):
     operators = Operators(monkeypatch)
-    rows = FlatRows.of(torch.tensor([2, 3]), torch.tensor([0, 2, 5]), Kernel(kernel))
+    rows = FlatRows.of(torch.tensor([2, 3]), torch.tensor([0, 2, 5]), Kernel.varlen)
     rows.attend(torch.randn(5, 3, 2, 8), Scores(1.0, 0.25, None))
     assert operators.dropouts == [0.25]
+
+
+def test_a_batch_of_fewer_tokens_than_the_bound_is_bounded_by_them_where_the_kernel_asks_for_it(monkeypatch):
+    operators = Operators(monkeypatch)
+    rows = FlatRows.of(torch.tensor([30]), torch.tensor([0, 30]), Kernel.efficient)
+    rows.attend(torch.randn(30, 3, 2, 8), Scores(1.0, 0.0, None))
+    rows.attend_first(torch.randn(1, 2, 8), torch.randn(30, 2, 2, 8), Scores(1.0, 0.0, None))
+    assert operators.bounds == [(30, 30), (1, 30)]
+
+
+@pytest.mark.parametrize(("share", "kernels"), [(0.1, ["padded", "efficient"]), (0.0, ["efficient"] * 2)])
+def test_rows_whose_scores_are_dropped_are_padded_where_the_kernel_drops_others_backwards(share, kernels, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    config = TransformerConfig(family="bert", hidden=16, layers=1, heads=2, attention_dropout=share)
+    model = config.build(Outputs(["a", "b"], "single"), vocabulary_size=60, padding_id=1, separator_id=None)
+    assert [model.train(is_training)._kernel(CUDA) for is_training in (True, False)] == kernels
+    assert model.kernel_choice(CUDA, FP16).kernel == kernels[0]  # what a run reports is what it trains with
+    assert chosen(BF16, (8, 0), drops_scores=True).kernel is Kernel.varlen
+
+
+def test_a_first_token_that_sees_a_window_reads_its_own_end_of_the_row(monkeypatch):
+    operators = Operators(monkeypatch)
+    config = TransformerConfig(family="modernbert", hidden=16, layers=2, heads=2)
+    model = config.build(Outputs(["a", "b"], "single"), vocabulary_size=60, padding_id=1, separator_id=None).eval()
+    last = model.flat_layers()[-1].part("attn")
+    assert model.is_narrow and last.sliding_window is not None
+    last.sliding_window = 4
+    batch = flat_batch([[5, 6, 7], list(range(8, 28))])
+    expected = model(batch)
+    monkeypatch.setattr(model, "_kernel", lambda device: Kernel.varlen)
+    torch.testing.assert_close(model(batch), expected, rtol=1e-5, atol=1e-5)
+    assert operators.bounds == [(64, 64)] * 2
 
 
 @pytest.mark.parametrize("name", ["_flash_attention_forward", "_efficient_attention_forward"])
@@ -211,7 +246,7 @@ def test_the_operators_take_what_they_are_called_with(name):
     offsets = torch.empty(3, dtype=torch.int32, device=meta)
     kernel = Kernel.varlen if "flash" in name else Kernel.efficient
     rows = FlatRows(torch.tensor([2, 3]), Bounds(offsets, 64), kernel)
-    answer = rows.attend(qkv, Scores(1.0, 0.1, None))
+    answer = rows.attend(qkv, Scores(1.0, 0.1 if kernel is Kernel.varlen else 0.0, None))
     assert answer.shape == (5, 2, 12)
     assert answer.requires_grad
     if kernel is Kernel.efficient:  # torch's stand-in for its backward pass does not take its own arguments

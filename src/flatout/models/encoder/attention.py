@@ -64,7 +64,7 @@ class Rows(Protocol):
         """`[T, H, D]`: each token reads the tokens of its row."""
 
     def attend_first(self, query_BHD: Tensor, kv_T2HD: Tensor, scores: Scores) -> Tensor:
-        """`[B, H, D]`: the first token of each row reads the tokens of its row."""
+        """`[B, H, D]`: the first token of each row reads all tokens of its row; without windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,7 @@ def choose_kernel(
     *,
     capability: tuple[int, int] | None = None,
     has_windows: bool = False,
+    drops_scores: bool = False,
 ) -> KernelChoice:
     """The kernel for a device and the number format of products; `capability`: the GPU's, read where it is left out."""
     if device.type == "cpu":
@@ -100,6 +101,8 @@ def choose_kernel(
         return KernelChoice(Kernel.varlen, "the fused kernel for rows of unequal length", evidence)
     if has_windows:
         return KernelChoice(Kernel.padded, "windows of attention need a mask in this number format", evidence)
+    if drops_scores:
+        return KernelChoice(Kernel.padded, "the memory-efficient kernel's gradients are wrong with dropout", evidence)
     if dtype is torch.bfloat16 and major < 8:
         return KernelChoice(Kernel.padded, "no fused kernel in bf16 on this GPU", evidence)
     why = (
@@ -142,7 +145,11 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores
 
 
 def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
-    """The kernel takes `[1, T, H, D]` and offsets; it needs the sums of scores only for gradients."""
+    """The kernel takes `[1, T, H, D]` and offsets; it needs the sums of scores only for gradients.
+
+    Its backward refuses a bound above the number of tokens, and draws other numbers than its forward (pytorch#115590).
+    """
+    assert not how.dropout, "choose_kernel pads rows whose scores are dropped"
     size = query.shape[-1]
     query, key, value = pad_heads(_HEAD_MULTIPLE, query, key, value)
     queries, most = _query_offsets(query, rows, is_first)
@@ -153,8 +160,8 @@ def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Sco
         None,
         queries,
         rows.offsets,
-        most,
-        rows.longest,
+        min(most, len(query)),
+        min(rows.longest, len(key)),
         how.dropout,
         _NO_MASK,
         torch.is_grad_enabled(),
@@ -171,10 +178,9 @@ def _padded(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores
     index_BL = (starts.unsqueeze(1) + place).clamp_max(len(key) - 1)
     mask = (place < lengths.unsqueeze(1))[:, None, None]
     if how.window is not None:
-        asked = place[:1] if is_first else place
-        mask = mask & ((place - asked.unsqueeze(1)).abs() < how.window)
+        mask = mask & ((place - place.unsqueeze(1)).abs() < how.window)
         # A place of padding beyond every window would read nothing, which is not a number.
-        mask = mask | ((place == asked.unsqueeze(1)) & ~mask.any(-1, keepdim=True))
+        mask = mask | ((place == place.unsqueeze(1)) & ~mask.any(-1, keepdim=True))
     asking, read, values = (part[index_BL].transpose(1, 2) for part in (key if is_first else query, key, value))
     if is_first:
         asking = query.unsqueeze(2)

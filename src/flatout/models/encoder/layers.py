@@ -190,7 +190,9 @@ class PreNormLayer(FlatLayer):
         share = attention.attention_dropout if self.training else 0.0
         scores = Scores(self.head_size**-0.5, share, attention.sliding_window)
         normed_TH, turns = _norm(self.part("attn_norm"), states_TH), shared.turns[self.kind]
-        if kept is not None and shared.are_first and type(attention.Wqkv) is nn.Linear:
+        # Fused kernels align a window at the end of the keys, where a first token is not.
+        is_whole = scores.window is None and type(attention.Wqkv) is nn.Linear
+        if kept is not None and shared.are_first and is_whole:
             query, kv = self.project_first(normed_TH, kept)
             kv = torch.cat((_turn(kv[:, :1], *turns), kv[:, 1:]), 1)
             read = shared.rows.attend_first(query, kv, scores)  # a first token's place is 0: it turns nothing

@@ -71,7 +71,7 @@ class Transformer(LayeredEncoder):
         """Whether flat layers compute their activations again in the backward pass, to save memory."""
         self._waiting: list[list[str]] = []
         self._frozen_at_first = 0
-        self._kernels: dict[tuple[str, torch.dtype], Kernel] = {}
+        self._kernels: dict[tuple[str, torch.dtype, bool], Kernel] = {}
         can_be_flat = self.family in FLAT_FAMILIES
         if compute is Compute.flat and not can_be_flat:
             allowed = ", ".join(FLAT_FAMILIES)
@@ -134,16 +134,18 @@ class Transformer(LayeredEncoder):
         """The layers of ours; none where batches are padded."""
         return [module for module in self.modules() if isinstance(module, FlatLayer)]
 
-    def kernel_choice(self, device: torch.device, dtype: torch.dtype) -> KernelChoice:
+    def kernel_choice(self, device: torch.device, dtype: torch.dtype, *, is_training: bool = True) -> KernelChoice:
         """What computes attention on a device in this number format, with its reason."""
         size = self.described.hidden_size // self.described.num_attention_heads
-        return choose_kernel(device, dtype, size, has_windows=self.family == "modernbert")
+        drops = is_training and self.attention_dropout > 0
+        return choose_kernel(device, dtype, size, has_windows=self.family == "modernbert", drops_scores=drops)
 
     def _kernel(self, device: torch.device) -> Kernel:
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
-        if (device.type, dtype) not in self._kernels:
-            self._kernels[device.type, dtype] = self.kernel_choice(device, dtype).kernel
-        return self._kernels[device.type, dtype]
+        key = device.type, dtype, self.training
+        if key not in self._kernels:
+            self._kernels[key] = self.kernel_choice(device, dtype, is_training=self.training).kernel
+        return self._kernels[key]
 
     def _flat(self, batch: FlatBatch) -> Tensor:
         starts_B = batch.offsets[:-1]

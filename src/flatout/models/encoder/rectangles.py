@@ -165,7 +165,8 @@ class FlatRows:
         return KERNELS[self.kernel](query, key, value, self.bounds, scores, is_first=False)
 
     def attend_first(self, query_BHD: Tensor, kv_T2HD: Tensor, scores: Scores) -> Tensor:
-        """`[B, H, D]`: the first token of each row reads the tokens of its row."""
+        """`[B, H, D]`: the first token of each row reads all tokens of its row; without windows."""
+        assert scores.window is None
         if self.kernel is Kernel.rectangles:
             return attend_first_by_rectangles(query_BHD, kv_T2HD, self.layout(), scores)
         key, value = kv_T2HD.unbind(1)
@@ -299,12 +300,12 @@ def _row_views(values: tuple[Tensor, ...], part: Rectangle) -> list[Tensor]:
     return [each.narrow(0, part.first_row, part.rows).view(-1, 1, each.shape[2]) for each in values]
 
 
-def _near(length: int, window: int | None, *, is_first: bool = False) -> Tensor | None:
+def _near(length: int, window: int | None) -> Tensor | None:
     """`[L, L]` zero within the window and -inf beyond; None where the window holds every place."""
     if window is None or length <= window:
         return None
     place = torch.arange(length)
-    is_far = (place - place[: 1 if is_first else length, None]).abs() >= window
+    is_far = (place - place[:, None]).abs() >= window
     return torch.zeros(is_far.shape).masked_fill_(is_far, float("-inf"))
 
 
@@ -317,7 +318,7 @@ def _plain_forward(
     by_row = scores.view(part.rows, -1, *scores.shape[1:])
     if part.bias is not None:
         by_row += part.bias
-    near = _near(part.length, how.window, is_first=is_first)
+    near = _near(part.length, how.window)
     if near is not None:
         scores += near
     shares = scores.softmax(-1)
