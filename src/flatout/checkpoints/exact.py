@@ -89,6 +89,7 @@ class ExactCheckpoint(Checkpoint):
         self._before_validation: dict[str, Any] | None = None
         """What callbacks and losses were before a validation that has not ended: a resumed run repeats it."""
         self._saved: Position | None = None
+        self._is_saving = False
         self.stopped_by = 0
         """The signal that has ended training, on whichever rank it arrived; 0: none."""
         self.seconds_before = 0.0
@@ -128,7 +129,7 @@ class ExactCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.at.step != trainer.global_step:  # used with another Trainer before
-            self.at, self._saved = Position(trainer.current_epoch, 0, trainer.global_step), None
+            self._begin_at(trainer)
         call_before_validation(trainer, lambda: self._note(trainer))
         as_plain({each.state_key: each.state_dict() for each in callbacks_of(trainer)}, "/callbacks", {})
         if self._is_extended:
@@ -235,8 +236,9 @@ class ExactCheckpoint(Checkpoint):
             self.best.unlink(missing_ok=True)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self._random is None:  # saved by another callback before the first step
+        if not self._is_saving:  # a file of another callback, which Lightning alone reads: it keeps its own account
             return
+        assert self._random is not None  # of the boundary that is saved
         left = [each.time_remaining() for each in callbacks_of(trainer) if isinstance(each, Timer)]
         out_of_time = any(seconds is not None and seconds <= 0 for seconds in left)
         data = _store_data(trainer)
@@ -318,6 +320,16 @@ class ExactCheckpoint(Checkpoint):
         kept = {key: state for key, state in states.items() if state}
         self._before_validation = {"callbacks": kept, "unread": self._unread(trainer)}
 
+    def _begin_at(self, trainer: L.Trainer) -> None:
+        """Take a new training, or one that continues from a file of Lightning's, which needs no checkpoint yet."""
+        epochs: Any = trainer.fit_loop.epoch_progress.current
+        # Lightning keeps the counts of an epoch that has ended until the next one begins.
+        is_under_way = epochs.ready > epochs.processed
+        done = trainer.fit_loop.epoch_loop.batch_idx if is_under_way else -1
+        self.at = self._saved = self._position(trainer, done)
+        self._batches = _batches_taken(trainer) if _store_data(trainer) is None else None
+        self._random = RandomState(trainer.strategy.root_device)
+
     def _position(self, trainer: L.Trainer, batch_idx: int) -> Position:
         steps = -(-(batch_idx + 1) // trainer.accumulate_grad_batches)
         return Position(trainer.current_epoch, steps, trainer.global_step, self.at.validated)
@@ -328,7 +340,11 @@ class ExactCheckpoint(Checkpoint):
         if self._loop is not None:
             self._loop.require_sound()
         with self.clock.spending("checkpoint"):
-            trainer.save_checkpoint(self.folder / f"step-{self.at.step}")
+            self._is_saving = True
+            try:
+                trainer.save_checkpoint(self.folder / f"step-{self.at.step}")
+            finally:
+                self._is_saving = False
             self._saved = self.at
             self._next_save = self._later()
             if trainer.is_global_zero:

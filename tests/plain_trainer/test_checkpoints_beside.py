@@ -1,0 +1,140 @@
+"""Checkpoints of Lightning's own, written beside `ExactCheckpoint`, are those that a Trainer without it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Checkpoint, LearningRateFinder, ModelCheckpoint
+
+from flatout.callbacks import ExactCheckpoint
+from tests.callbacks.plain import Small, loader
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*",
+    "ignore:.*exists and is not empty.*",
+    "ignore:.*ended before the epoch ended.*",
+    "ignore:.*callbacks used to create the checkpoint.*",
+    "ignore:.*Checkpoints leave .* out.*",
+    "ignore:The dirpath has changed from.*",
+)
+ORDERS = ["none of ours", "ours first", "ours last"]
+
+
+class Seen(Small):
+    """Notes which batches train it."""
+
+    def __init__(self, where: Any = None, width: int = 3) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.batches: list[tuple[int, int, float]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.batches.append((self.trainer.current_epoch, batch_idx, float(batch[0][0, 0])))
+        return super().training_step(batch, batch_idx)
+
+
+def fit(folder: Path, order: str, *, where: Any = None, resume: Path | None = None) -> tuple[Seen, L.Trainer]:
+    """A training of three epochs of ten batches whose files are written in the middle of the second."""
+    theirs = ModelCheckpoint(folder / "theirs", "{step}", every_n_train_steps=7, save_top_k=-1)
+    callbacks: list[L.Callback] = [theirs]
+    if order != "none of ours":
+        ours = ExactCheckpoint(folder / "ours", every_steps=4, every_minutes=None)
+        callbacks = [ours, theirs] if order == "ours first" else [theirs, ours]
+    L.seed_everything(3, verbose=False)
+    module = Seen(where)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    trainer = L.Trainer(max_epochs=3, accelerator="cpu", callbacks=callbacks, default_root_dir=folder, **quiet)
+    trainer.fit(module, loader(), loader(), ckpt_path=resume, weights_only=False)
+    return module, trainer
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+def read(path: Path, *, without: type[Checkpoint] = ExactCheckpoint) -> dict[str, Any]:
+    """A file of Lightning's, less the state of our callback in it and the folder it was written to."""
+    content: dict[str, Any] = torch.load(path, weights_only=False)
+    content["callbacks"] = [key for key in content["callbacks"] if without.__name__ not in key]
+    return content
+
+
+@pytest.mark.parametrize("order", ORDERS[1:])
+def test_files_of_lightning_s_own_hold_what_they_hold_without_ours(tmp_path, order):
+    _, plain = fit(tmp_path / "plain", "none of ours", where=Path("rows.csv"))
+    _, beside = fit(tmp_path / "beside", order, where=Path("rows.csv"))
+    plain.save_checkpoint(tmp_path / "plain" / "theirs" / "end.ckpt")
+    beside.save_checkpoint(tmp_path / "beside" / "theirs" / "end.ckpt")
+    files = sorted(path.name for path in (tmp_path / "plain" / "theirs").iterdir())
+    assert files == ["end.ckpt", "step=14.ckpt", "step=21.ckpt", "step=28.ckpt", "step=7.ckpt"]
+    for name in files:
+        one, other = (read(tmp_path / folder / "theirs" / name) for folder in ("plain", "beside"))
+        assert one.keys() == other.keys()
+        assert [key for key in one if not same(one[key], other[key])] == [], name
+        assert other["hyper_parameters"] == {"where": Path("rows.csv"), "width": 3}
+
+
+@pytest.mark.parametrize("order", ORDERS[1:])
+def test_a_resume_from_lightning_s_file_trains_the_same_batches(tmp_path, order):
+    plain, ours = tmp_path / "plain", tmp_path / "beside"
+    fit(plain, "none of ours")
+    fit(ours, order)
+    file = Path("theirs") / "step=14.ckpt"
+    left, _ = fit(tmp_path / "as plain", "none of ours", resume=plain / file)
+    assert len(left.batches) == 30 - 14
+    for folder, resumed in ((ours, "none of ours"), (plain, order), (ours, order)):
+        again, _ = fit(tmp_path / "again", resumed, resume=folder / file)
+        assert again.batches == left.batches
+        assert torch.equal(again.layer.weight, left.layer.weight)
+
+
+@pytest.mark.parametrize("order", ORDERS[1:])
+def test_our_own_folders_hold_the_step_they_are_named_by_whichever_callback_comes_first(tmp_path, order):
+    whole, _ = fit(tmp_path, order)
+    left, _ = fit(tmp_path / "again", order, resume=tmp_path / "ours" / "step-30")
+    assert left.batches == []
+    assert torch.equal(left.layer.weight, whole.layer.weight)
+
+
+def test_a_rate_finder_at_some_epochs_ends_and_training_continues(tmp_path):
+    class Again(LearningRateFinder):
+        """The fine-tuning finder of Lightning's page: it searches again at the start of some epochs."""
+
+        def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            pass
+
+        def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            if trainer.current_epoch == 1 and not starts:
+                starts.append(trainer.global_step)
+                self.lr_find(trainer, pl_module)
+
+    class Rated(Seen):
+        lr = 1e-4
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    counts = []
+    for folder, ours in (("plain", []), ("beside", [ExactCheckpoint(tmp_path / "ours", every_minutes=None)])):
+        starts: list[int] = []
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = L.Trainer(
+            max_epochs=3,
+            accelerator="cpu",
+            callbacks=[Again(num_training_steps=5), *ours],
+            default_root_dir=tmp_path / folder,
+            num_sanity_val_steps=0,
+            **quiet,
+        )
+        module = Rated()
+        trainer.fit(module, loader(), loader())
+        counts.append((starts, len(module.batches), trainer.global_step))
+    assert counts[0] == counts[1]
