@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
@@ -158,3 +159,48 @@ def test_a_token_cap_below_the_longest_row_is_a_clear_error():
 
 def test_a_split_without_rows_has_no_steps():
     assert Plan(np.empty(0, np.int32), PlanSettings()).num_batches == 0
+
+
+@given(
+    num_rows=st.one_of(st.integers(1, 300), st.sampled_from([2**16, 100_000, 2**17 + 1])),
+    longest=st.sampled_from([1, 8_192, 2**31 - 2, 2**47, 2**62]),
+    rows_per_batch=st.sampled_from([1, 8, 32, 70_000]),
+    layout=layouts,
+    shuffle=st.booleans(),
+    seed=st.integers(0, 5),
+)
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_rows_stand_in_order_of_step_length_and_chance_up_to_the_longest_lengths(
+    num_rows, longest, rows_per_batch, layout, shuffle, seed
+):
+    lengths = np.random.default_rng(seed).integers(1, 5, num_rows) * (longest // 5) + 1
+    lengths[seed % num_rows] = longest
+    plan = Plan(lengths, PlanSettings(rows_per_batch=rows_per_batch, layout=layout, shuffle=shuffle, seed=seed))
+    chance = np.random.Generator(np.random.Philox(key=[seed, 0]))
+    drawn = chance.permutation(num_rows) if shuffle else np.arange(num_rows)
+    num_steps = -(-num_rows // rows_per_batch)
+    step = np.arange(num_rows) // rows_per_batch
+    if not shuffle:
+        group = np.zeros_like(step)
+    elif layout is Layout.flat:
+        group = step
+    else:
+        group = step * max(1, round(num_steps / 100)) // num_steps
+    expected = drawn[np.lexsort((np.arange(num_rows), lengths[drawn], group))]
+    if shuffle and layout is Layout.padded:
+        expected = np.concatenate([expected[step == moved] for moved in chance.permutation(num_steps)])
+    np.testing.assert_array_equal(plan.order, expected)
+
+
+def test_one_enormous_length_loses_no_row():
+    lengths = np.full(100_000, 7)
+    lengths[3] = 2**31 - 2
+    for cap in (None, 2**34):
+        plan = Plan(lengths, PlanSettings(rows_per_batch=1, tokens_per_batch=cap))
+        assert len(np.unique(plan.order)) == 100_000
+
+
+def test_steps_under_a_token_cap_stay_even_where_tokens_times_steps_pass_64_bits():
+    lengths = np.full(20_000, 2**40)
+    plan = Plan(lengths, PlanSettings(tokens_per_batch=4 * 2**40))
+    assert set(np.diff(plan.bounds)) <= {2, 3}

@@ -109,6 +109,7 @@ class Plan:
 def count_batches(lengths: NDArray[np.integer], settings: PlanSettings) -> int:
     """Batches of every epoch of a plan, the same for all epochs and ranks."""
     if settings.tokens_per_batch is None:
+        # A feed asks for the count when it is built; fixed steps are counted without planning an epoch for it.
         return -(-len(lengths) // (settings.rows_per_batch * settings.parts)) * settings.accumulate
     return Plan(lengths, settings).num_batches
 
@@ -118,6 +119,7 @@ def _global_steps(lengths: NDArray[np.integer], settings: PlanSettings, epoch: i
     num_rows = len(lengths)
     if num_rows == 0:
         return np.empty(0, np.int64), np.zeros(1, np.int64)
+    # Seed and epoch are the generator's key, not its place in a stream: any epoch is planned without those before it.
     key = [settings.seed & (2**64 - 1), 0 if settings.repeats else epoch]
     random = np.random.Generator(np.random.Philox(key=key))
     order = random.permutation(num_rows) if settings.shuffle else np.arange(num_rows)
@@ -126,6 +128,7 @@ def _global_steps(lengths: NDArray[np.integer], settings: PlanSettings, epoch: i
     else:
         order, bounds = _cut_by_rows(order, lengths, settings, settings.rows_per_batch)
     if settings.shuffle and settings.layout is Layout.padded:
+        # Padded steps stand shortest first inside a megabatch; flat ones keep the random order they came from.
         order, bounds = _shuffle_steps(order, bounds, random)
     return order, bounds
 
@@ -136,15 +139,18 @@ def _cut_by_rows(
     """Steps of equally many rows, the last one taking what is left."""
     step_rows = rows_per_batch * settings.parts
     bounds = np.append(np.arange(0, len(order), step_rows), len(order))
-    step_of_place = np.arange(len(order)) // step_rows
     if not settings.shuffle:
-        group = np.zeros_like(step_of_place)
+        groups = bounds[[0, -1]]
     elif settings.layout is Layout.flat:
-        group = step_of_place
+        # A flat step is sorted too: its rows are dealt over ranks and micro-batches from the longest down.
+        groups = bounds
     else:
+        # Megabatches of whole steps, evenly many each: a short last one would pad its rows more than the others do.
         num_steps = len(bounds) - 1
-        group = step_of_place * max(1, round(num_steps / settings.megabatch_steps)) // num_steps
-    return _sort_within(order, group, lengths), bounds
+        megabatches = max(1, round(num_steps / settings.megabatch_steps))
+        groups = bounds[-(-np.arange(megabatches + 1) * num_steps // megabatches)]
+    _sort_groups(order, groups, lengths)
+    return order, bounds
 
 
 def _cut_by_tokens(order: Rows, lengths: NDArray[np.integer], settings: PlanSettings, cap: int) -> tuple[Rows, Rows]:
@@ -155,20 +161,29 @@ def _cut_by_tokens(order: Rows, lengths: NDArray[np.integer], settings: PlanSett
             "data.tokens_per_batch", f"{cap} tokens cannot hold the longest row", allowed=f"{longest} or more here"
         )
     if settings.layout is Layout.padded or not settings.shuffle:
-        order = _sort_within(order, np.zeros(len(order), np.int64), lengths)
+        # One sorted run, whatever the order was: steps then depend on lengths alone, and every epoch has as many.
+        _sort_groups(order, np.array([0, len(order)]), lengths)
         return order, _padded_bounds(lengths[order], settings.parts, cap)
+    # A cut falls up to one row late, and dealing leaves parts up to one row apart: the longest row is room for each.
     room = settings.parts * (cap - longest * min(settings.parts, 2))
     if room < 2 * longest:
+        # Targets could be closer than the longest row and a step stay empty; a fixed number of rows always fits.
         return _cut_by_rows(order, lengths, settings, cap // longest)
     ends = np.cumsum(lengths[order], dtype=np.int64)
+    # Steps are counted from the sum of all tokens, which no order changes.
     num_steps = -(-int(ends[-1]) // room)
-    targets = int(ends[-1]) * np.arange(1, num_steps) // num_steps
+    # tokens * step // num_steps, in two terms: their product passes 63 bits at 1e9 rows of 8,192 tokens.
+    whole, rest = divmod(int(ends[-1]), num_steps)
+    steps = np.arange(1, num_steps)
+    targets = steps * whole + steps * rest // num_steps
     bounds = np.concatenate(([0], np.searchsorted(ends, targets, side="right"), [len(order)]))
-    return _sort_within(order, np.repeat(np.arange(num_steps), np.diff(bounds)), lengths), bounds
+    _sort_groups(order, bounds, lengths)
+    return order, bounds
 
 
 def _padded_bounds(sorted_lengths: NDArray[np.integer], parts: int, cap: int) -> Rows:
     """Cut rows sorted by length so that (rows of a part) x (longest of the step) never passes the cap."""
+    # Each bound depends on the one before, so this loops over steps; halving keeps the work at a step small.
     bounds, total = [0], len(sorted_lengths)
     while bounds[-1] < total:
         start = bounds[-1]
@@ -184,24 +199,49 @@ def _padded_bounds(sorted_lengths: NDArray[np.integer], parts: int, cap: int) ->
     return np.array(bounds, dtype=np.int64)
 
 
-def _sort_within(order: Rows, group: NDArray[np.integer], lengths: NDArray[np.integer]) -> Rows:
-    """Each group's rows shortest first, ties as they stood. Keys are unique, so any sort gives the same order."""
-    num_rows = len(order)
-    key = group.astype(np.int64)
-    key *= int(lengths.max()) + 1
-    key += lengths[order]
-    key *= num_rows
-    key += np.arange(num_rows)
+_SPAN_BITS = 16
+"""Groups are sorted together up to 2 ** 16 rows: their keys fit into a core's cache, and calls of NumPy stay few."""
+
+
+def _sort_groups(order: Rows, bounds: Rows, lengths: NDArray[np.integer]) -> None:
+    """Sort the rows of each group in place, shortest first, ties as they stood."""
+    length_bits = int(lengths.max()).bit_length()
+    # Both the group and the place inside a span are below its rows, so half of what a length leaves holds either.
+    span_rows = 1 << min(_SPAN_BITS, (63 - length_bits) // 2)
+    first = 0
+    while first < len(bounds) - 1:
+        last = int(np.searchsorted(bounds, bounds[first] + span_rows, side="right")) - 1
+        last = max(last, first + 1)
+        rows = order[bounds[first] : bounds[last]]
+        rows[:] = rows[_places_by_length(lengths[rows], np.diff(bounds[first : last + 1]), length_bits)]
+        first = last
+
+
+def _places_by_length(lengths: NDArray[np.integer], sizes: Rows, length_bits: int) -> Rows:
+    place_bits = (len(lengths) - 1).bit_length()
+    if length_bits + place_bits + (len(sizes) - 1).bit_length() > 63:
+        # Only one group larger than a span comes here. A stable sort is several times slower, but has no limit.
+        return np.argsort(lengths, kind="stable")
+    # Group, length and place in one number: keys are unique, so NumPy's fastest sort, which is not stable, gives the
+    # one order in which ties stand as they stood.
+    key = lengths.astype(np.int64)
+    if len(sizes) > 1:
+        key |= np.repeat(np.arange(len(sizes)) << length_bits, sizes)
+    key <<= place_bits
+    key |= np.arange(len(key))
     key.sort()
-    key %= num_rows
-    return order[key]
+    key &= (1 << place_bits) - 1
+    return key
 
 
 def _shuffle_steps(order: Rows, bounds: Rows, random: np.random.Generator) -> tuple[Rows, Rows]:
     steps = random.permutation(len(bounds) - 1)
     sizes = np.diff(bounds)[steps]
     shuffled = _offsets(sizes)
-    return order[np.repeat(bounds[:-1][steps] - shuffled[:-1], sizes) + np.arange(len(order))], shuffled
+    # Each step's distance from its new place to its old one, plus the place: a gather without a loop over steps.
+    places = np.repeat(bounds[:-1][steps] - shuffled[:-1], sizes)
+    places += np.arange(len(order))
+    return order[places], shuffled
 
 
 def _share(rows: Rows, sizes: Rows, lengths: NDArray[np.integer], settings: PlanSettings) -> tuple[Rows, Rows, Rows]:
@@ -215,6 +255,7 @@ def _share(rows: Rows, sizes: Rows, lengths: NDArray[np.integer], settings: Plan
     size = sizes[step]
     place_from_end = np.repeat(np.cumsum(sizes), sizes) - 1 - np.arange(len(rows))
     if settings.layout is Layout.padded:
+        # Sizes as equal as they can be, the first `extra` micro-batches one row larger: those of the longest rows.
         base, extra = np.divmod(size, settings.accumulate)
         in_large = place_from_end < extra * (base + 1)
         micro = np.where(
@@ -227,6 +268,7 @@ def _share(rows: Rows, sizes: Rows, lengths: NDArray[np.integer], settings: Plan
         micro, rank = np.divmod(part, settings.world)
     mine = rank == settings.rank
     batch = step[mine] * settings.accumulate + micro[mine]
+    # Stable, so that rows of a batch stay shortest first, as the plan of one rank has them.
     by_batch = np.argsort(batch, kind="stable")
     real = np.bincount(batch, minlength=len(sizes) * settings.accumulate)
     return _with_fillers(rows[mine][by_batch], real, rows[_offsets(sizes)[:-1]], settings.accumulate)
@@ -240,6 +282,7 @@ def _evenly_dealt(lengths: NDArray[np.integer], step: Rows, place: Rows, parts: 
     """The part of each row, from its place in its step counted from the longest row; all steps at once."""
     part = _dealt(place, parts)
     turn, seat = np.divmod(place, parts)
+    # One loop over rounds, not over steps: a round deals one row to every part of every step at once.
     loads = np.zeros((int(step[-1]) + 1, parts), dtype=np.int64)
     by_turn = np.argsort(turn, kind="stable")
     bounds = np.searchsorted(turn[by_turn], np.arange(min(_EVEN_ROUNDS, int(turn.max()) + 1) + 1))
