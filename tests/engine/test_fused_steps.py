@@ -163,3 +163,36 @@ def test_a_mean_of_an_earlier_version_holds_more_and_is_read():
     average.load_state_dict(everything)
     assert average.state_dict().keys() == {"bias"}
     assert torch.equal(average.state_dict()["bias"], everything["bias"])
+
+
+class Unfused(Regression):
+    """A regression with any optimizer of torch."""
+
+    def __init__(self, breaks_at: int | None, kind: type[torch.optim.Optimizer]) -> None:
+        super().__init__(breaks_at)
+        self.kind = kind
+
+    def configure_optimizers(self) -> Any:
+        return self.kind(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize(
+    "kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop, torch.optim.NAdam]
+)
+def test_an_optimizer_that_cannot_leave_a_step_out_itself_is_asked_for_none_that_is_not_finite(tmp_path, kind, clip):
+    """As on a GPU, where the loop hands what it finds to the optimizer."""
+
+    def train(breaks_at: int | None) -> tuple[FastLoop, L.LightningModule]:
+        loop, module = FastLoop(), Unfused(breaks_at, kind)
+        loop.finds_at_once = False
+        loop.losses.policy = type(loop.losses.policy).skip
+        trained(tmp_path, module, loop, scaled=False, clip=clip)
+        loop.take_losses()
+        return loop, module
+
+    _, plain = train(None)
+    loop, broken = train(2)
+    assert loop.skipped == [2]
+    assert weights_of(broken).isfinite().all()
+    assert not torch.equal(weights_of(broken), weights_of(plain))

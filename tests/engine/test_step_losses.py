@@ -6,6 +6,7 @@ import lightning as L
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.data import DataLoader
 
 from flatout.engine.fast_loop import FastLoop
@@ -45,3 +46,12 @@ def test_a_step_that_an_error_ends_leaves_no_loss_and_no_norm(tmp_path, error, c
     assert trainer.global_step == 3
     assert len(loop.losses.values) == 3
     assert len(loop.losses.norms) == (3 if clip else 0)
+
+
+def test_what_a_checkpoint_keeps_of_the_losses_is_on_the_host():
+    """Ranks send it to each other as objects, and each would open a context on the GPU of every other."""
+    losses = FastLoop().losses
+    with FakeTensorMode():
+        losses.values, losses.norms = [torch.ones((), device="cuda")], [torch.ones((), device="cuda")]
+        state = losses.state()
+    assert {state[name].device.type for name in ("losses", "norms")} == {"cpu"}

@@ -240,7 +240,8 @@ class FastLoop(Callback):
         else:
             if not (self._steps_directly and step_directly(optimizer)):
                 optimizer.step()
-            vars(optimizer).pop("grad_scale", None)
+            for name in ("grad_scale", "found_inf"):
+                vars(optimizer).pop(name, None)
 
     def _update_scaled(self, optimizer: torch.optim.Optimizer) -> None:
         """With fp16 a fused optimizer itself takes out the scaler's factor, clips, and leaves broken steps out.
@@ -290,14 +291,14 @@ class FastLoop(Callback):
             raise _no_memory_for_state(in_short(error)) from None
 
     def _is_sound(self, optimizer: torch.optim.Optimizer, step: int) -> bool:
-        """Clip the gradient; whether the step may be taken, which elsewhere than on a CPU the device decides itself."""
+        """Clip the gradient; whether the step may be taken, which a fused optimizer on a GPU decides itself."""
         if self.is_scaled:  # its scaler leaves such steps out itself, and is not done with the gradient yet
             return True
         for hook in self._hooks["on_before_optimizer_step"]:
             hook(optimizer)
         norm = self._clip(optimizer)
         losses = self.losses
-        if self.finds_at_once and self._is_on_cpu:
+        if (self.finds_at_once and self._is_on_cpu) or not is_fused(optimizer):
             is_finite = math.isfinite(norm) if norm is not None else gradient_is_finite(self._trained)
             return losses.accept(step, is_finite=is_finite)
         if norm is None:

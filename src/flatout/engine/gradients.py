@@ -29,9 +29,10 @@ def is_fused(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def gradient_is_finite(parameters: list[nn.Parameter]) -> bool:
-    """Whether the gradient has no number that is none; on a CPU. A sum has one where any of its parts has."""
-    if parameters and is_share(parameters[0]):  # what one rank finds in its slices all must know
+    """Whether the gradient has no number that is none; waits for the device."""
+    if parameters and (is_share(parameters[0]) or not parameters[0].is_cpu):  # one number to wait for, of all ranks
         return math.isfinite(gradient_length(parameters))
+    # On a CPU a sum for each weight is quicker than a length; it is not finite where any of its parts is not.
     return all(math.isfinite(weight.grad.sum()) for weight in parameters if weight.grad is not None)
 
 

@@ -72,7 +72,7 @@ def run_inside_ddp(strategy: Any, module: L.LightningModule, passes: Callable[[]
     """Run the passes of a batch inside one forward of DDP: a pass that is repeated then adds no collective call."""
     wrapper, forward = strategy.model, module.forward
 
-    def run_passes() -> float:
+    def run_passes(_: None) -> float:
         vars(module)["forward"] = forward
         seconds = passes()
         wrapper.require_backward_grad_sync = False  # DDP need not prepare for a backward pass: it was here
@@ -80,7 +80,7 @@ def run_inside_ddp(strategy: Any, module: L.LightningModule, passes: Callable[[]
 
     vars(module)["forward"] = run_passes
     try:
-        return float(wrapper())
+        return float(wrapper(None))  # on a GPU DDP moves arguments, and fails where there are none
     finally:
         wrapper.require_backward_grad_sync = True
         vars(module).pop("forward", None)
@@ -116,6 +116,7 @@ def without_gradient_exchange(strategy: Any) -> AbstractContextManager[Any]:
 def rebuild_ddp(strategy: DDPStrategy, module: L.LightningModule) -> None:
     """DDP exchanges the gradients of the weights that were trained when it was set up: set it up again."""
     strategy.model = strategy._setup_model(module)
+    strategy._register_ddp_hooks()  # such as the compression of gradients
 
 
 def set_hook_name(module: L.LightningModule, name: str, value: Any) -> bool:

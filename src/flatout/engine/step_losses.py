@@ -110,10 +110,10 @@ class StepLosses:
         return _without(losses_of, wrong), _without(norms_of, left_out)
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: what is not read yet."""
+        """For a checkpoint: what is not read yet, on the host, as ranks that unpickle it would open every GPU."""
         return {
-            "losses": torch.stack(self.values) if self.values else None,
-            "norms": torch.stack(self.norms) if self.norms else None,
+            "losses": torch.stack(self.values).cpu() if self.values else None,
+            "norms": torch.stack(self.norms).cpu() if self.norms else None,
             "skipped": list(self.skipped),
         }
 

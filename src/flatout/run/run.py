@@ -228,6 +228,7 @@ def evaluate(trainer: L.Trainer, task: Task, data: StoreData[Any, Any], folder: 
         if data.feeds.test is not None:
             trainer.test(task, datamodule=data, verbose=False)
             metrics |= {f"test/{name}": value for name, value in task.results.items()}
+    task.to(data.feeds.train.device)  # Lightning has taken it to the host; answers are kept and ways tried there
     folder.summary.update("metrics", metrics)
     return metrics
 
