@@ -37,6 +37,7 @@ from flatout.data.info import TextInfo
 from flatout.data.samples.tweets import TweetsConfig
 from flatout.data.store.store import Store
 from flatout.data.text import TextDataConfig
+from flatout.data.text_data import TextData
 from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.engine.fast_loop import fast_loop_of
 from flatout.engine.optimizer import OptimConfig
@@ -213,7 +214,7 @@ class BertBench:
         )
         self.config = RunConfig(data=data, model=self.model)
         with quiet():
-            self.prepared: TextInfo = self.config.data.prepare()
+            self.prepared: TextInfo = TextData.of(self.config.data).open_store()
         self.rows_by_length = self.prepared.store.splits["train"].lengths("tokens")
 
     def same_losses(self) -> Claim:

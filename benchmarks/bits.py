@@ -30,6 +30,7 @@ from benchmarks.claim import (
 )
 from benchmarks.spine import bare_step, our_step
 from benchmarks.usual_bits import BATCH, DROPOUT, HIDDEN, UsualLoop, usual_tensors
+from flatout.bits.bit_data import BitData
 from flatout.bits.columns import Form
 from flatout.bits.data import BitsDataConfig
 from flatout.bits.encoded_table import encoded
@@ -83,7 +84,7 @@ def preparing(folder: Path, options: Options) -> Iterator[Claim]:
     def ours() -> float:
         started = time.perf_counter()
         with quiet():
-            BitsDataConfig(source=table, cache=str(folder / f"prepared-{next(numbers)}")).prepare()
+            BitData.of(BitsDataConfig(source=table, cache=str(folder / f"prepared-{next(numbers)}"))).open_store()
         return rows / (time.perf_counter() - started)
 
     def theirs() -> float:
@@ -126,7 +127,7 @@ def training(folder: Path, options: Options) -> Iterator[Claim]:
     rows, passes = options.choose(20_000, 4_000, 300), options.choose(8, 3, 1)
     data = BitsDataConfig(sample=PeopleConfig(rows=rows), batch_size=512, cache=str(folder / "cache"))
     with quiet():
-        usual = UsualLoop(data.prepare())
+        usual = UsualLoop(BitData.of(data).open_store())
     times, usual_times = [], []
     results: list[Result] = []
     settings: dict[str, Any] = {
@@ -159,7 +160,7 @@ def _epoch_seconds(result: Result, data: BitsDataConfig) -> float:
 def same_network(data: BitsDataConfig, folder: Path, options: Options) -> Iterator[Claim]:
     """One hidden layer of 4,096, batch 64, on both sides: what is left when only the way differs."""
     with quiet():
-        prepared = data.prepare()
+        prepared = BitData.of(data).open_store()
         usual = UsualLoop(prepared)
         model = BitMLPConfig(detectors=False, straight=False, widths=[HIDDEN], dropout=DROPOUT, blend=False)
         small = BitsDataConfig(sample=data.sample, batch_size=BATCH, cache=data.cache)
@@ -198,7 +199,9 @@ def framework(folder: Path, options: Options) -> Iterator[Claim]:
     encodings = EncodingConfig(size=64, hashes=2)
     with quiet():
         shares: dict[str, Any] = {"validation_share": 0.01, "test_share": 0.01, "cache": str(folder / "tiny")}
-        data = BitsDataConfig(source=table.drop_columns(["bloomfilter"]), encoding=encodings, **shares).prepare()
+        data = BitData.of(
+            BitsDataConfig(source=table.drop_columns(["bloomfilter"]), encoding=encodings, **shares)
+        ).open_store()
     feed = Feed(data.store.splits["train"], PlanSettings(rows_per_batch=8))
     labels = GramLabels(LABELS[:8], [], [1] * 8, 8)
 
@@ -240,7 +243,7 @@ def train_many() -> None:
     task = GramsConfig(exposure=False)
     with quiet():
         result = fit(data, BitMLPConfig(), epochs=1, optim=optim, task=task, output=settings["folder"])
-        store = data.prepare().store
+        store = BitData.of(data).open_store().store
     found = {
         "seconds": time.perf_counter() - started,
         "dice": result.metrics["test/dice"],

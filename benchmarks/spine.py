@@ -27,6 +27,7 @@ from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.store.store import Column, Store, StoreSplit, StoreWriter
 from flatout.data.text import TextDataConfig
+from flatout.data.text_data import TextData
 from flatout.engine.allocator import keep_freed_memory
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.optimizer import OptimConfig
@@ -237,7 +238,7 @@ def build_many() -> None:
     settings = json.loads(sys.stdin.read())
     data = TextDataConfig(sample=HeadlinesConfig(rows=settings["rows"]), cache=settings["folder"])
     started = time.perf_counter()
-    built = data.prepare()
+    built = TextData.of(data).open_store()
     build_s = time.perf_counter() - started
     peak_gb = peak_memory_gb()
     started = time.perf_counter()

@@ -41,7 +41,7 @@ _PLACES = {
     "TweetsConfig": "flatout.data.samples.tweets",
     "TaggedTweetsConfig": "flatout.data.samples.tweets",
     "GramPredictor": "flatout.bits.predictor",
-    "load_predictor": "flatout.inference.load",
+    "load_predictor": "flatout.run.kinds",
     "TuneConfig": "flatout.perf.tune.settings",
     "UserError": "flatout.errors",
 }

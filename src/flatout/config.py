@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import lightning as L
@@ -15,23 +15,15 @@ from flatout.bits.task import GramsConfig
 from flatout.callbacks.loggers import chosen_loggers
 from flatout.callbacks.profile_steps import ProfileConfig
 from flatout.checkpoints.settings import CheckpointConfig
-from flatout.data.problem import Problem
 from flatout.data.samples.cells import CellsConfig
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.samples.tweets import TaggedTweetsConfig, TweetsConfig
-from flatout.data.sequences.choices import SequenceProblem
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.text import TextDataConfig
-from flatout.data.tokens.vocabulary import VocabularyKind
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.precision import Precision
 from flatout.errors import as_choice, did_you_mean, require
 from flatout.models import MODELS
-from flatout.models.bilstm import BiLSTMConfig
-from flatout.models.bit_mlp import BitMLPConfig
-from flatout.models.encoder.transformer import TransformerConfig
-from flatout.models.rnn import RNNConfig
-from flatout.models.window_mlp import WindowMLPConfig
 from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
 from flatout.tasks.classification import ClassificationConfig
 from flatout.tasks.masked_language import MaskedLanguageConfig
@@ -158,25 +150,15 @@ class RunConfig:
 
     def _complete_parts(self) -> None:
         """Fill in what the data imply, and refuse parts that do not fit each other."""
+        from flatout.run.kinds import complete_parts, kind_of  # every part of every kind: a run needs them
+
         rows = self.data.effective_batch
         is_free = self.tune.enabled and self.tune.effective_batch is StepRows.free and rows is not None
         hint = "Leave one of them out."
         require(not is_free, "tune.effective_batch", f"free with data.effective_batch={rows}", hint=hint)
-        is_bits = isinstance(self.data, BitsDataConfig)
-        if isinstance(self.data, SequenceDataConfig):
-            self._take_parts_of_sequences(self.data)
-        if self.model is None:
-            self.model = BitMLPConfig() if is_bits else BiLSTMConfig()
-        if self.task is None:
-            self.task = GramsConfig() if is_bits else _TASKS.get(self.data.problem, ClassificationConfig)()
-        self._require_parts_that_fit(is_bits)
-        if isinstance(self.data, TextDataConfig):
-            if isinstance(self.task, MaskedLanguageConfig) and self.data.problem is Problem.single:
-                self.data = replace(self.data, problem=Problem.none)
-            self._require_tagger(self.data)
-            self.data = self._with_tokenizer(self.data)
+        self.data, self.model, self.task = complete_parts(self.data, self.model, self.task)
         if self.shares_weights:
-            self._require_what_fsdp_can_do(is_bits)
+            self._require_what_fsdp_can_do(kind_of(self.data).why_whole)
 
     def _require_trainer_settings(self) -> None:
         arguments = list(inspect.signature(L.Trainer.__init__).parameters)[1:]
@@ -200,83 +182,14 @@ class RunConfig:
         """Whether each rank keeps a slice of each weight (FSDP)."""
         return self.trainer.get("strategy") == _FSDP
 
-    def _require_what_fsdp_can_do(self, is_bits: bool) -> None:
+    def _require_what_fsdp_can_do(self, why_whole: str) -> None:
         where, hint = f"trainer.strategy: {_FSDP}", "Leave one of them out."
-        require(not is_bits, where, "models of bit strings are too small for it", hint="Leave it out.")
-        what = "does not train masked language models in this version: a weight of theirs has two names"
-        is_masked = isinstance(self.task, MaskedLanguageConfig)
-        require(not is_masked, where, what, hint="Leave it out.")
+        require(not why_whole, where, why_whole, hint="Leave it out.")
         what = "needs tune=off, which measures whole models on one device"
         require(not self.tune.enabled, where, what, hint=hint)
         what = "does not work with precision=fp16: its scaler needs whole gradients"
         require(self.precision is not Precision.fp16, where, what, hint="Set precision=bf16 or fp32.")
         require(not self.compile, where, "does not work with compile=true in this version", hint=hint)
-
-    def _require_tagger(self, data: TextDataConfig) -> None:
-        """Tags and masked words need a task and a model that answer token by token."""
-        wanted = _TASKS.get(data.problem, ClassificationConfig)
-        fits = isinstance(self.task, wanted)
-        hint = f"Set task={_name_of('task', wanted())}."
-        if isinstance(self.task, TaggingConfig):
-            hint = "Set data.problem=tags for words and tags, or task=classification."
-        elif isinstance(self.task, MaskedLanguageConfig):
-            hint = "Leave data.problem out."
-        require(fits, "task", f"{_name_of('task', self.task)} with data.problem={data.problem}", hint=hint)
-        is_encoder = wanted is ClassificationConfig or isinstance(self.model, TransformerConfig)
-        answers = "tags" if wanted is TaggingConfig else "masked words"
-        what = f"{_name_of('model', self.model)} predicts no {answers}"
-        require(is_encoder, "model", what, hint="Set model=transformer.")
-
-    def _with_tokenizer(self, data: TextDataConfig) -> TextDataConfig:
-        """An encoder reads the ids of its tokenizer; from scratch, the ids of word pieces."""
-        if not isinstance(self.model, TransformerConfig):
-            reads_pairs = isinstance(self.model, nn.Module) or not data.pair
-            require(reads_pairs, "data.pair", "only encoders read pairs", hint="Set model=transformer.")
-            return data
-        if data.tokenizer is not None:
-            return data
-        if self.model.pretrained is not None:
-            return replace(data, tokenizer=self.model.pretrained)
-        return replace(data, vocabulary=replace(data.vocabulary, kind=VocabularyKind.wordpiece))
-
-    def _require_parts_that_fit(self, is_bits: bool) -> None:
-        """Texts and bit strings have different models and tasks."""
-        if isinstance(self.data, SequenceDataConfig):
-            return
-        rows, hint = ("bit strings", _BITS_HINT) if is_bits else ("texts", _TEXT_HINT)
-        for name in ("model", "task"):
-            part = getattr(self, name)
-            require(not isinstance(part, _OF_SEQUENCES), name, f"{_name_of(name, part)} does not fit {rows}", hint=hint)
-        for name, of_bits in (("model", BitMLPConfig), ("task", GramsConfig)):
-            part = getattr(self, name)
-            known = name == "task" or type(part) in MODELS.values()
-            fits = not known or isinstance(part, of_bits) == is_bits
-            require(fits, name, f"{_name_of(name, part)} does not fit {rows}", hint=hint)
-
-    def _take_parts_of_sequences(self, data: SequenceDataConfig) -> None:
-        """Sequences have models and tasks of their own; labels of recordings have the loss of a classifier."""
-        is_label = data.problem is SequenceProblem.label
-        task = ClassificationConfig if is_label else SequenceRegressionConfig
-        self.model = RNNConfig() if self.model is None else self.model
-        self.task = task() if self.task is None else self.task
-        fits = isinstance(self.model, RNNConfig | WindowMLPConfig | nn.Module)
-        require(fits, "model", f"{_name_of('model', self.model)} does not fit sequences", hint=_SEQUENCE_HINT)
-        what = f"{_name_of('task', self.task)} with data.problem={data.problem}"
-        hint = f"Set task={_name_of('task', task())}."
-        require(isinstance(self.task, task), "task", what, hint=hint)
-
-
-_TASKS: dict[Problem, type] = {Problem.tags: TaggingConfig, Problem.none: MaskedLanguageConfig}
-"""The task of rows whose labels are neither classes nor numbers."""
-_OF_SEQUENCES = (RNNConfig, WindowMLPConfig, SequenceRegressionConfig)
-_SEQUENCE_HINT = "Set model=rnn or model=window_mlp, or start from +experiment=battery_soc."
-_BITS_HINT = "Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams."
-_TEXT_HINT = "Set data=bits for bit strings, or model=bilstm task=classification for texts."
-
-
-def _name_of(group: str, part: object) -> str:
-    """The option of `conf/` behind a component."""
-    return next((name for name, kind in COMPONENTS[group].items() if type(part) is kind), type(part).__name__)
 
 
 COMPONENTS: dict[str, dict[str, type]] = {

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
+from tests.stores import open_store
 
 from flatout import BitsDataConfig, EncodingConfig, PeopleConfig, UserError
 from flatout.bits.columns import Form, write_bits, write_sets
@@ -56,8 +57,8 @@ def write(table: pa.Table, path: Path) -> str:
     ],
 )
 def test_every_way_of_writing_bits_makes_the_same_store(tmp_path, form, name):
-    encoded_here = BitsDataConfig(source=people(), encoding=SMALL).prepare()
-    read = BitsDataConfig(source=write(with_bits(form), tmp_path / name)).prepare()
+    encoded_here = open_store(BitsDataConfig(source=people(), encoding=SMALL))
+    read = open_store(BitsDataConfig(source=write(with_bits(form), tmp_path / name)))
     assert content(read.store) == content(encoded_here.store)
     assert (read.num_inputs, read.is_set) == (64, False)
 
@@ -65,7 +66,7 @@ def test_every_way_of_writing_bits_makes_the_same_store(tmp_path, form, name):
 def test_arrays_on_disk_are_read_too(tmp_path):
     h5py = pytest.importorskip("h5py")
     table = with_bits(Form.packed)
-    expected = content(BitsDataConfig(source=table).prepare().store)
+    expected = content(open_store(BitsDataConfig(source=table)).store)
     packed = np.array([list(row) for row in table["bloomfilter"].to_pylist()], dtype=np.uint8)
     columns = {name: np.array(table[name].to_pylist()) for name in (*FIELDS, "uid")}
     kinds = [(name, columns[name].dtype) for name in FIELDS]
@@ -80,7 +81,7 @@ def test_arrays_on_disk_are_read_too(tmp_path):
         file["bloomfilter"] = np.unpackbits(packed, axis=1)
     for name in ("people.npy", "people.h5"):
         data = BitsDataConfig(source=str(tmp_path / name), columns=list(FIELDS), bits="bloomfilter")
-        assert content(data.prepare().store) == expected, name
+        assert content(open_store(data).store) == expected, name
 
 
 def test_a_plain_npy_table_is_a_column_of_bits(tmp_path):
@@ -93,7 +94,7 @@ def test_a_plain_npy_table_is_a_column_of_bits(tmp_path):
 
 
 def test_a_record_of_1024_bits_takes_128_bytes():
-    split = BitsDataConfig(sample=PeopleConfig(rows=80)).prepare().store.splits["train"]
+    split = open_store(BitsDataConfig(sample=PeopleConfig(rows=80))).store.splits["train"]
     assert split.fixed("tokens").shape[1] == 128
     assert split.fixed("tokens").nbytes == 128 * split.num_rows
 
@@ -117,16 +118,16 @@ def test_joining_ragged_rows_keeps_their_order():
 
 
 def test_texts_are_kept_with_their_fields_apart():
-    data = BitsDataConfig(source=people(), encoding=SMALL).prepare()
+    data = open_store(BitsDataConfig(source=people(), encoding=SMALL))
     rows = data.store.splits["test"].fixed("rows")
     expected = [FIELD_END.join(row[name] for name in FIELDS).lower() for row in people().to_pylist()]
     assert data.texts("test").to_pylist() == [expected[row] for row in rows]
 
 
 def test_the_same_text_always_falls_in_the_same_split():
-    once = BitsDataConfig(source=people(), encoding=SMALL).prepare()
+    once = open_store(BitsDataConfig(source=people(), encoding=SMALL))
     grown = pa.concat_tables([people().slice(30), people()])
-    twice = BitsDataConfig(source=grown, encoding=SMALL).prepare()
+    twice = open_store(BitsDataConfig(source=grown, encoding=SMALL))
     for split in ("validation", "test"):
         assert set(once.texts(split).to_pylist()) == set(twice.texts(split).to_pylist())
     assert not set(twice.texts("train").to_pylist()) & set(twice.texts("test").to_pylist())
@@ -137,8 +138,8 @@ def test_sets_of_numbers_know_the_commonest():
     raw = raw_texts([plain[name].combine_chunks() for name in FIELDS])
     config = EncodingConfig(kind="twostep", size=50, hashes=3)
     table = plain.add_column(3, "twostephash", write_sets(*config.build().encode(raw)))
-    read = BitsDataConfig(source=table, vocabulary=100).prepare()
-    made = BitsDataConfig(source=plain, encoding=config, vocabulary=100).prepare()
+    read = open_store(BitsDataConfig(source=table, vocabulary=100))
+    made = open_store(BitsDataConfig(source=plain, encoding=config, vocabulary=100))
     assert read.is_set and read.num_inputs == 100
     for split in ("train", "test"):
         assert np.array_equal(
@@ -148,29 +149,29 @@ def test_sets_of_numbers_know_the_commonest():
 
 
 def test_the_text_columns_are_those_before_the_encoding():
-    assert BitsDataConfig(source=with_bits(Form.hex)).prepare().facts["columns"] == list(FIELDS)
+    assert open_store(BitsDataConfig(source=with_bits(Form.hex))).facts["columns"] == list(FIELDS)
     reordered = with_bits(Form.hex).select(["bloomfilter", "uid", *FIELDS])
     with pytest.raises(UserError, match=r"data.columns: no column of table in memory stands before the encoding"):
-        BitsDataConfig(source=reordered).prepare()
-    assert BitsDataConfig(source=reordered, columns=["Surname"]).prepare().facts["columns"] == ["Surname"]
+        open_store(BitsDataConfig(source=reordered))
+    assert open_store(BitsDataConfig(source=reordered, columns=["Surname"])).facts["columns"] == ["Surname"]
 
 
 def test_files_for_validation_and_test_are_used_whole():
     table = with_bits(Form.hex, 90)
-    data = BitsDataConfig(source=table.slice(0, 50), validation=table.slice(50, 25), test=table.slice(75)).prepare()
+    data = open_store(BitsDataConfig(source=table.slice(0, 50), validation=table.slice(50, 25), test=table.slice(75)))
     assert data.summary()["rows"] == {"train": 50, "validation": 25, "test": 15}
 
 
 def test_an_opened_store_says_the_same_as_a_built_one():
-    built, opened = (BitsDataConfig(source=people(), encoding=SMALL).prepare() for _ in range(2))
+    built, opened = (open_store(BitsDataConfig(source=people(), encoding=SMALL)) for _ in range(2))
     assert (built.report.hit, opened.report.hit) == (False, True)
     assert built.facts == opened.facts
 
 
 def test_the_secret_is_not_kept():
-    data = BitsDataConfig(source=people(), encoding=EncodingConfig(size=64, secret="swordfish")).prepare()
+    data = open_store(BitsDataConfig(source=people(), encoding=EncodingConfig(size=64, secret="swordfish")))
     assert "swordfish" not in (data.store.folder / "manifest.json").read_text(encoding="utf-8")
-    other = BitsDataConfig(source=people(), encoding=EncodingConfig(size=64, secret="another")).prepare()
+    other = open_store(BitsDataConfig(source=people(), encoding=EncodingConfig(size=64, secret="another")))
     assert not other.report.hit
 
 
@@ -240,11 +241,11 @@ MISTAKES = {
 def test_what_is_wrong_is_told_with_its_place(mistake):
     make, message = MISTAKES[mistake]
     with pytest.raises(UserError, match=message):
-        make().prepare()
+        open_store(make())
 
 
 def test_nothing_half_written_is_left_by_a_mistake(tmp_path):
     source = table_with(bloomfilter=["0f"] * 39 + ["0g"])
     with pytest.raises(UserError):
-        BitsDataConfig(source=source, cache=str(tmp_path / "stores")).prepare()
+        open_store(BitsDataConfig(source=source, cache=str(tmp_path / "stores")))
     assert not [path for path in (tmp_path / "stores").iterdir() if not path.name.startswith(".lock-")]

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import Ridge as SklearnRidge
+from tests.stores import open_store
 
 from flatout import BitsDataConfig, EncodingConfig, PeopleConfig
 from flatout.bits.grams import LABELS
@@ -20,7 +21,7 @@ from flatout.data.batches.plan import PlanSettings
 @pytest.fixture(params=["bloom", "twostep"])
 def feeds(request) -> tuple[Feed, Feed, dict]:
     encoding = EncodingConfig(kind=request.param, size=64, hashes=2)
-    data = BitsDataConfig(sample=PeopleConfig(rows=300), encoding=encoding, vocabulary=80).prepare()
+    data = open_store(BitsDataConfig(sample=PeopleConfig(rows=300), encoding=encoding, vocabulary=80))
     made = (Feed(data.store.splits[name], PlanSettings(rows_per_batch=64)) for name in ("train", "validation"))
     about = {"num_inputs": data.num_inputs, "is_set": data.is_set, "num_grams": len(LABELS) + len(data.hashed)}
     return (*made, {**about, "device": torch.device("cpu")})

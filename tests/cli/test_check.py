@@ -13,6 +13,7 @@ from flatout.data.checks.cleaning_settings import CleaningConfig, Rows
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 from flatout.inference.dotted_settings import with_overrides
+from tests.stores import open_store
 from tests.verbs import verb
 
 
@@ -43,7 +44,7 @@ def test_the_folder_of_a_file_is_printed_once_beside_the_command(rows, capsys):
 def test_the_command_at_the_end_is_one_that_works(rows, capsys, tmp_path):
     verb("check", rows)
     command = capsys.readouterr().out.rsplit("python -m train ", 1)[1].split()
-    assert with_overrides(TextDataConfig, command, "data").prepare().store.splits.keys() == {
+    assert open_store(with_overrides(TextDataConfig, command, "data")).store.splits.keys() == {
         "train",
         "validation",
         "test",

@@ -16,9 +16,9 @@ from flatout import CellsConfig, CheckpointConfig, MonitorConfig, OptimConfig, R
 from flatout.cli.export_sequences import stream_onnx
 from flatout.data.samples.cells import CellsTable
 from flatout.data.tables.formats.in_memory import table_of
-from flatout.inference.load import load_predictor
 from flatout.inference.sequences import SequencePredictor
 from flatout.models.window_mlp import WindowMLPConfig
+from flatout.run.kinds import load_predictor
 from tests.composed import run_train
 from tests.verbs import verb
 

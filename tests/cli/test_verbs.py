@@ -18,6 +18,7 @@ from flatout import BiLSTMConfig, HeadlinesConfig, TextDataConfig, fit
 from flatout.cli import rows as rows_of_a_file
 from flatout.cli.bench import line
 from flatout.tasks.calibration import Sureness, calibration_error
+from tests.stores import open_store
 from tests.verbs import verb
 
 
@@ -267,7 +268,7 @@ def test_memory_stays_flat_on_a_long_file(finished, tmp_path, monkeypatch):
 
 
 def test_the_cache_is_listed_verified_and_cleared(tmp_path, capsys):
-    TextDataConfig(sample=HeadlinesConfig(rows=50, eval_rows=10), cache=str(tmp_path)).prepare()
+    open_store(TextDataConfig(sample=HeadlinesConfig(rows=50, eval_rows=10), cache=str(tmp_path)))
     assert verb("cache", "--cache", tmp_path, "list") == 0
     assert "50 + 10 + 10 rows  sample:headlines" in capsys.readouterr().out
     assert verb("cache", "--cache", tmp_path, "verify") == 0

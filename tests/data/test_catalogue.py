@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.data.catalogue import CASES, Case
+from tests.stores import open_store
 
 from flatout.data.checks.checkup import check
 from flatout.data.problem import Problem
@@ -24,10 +25,10 @@ def test_a_case_is_told_or_repaired(case: Case, tmp_path):
 def test_a_run_says_the_same_and_leaves_no_half_store(case: Case, tmp_path):
     if case.is_error:
         with pytest.raises(UserError) as mistake:
-            case.config(tmp_path).prepare()
+            open_store(case.config(tmp_path))
         assert case.says in str(mistake.value) or case.config(tmp_path).problem is Problem.tags
     elif case.config(tmp_path).problem is not Problem.tags:
-        assert case.says in "\n".join(case.config(tmp_path).prepare().facts["lines"])
+        assert case.says in "\n".join(open_store(case.config(tmp_path)).facts["lines"])
     stores = [path for path in tmp_path.glob("cache/*") if path.is_dir()]
     assert all((store / "manifest.json").is_file() for store in stores)
     assert not [store for store in stores if store.name.startswith(".building")]

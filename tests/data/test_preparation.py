@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.stores import open_store
 
 from flatout.data.checks.cleaning_settings import CleaningConfig
 from flatout.data.checks.survey import Survey
@@ -26,7 +27,7 @@ def table_of(number: int, classes: str = "aab", **columns) -> dict[str, list]:
 
 
 def split_rows(config: TextDataConfig) -> dict[str, list[int]]:
-    return {name: split.fixed("rows").tolist() for name, split in config.prepare().store.splits.items()}
+    return {name: split.fixed("rows").tolist() for name, split in open_store(config).store.splits.items()}
 
 
 def test_a_file_that_has_grown_keeps_its_old_splits():
@@ -104,8 +105,8 @@ def test_rows_read_are_rows_kept_repaired_and_dropped():
 
 def test_merged_labels_are_one_class_in_the_targets():
     data = table_of(90, "abA")
-    kept = TextDataConfig(train=data).prepare()
-    merged = TextDataConfig(train=data, clean=CleaningConfig(labels="merge")).prepare()
+    kept = open_store(TextDataConfig(train=data))
+    merged = open_store(TextDataConfig(train=data, clean=CleaningConfig(labels="merge")))
     assert (kept.classes, merged.classes) == (["A", "a", "b"], ["a", "b"])
     split = merged.store.splits["train"]
     assert [merged.classes[target] for target in split.fixed("targets")] == [
@@ -115,7 +116,7 @@ def test_merged_labels_are_one_class_in_the_targets():
 
 def test_several_columns_are_joined_and_gaps_left_out():
     data = table_of(60, title=["T" if i % 2 else None for i in range(60)])
-    prepared = TextDataConfig(train=data, text=["title", "text"], join=" : ").prepare()
+    prepared = open_store(TextDataConfig(train=data, text=["title", "text"], join=" : "))
     split = prepared.store.splits["train"]
     with_title = split.ragged("tokens").lengths[split.fixed("rows") % 2 == 1]
     without = split.ragged("tokens").lengths[split.fixed("rows") % 2 == 0]
@@ -134,19 +135,19 @@ def test_a_file_that_changes_while_it_is_read_ends_the_build(tmp_path: Path, mon
 
     monkeypatch.setattr(Survey, "run", then_changed)
     with pytest.raises(UserError, match=r"rows.csv changed while it was read"):
-        TextDataConfig(train=str(path)).prepare()
+        open_store(TextDataConfig(train=str(path)))
     assert not list((tmp_path / "cache").glob("*/manifest.json"))
 
 
 def test_an_opened_store_says_the_same_as_a_built_one():
-    built, opened = (TextDataConfig(train=table_of(100)).prepare() for _ in range(2))
+    built, opened = (open_store(TextDataConfig(train=table_of(100))) for _ in range(2))
     assert (built.report.hit, opened.report.hit) == (False, True)
     assert opened.facts["lines"] == built.facts["lines"]
 
 
 def test_numbers_are_scaled_by_the_rows_that_are_kept():
     values = [float(i % 10) for i in range(200)]
-    prepared = TextDataConfig(train=table_of(200) | {"label": values}, problem=Problem.regression).prepare()
+    prepared = open_store(TextDataConfig(train=table_of(200) | {"label": values}, problem=Problem.regression))
     kept = [values[row] for row in prepared.store.splits["train"].fixed("rows")]
     np.testing.assert_allclose(prepared.facts["target_mean"], np.mean(kept))
     np.testing.assert_allclose(prepared.facts["target_spread"], np.std(kept))

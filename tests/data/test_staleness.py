@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.stores import open_store
 
+from flatout.bits.bit_data import BitsPreparation
 from flatout.bits.data import BitsDataConfig
-from flatout.bits.preparation import BitsPreparation
 from flatout.data.info import TextInfo
 from flatout.data.tables.sources import open_source
 from flatout.data.text import TextDataConfig
@@ -70,7 +71,7 @@ def words_of(data: TextInfo) -> set[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_edit_in_place_of_the_same_size_and_time_is_trained_on(tmp_path, kind):
     def prepare() -> TextInfo:
-        return TextDataConfig(source=str(path), vocabulary=VocabularyConfig(min_frequency=1)).prepare()
+        return open_store(TextDataConfig(source=str(path), vocabulary=VocabularyConfig(min_frequency=1)))
 
     path = KINDS[kind](tmp_path / "rows", "old")
     before = {file: file.stat() for file in files_of(path)}
@@ -97,7 +98,7 @@ def test_records_edited_in_place_at_the_same_size_and_time_are_other_records(tmp
     before = path.stat()
 
     def prepare():
-        return BitsDataConfig(source=str(path)).prepare()
+        return open_store(BitsDataConfig(source=str(path)))
 
     first = prepare()
     path.write_text(path.read_text(encoding="utf-8").replace("ff\n", "0f\n"), encoding="utf-8")
@@ -121,7 +122,7 @@ def test_records_that_change_while_they_are_read_end_the_build(tmp_path, monkeyp
 
     monkeypatch.setattr(BitsPreparation, "_survey", then_changed)
     with pytest.raises(UserError, match=r"people.csv changed while it was read"):
-        BitsDataConfig(source=str(path)).prepare()
+        open_store(BitsDataConfig(source=str(path)))
     assert not [path for path in (tmp_path / "cache").iterdir() if not path.name.startswith(".lock-")]
 
 

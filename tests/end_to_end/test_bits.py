@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.stores import open_store
 from tests.verbs import verb
 from torch import nn
 
@@ -210,8 +211,8 @@ def test_encode_writes_what_a_run_reads(tmp_path, capsys):
     assert verb("encode", "--sample", 300, *arguments) == 0
     assert "300 records" in capsys.readouterr().err
     assert pq.read_table(out).column_names == [*FIELDS, "bloomfilter", "uid"]
-    read = BitsDataConfig(source=str(out)).prepare()
-    made = BitsDataConfig(sample=PeopleConfig(rows=300), encoding=ENCODING).prepare()
+    read = open_store(BitsDataConfig(source=str(out)))
+    made = open_store(BitsDataConfig(sample=PeopleConfig(rows=300), encoding=ENCODING))
     assert np.array_equal(read.store.splits["train"].fixed("tokens"), made.store.splits["train"].fixed("tokens"))
 
 

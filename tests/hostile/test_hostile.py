@@ -29,7 +29,7 @@ from flatout.checkpoints.kept import shelve
 from flatout.data.store.store import file_checksum
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError
-from flatout.inference.load import load_predictor
+from flatout.run.kinds import load_predictor
 from tests.faults import runs
 from tests.hostile import attempts as hostile
 from tests.hostile.paths import path_cases

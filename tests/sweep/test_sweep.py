@@ -30,8 +30,9 @@ from flatout.data.text import TextDataConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.run_length import validations
 from flatout.errors import UserError
-from flatout.run.build import RunBuilder, metric_names, usual_metric
+from flatout.run.build import RunBuilder
 from flatout.run.job import RunJob
+from flatout.run.kinds import kind_of
 from flatout.sweep.confirming import confirm
 from flatout.sweep.searched import Searched, SweepSettings
 from flatout.sweep.space import Choice, Interval, Part, grid
@@ -183,16 +184,20 @@ def test_the_last_validation_of_a_run_is_known(trainer, count):
     assert validations(trainer) == count
 
 
+def metrics_of(data):
+    return kind_of(data).metrics(data)
+
+
 def test_the_metric_of_a_run_is_known_before_there_is_data():
-    assert usual_metric(RunConfig().data) == "accuracy"
-    assert metric_names(TextDataConfig(problem=Problem.regression)) == ["mae", "rmse", "r2", "pearson", "loss"]
-    assert set(metric_names(BitsDataConfig())) - {"loss"} == set(NAMES)
+    assert kind_of(data := RunConfig().data).usual_metric(data) == "accuracy"
+    assert metrics_of(TextDataConfig(problem=Problem.regression)) == ["mae", "rmse", "r2", "pearson", "loss"]
+    assert set(metrics_of(BitsDataConfig())) - {"loss"} == set(NAMES)
 
 
 def test_what_a_tagger_is_judged_by_is_known_before_there_is_one():
     labels = TagLabels(["O", "B-a", "I-a"], 1.0, {})
     task = Tagger(nn.Linear(1, 3), TaggingConfig(), OptimConfig(), labels=labels, total_steps=1)
-    assert metric_names(TextDataConfig(problem=Problem.tags)) == [*task.metric_names, "loss"]
+    assert metrics_of(TextDataConfig(problem=Problem.tags)) == [*task.metric_names, "loss"]
 
 
 def test_short_words_stand_for_hydra_s_and_any_folder_can_be_named():

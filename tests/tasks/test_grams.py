@@ -16,11 +16,12 @@ from flatout.bits.task import GramDecoder, GramLoss, gram_loss, gram_weights
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import multi_hot
 from flatout.data.batches.plan import PlanSettings
+from tests.stores import open_store
 
 
 @pytest.fixture
 def data():
-    return BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2)).prepare()
+    return open_store(BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2)))
 
 
 def make_task(data, **settings) -> GramDecoder:

@@ -24,6 +24,7 @@ from flatout.tasks.classification import Classifier, ClassWeights
 from flatout.tasks.tagging import Tagger, TagLabels
 from flatout.tasks.task import Task
 from tests.scarce import Scarce
+from tests.stores import open_store
 from tests.tasks.test_step import make_task, quiet_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
@@ -124,7 +125,7 @@ def bits_task(data: Any) -> GramDecoder:
 
 @pytest.mark.parametrize("accumulate", [3, pytest.param(1, marks=SOAK)])
 def test_bit_strings_take_the_same_recombined_texts(tmp_path, accumulate):
-    data = BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2)).prepare()
+    data = open_store(BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2)))
     found = []
     for where in ("nowhere", "forward", "backward", "model.composer.0.0.weight"):
         task = bits_task(data)
@@ -219,7 +220,7 @@ def test_random_numbers_begin_where_the_step_began(make_split, tmp_path):
 
 def test_batch_normalisation_notes_each_row_once(tmp_path):
     """Its means of smaller pieces differ, but those of the failed pass leave no trace."""
-    data = BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2)).prepare()
+    data = open_store(BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2)))
     found = []
     for pieces, scarce in ((2, None), (1, Scarce(8, where="backward"))):
         task = bits_task(data)

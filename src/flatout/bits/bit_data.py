@@ -1,11 +1,40 @@
-"""`BitData`: records with encodings as a Lightning DataModule."""
+"""`BitData`: a table of people as a Lightning DataModule.
+
+Records are encoded, or read as bits, with the 2-grams of each one as labels, into a store.
+
+Two passes over the source, by the block: the first numbers the grams (and the numbers of a two-step hash) that the
+training rows hold, the second writes. 1,024 bits are 128 bytes on disk, in memory and on the bus. Each record keeps
+three things: its encoding, its grams, and its plain text, which shows after training how much of it was rebuilt.
+"""
 
 from __future__ import annotations
 
-from flatout.bits import preparation
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flatout.bits.columns import BitColumn, Form, known_numbers
 from flatout.bits.data import BitsDataConfig
+from flatout.bits.encodings import EncodingKind, Packed, Sets, padded
+from flatout.bits.grams import FIELD_END, LABELS, GramIndex, label_index, plain_texts
 from flatout.bits.info import BitInfo
+from flatout.bits.records import KNOWN_BITS, Record, RecordSource
+from flatout.bits.targets import targets_of
+from flatout.data.feeding import require_other_content
+from flatout.data.store.cache import Cache, Recipe
+from flatout.data.store.progress import Progress
+from flatout.data.store.store import SCHEMA, Column, StoreWriter
 from flatout.data.store_data import StoreData
+from flatout.data.tables.table import require_unchanged
+from flatout.errors import UserError
+
+_MORE_RECORDS = "Give more records, or lower data.validation_share and data.test_share."
+_MOST_HASHED = 6_144
 
 
 class BitData(StoreData[BitsDataConfig, BitInfo]):
@@ -18,4 +47,213 @@ class BitData(StoreData[BitsDataConfig, BitInfo]):
     settings = BitsDataConfig
 
     def open_store(self) -> BitInfo:
-        return preparation.prepare(self.config)
+        return BitsPreparation(self.config).open()
+
+
+class BitsPreparation:
+    """From a BitsDataConfig to a store, a stage a method."""
+
+    def __init__(self, config: BitsDataConfig) -> None:
+        self.config = config
+        self.source = RecordSource(config)
+        self.tables, self.bits, self.columns = self.source.tables, self.source.bits, self.source.columns
+
+    def open(self) -> BitInfo:
+        """The store, built where it is missing."""
+        cache = Cache(self.config.cache)
+        source = self.tables["train"].name
+        recipe = self._recipe()
+        store, report = cache.open_or_build(source, recipe, partial(self._build, recipe["source"]))
+        return BitInfo(store=store, report=report, source=source)
+
+    def _recipe(self) -> Recipe:
+        config = self.config
+        validation_share, test_share = self.config.taken_shares(self.tables)
+        fingerprints = {split: table.fingerprint() for split, table in self.tables.items()}
+        require_other_content(fingerprints, {split: table.name for split, table in self.tables.items()})
+        return {
+            "kind": "bits",
+            "source": fingerprints,
+            "read": asdict(config.read),
+            "column": {"text": self.columns, "bits": self.bits, "uid": config.uid if self.source.has_uid else None},
+            "form": config.form.value,
+            "encoding": None if self.bits else config.encoding.without_secret(),
+            "vocabulary": config.vocabulary,
+            "split": {"validation_share": validation_share, "test_share": test_share, "seed": config.split_seed},
+            "schema": SCHEMA,
+        }
+
+    def _build(self, fingerprints: dict[str, str], writer: StoreWriter) -> None:
+        with Progress() as progress:
+            survey = self._survey(progress)
+            writer.expected_rows = survey.num_records
+            totals = self._write(writer, survey, progress)
+        require_unchanged(self.tables, fingerprints)
+        writer.facts |= {
+            "classes": list(LABELS),
+            "class_counts": survey.label_counts.tolist(),
+            "hashed": survey.hashed.names,
+            "is_set": survey.numbers is not None,
+            "numbers": [] if survey.numbers is None else survey.numbers.tolist(),
+            "num_inputs": survey.num_inputs,
+            "columns": self.columns,
+            "about": self._encoding_line(),
+            "bits_column": self.bits or KNOWN_BITS[0],
+            "form": self._column.form.value if self.bits else Form.auto.value,
+            "splits": {split: asdict(total) for split, total in totals.items()},
+            "lines": self._lines(survey, totals),
+        }
+
+    def _survey(self, progress: Progress) -> _Survey:
+        """First pass: the grams, and the numbers of a two-step hash, that training rows hold; uids are checked."""
+        survey = _Survey()
+        labels = label_index()
+        counts: dict[int, int] = {}
+        encode = self._reader() if self._holds_sets() else None
+        for split, record in self.source.records(progress.task("reading"), with_bits=encode is not None):
+            survey.num_records += len(record.rows)
+            if split != "train":
+                continue
+            raw = record.raw
+            if len(survey.hashed) < _MOST_HASHED:
+                survey.hashed.rows(padded(raw))
+            ids, lengths = labels.rows(plain_texts(raw))
+            survey.label_counts += np.bincount(ids, minlength=len(LABELS))
+            survey.num_labels += len(ids)
+            survey.without_label += int((lengths == 0).sum())
+            survey.num_rows += len(raw)
+            if encode is not None:
+                found, times = np.unique(encode(record)[0], return_counts=True)
+                for number, count in zip(found.tolist(), times.tolist(), strict=True):
+                    counts[number] = counts.get(number, 0) + count
+        survey.hashed = GramIndex(survey.hashed.names[:_MOST_HASHED], is_frozen=True)
+        if counts:
+            commonest = sorted(counts, key=lambda number: (-counts[number], number))[: self.config.vocabulary]
+            survey.numbers, survey.numbers_met = np.sort(np.array(commonest)), len(counts)
+            survey.num_inputs = len(commonest)
+        elif encode is None:
+            survey.num_inputs = self._num_bits()
+        if not survey.num_rows:
+            raise UserError(
+                "data.source",
+                f"no records are left for training in {self.tables['train'].name}",
+                hint=_MORE_RECORDS,
+            )
+        return survey
+
+    def _holds_sets(self) -> bool:
+        """Whether encodings are sets of numbers, read off the first records where no setting says so."""
+        if self.bits is None:
+            return self.config.encoding.kind is EncodingKind.twostep
+        self._reader()(self.source.first())
+        return self._column.is_set
+
+    def _num_bits(self) -> int:
+        """Bits of every record."""
+        if self.bits is None:
+            return self.config.encoding.size >> self.config.encoding.fold
+        return self._column.num_bits or 0
+
+    def _write(self, writer: StoreWriter, survey: _Survey, progress: Progress) -> dict[str, _Totals]:
+        """Second pass: every record of every split."""
+        is_set = survey.numbers is not None
+        tokens = Column("uint16", ragged=True) if is_set else Column("uint8", width=survey.num_inputs // 8)
+        columns = {
+            "tokens": tokens,
+            "targets": Column("uint16", ragged=True),
+            "texts": Column("uint8", ragged=True),
+            "rows": Column("int64"),
+        }
+        writers = {split: writer.split(split, columns) for split in self.config.split_names(self.tables)}
+        totals = {split: _Totals() for split in writers}
+        encode = self._reader()
+        for split, record in self.source.records(progress.task("writing")):
+            raw = record.raw
+            encoding = encode(record)
+            encoded = known_numbers(encoding, survey.numbers) if isinstance(encoding, tuple) else encoding
+            targets = targets_of(raw, survey.hashed)
+            writers[split].append(tokens=encoded, targets=targets, texts=_text_bytes(record.fields), rows=record.rows)
+            totals[split].add(len(raw), encoded)
+            if split == "train" and not is_set:
+                survey.bits_set += int(np.bitwise_count(encoded).sum())
+        for split, total in totals.items():
+            if total.rows == 0:
+                where = "data.source" if split not in self.tables or split == "train" else f"data.{split}"
+                what = f"no records are left for the {split} split of {self.tables['train'].name}"
+                hint = f"Give more records, raise data.{split}_share, or name a file: data.{split}=FILE."
+                raise UserError(where, what, hint=_MORE_RECORDS if split == "train" else hint)
+        return totals
+
+    def _reader(self) -> Callable[[Record], Packed | Sets]:
+        """What turns a block of records into encodings: the bits they came with, or an encoder."""
+        if self.bits is None:
+            encoder = self.config.encoding.build()
+            return lambda record: encoder.encode(record.raw)
+        self._column = column = BitColumn(self.bits, self.tables["train"].name, self.config.form)
+
+        def read(record: Record) -> Packed | Sets:
+            column.source = record.source
+            return column.read(record.bits, record.rows)
+
+        return read
+
+    def _lines(self, survey: _Survey, totals: dict[str, _Totals]) -> list[str]:
+        """What is printed of the records."""
+        rows = totals["train"].rows
+        made = [split for split in totals if split not in self.tables]
+        how = f" ({' and '.join(made)} taken from the source by a hash of the text)" if made else ""
+        counts = ", ".join(f"{split} {total.rows:,}" for split, total in totals.items())
+        seen = int((survey.label_counts > 0).sum())
+        lines = [f"records: {counts}{how}", f"plain text: {', '.join(self.columns)}"]
+        if survey.numbers is not None:
+            about = f"sets of {totals['train'].tokens / rows:.0f} known numbers a record"
+            met = f"{survey.num_inputs:,} of {survey.numbers_met:,} numbers kept"
+            lines.append(f"encoding: {self._encoding_line()}, {about}, {met}")
+        else:
+            mean = survey.bits_set / max(1, rows)
+            lines.append(f"encoding: {self._encoding_line()}, {mean:.1f} of {survey.num_inputs:,} bits set on average")
+        labels = f"{survey.num_labels / max(1, rows):.1f} a record, {seen:,} of {len(LABELS):,} seen in training"
+        kept = "the first " if len(survey.hashed) == _MOST_HASHED else ""
+        lines.append(f"2-grams: {labels}; {kept}{len(survey.hashed):,} different pairs in the raw texts")
+        if survey.without_label:
+            lines.append(f"{self.tables['train'].name}: {survey.without_label:,} records without a 2-gram kept")
+        return lines
+
+    def _encoding_line(self) -> str:
+        if self.bits is None:
+            return self.config.encoding.line()
+        return f"column {self.bits} of {self.tables['train'].name}, read as {self._column.form}"
+
+
+class _Survey:
+    """What the first pass found in the training rows."""
+
+    def __init__(self) -> None:
+        self.hashed = GramIndex()
+        self.label_counts = np.zeros(len(LABELS), dtype=np.int64)
+        self.num_rows = self.num_labels = self.without_label = self.num_inputs = self.bits_set = self.numbers_met = 0
+        self.num_records = 0
+        """Of all splits."""
+        self.numbers: NDArray[np.int64] | None = None
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What the records of one split add up to."""
+
+    rows: int = 0
+    tokens: int = 0
+    """Bytes of bits, or numbers of sets."""
+
+    def add(self, rows: int, encoded: Packed | Sets) -> None:
+        self.rows += rows
+        self.tokens += len(encoded[0]) if isinstance(encoded, tuple) else encoded.size
+
+
+def _text_bytes(fields: list[pa.Array]) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    """The fields of each record, lower-cased and parted by FIELD_END, as UTF-8."""
+    texts = pc.utf8_lower(pc.binary_join_element_wise(*fields, pa.scalar(FIELD_END, pa.large_string())))
+    bounds = np.frombuffer(texts.buffers()[1], dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    data = texts.buffers()[2]
+    values = np.frombuffer(data, dtype=np.uint8)[bounds[0] : bounds[-1]] if data else np.empty(0, np.uint8)
+    return values, np.diff(bounds).astype(np.int32)

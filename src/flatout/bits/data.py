@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 from flatout.bits.columns import Form
@@ -48,7 +47,3 @@ class BitsDataConfig(FeedingConfig):
         require(self.vocabulary >= 1, "data.vocabulary", f"{self.vocabulary}", allowed="1 or more")
         given = {"source": self.source, "validation": self.validation, "test": self.test}
         require_other_files(given, ("source",))
-
-    def prepare(self) -> Any:
-        """Open the store of these records, building it first when there is none."""
-        return import_module("flatout.bits.preparation").prepare(self)  # it stands on this module

@@ -9,15 +9,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flatout.bits.answers import finished_answers
 from flatout.bits.columns import BitColumn, Form, known_numbers
 from flatout.bits.encodings import Packed, Sets
-from flatout.bits.info import GramLabels
+from flatout.bits.grams import FIELD_END
+from flatout.bits.info import BitInfo, GramLabels
 from flatout.bits.reconstruct import LetterOrder, Reconstructor
+from flatout.bits.ridge import finished_answers
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import PlanSettings
@@ -28,6 +30,8 @@ from flatout.inference.folder import ModelFolder
 from flatout.models import kind_of, model_class
 from flatout.models.bit_mlp import BitMLP
 
+_TEXTS_READ = 131_072
+"""Training texts that letters are counted in."""
 HASHED, NUMBERS, ORDER = "hashed.json", "numbers.json", "letters.safetensors"
 
 
@@ -45,7 +49,7 @@ class GramPrediction:
 class GramPredictor:
     """Answers for encodings; made by `GramPredictor.load(RUN)` or from a run's Result."""
 
-    problem: ClassVar[str] = "grams"
+    problems: ClassVar = ("grams",)
 
     model: nn.Module
     """A BitMLP, or a user's own network that answers `[B, C]` logits."""
@@ -66,6 +70,23 @@ class GramPredictor:
     """Arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU."""
 
     @classmethod
+    def of(cls, task: Any) -> GramPredictor:
+        """The predictor of a trained task."""
+        info: BitInfo = task.info
+        texts = pc.replace_substring(info.texts("train").slice(0, _TEXTS_READ), FIELD_END, "")
+        return cls(
+            model=task.model.eval(),
+            labels=task.labels,
+            num_inputs=info.num_inputs,
+            threshold=task.threshold,
+            numbers=info.numbers,
+            bits_column=info.bits_column,
+            text_columns=info.text_columns,
+            form=info.form,
+            order=LetterOrder.learn(texts, task.labels.hashed),
+        )
+
+    @classmethod
     def load(cls, run: str | Path, device: str | torch.device = "cpu") -> GramPredictor:
         """The best model of a run, from the run's folder or its `model` folder."""
         folder = ModelFolder.find(run)
@@ -75,7 +96,7 @@ class GramPredictor:
     @classmethod
     def _read(cls, folder: ModelFolder, device: torch.device) -> GramPredictor:
         settings = folder.settings()
-        if settings.get("problem") != cls.problem:
+        if settings.get("problem") not in cls.problems:
             raise UserError(
                 str(folder.path),
                 "is no run on bit strings",
@@ -107,7 +128,7 @@ class GramPredictor:
     def save(self, folder: Path, model_config: Any) -> None:
         """Write the `model` folder; `model_config` must be of a class in MODELS."""
         settings = {
-            "problem": self.problem,
+            "problem": self.problems[0],
             "threshold": self.threshold,
             "data": {
                 "is_set": self.numbers is not None,
@@ -140,7 +161,7 @@ class GramPredictor:
 
     def outputs(self, encodings: Packed | Sets) -> Tensor:
         """`[N, C]` probabilities of the answers, on the host and in the order of the encodings."""
-        return self._each(encodings, lambda batch: finished_answers(self.model, self.labels, batch))
+        return self._each(encodings, lambda batch: finished_answers(self.model, self.labels.num_outputs, batch))
 
     def detected(self, encodings: Packed | Sets) -> Tensor:
         """`[N, H]` probabilities of the grams that were hashed."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatout.bits.scores import GramMetrics
 from flatout.data.batches.feed import Feed
@@ -141,3 +141,10 @@ def _solved(products_DD: Tensor, products_DG: Tensor, *, narrow: bool) -> Tensor
         if not failed:
             return torch.cholesky_solve(products_DG.float(), factor)
     return torch.cholesky_solve(products_DG, torch.linalg.cholesky(products_DD))
+
+
+def finished_answers(model: nn.Module, num_outputs: int, batch: FlatBatch) -> Tensor:
+    """`[B, C]` logits of the answers, after the vote of ridge where the network has one."""
+    logits = model(batch)[:, :num_outputs].float()
+    blended = getattr(model, "blended", None)
+    return logits if blended is None else blended(logits, batch)

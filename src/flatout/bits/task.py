@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.bits.answers import finished_answers
 from flatout.bits.info import GramLabels
 from flatout.bits.recombine import Recombined
+from flatout.bits.ridge import finished_answers
 from flatout.bits.ridge_start import choose_ridge_share, recombine_training_texts, start_at_ridge
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.data.batches.feed import Feeds
@@ -220,9 +220,10 @@ class GramDecoder(Task):
 
     def answers(self, batch: FlatBatch) -> Tensor:
         """`[B, C]` logits of the answers; when training is over, as a finished model gives them."""
+        num_outputs = self.labels.num_outputs
         if self.is_finished:
-            return self.answer_in_pieces(batch, lambda part: finished_answers(self.model, self.labels, part))
-        return self.outputs(batch)[:, : self.labels.num_outputs].float()
+            return self.answer_in_pieces(batch, lambda part: finished_answers(self.model, num_outputs, part))
+        return self.outputs(batch)[:, :num_outputs].float()
 
     def _targets(self, batch: FlatBatch) -> Tensor:
         return real_rows(batch.multi_hot(self.labels.num_outputs), batch)

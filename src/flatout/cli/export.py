@@ -29,10 +29,10 @@ from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.problem import Problem
 from flatout.errors import UserError, require
 from flatout.inference.folder import ModelFolder
-from flatout.inference.load import load_predictor
 from flatout.models import model_class
 from flatout.models.encoder.lora import merge_lora
 from flatout.models.encoder.transformer import Outputs, TransformerConfig
+from flatout.run.kinds import load_predictor
 
 ONNX = "model.onnx"
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")

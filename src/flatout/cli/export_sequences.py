@@ -27,7 +27,7 @@ _MOST_APART, _SAMPLES = 1e-5, 200
 
 def is_of_sequences(run: Path) -> bool:
     """Whether a run is one on recordings."""
-    return ModelFolder.find(run).settings().get("problem") == SequencePredictor.problem
+    return ModelFolder.find(run).settings().get("problem") in SequencePredictor.problems
 
 
 def export_sequences(run: Path, folder: Path) -> list[str]:

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import torch
 
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, require_columns
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, as_choice
-from flatout.inference.load import answering_devices, load_predictor
+from flatout.run.kinds import load_predictor
 
 FILES = "csv, tsv, json, jsonl, parquet, arrow, npy or hdf5"
 _ROWS_PER_BLOCK = 16_384
@@ -123,3 +124,16 @@ def load_predictors(arguments: argparse.Namespace) -> list[Any]:
     """The run, once for every device."""
     precision = as_choice(Precision, arguments.precision, "--precision")
     return [load_predictor(arguments.run, device, precision) for device in answering_devices(arguments.device)]
+
+
+def answering_devices(names: str = "auto") -> list[torch.device]:
+    """Devices by their names, with commas between them; auto: all GPUs, where there are any."""
+    count = torch.cuda.device_count()
+    numbered = [f"cuda:{number}" for number in range(count)]
+    if names == "auto":
+        return [torch.device(name) for name in numbered or ["cpu"]]
+    known = ["cpu", *(["cuda"] if count else []), *numbered]
+    for name in names.split(","):
+        if name not in known:
+            raise UserError("--device", f"no device {name!r} here", allowed=", ".join(["auto", *known]))
+    return [torch.device(name) for name in names.split(",")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 from flatout.data.checks.assignment import Splitting
@@ -143,11 +142,6 @@ class TextDataConfig(FeedingConfig):
         require(not is_dealt, "data.split_by", what, allowed="content, group", hint=hint)
         has_label = self.problem is Problem.none and self.label is not None
         require(not has_label, "data.label", f"{self.label} with data.problem=none", hint="Leave it out.")
-
-    def prepare(self) -> Any:
-        """Open the store of this data, building it first when there is none."""
-        kind = "tag_data" if self.problem is Problem.tags else "text_data"
-        return import_module(f"flatout.data.{kind}").prepare(self)  # they stand on this module
 
 
 def splitting_of(config: TextDataConfig, tables: Collection[str], group: str | None) -> Splitting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from flatout.inference.encoder_folder import TOKENIZER, load_encoder, save_encod
 from flatout.inference.folder import ModelFolder
 from flatout.models import kind_of
 from flatout.models.encoder.transformer import Outputs, Transformer
+from flatout.tasks.masked_language import MaskedLanguageModel
 
 _ROWS_AT_ONCE = 64
 
@@ -36,7 +37,7 @@ class Filling:
 class MaskedWordPredictor:
     """Fills in masked words; made by `MaskedWordPredictor.load(RUN)` or from a run's Result."""
 
-    problem: ClassVar[str] = "none"
+    problems: ClassVar = ("none",)
 
     model: Transformer
     vocabulary: Subwords
@@ -44,6 +45,12 @@ class MaskedWordPredictor:
     roles: Roles
     """Columns of the texts it was trained on."""
     precision: Precision = Precision.auto
+
+    @classmethod
+    def of(cls, task: MaskedLanguageModel) -> MaskedWordPredictor:
+        """The predictor of a trained task."""
+        info = task.info
+        return cls(cast(Transformer, task.model.eval()), info.vocabulary, info.max_length, info.roles)
 
     @classmethod
     def load(cls, run: str | Path, device: str | torch.device = "cpu") -> MaskedWordPredictor:
@@ -59,7 +66,7 @@ class MaskedWordPredictor:
     def save(self, folder: Path, model_config: Any) -> None:
         """Write the `model` folder; `model_config` must be of a class in MODELS."""
         data = {"max_length": self.max_length, "columns": asdict(self.roles)}
-        settings = {"problem": self.problem, "data": data}
+        settings = {"problem": self.problems[0], "data": data}
         ModelFolder(folder).write(self.model, kind_of(model_config), model_config, [], settings)
         save_encoder(folder, self.model)
         (folder / TOKENIZER).write_text(self.vocabulary.to_json(), encoding="utf-8")

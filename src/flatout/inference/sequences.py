@@ -53,7 +53,7 @@ _OTHER_RATE = 0.05
 class SequencePredictor:
     """Answers for recordings; made by `SequencePredictor.load(RUN)` or from a run's Result."""
 
-    problem: ClassVar[str] = "sequence"
+    problems: ClassVar = ("sequence",)
 
     model: nn.Module
     shape: SequenceShape
@@ -78,8 +78,9 @@ class SequencePredictor:
     _samples: int = 0
 
     @classmethod
-    def of(cls, task: Task, info: SequenceInfo) -> SequencePredictor:
+    def of(cls, task: Task) -> SequencePredictor:
         """The predictor of a trained task."""
+        info: SequenceInfo = task.info
         shape, labels = info.shape, info.labels if info.shape.labels else None
         columns = info.columns[len(info.rules.cumulate) : shape.inputs]
         rules = replace(info.rules, columns=columns, label=None)
@@ -127,7 +128,7 @@ class SequencePredictor:
             "has_classes": self.has_classes,
         }
         ModelFolder(folder).write(
-            self.model, kind_of(model_config), model_config, self.names, {"problem": self.problem, "data": data}
+            self.model, kind_of(model_config), model_config, self.names, {"problem": self.problems[0], "data": data}
         )
 
     @property

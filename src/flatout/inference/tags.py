@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from flatout.inference.encoder_folder import TOKENIZER, load_encoder, save_encod
 from flatout.inference.folder import ModelFolder
 from flatout.models import kind_of
 from flatout.models.encoder.transformer import Outputs, Transformer
+from flatout.tasks.tagging import Tagger
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class TaggedRows:
 class TagPredictor:
     """Tags for words; made by `TagPredictor.load(RUN)` or from a run's Result."""
 
-    problem: ClassVar[str] = "tags"
+    problems: ClassVar = ("tags",)
 
     model: Transformer
     vocabulary: Subwords
@@ -82,6 +83,18 @@ class TagPredictor:
     """What logits are divided by, so that probabilities are as often right as they say."""
 
     @classmethod
+    def of(cls, task: Tagger) -> TagPredictor:
+        """The predictor of a trained task."""
+        return cls(
+            model=cast(Transformer, task.model.eval()),
+            vocabulary=task.info.vocabulary,
+            names=task.labels.names,
+            max_length=task.info.max_length,
+            roles=task.info.roles,
+            temperature=task.temperature,
+        )
+
+    @classmethod
     def load(cls, run: str | Path, device: str | torch.device = "cpu") -> TagPredictor:
         """The best model of a run, from the run's folder or its `model` folder."""
         folder = ModelFolder.find(run)
@@ -91,7 +104,7 @@ class TagPredictor:
     @classmethod
     def _read(cls, folder: ModelFolder, device: torch.device) -> TagPredictor:
         settings = folder.settings()
-        if settings.get("problem") != cls.problem:
+        if settings.get("problem") not in cls.problems:
             raise UserError(str(folder.path), "no run on tags", hint="It answers whole texts.")
         names, data = folder.labels(), settings["data"]
         model, vocabulary = load_encoder(folder, Outputs(names, "tags"), separator=False)
@@ -102,7 +115,7 @@ class TagPredictor:
     def save(self, folder: Path, model_config: Any) -> None:
         """Write the `model` folder."""
         settings = {
-            "problem": self.problem,
+            "problem": self.problems[0],
             "temperature": self.temperature,
             "data": {"max_length": self.max_length, "columns": asdict(self.roles)},
         }

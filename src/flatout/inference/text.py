@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,7 @@ from flatout.inference.encoder_folder import TOKENIZER, load_encoder, save_encod
 from flatout.inference.folder import ModelFolder
 from flatout.models import kind_of, model_class
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from flatout.tasks.classification import Classifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,9 @@ class Prediction:
 class Predictor:
     """Answers for texts; made by `Predictor.load(RUN)` or from a run's Result."""
 
+    problems: ClassVar = ("single", "multi", "regression")
+    """What `config.json` of its runs names."""
+
     model: nn.Module
     vocabulary: Encoder
     labels: Labels
@@ -63,6 +67,22 @@ class Predictor:
     """Least probability of each label where there are several a row; empty: one half."""
     precision: Precision = Precision.auto
     """Arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU."""
+
+    @classmethod
+    def of(cls, task: Classifier) -> Predictor:
+        """The predictor of a trained task."""
+        info = task.info
+        return cls(
+            model=task.model.eval(),
+            vocabulary=info.vocabulary,
+            labels=task.labels,
+            max_length=info.max_length,
+            roles=info.roles,
+            escapes=info.escapes,
+            label_delimiter=info.label_delimiter,
+            temperature=task.temperature,
+            thresholds=task.thresholds,
+        )
 
     @classmethod
     def load(cls, run: str | Path, device: str | torch.device = "cpu") -> Predictor:

@@ -15,10 +15,6 @@ import lightning as L
 import torch
 from torch import nn
 
-from flatout.bits.bit_data import BitData
-from flatout.bits.data import BitsDataConfig
-from flatout.bits.scores import NAMES
-from flatout.bits.task import GramDecoder
 from flatout.callbacks.loggers import RunLoggers, RunPlace, build_loggers
 from flatout.callbacks.progress_line import ProgressLine
 from flatout.callbacks.run_curves import Listener, MetricsFile, RunCurves
@@ -32,12 +28,7 @@ from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.plan import Layout
 from flatout.data.plans import Placement
-from flatout.data.problem import Problem
-from flatout.data.sequence_data import SequenceData
-from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.store_data import StoreData
-from flatout.data.tag_data import TagData
-from flatout.data.text_data import TextData
 from flatout.distributed.ranks import Ranks
 from flatout.distributed.signals import Signals
 from flatout.engine.compile import is_compiled
@@ -59,6 +50,7 @@ from flatout.report.summary import read_summary
 from flatout.run import trainer as trainers
 from flatout.run.compiling import compile_network
 from flatout.run.confirmed import find_confirmed
+from flatout.run.kinds import Kind, kind_of
 from flatout.run.learning_rate import set_rate
 from flatout.run.model_memory import require_memory
 from flatout.run.own_settings import OwnSettings
@@ -66,14 +58,8 @@ from flatout.run.resume import RunRequest
 from flatout.run.run_folder import RunFolder, RunTitle, unwritten_run
 from flatout.run.trainer import Training
 from flatout.run_log import RunLog
-from flatout.tasks.classification import Classifier
-from flatout.tasks.masked_language import METRICS as MASKED_METRICS
-from flatout.tasks.masked_language import MaskedLanguageModel
-from flatout.tasks.metrics import TaskMetrics, monitored_metric, require_metric
+from flatout.tasks.metrics import require_metric
 from flatout.tasks.networks import report_network
-from flatout.tasks.sequences import sequence_metrics, sequence_task
-from flatout.tasks.tagging import METRICS as TAG_METRICS
-from flatout.tasks.tagging import Tagger
 from flatout.tasks.task import Task
 
 
@@ -127,7 +113,7 @@ class RunBuilder:
         is_ours = not isinstance(config.data, L.LightningDataModule)
         return OwnSettings(
             module=config.task,
-            data=data_class(config.data).of(config.data, seed=config.seed) if is_ours else config.data,
+            data=kind_of(config.data).data.of(config.data, seed=config.seed) if is_ours else config.data,
             trainer=config.trainer,
             checkpoint=config.checkpoint,
             callbacks=config.callbacks,
@@ -192,6 +178,11 @@ class RunBuilder:
         """The same run, whose verdict tries nothing: the trials of a sweep wait for each other."""
         return RunBuilder(replace(self.config, monitor=replace(self.config.monitor, verdict=False)))
 
+    @property
+    def kind(self) -> Kind:
+        """The record of this kind of data."""
+        return kind_of(self.config.data)
+
     # What a sweep compares.
 
     @property
@@ -205,12 +196,12 @@ class RunBuilder:
     @property
     def metric(self) -> str:
         """The validation metric that the settings name, else the usual one; known before there is any data."""
-        return self.config.checkpoint.metric or usual_metric(self.config.data)
+        return self.config.checkpoint.metric or self.kind.usual_metric(self.config.data)
 
     @property
     def metrics(self) -> list[str]:
         """The metrics to choose from; some depend on the data, as those of two classes do."""
-        return metric_names(self.config.data)
+        return self.kind.metrics(self.config.data)
 
     # Data, task and feeds.
 
@@ -224,12 +215,12 @@ class RunBuilder:
         return self.config.threads is not None
 
     def build_data(self, log: RunLog) -> StoreData[Any, Any]:
-        return data_class(self.config.data).of(self.config.data, seed=self.config.seed, log=log)
+        return self.kind.data.of(self.config.data, seed=self.config.seed, log=log)
 
     def build_task(self, data: StoreData[Any, Any], log: RunLog) -> Task:
         """The task of the data, with the network of the settings or the user's own."""
         config = self.config
-        task = task_class(config.data)(config.model, config.task, config.optim)
+        task = self.kind.task(config.model, config.task, config.optim)
         report_network(task.build(data.info), config.model, data.info, log)
         return task
 
@@ -240,7 +231,7 @@ class RunBuilder:
         shares = ranks.world if config.shares_weights else 1
 
         def build(model: Any) -> nn.Module:
-            return task_class(config.data)(model, config.task).build(data.info)
+            return self.kind.task(model, config.task).build(data.info)
 
         require_memory(config.model, build, device, copies / shares)
 
@@ -516,45 +507,3 @@ def build_parts(build: RunBuilder, ranks: Ranks, device: torch.device) -> Parts:
         task.prepare_probe(feeds, build.seed)
         workers = data.config.workers
         return Parts(task, feeds.train.split, feeds.train.plan, device, workers, build.clip)
-
-
-def data_class(config: Any) -> type[StoreData[Any, Any]]:
-    """The DataModule of some data settings."""
-    if isinstance(config, BitsDataConfig):
-        return BitData
-    if isinstance(config, SequenceDataConfig):
-        return SequenceData
-    return TagData if config.problem is Problem.tags else TextData
-
-
-def task_class(config: Any) -> Callable[..., Task]:
-    """The LightningModule for some data settings."""
-    if isinstance(config, BitsDataConfig):
-        return GramDecoder
-    if isinstance(config, SequenceDataConfig):
-        return sequence_task(config)
-    tasks: dict[Problem, Callable[..., Task]] = {Problem.tags: Tagger, Problem.none: MaskedLanguageModel}
-    return tasks.get(config.problem, Classifier)
-
-
-def usual_metric(config: Any) -> str:
-    """The metric that decides unless the settings name one."""
-    if isinstance(config, BitsDataConfig):
-        return "dice"
-    if isinstance(config, SequenceDataConfig):
-        return sequence_metrics(config)[0]
-    metrics = {Problem.tags: TAG_METRICS, Problem.none: MASKED_METRICS}.get(config.problem)
-    return metrics[0] if metrics else monitored_metric(config.problem)
-
-
-def metric_names(config: Any) -> list[str]:
-    """The metrics of some data settings."""
-    if isinstance(config, BitsDataConfig):
-        return [*NAMES, "loss"]
-    if isinstance(config, SequenceDataConfig):
-        return sequence_metrics(config)
-    if config.problem is Problem.tags:
-        return [*TAG_METRICS, "loss"]
-    if config.problem is Problem.none:
-        return [*MASKED_METRICS, "loss"]
-    return [*TaskMetrics.build(config.problem, ["no", "yes"]).names(), "loss"]

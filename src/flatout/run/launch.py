@@ -31,9 +31,9 @@ from flatout.distributed.ranks import Ranks, cores_here
 from flatout.distributed.signals import asking
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require, write_for_launcher
 from flatout.inference.folder import Answers
-from flatout.inference.load import load_predictor
 from flatout.report.summary import mark_broken, read_summary
 from flatout.run.build import RunBuilder
+from flatout.run.kinds import load_predictor
 from flatout.run.own_parts import NoAnswers, run_own_parts
 from flatout.run.resume import find_run, unfinished_before
 from flatout.run.run import run

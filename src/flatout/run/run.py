@@ -15,12 +15,8 @@ from typing import Any, cast
 
 import lightning as L
 
-from flatout.bits.exposure_report import report_exposure
-from flatout.bits.predictor import GramPredictor
-from flatout.bits.task import GramDecoder
 from flatout.checkpoints.find_checkpoint import Start
 from flatout.data.batches.feed import Feed, Feeds
-from flatout.data.info import TokenInfo
 from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks, end_group, others_watched
 from flatout.distributed.signals import Signals
@@ -30,12 +26,10 @@ from flatout.engine.passes import TRAINING
 from flatout.engine.precision import PrecisionChoice, fast_fp32_products, product_type
 from flatout.engine.run_length import batches_in_epoch
 from flatout.errors import UserError
-from flatout.inference.load import build_predictor
 from flatout.perf.ladder_notes import measured_before
 from flatout.perf.verdict.judge import judge, report_early
 from flatout.perf.verdict.rules import verdict
 from flatout.report.summary import choice_of, hardware
-from flatout.run.answer_charts import draw_answers
 from flatout.run.build import RunBuilder
 from flatout.run.closing import find_peak, save_model, summarise, write_reports
 from flatout.run.learning_rate import set_rate
@@ -94,8 +88,8 @@ def run(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number:
             metrics = evaluate(training.trainer, task, data, folder)
             folder.summary.set("metric", build.choose_metric(task))
             take_whole_weights(training, task)
-            per_class, predictor = task.per_class(), build_predictor(task)
-            charts = draw_answers(task, feeds, folder.path)
+            per_class, predictor = task.per_class(), build.kind.predictor.of(task)
+            charts = build.kind.draw(task, feeds, folder.path)
             if ranks.is_first:
                 save_model(predictor, build.network, folder)
             find_peak(training, feeds, ranks)
@@ -105,8 +99,7 @@ def run(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number:
         if ranks.is_first:
             seconds = training.checkpoints.seconds_before + time.perf_counter() - started
             summarise(folder, task, feeds, training, seconds)
-            if isinstance(task, GramDecoder):
-                report_exposure(task, cast(GramPredictor, predictor), feeds, folder.summary.values, folder.path, folder)
+            build.kind.report(task, predictor, feeds, folder.summary.values, folder.path, folder)
             settings: dict[str, Any] = {"settings": build.compared_settings(task), "charts": charts}
             write_reports(folder, task, per_class, **settings, has_tensorboard=build.writes_tensorboard)
         metric = build.choose_metric(task)
@@ -160,7 +153,7 @@ def set_up(
     start = where_to_start(build, about, ranks, folder)
     if not build.shards_weights:  # ranks that wait for each other in every layer cannot cut batches alone
         mind_memory(task, loop, feeds, about, ranks, data.config.cache, folder)
-    if folder.is_first and isinstance(data.info, TokenInfo):
+    if folder.is_first and build.kind.keeps_rows:
         save_split_rows(data.store, folder.path / SPLIT_ROWS)
     put_facts(build.prepare_task(task, feeds, folder), folder)
     report_attention(task.model, feeds.train.device, product_type(precision.precision), folder)

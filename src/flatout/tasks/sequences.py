@@ -17,10 +17,7 @@ from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.problem import Problem
-from flatout.data.sequences.choices import SequenceProblem
 from flatout.data.sequences.info import SequenceInfo
-from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import as_choice, require
 from flatout.models.carried_state import CarriedState
@@ -29,7 +26,6 @@ from flatout.run_log import RunLog
 from flatout.tasks.augment import Augment
 from flatout.tasks.classification import Classifier
 from flatout.tasks.label_baselines import judge_label_ridge
-from flatout.tasks.metrics import TaskMetrics
 from flatout.tasks.sequence_baselines import Baseline, build_baselines
 from flatout.tasks.sequence_scores import SequenceScores, names_of
 from flatout.tasks.task import Task
@@ -274,20 +270,6 @@ class SequenceLabeller(Classifier):
 
     def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
         return super().training_loss(batch if self._augment is None else self._augment(batch), model)
-
-
-def sequence_task(config: SequenceDataConfig) -> type[SequenceRegressor] | type[SequenceLabeller]:
-    """The LightningModule for some recordings."""
-    return SequenceLabeller if config.problem is SequenceProblem.label else SequenceRegressor
-
-
-def sequence_metrics(config: SequenceDataConfig) -> list[str]:
-    """The metrics to choose from before there is any data, the usual one first."""
-    if config.problem is SequenceProblem.label:
-        kinds = (Problem.single, Problem.regression)
-        return ["loss", *(name for kind in kinds for name in TaskMetrics.build(kind, ["no", "yes"]).names())]
-    first = "rmse" if len(config.targets) == 1 else "mse_scaled"
-    return list(dict.fromkeys([first, *names_of(config.targets), "loss"]))
 
 
 __all__ = ["SequenceLabeller", "SequenceRegressionConfig", "SequenceRegressor"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flatout.data.checks.findings import Level, Remark
-from flatout.data.sequences.preparation import SequencePreparation
+from flatout.data.sequence_data import SequencePreparation
 from flatout.data.sequences.recordings import ReadingNotes
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.survey import Survey

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 from flatout.data.feeding import FeedingConfig, require_other_files
@@ -101,10 +100,6 @@ class SequenceDataConfig(FeedingConfig):
     @property
     def is_windowed(self) -> bool:
         return self.lookback is not None
-
-    def prepare(self) -> Any:
-        """Open the store of these recordings, building it first when there is none."""
-        return import_module("flatout.data.sequences.preparation").prepare(self)  # it stands on this module
 
     def _set_columns(self) -> None:
         if self.is_sample:

@@ -1,0 +1,286 @@
+"""The kinds of data that a run can have, each as one record: everything that differs between them stands here.
+
+The settings of the data choose the kind (`kind_of`), and `config.json` of a finished run does too (`load_predictor`).
+No other module asks which settings or which task it was given. A new kind is its own folder and a record in `KINDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.bits.bit_data import BitData
+from flatout.bits.data import BitsDataConfig
+from flatout.bits.predictor import GramPredictor
+from flatout.bits.scores import NAMES
+from flatout.bits.task import GramDecoder, GramsConfig
+from flatout.data.batches.feed import Feeds
+from flatout.data.problem import Problem
+from flatout.data.sequence_data import SequenceData
+from flatout.data.sequences.choices import SequenceProblem
+from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.data.store_data import StoreData
+from flatout.data.tag_data import TagData
+from flatout.data.text import TextDataConfig
+from flatout.data.text_data import TextData
+from flatout.data.tokens.vocabulary import VocabularyKind
+from flatout.engine.precision import Precision
+from flatout.errors import require
+from flatout.inference.folder import ModelFolder
+from flatout.inference.masked_words import MaskedWordPredictor
+from flatout.inference.sequences import SequencePredictor
+from flatout.inference.tags import TagPredictor
+from flatout.inference.text import Predictor
+from flatout.models import MODELS
+from flatout.models.bilstm import BiLSTMConfig
+from flatout.models.bit_mlp import BitMLPConfig
+from flatout.models.encoder.transformer import TransformerConfig
+from flatout.models.rnn import RNNConfig
+from flatout.models.textcnn import TextCNNConfig
+from flatout.models.window_mlp import WindowMLPConfig
+from flatout.report.figures import Chart
+from flatout.report.sequence_charts import draw_answers
+from flatout.run_log import RunLog
+from flatout.tasks.classification import ClassificationConfig, Classifier
+from flatout.tasks.masked_language import METRICS as MASKED_METRICS
+from flatout.tasks.masked_language import MaskedLanguageConfig, MaskedLanguageModel
+from flatout.tasks.metrics import TaskMetrics, monitored_metric
+from flatout.tasks.sequence_scores import names_of
+from flatout.tasks.sequences import SequenceLabeller, SequenceRegressionConfig, SequenceRegressor
+from flatout.tasks.tagging import METRICS as TAG_METRICS
+from flatout.tasks.tagging import Tagger, TaggingConfig
+from flatout.tasks.task import Task
+
+
+def no_charts(task: Any, feeds: Feeds, folder: Path) -> list[Chart]:
+    """The answers of most kinds are shown in tables alone."""
+    return []
+
+
+def no_report(task: Any, predictor: Any, feeds: Feeds, summary: dict[str, Any], folder: Path, log: RunLog) -> None:
+    """Most kinds add nothing to the report of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of data: what chooses it, the parts of its runs, and what their end adds."""
+
+    settings: type
+    """The Config of its data."""
+    problems: tuple[str, ...] = ()
+    """The values of `data.problem` that choose it; empty: there is no such setting."""
+    data: type[StoreData[Any, Any]]
+    task: Callable[..., Task]
+    predictor: type[Any]
+
+    task_option: str
+    """The name of its task in `conf/task/`."""
+    task_settings: type
+    usual_model: type
+    """The model unless the settings name one."""
+    models: tuple[type, ...]
+    """Those of our models that read its batches; a model of the user's own may always."""
+    answers: str = ""
+    """What only an encoder answers; empty: every model that reads its batches answers."""
+    rows: str
+    """What a row of it is called."""
+    model_hint: str
+    """What helps where the model reads other rows."""
+    task_hint: str = ""
+    """What helps where the task belongs to other rows; empty: the task that fits is named."""
+    way_to_task: str = ""
+    """What helps where its task is named without the `data.problem` that it needs."""
+    why_whole: str = ""
+    """Why its weights cannot be sharded; empty: they can."""
+
+    metrics: Callable[[Any], list[str]]
+    """From the settings of the data the metrics to choose from, known before there is any data."""
+    usual_metric: Callable[[Any], str]
+    """The one that decides unless the settings name one."""
+    keeps_rows: bool = False
+    """Whether its rows are rows of a table, so that a run keeps which of them are in which split."""
+    draw: Callable[[Any, Feeds, Path], list[Chart]] = no_charts
+    """Charts of a trained task's answers, and the files that go with them; every rank takes part."""
+    report: Callable[[Any, Any, Feeds, dict[str, Any], Path, RunLog], None] = no_report
+    """What the first rank writes when everything else is done."""
+
+    @property
+    def of_model_folder(self) -> tuple[str, ...]:
+        """What the `config.json` of its runs names as their problem."""
+        return tuple(self.predictor.problems)
+
+
+def _text_metrics(config: Any) -> list[str]:
+    return [*TaskMetrics.build(config.problem, ["no", "yes"]).names(), "loss"]
+
+
+def _recording_metrics(config: Any) -> list[str]:
+    return list(dict.fromkeys([_recording_metric(config), *names_of(config.targets), "loss"]))
+
+
+def _recording_metric(config: Any) -> str:
+    return "rmse" if len(config.targets) == 1 else "mse_scaled"
+
+
+def _label_metrics(config: Any) -> list[str]:
+    kinds = (Problem.single, Problem.regression)
+    return ["loss", *(name for kind in kinds for name in TaskMetrics.build(kind, ["no", "yes"]).names())]
+
+
+def _report_exposure(*parts: Any) -> None:
+    from flatout.bits.exposure_report import report_exposure  # only the end of such a run needs the study
+
+    report_exposure(*parts)
+
+
+TEXTS = Kind(
+    settings=TextDataConfig,
+    problems=(Problem.single, Problem.multi, Problem.regression),
+    data=TextData,
+    task=Classifier,
+    predictor=Predictor,
+    task_option="classification",
+    task_settings=ClassificationConfig,
+    usual_model=BiLSTMConfig,
+    models=(BiLSTMConfig, TextCNNConfig, TransformerConfig),
+    rows="texts",
+    model_hint="Set data=bits for bit strings, or model=bilstm task=classification for texts.",
+    task_hint="Set data=bits for bit strings, or model=bilstm task=classification for texts.",
+    metrics=_text_metrics,
+    usual_metric=lambda config: monitored_metric(config.problem),
+    keeps_rows=True,
+)
+TAGS = replace(
+    TEXTS,
+    problems=(Problem.tags,),
+    data=TagData,
+    task=Tagger,
+    predictor=TagPredictor,
+    task_option="tagging",
+    task_settings=TaggingConfig,
+    answers="tags",
+    way_to_task="Set data.problem=tags for words and tags, or task=classification.",
+    metrics=lambda config: [*TAG_METRICS, "loss"],
+    usual_metric=lambda config: TAG_METRICS[0],
+)
+MASKED_WORDS = replace(
+    TEXTS,
+    problems=(Problem.none,),
+    task=MaskedLanguageModel,
+    predictor=MaskedWordPredictor,
+    task_option="mlm",
+    task_settings=MaskedLanguageConfig,
+    answers="masked words",
+    way_to_task="Leave data.problem out.",
+    why_whole="does not train masked language models in this version: a weight of theirs has two names",
+    metrics=lambda config: [*MASKED_METRICS, "loss"],
+    usual_metric=lambda config: MASKED_METRICS[0],
+)
+BITS = Kind(
+    settings=BitsDataConfig,
+    data=BitData,
+    task=GramDecoder,
+    predictor=GramPredictor,
+    task_option="grams",
+    task_settings=GramsConfig,
+    usual_model=BitMLPConfig,
+    models=(BitMLPConfig,),
+    rows="bit strings",
+    model_hint="Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams.",
+    task_hint="Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams.",
+    why_whole="models of bit strings are too small for it",
+    metrics=lambda config: [*NAMES, "loss"],
+    usual_metric=lambda config: NAMES[0],
+    report=_report_exposure,
+)
+RECORDINGS = Kind(
+    settings=SequenceDataConfig,
+    problems=(SequenceProblem.estimate, SequenceProblem.forecast),
+    data=SequenceData,
+    task=SequenceRegressor,
+    predictor=SequencePredictor,
+    task_option="sequence",
+    task_settings=SequenceRegressionConfig,
+    usual_model=RNNConfig,
+    models=(RNNConfig, WindowMLPConfig),
+    rows="sequences",
+    model_hint="Set model=rnn or model=window_mlp, or start from +experiment=battery_soc.",
+    metrics=_recording_metrics,
+    usual_metric=_recording_metric,
+    draw=draw_answers,
+)
+LABELLED_RECORDINGS = replace(
+    RECORDINGS,
+    problems=(SequenceProblem.label,),
+    task=SequenceLabeller,
+    task_option="classification",
+    task_settings=ClassificationConfig,
+    metrics=_label_metrics,
+    usual_metric=lambda config: "loss",
+    draw=no_charts,
+)
+KINDS = (TEXTS, TAGS, MASKED_WORDS, BITS, RECORDINGS, LABELLED_RECORDINGS)
+
+
+def kind_of(config: Any) -> Kind:
+    """The kind of some data, by its settings."""
+    of_settings = [kind for kind in KINDS if isinstance(config, kind.settings)]
+    return next(kind for kind in of_settings if not kind.problems or config.problem in kind.problems)
+
+
+def load_predictor(run: str | Path, device: str | torch.device = "cpu", precision: Precision = Precision.auto) -> Any:
+    """The best model of a run, of whichever kind the run was."""
+    problem = ModelFolder.find(run).settings().get("problem")
+    kind = next((kind for kind in KINDS if problem in kind.of_model_folder), TEXTS)
+    predictor = kind.predictor.load(run, device)
+    predictor.precision = precision
+    return predictor
+
+
+def complete_parts(data: Any, model: Any, task: Any) -> tuple[Any, Any, Any]:
+    """Settings of data, model and task with what they imply of each other; parts that do not fit are refused."""
+    kind = kind_of(data)
+    model = kind.usual_model() if model is None else model
+    task = kind.task_settings() if task is None else task
+    hint, what = kind.model_hint, f"{_option_of(model)} does not fit {kind.rows}"
+    require(type(model) not in MODELS.values() or type(model) in kind.models, "model", what, hint=hint)
+    if kind is TEXTS and isinstance(task, MaskedLanguageConfig) and data.problem is Problem.single:
+        data = replace(data, problem=Problem.none)
+        kind = kind_of(data)
+    _require_task(kind, data, task)
+    what = f"{_option_of(model)} predicts no {kind.answers}"
+    require(not kind.answers or isinstance(model, TransformerConfig), "model", what, hint="Set model=transformer.")
+    return _with_tokenizer(data, model) if kind.settings is TextDataConfig else data, model, task
+
+
+def _require_task(kind: Kind, data: Any, task: Any) -> None:
+    if isinstance(task, kind.task_settings):
+        return
+    name = _option_of(task)
+    near = [other for other in KINDS if other.settings is kind.settings and isinstance(task, other.task_settings)]
+    require(bool(near) or not kind.task_hint, "task", f"{name} does not fit {kind.rows}", hint=kind.task_hint)
+    hint = (near[0].way_to_task if near else "") or f"Set task={kind.task_option}."
+    require(False, "task", f"{name} with data.problem={data.problem}", hint=hint)
+
+
+def _with_tokenizer(data: Any, model: Any) -> Any:
+    """An encoder reads the ids of its tokenizer; from scratch, the ids of word pieces."""
+    if not isinstance(model, TransformerConfig):
+        reads_pairs = type(model) not in MODELS.values() or not data.pair
+        require(reads_pairs, "data.pair", "only encoders read pairs", hint="Set model=transformer.")
+        return data
+    if data.tokenizer is not None:
+        return data
+    if model.pretrained is not None:
+        return replace(data, tokenizer=model.pretrained)
+    return replace(data, vocabulary=replace(data.vocabulary, kind=VocabularyKind.wordpiece))
+
+
+def _option_of(part: object) -> str:
+    """The option of `conf/` behind the settings of a model or a task."""
+    options = MODELS | {kind.task_option: kind.task_settings for kind in KINDS}
+    return next((name for name, each in options.items() if type(part) is each), type(part).__name__)
