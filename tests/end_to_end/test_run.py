@@ -246,11 +246,31 @@ def test_a_model_of_ones_own_needs_nothing_but_forward(tmp_path):
     assert result.predict(["a cat"])[0].label in WORDS
 
 
-def test_training_stops_when_nothing_gets_better(tmp_path):
+def test_training_stops_when_nothing_gets_better_and_the_run_says_so(tmp_path, capsys):
     result = small_fit(
         tmp_path, rows_about_things(100), epochs=30, optim=OptimConfig(lr=1e-9), checkpoint=CheckpointConfig(patience=2)
     )
-    assert result.summary["training"]["epochs"] <= 4
+    epochs = result.summary["training"]["epochs"]
+    assert epochs <= 4
+    (end,) = (each for each in result.summary["choices"] if each["name"] == "early end of training")
+    assert end["value"] == f"after epoch {epochs} of 30"
+    assert end["why"] == f"val/{result.metric} was no better in 2 validations, checkpoint.patience=2"
+    assert end["evidence"] == f"{result.objective:.4f} after epoch {epochs - 2}, which is kept"
+    line = f"early end of training: after epoch {epochs} of 30 ({end['why']}; {end['evidence']})"
+    said = capsys.readouterr().out
+    assert line in said
+    assert f"ended early after epoch {epochs} of 30: val/" in " ".join(said.split())
+    assert line in (result.folder / "log.txt").read_text()
+    page = (result.folder / "report.html").read_text()
+    assert "Training ended early" in page and f"after epoch {epochs} of 30: val/" in page
+
+
+def test_training_to_its_last_epoch_is_no_early_end(tmp_path, capsys):
+    settings = {"epochs": 3, "optim": OptimConfig(lr=1e-9), "checkpoint": CheckpointConfig(patience=2)}
+    result = small_fit(tmp_path, rows_about_things(100), **settings)
+    assert result.summary["training"]["epochs"] == 3
+    assert not [each for each in result.summary["choices"] if each["name"] == "early end of training"]
+    assert "Training ended early" not in (result.folder / "report.html").read_text()
 
 
 class StopBy(L.Callback):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -107,7 +110,7 @@ def test_native_bf16_is_chosen_on_a_cpu_only_where_its_products_are_faster(share
     choice = choose_precision(Precision.auto, CPU)
     assert choice.precision is chosen
     assert choice.why == f"bf16 is native on this CPU, {why}"
-    assert choice.evidence == f"a product takes {share} of its time in fp32, measured"
+    assert choice.evidence.startswith(f"a product takes {share} of its time in fp32, measured now and kept in /")
     assert choose_precision(Precision.bf16, CPU).precision is Precision.bf16
 
 
@@ -119,6 +122,50 @@ def test_a_run_that_resumes_keeps_its_precision_however_products_are_timed_now(m
     assert choose_precision(Precision.auto, CPU, before="bf16").precision is Precision.bf16
     monkeypatch.setattr(precision, "bf16_is_native_on_cpu", lambda: False)
     assert choose_precision(Precision.auto, CPU, before="bf16").precision is Precision.fp32
+
+
+def test_the_answer_of_a_machine_stands_whatever_a_later_run_would_measure(tmp_path, monkeypatch):
+    monkeypatch.setattr(precision, "bf16_is_native_on_cpu", lambda: True)
+    monkeypatch.setattr(precision, "bf16_share", lambda: 0.53)
+    first = choose_precision(Precision.auto, CPU)
+    monkeypatch.setattr(precision, "bf16_share", lambda: 1.02)
+    then = choose_precision(Precision.auto, CPU)
+    assert (first.precision, then.precision) == (Precision.bf16, Precision.bf16)
+    (kept,) = (tmp_path / "cache" / "precision").glob("*.json")
+    assert first.evidence == f"a product takes 0.53 of its time in fp32, measured now and kept in {kept}"
+    day = time.strftime("%Y-%m-%d")
+    assert then.evidence == f"a product takes 0.53 of its time in fp32, measured on {day} and kept in {kept}"
+    kept.write_text("{}")
+    assert choose_precision(Precision.auto, CPU).precision is Precision.fp32
+
+
+@pytest.mark.parametrize("differs", ["machine", "processor", "version of torch"])
+def test_another_machine_has_an_answer_of_its_own(differs, monkeypatch):
+    monkeypatch.setattr(precision, "bf16_share", lambda: 0.53)
+    assert precision.kept_bf16_share()[0] == 0.53
+    monkeypatch.setattr(precision, "bf16_share", lambda: 1.02)
+    if differs == "machine":
+        monkeypatch.setattr("platform.node", lambda: "another")
+    elif differs == "processor":
+        monkeypatch.setattr(precision, "processor_name", lambda: "another")
+    else:
+        monkeypatch.setattr(torch, "__version__", "another")
+    assert precision.kept_bf16_share()[0] == 1.02
+
+
+def test_runs_that_begin_at_once_have_the_same_answer(monkeypatch):
+    shares = iter([0.53, 1.02, 0.91, 0.7])
+    monkeypatch.setattr(precision, "bf16_share", lambda: time.sleep(0.1) or next(shares))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: precision.kept_bf16_share()[0], range(4)))
+    assert found == [0.53] * 4
+
+
+def test_without_a_cache_each_run_measures(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(precision, "bf16_share", lambda: 0.5)
+    assert precision.kept_bf16_share() == (0.5, "measured")
 
 
 def test_products_are_timed_once_a_process_and_leave_the_settings_of_torch_as_they_were():

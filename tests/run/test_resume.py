@@ -188,7 +188,7 @@ def test_a_folder_that_is_no_run_is_told(tmp_path):
 
 
 def test_a_folder_that_another_process_trains_in_is_left_alone(cut_short, monkeypatch):
-    monkeypatch.setattr("flatout.run.resume._PATIENCE_S", 0.2)
+    monkeypatch.setattr("flatout.run.run_folder._PATIENCE_S", 0.2)
     handle = os.open(run_folder(cut_short), os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     with pytest.raises(UserError, match="still being trained in"):

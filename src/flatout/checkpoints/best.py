@@ -20,6 +20,8 @@ class Best:
     min_delta: float = 0.0
     value: float | None = None
     step: int | None = None
+    epoch: int | None = None
+    """The epoch that it was found in, counted from 1; None after checkpoints of earlier versions, too."""
 
     def __post_init__(self) -> None:
         require(self.mode in ("max", "min"), "ExactCheckpoint.mode", repr(self.mode), allowed="max or min")
@@ -35,16 +37,16 @@ class Best:
             raise UserError("ExactCheckpoint.monitor", what, allowed=known, hint=hint)
         value = float(logged[self.monitor])
         if self._is_better(value):
-            self.value, self.step = value, step
+            self.value, self.step, self.epoch = value, step, trainer.current_epoch + 1
 
     def forget(self) -> None:
-        self.value = self.step = None
+        self.value = self.step = self.epoch = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"monitor": self.monitor, "best_value": self.value, "best_step": self.step}
+        return {"monitor": self.monitor, "best_value": self.value, "best_step": self.step, "best_epoch": self.epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value, self.step = state["best_value"], state["best_step"]
+        self.value, self.step, self.epoch = state["best_value"], state["best_step"], state.get("best_epoch")
 
     def _is_better(self, value: float) -> bool:
         if self.value is None or self.value != self.value:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
 from flatout.cli.moved_keys import find_moved
-from flatout.cli.unknown_keys import as_typed, find_key, unknown_key
+from flatout.cli.unknown_keys import as_typed, find_key, takes_list, unknown_key
 from flatout.errors import RunBroke, UserError, did_you_mean
 
 
@@ -64,6 +64,8 @@ def explain(error: ComposeError) -> UserError | None:
         return _wrong_value(error)
     if error.kind == "MissingMandatoryValue":
         return UserError(error.key, "has no value", hint=f"Give it one: {error.key}=VALUE.")
+    if several := _first(r"^Ambiguous value for argument '(.+)'$|^Sweep parameters '(.+)' requires", error.message):
+        return _several_values(several)
     if error.kind in ("ConfigAttributeError", "ConfigKeyError", "ConfigCompositionException"):
         return _unknown_key(error)
     if error.kind in ("ScannerError", "ParserError", "ConstructorError", "ComposerError", "ReaderError"):
@@ -121,6 +123,17 @@ def _wrong_value(error: ComposeError) -> UserError:
     return UserError(as_typed(error.key), f"{value!r} does not fit", allowed=allowed, hint=hint)
 
 
+def _several_values(word: str) -> UserError:
+    """The mistake of several values for one run."""
+    key, _, values = word.lstrip("+").partition("=")
+    as_list = f"write '{key}=[{values}]' for one run with all of them"
+    if key == "logger":
+        hint = f"{as_list.capitalize()}."
+    else:
+        hint = f"Add -m for a run with each{f', or {as_list}' if takes_list(key) else ''}."
+    return UserError(key, f"several values ({values}) for one run", hint=hint)
+
+
 def _unknown_key(error: ComposeError) -> UserError:
     file = _first(r"In '([^']+)'", error.message)
     words = _first(r"To append to your config use \+(\S+)", error.message) or error.override
@@ -161,4 +174,4 @@ def _links(error: BaseException, follow: Callable[[BaseException], BaseException
 
 def _first(pattern: str, text: str) -> str:
     found = re.search(pattern, text, re.MULTILINE)
-    return found.group(1) if found else ""
+    return next(filter(None, found.groups()), "") if found else ""

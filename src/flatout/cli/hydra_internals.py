@@ -97,15 +97,18 @@ class GuardedLoader(ConfigLoaderImpl):
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
 
 
-def refuse_unknown_options(words: Sequence[str]) -> None:
-    """Refuse an option that Hydra does not have; settings have no dashes."""
-    _, unknown = get_args_parser().parse_known_args(list(words))
+def refuse_options(words: Sequence[str]) -> None:
+    """Refuse an option that Hydra does not have, as settings have no dashes; and a folder that is not there."""
+    known, unknown = get_args_parser().parse_known_args(list(words))
     if unknown:
         name, _, value = unknown[0].lstrip("-").partition("=")
         value = value or next((word for word in words if "=" not in word and not word.startswith("-")), "VALUE")
         key = name if name in known_keys() else find_key(name.replace("-", "_"))
         hint = f"Did you mean {key}={value}?" if key else "python -m train --help lists the settings."
         raise UserError(unknown[0].partition("=")[0], "no such option", hint=f"Settings are key=value. {hint}")
+    if known.config_dir is not None and not Path(known.config_dir).is_dir():
+        hint = "Name the folder that holds your experiment/, data/ or model/ files."
+        raise UserError("--config-dir", f"no such folder: {known.config_dir}", hint=hint)
 
 
 def guard_hydra() -> None:

@@ -7,6 +7,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,15 +139,17 @@ class _Climber:
         from flatout.ladder.choose import choose_ladder
         from flatout.ladder.run_ladder import Asked, run_ladder
         from flatout.run.build import RunBuilder
-        from flatout.run.run_folder import new_folder
+        from flatout.run.run_folder import name_folder, numbered
 
         require(not config.has_own_parts, "ladder", "parts of your own have no usual program", hint="Leave them out.")
         ladder = self.ladder or choose_ladder(config.data, config.model, self.folders)
         if self.ladder is None:
             print(f"rungs chosen for your data: {', '.join(rung.name for rung in ladder.rungs)}", flush=True)
         build = RunBuilder(config)
-        folder = new_folder(Path(config.output) / f"ladder_{ladder.name}").absolute()
-        folder.mkdir(parents=True)
+        for folder in numbered(name_folder(Path(config.output) / f"ladder_{ladder.name}").absolute()):
+            with suppress(FileExistsError):
+                folder.mkdir(parents=True)
+                break
         asked = Asked(
             ladder=ladder,
             data=config.data,

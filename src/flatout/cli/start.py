@@ -75,14 +75,14 @@ def _compose(job: Callable[[DictConfig], Any]) -> None:
     import hydra
 
     from flatout.cli.composing import explain_errors
-    from flatout.cli.hydra_internals import guard_hydra, refuse_unknown_options
+    from flatout.cli.hydra_internals import guard_hydra, refuse_options
     from flatout.files import REFUSALS, refused_folder
 
     try:
         with explain_errors():
             guard_hydra()
             refuse_pickles_and_packages(sys.argv[1:])
-            refuse_unknown_options(sys.argv[1:])
+            refuse_options(sys.argv[1:])
             register_schemas()
             if any(word in ("-h", "--help") for word in sys.argv[1:]):
                 from flatout.cli.train_help import help_text

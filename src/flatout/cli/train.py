@@ -31,8 +31,10 @@ def job(cfg: DictConfig) -> float | None:
         config = read_config(cfg, overrides)
         from flatout.run.build import RunBuilder
         from flatout.run.launch import start
+        from flatout.run.run_folder import claim_folder, claim_named_folder
 
-        result = start(RunBuilder(config), folder=folder, overrides=overrides)
+        claim = claim_named_folder if is_shared else claim_folder
+        result = start(RunBuilder(config), folder=folder, overrides=overrides, claim=claim)
         if result.folder != folder.absolute():
             _remove_empty(folder)  # Hydra made it, but the run resumed another one
         return result.objective

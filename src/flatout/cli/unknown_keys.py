@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 
@@ -131,6 +132,13 @@ def _takes_any_key(key: str) -> bool:
     group, _, name = key.partition(".")
     classes = COMPONENTS.get(group, {}).values()
     return any(field.name == name and field.default_factory is dict for kind in classes for field in fields(kind))
+
+
+def takes_list(key: str) -> bool:
+    """Whether a setting may be a list."""
+    group, _, name = key.partition(".")
+    kinds = [field.type for kind in COMPONENTS.get(group, {}).values() for field in fields(kind) if field.name == name]
+    return any(re.search(r"\b(list|Any)\b", str(kind)) for kind in kinds)
 
 
 def _ours_of_trainer() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,15 @@ def free_bytes() -> int:
     """Memory that this process may still take, by the machine and by its container."""
     free, allowed = int(psutil.virtual_memory().available), limits().memory_bytes
     return free if allowed is None else min(free, max(0, allowed - int(psutil.Process().memory_info().rss)))
+
+
+def processor_name() -> str:
+    """The processor's name, as far as the system knows it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def cpu_periods(root: Path = Path("/")) -> dict[str, float]:

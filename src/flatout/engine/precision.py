@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from typing import Any, cast
 
 import torch
+from filelock import Timeout
 
+from flatout.data.store.cache import default_cache_folder, recipe_key
+from flatout.data.store.lock import acquire, file_lock
+from flatout.engine.limits import processor_name
 from flatout.errors import require
+from flatout.files import write_synced
 
 
 class Precision(StrEnum):
@@ -87,25 +94,57 @@ def choose_precision(asked: Precision, device: torch.device, before: str | None 
 
 def _faster_on_cpu() -> PrecisionChoice:
     """bf16, unless its products take longer than those of fp32, as on processors with AVX512_BF16 and without AMX."""
-    share = bf16_share()
-    evidence = f"a product takes {share:.2f} of its time in fp32, measured"
+    share, source = kept_bf16_share()
+    evidence = f"a product takes {share:.2f} of its time in fp32, {source}"
     if share > _LARGEST_SHARE:
         return PrecisionChoice(Precision.fp32, "bf16 is native on this CPU, but not faster", evidence)
     return PrecisionChoice(Precision.bf16, "bf16 is native on this CPU, and faster", evidence)
 
 
 _LARGEST_SHARE = 0.9
-_ROWS, _WIDTH, _TRIES = 512, 768, 5
+_ROWS, _WIDTH, _TRIES, _PAUSE_S = 512, 768, 16, 0.02
+_PATIENCE_S = 30.0
+"""How long a run waits for another one that measures the same."""
+
+
+def kept_bf16_share() -> tuple[float, str]:
+    """`bf16_share` and where it comes from: the cache keeps it for this machine, processor and version of torch.
+
+    So a busy moment does not give the next run another answer, and trials that begin at once have the same one.
+    """
+    about = {"machine": platform.node(), "processor": processor_name(), "torch": torch.__version__}
+    about["instructions"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
+    path = default_cache_folder() / "precision" / f"{recipe_key(about)}.json"
+    with suppress(OSError, Timeout):  # where the cache cannot be written, each run measures
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = file_lock(path.with_suffix(".lock"))
+        acquire(lock, _PATIENCE_S)
+        try:
+            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # a damaged one is written again
+                known = json.loads(path.read_text(encoding="utf-8"))
+                return float(known["bf16_share"]), f"measured on {known['date']} and kept in {path}"
+            known = {**about, "date": time.strftime("%Y-%m-%d"), "bf16_share": bf16_share()}
+            beside = path.with_suffix(f".{os.getpid()}")
+            write_synced(beside, json.dumps(known, indent=1).encode())
+            beside.replace(path)
+            return float(known["bf16_share"]), f"measured now and kept in {path}"
+        finally:
+            lock.release()
+    return bf16_share(), "measured"
 
 
 @cache
 def bf16_share() -> float:
-    """Time of a product in bf16 on this CPU, as a share of its time in fp32; the best of a few, in turn."""
+    """Time of a product in bf16 on this CPU, as a share of its time in fp32: the fastest of each, in turn.
+
+    The tries are spread out, so that another process that computes for a moment does not slow down all of one kind.
+    """
     random = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, _WIDTH, generator=random) for size in (_ROWS, _WIDTH))
     best: dict[torch.dtype, float] = {}
     with torch.no_grad(), fast_fp32_products(Precision.fp32, torch.device("cpu")):
         for number in range(1 + _TRIES):
+            time.sleep(_PAUSE_S)
             for kind in (torch.float32, torch.bfloat16):
                 inputs = left.to(kind), right.to(kind)
                 started = time.perf_counter()

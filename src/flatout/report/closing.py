@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from flatout.errors import printable
 
 _MOST_CLASSES = 12
 _LEAST_SHARE = 0.001
+EARLY_END = "early end of training"
+"""The choice that says that patience has ended training."""
 
 
 def print_closing(
@@ -37,7 +39,8 @@ def closing_table(summary: dict[str, Any]) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=Text(_title(summary)), title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    for name, text in [*_metric_rows(summary), *_speed_rows(summary)]:
+    early = [("ended early", text)] if (text := early_end(summary)) else []
+    for name, text in [*_metric_rows(summary), *early, *_speed_rows(summary)]:
         table.add_row(Text(name), Text(text))
     return table
 
@@ -57,6 +60,16 @@ def class_table(per_class: list[dict[str, Any]]) -> Table:
         scores = (f"{row[name]:.3f}" for name in ("precision", "recall", "f1"))
         table.add_row(Text(printable(row["class"])), *scores, f"{row['support']:,}")
     return table
+
+
+def early_end(summary: Mapping[str, Any]) -> str:
+    """After which epoch patience has ended training, why, and which epoch is kept; empty where it has not."""
+    ends = (
+        f"{each['value']}: {each['why']}; {each['evidence']}"
+        for each in summary["choices"]
+        if each["name"] == EARLY_END
+    )
+    return next(ends, "")
 
 
 def _title(summary: dict[str, Any]) -> str:

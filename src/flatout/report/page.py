@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flatout.report.closing import gpu_text, verdict_text
+from flatout.report.closing import early_end, gpu_text, verdict_text
 from flatout.report.curves import Curve, line_chart
 from flatout.report.figures import COLOURS, Chart
 from flatout.report.render import render_page
@@ -42,6 +42,7 @@ def write_page(
         about=_about(summary),
         command=summary["command"] or "",
         figures=[*_metric_tiles(summary), *_speed_tiles(summary)],
+        early_end=early_end(summary),
         verdict=verdict_text(summary["verdict"]),
         curves=_charts(curves),
         answers=answers,

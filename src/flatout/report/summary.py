@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import torch
 
+from flatout.engine.limits import processor_name
 from flatout.errors import UserError
 
 SCHEMA = 1
@@ -192,7 +193,7 @@ def hardware(device: torch.device, count: int, precision: str) -> dict[str, Any]
     is_cuda = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
     return {
-        "device": torch.cuda.get_device_name(device) if is_cuda else _processor(),
+        "device": torch.cuda.get_device_name(device) if is_cuda else processor_name(),
         "count": count,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gb": round(memory / 1e9, 1),
@@ -213,15 +214,6 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)
-
-
-def _processor() -> str:
-    """The processor's name, as far as the system knows it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _nulls(names: str) -> dict[str, Any]:

@@ -439,7 +439,7 @@ class RunBuilder:
         callbacks = [loop, curves, *profile, *stopping, *config.callbacks.values(), checkpoints]
         trainer = trainers.quiet_trainer(settings, callbacks)
         disable_signal_handling(trainer)
-        return Training(trainer, curves, loggers, checkpoints, loop)
+        return Training(trainer, curves, loggers, checkpoints, loop, stopping)
 
     def _listeners(
         self, task: Task, metric: str, folder: RunFolder, loggers: RunLoggers, *, is_new: bool

@@ -48,7 +48,7 @@ class RunJob:
     def train(self, folder: Path, overrides: Sequence[str], *, resumes: bool) -> Result:
         """Train it in a folder, from the beginning or from its last checkpoint."""
         build = self.build.without_trials().resuming(str(folder) if resumes else None)
-        return start(build, folder=folder, overrides=overrides)
+        return start(build, folder=folder, overrides=overrides, claim=Path.absolute)  # the folder is its trial's
 
     def has_begun(self, folder: Path, overrides: Sequence[str]) -> bool:
         """Whether a folder is of this very run, and of no other."""

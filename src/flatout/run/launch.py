@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from flatout.run.kinds import load_predictor
 from flatout.run.own_parts import NoAnswers, run_own_parts
 from flatout.run.resume import find_run, unfinished_before
 from flatout.run.run import run
-from flatout.run.run_folder import new_folder
+from flatout.run.run_folder import claim_folder, name_folder
 from flatout.run.stages import Result
 
 _SHUTDOWN_S = 20
@@ -46,8 +46,17 @@ _LATER_S = 2
 """How long a rank that only misses another one waits, so that the launcher sees the other one's end first."""
 
 
-def start(build: RunBuilder, *, folder: Path | None = None, overrides: Sequence[str] = ()) -> Result:
-    """One run, here or on as many processes as devices are asked for; a resumed run keeps its old folder."""
+def start(
+    build: RunBuilder,
+    *,
+    folder: Path | None = None,
+    overrides: Sequence[str] = (),
+    claim: Callable[[Path], Path] = claim_folder,
+) -> Result:
+    """One run, here or on as many processes as devices are asked for.
+
+    `claim` makes the folder of a new run; a resumed run keeps its old one.
+    """
     ranks = Ranks.here()
     wanted = devices_wanted(build.trainer)
     if ranks.are_several:
@@ -62,7 +71,9 @@ def start(build: RunBuilder, *, folder: Path | None = None, overrides: Sequence[
     what = "a single device has no other to share weights with"
     hint = "Set trainer.devices=N, or leave it out."
     require(not (build.shards_weights and are_alone), "trainer.strategy: fsdp", what, hint=hint)
-    chosen = json.loads(ranks.agreed("folder", lambda: json.dumps(_choose_folder(build, folder, overrides))))
+    if not (ranks.are_several or are_alone):
+        _require_copies(build)
+    chosen = json.loads(ranks.agreed("folder", lambda: json.dumps(_choose_folder(build, folder, overrides, claim))))
     path = Path(chosen["folder"])
     if chosen["is_finished"]:
         return finished_result(path, _answers_of(build, path))
@@ -70,6 +81,15 @@ def start(build: RunBuilder, *, folder: Path | None = None, overrides: Sequence[
     if ranks.are_several or are_alone:
         return _run_here(build, path, overrides, wanted[0])
     return _on_ranks(build, wanted, path, overrides)
+
+
+def _require_copies(build: RunBuilder) -> None:
+    """Refuse what cannot be handed to the processes that train."""
+    if build.has_own_network:
+        hint = "Start your script with torchrun, or name the model's settings."
+        raise UserError("trainer.devices", "a model of your own cannot be handed to other processes", hint=hint)
+    if build.has_own_parts:
+        build.require_picklable()
 
 
 def _run_here(build: RunBuilder, folder: Path, overrides: Sequence[str], number: int = 0) -> Result:
@@ -82,7 +102,9 @@ def _answers_of(build: RunBuilder, folder: Path) -> Answers:
     return NoAnswers(build.own_settings.name_of_module) if build.has_own_parts else load_predictor(folder)
 
 
-def _choose_folder(build: RunBuilder, folder: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
+def _choose_folder(
+    build: RunBuilder, folder: Path | None, overrides: Sequence[str], claim: Callable[[Path], Path]
+) -> dict[str, Any]:
     """The run's folder, and whether it holds a run to resume."""
     request = build.request(overrides)
     found = find_run(request)
@@ -92,7 +114,8 @@ def _choose_folder(build: RunBuilder, folder: Path | None, overrides: Sequence[s
         return {"folder": str(found.folder), "resume": str(found.folder), "is_finished": found.is_finished}
     if not build.is_resumed and (hint := unfinished_before(request)):
         print(hint, flush=True)
-    return {"folder": str((folder or new_folder(build.runs)).absolute()), "resume": None, "is_finished": False}
+    claimed = claim((folder or name_folder(build.runs)).absolute())
+    return {"folder": str(claimed), "resume": None, "is_finished": False}
 
 
 def finished_result(folder: Path, answers: Answers) -> Result:
@@ -136,11 +159,6 @@ def devices_wanted(trainer: dict[str, Any]) -> list[int]:
 
 def _on_ranks(build: RunBuilder, devices: list[int], folder: Path, overrides: Sequence[str]) -> Result:
     """Start a process a device, wait for all of them, and tell what the first one found."""
-    if build.has_own_network:
-        hint = "Start your script with torchrun, or name the model's settings."
-        raise UserError("trainer.devices", "a model of your own cannot be handed to other processes", hint=hint)
-    if build.has_own_parts:
-        build.require_picklable()
     warm_start()
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # they tell in pages what we say in a line

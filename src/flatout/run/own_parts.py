@@ -43,8 +43,8 @@ from flatout.run import trainer as trainers
 from flatout.run.build import RunBuilder
 from flatout.run.closing import summarise_speed
 from flatout.run.own_settings import OwnSettings
-from flatout.run.resume import deciding_settings, folder_of_one, length_of
-from flatout.run.run_folder import RunFolder, open_run_folder
+from flatout.run.resume import deciding_settings, length_of
+from flatout.run.run_folder import RunFolder, folder_of_one, open_run_folder
 from flatout.run.stages import (
     Result,
     fit_to_end,
@@ -66,8 +66,8 @@ def run_own_parts(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (
     before = choice_of(path, "precision") if build.is_resumed else None
     with (
         Signals() as signals,
-        open_run_folder(path, title, is_first=ranks.is_first, is_again=build.is_resumed) as folder,
         folder_of_one(path) if ranks.is_first else nullcontext(),
+        open_run_folder(path, title, is_first=ranks.is_first, is_again=build.is_resumed) as folder,
         restore_threads(),
     ):
         device = ranks.device(build.accelerator, number)
@@ -149,7 +149,7 @@ def _build_training(
     trainer = trainers.quiet_trainer(given, [loop, _Results(metric), curves, *profile, *stopping, *own, checkpoints])
     disable_signal_handling(trainer)
     folder.summary.update("hardware", hardware(device, ranks.world, str(trainer.precision)) | limits().facts())
-    return Training(trainer, curves, loggers, checkpoints, loop)
+    return Training(trainer, curves, loggers, checkpoints, loop, stopping)
 
 
 def _listeners(settings: OwnSettings, folder: RunFolder, loggers: RunLoggers, *, is_new: bool) -> list[Listener]:

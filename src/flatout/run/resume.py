@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,15 +22,12 @@ from flatout.checkpoints.kept import CHECKPOINTS, newest_first
 from flatout.checkpoints.same_training import plan_facts
 from flatout.data.batches.feed import Feed
 from flatout.errors import UserError
-from flatout.files import fcntl
 from flatout.report.plain import plain
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
 from flatout.run.run_folder import OVERRIDES, SETTINGS
 
 AUTO = "auto"
-_PATIENCE_S = 30.0
-"""How long a run that is just ending may still hold its folder."""
 _FREE = (
     # Settings that may differ: they decide how long, where and how fast to train, not what.
     *(f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_time", "min_epochs", "min_steps")),
@@ -227,38 +222,6 @@ def _differences(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
 
 def _shown(value: Any) -> str:
     return "null" if value is None else str(value)
-
-
-@contextmanager
-def folder_of_one(folder: Path) -> Iterator[None]:
-    """Let no other process train in a run's folder meanwhile; the lock is the folder's own and leaves no file."""
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        if not _locked(handle):
-            print(f"resume: {folder} is in use by another process; waiting up to {_PATIENCE_S:.0f} s", flush=True)
-            until = time.monotonic() + _PATIENCE_S
-            while not _locked(handle):
-                if time.monotonic() > until:
-                    hint = "Wait for it or end it, or leave resume out: a new run begins."
-                    raise UserError("resume", f"{folder} is still being trained in by another process", hint=hint)
-                time.sleep(0.1)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    """Whether the lock is ours now, or the disk has none to give."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def unfinished_before(request: RunRequest) -> str | None:

@@ -34,8 +34,8 @@ from flatout.run.build import RunBuilder
 from flatout.run.closing import find_peak, save_model, summarise, write_reports
 from flatout.run.learning_rate import set_rate
 from flatout.run.micro_batches import mind_memory
-from flatout.run.resume import about_run, folder_of_one
-from flatout.run.run_folder import RunFolder, open_run_folder
+from flatout.run.resume import about_run
+from flatout.run.run_folder import RunFolder, folder_of_one, open_run_folder
 from flatout.run.split_rows import SPLIT_ROWS, save_split_rows
 from flatout.run.stages import (
     Result,
@@ -59,8 +59,8 @@ def run(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (), number:
     before = {name: choice_of(path, name) if build.is_resumed else None for name in ("compile", "precision")}
     with (
         Signals() as signals,
-        open_run_folder(path, title, is_first=ranks.is_first, is_again=build.is_resumed) as folder,
         folder_of_one(path) if ranks.is_first else nullcontext(),
+        open_run_folder(path, title, is_first=ranks.is_first, is_again=build.is_resumed) as folder,
         restore_threads(),
     ):
         build.draw_from_seed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import shlex
 import time
@@ -14,15 +15,17 @@ from typing import Any
 
 import yaml
 
-from flatout.errors import RunBroke, UserError, out_of_space
-from flatout.files import REFUSALS, refused_folder
+from flatout.errors import RunBroke, UserError, out_of_space, require
+from flatout.files import REFUSALS, fcntl, refused_folder
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import FILE as SUMMARY
-from flatout.report.summary import Summary, write_atomically
+from flatout.report.summary import Summary, read_summary, write_atomically
 from flatout.run_log import LogFile
 
-OVERRIDES, SETTINGS = "overrides.txt", "config.yaml"
-"""What was typed, a word a line; and all settings."""
+OVERRIDES, SETTINGS, LOG = "overrides.txt", "config.yaml", "log.txt"
+"""What was typed, a word a line; all settings; and what was printed, whose file says whose the folder is."""
+_PATIENCE_S = 30.0
+"""How long a run that is just ending may still hold its folder."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -98,7 +101,7 @@ def open_run_folder(path: Path, run: RunTitle, *, is_first: bool = True, is_agai
         OVERRIDES: "".join(f"{override}\n" for override in run.overrides),
     }
     try:
-        with LogFile(path / "log.txt") as log:
+        with LogFile(path / LOG) as log:
             place = RunFolder(path, summary, log, files=files)
             if not is_again:
                 place.begin()
@@ -134,8 +137,82 @@ def _close_early(place: RunFolder, error: BaseException) -> None:
     place.log.say(f"{status}: {place.path}")
 
 
-def new_folder(parent: Path) -> Path:
-    """A folder named after this moment; a number is added when another run took the same second."""
-    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-    names = [stamp, *(f"{stamp}_{number}" for number in range(2, 100))]
-    return next(parent / name for name in names if not os.path.lexists(parent / name))
+def claim_folder(path: Path) -> Path:
+    """Make the folder of a new run, for this run alone; a number is added to its name where another run has it."""
+    return next(place for place in numbered(path) if _is_claimed(place))
+
+
+def numbered(path: Path) -> Iterator[Path]:
+    """A name, and what it is followed by where it is taken."""
+    yield path
+    yield from (path.with_name(f"{path.name}_{number}") for number in itertools.count(2))
+
+
+def claim_named_folder(path: Path) -> Path:
+    """Make the folder that a user names for a new run; a run that finished there, or trains there, keeps it."""
+    if _is_claimed(path):
+        return path
+    hint = f"Name another folder, or add resume={path} to continue that run."
+    status = read_summary(path)["status"] if (path / SUMMARY).is_file() else ""
+    require(status != "finished", "hydra.run.dir", f"{path} holds a finished run", hint=hint)
+    with _lock_of(path) as is_free:
+        is_begun = status in ("failed", "interrupted") or (status == "running" and is_free)
+        require(is_begun, "hydra.run.dir", f"another process trains in {path}", hint="Name another folder.")
+    return path
+
+
+def _is_claimed(place: Path) -> bool:
+    """Whether this process is the one that begins the log there: of several at once one is."""
+    try:
+        while True:
+            place.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # another run with a mistake in its settings took away the empty folder
+                (place / LOG).open("x").close()
+                return True
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise refused_folder(error, place) from None
+
+
+def name_folder(parent: Path) -> Path:
+    """A folder named after this moment."""
+    return parent / time.strftime("%Y-%m-%d_%H-%M-%S")
+
+
+@contextmanager
+def folder_of_one(folder: Path) -> Iterator[None]:
+    """Let no other process train in a run's folder meanwhile; the lock is the folder's own and leaves no file."""
+    until = None
+    while True:
+        with _lock_of(folder) as is_free:
+            if is_free:
+                yield
+                return
+        if until is None:
+            print(f"resume: {folder} is in use by another process; waiting up to {_PATIENCE_S:.0f} s", flush=True)
+            until = time.monotonic() + _PATIENCE_S
+        if time.monotonic() > until:
+            hint = "Wait for it or end it, or leave resume out: a new run begins."
+            raise UserError("resume", f"{folder} is still being trained in by another process", hint=hint)
+        time.sleep(0.1)
+
+
+@contextmanager
+def _lock_of(folder: Path) -> Iterator[bool]:
+    """Whether the lock on a folder is ours now, or the disk has none to give."""
+    if fcntl is None:
+        yield True
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_free = True
+    except BlockingIOError:
+        is_free = False
+    except OSError:
+        is_free = True
+    try:
+        yield is_free
+    finally:
+        os.close(handle)

@@ -24,6 +24,7 @@ from flatout.engine.allocator import keep_freed_memory
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
 from flatout.inference.folder import Answers
+from flatout.report.closing import EARLY_END
 from flatout.run.resume import require_same_run
 from flatout.run.run_folder import RunFolder
 from flatout.run.trainer import Training
@@ -158,6 +159,23 @@ def fit_to_end(
                     listener.close()
     curves.steps, curves.epochs = trainer.global_step, trainer.current_epoch
     require(trainer.global_step > 0, "trainer", "not one step was planned", hint="Give it rows, epochs and time.")
+    report_early_end(training, folder)
+
+
+def report_early_end(training: Training, folder: RunFolder) -> None:
+    """Say after which epoch patience has ended training, which setting decided, and which epoch's weights are kept."""
+    trainer, best = training.trainer, training.checkpoints.best_so_far
+    last = trainer.max_epochs or -1
+    for stopping in trainer.early_stopping_callbacks if trainer.current_epoch != last else []:
+        is_lost = not math.isfinite(float(trainer.callback_metrics.get(stopping.monitor, 0.0)))
+        if not trainer.should_stop or not (is_lost or stopping.wait_count >= stopping.patience):
+            continue
+        after = f"after epoch {trainer.current_epoch}{f' of {last}' if last > 0 else ''}"
+        no_better = "is not finite" if is_lost else f"was no better in {stopping.wait_count} validations"
+        setting = "checkpoint.patience=" if stopping in training.stopping else "your EarlyStopping with patience="
+        found = f"step {best.step}" if best.epoch is None else f"epoch {best.epoch}"
+        kept = "the last weights are kept" if best.value is None else f"{best.value:.4f} after {found}, which is kept"
+        folder.choose(EARLY_END, after, f"{stopping.monitor} {no_better}, {setting}{stopping.patience}", kept)
 
 
 def report_signal(number: int, training: Training, folder: RunFolder) -> None:

@@ -45,6 +45,8 @@ class Training:
     loggers: RunLoggers
     checkpoints: ExactCheckpoint
     loop: FastLoop
+    stopping: list[EarlyStopping]
+    """Those of `checkpoint.patience`; callbacks of the user are not among them."""
 
 
 def lightning_defaults(precision: PrecisionChoice, ranks: Ranks, folder: Path) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from flatout.data.store.cache import recipe_key
 from flatout.data.store.store import Store
 from flatout.distributed.ranks import Ranks
 from flatout.engine.compile import why_not
-from flatout.engine.limits import free_bytes, limits
+from flatout.engine.limits import free_bytes, limits, processor_name
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
 from flatout.engine.run_length import planned_steps
@@ -308,13 +307,4 @@ def device_key(device: torch.device) -> list[Any]:
     if device.type == "cuda":
         return [device_name(device)]
     memory = limits().memory_bytes or psutil.virtual_memory().total
-    return [device.type, platform.machine(), _processor(), round(memory / 2**30)]
-
-
-def _processor() -> str:
-    """The processor's own name, where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return [device.type, platform.machine(), processor_name(), round(memory / 2**30)]

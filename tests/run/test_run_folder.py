@@ -1,0 +1,65 @@
+"""The folder of a run is that of no other run, however many begin in the same second."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from flatout.errors import UserError
+from flatout.report.summary import read_summary
+from flatout.run.run_folder import claim_folder, claim_named_folder, folder_of_one
+from tests.composed import run_train
+
+TINY = ["data.sample.rows=200", "data.sample.eval_rows=40", "trainer.max_epochs=1", "data.batch_size=64"]
+FAST = [*TINY, "precision=fp32", "monitor.progress=false", "model.embedding=8", "model.hidden=8", "logger=none"]
+
+
+def test_of_ten_runs_that_begin_at_once_each_has_a_folder_of_its_own(tmp_path):
+    gate = threading.Barrier(10)
+
+    def begin(_: int) -> Path:
+        (tmp_path / "now").mkdir(exist_ok=True)  # Hydra makes it before the run begins
+        gate.wait()
+        return claim_folder(tmp_path / "now")
+
+    with ThreadPoolExecutor(10) as pool:
+        folders = list(pool.map(begin, range(10)))
+    assert sorted(folder.name for folder in folders) == sorted(["now", *(f"now_{number}" for number in range(2, 11))])
+
+
+def test_runs_of_the_same_second_lose_no_result(tmp_path, monkeypatch, capsys):
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    file = "# @package _global_\nhydra:\n  run:\n    dir: ${output}/${name}/now\n"
+    (tmp_path / "conf" / "experiment" / "here.yaml").write_text(file)
+    words = ["--config-dir", str(tmp_path / "conf"), "+experiment=here", f"output={tmp_path}", "name=loop", *FAST]
+    for seed in (1, 2):
+        assert run_train([*words, f"seed={seed}"], monkeypatch) == 0
+    seeds = {folder.name: read_summary(folder)["seed"] for folder in (tmp_path / "loop").iterdir()}
+    assert seeds == {"now": 1, "now_2": 2}
+
+
+def test_a_named_folder_with_a_finished_run_is_refused(tmp_path, monkeypatch, capsys):
+    words = [f"hydra.run.dir={tmp_path}/same", *FAST]
+    assert run_train([*words, "seed=1"], monkeypatch) == 0
+    assert run_train([*words, "seed=2"], monkeypatch) == 2
+    assert read_summary(tmp_path / "same")["seed"] == 1
+    what = f"hydra.run.dir: {tmp_path}/same holds a finished run. Name another folder, or add resume={tmp_path}/same"
+    assert what in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_written", [False, True], ids=["at its very beginning", "under way"])
+def test_a_named_folder_in_which_another_process_trains_is_refused(is_written, tmp_path):
+    place = claim_named_folder(tmp_path / "same")
+    if is_written:
+        (place / "summary.json").write_text('{"schema": 1, "status": "running"}')
+    with folder_of_one(place), pytest.raises(UserError, match=r"another process trains in .*same\. Name another"):
+        claim_named_folder(place)
+
+
+def test_a_named_folder_with_a_run_that_was_killed_is_taken_again(tmp_path):
+    place = claim_named_folder(tmp_path / "same")
+    (place / "summary.json").write_text('{"schema": 1, "status": "running"}')
+    assert claim_named_folder(place) == place
