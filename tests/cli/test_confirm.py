@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from flatout.cli import confirm
-from flatout.cli.short_runs import train_apart, with_override
+from flatout.cli.confirm import train_apart, with_override
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError
 from flatout.perf.measure.intervals import Interval

@@ -13,10 +13,10 @@ from flatout import BiLSTMConfig, HeadlinesConfig, OptimConfig, UserError
 from flatout.callbacks import ExactCheckpoint, ScaleBatch
 from flatout.data import TextData
 from flatout.engine import FastLoop
-from flatout.perf import scale_batch
 from flatout.perf.tune import probe
 from flatout.perf.tune.answers import NoAnswer
 from flatout.perf.tune.probe import Measured
+from flatout.perf.tune.prober import ANSWERS
 from flatout.tasks import Classifier
 from tests.callbacks.plain import Small, loader
 
@@ -97,7 +97,7 @@ def rates(by_rows: dict[int, float], monkeypatch: pytest.MonkeyPatch, *, memory_
             warm_s=0.0,
         )
 
-    monkeypatch.setattr(scale_batch, "measure", measure)
+    monkeypatch.setitem(ANSWERS, "measure", measure)
     return asked
 
 

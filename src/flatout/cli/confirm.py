@@ -1,19 +1,26 @@
-"""`python -m flatout doctor RUN --confirm`: run a verdict's override and the original in turn, and compare."""
+"""`python -m flatout doctor RUN --confirm`: run a verdict's override and the original in turn, and compare.
+
+Both are command lines of `python -m train`: short runs in processes of their own.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from flatout.cli.short_runs import time_in_turn, with_override
-from flatout.distributed.processes import warm_start
-from flatout.errors import UserError
+from flatout.cli.train import main
+from flatout.distributed.processes import OUTPUT, warm_start
+from flatout.errors import EXIT_CODE, RunBroke, UserError
+from flatout.perf.measure import apart
 from flatout.perf.measure.intervals import Interval, speedup
+from flatout.perf.measure.rounds import take_turns
 from flatout.perf.verdict.confirmation import Confirmation, keep_confirmation
 from flatout.perf.verdict.evidence import Evidence
 from flatout.perf.verdict.judge import evidence_in
@@ -151,3 +158,60 @@ def require_same(folder: Path, then: dict[str, Any], now: dict[str, Any], change
             what = f"its words give other settings: {key} was {then.get(key)} and is {now.get(key)}"
             hint = "A run from Python, or of a changed file in conf/, cannot be confirmed. Try the override there."
             raise UserError(str(folder), what, hint=hint)
+
+
+# Short runs of command lines, in turn.
+
+
+def with_override(words: Sequence[str], override: str) -> list[str]:
+    """A command line with an override; `~callbacks.NAME` takes away the words that add that callback."""
+    if override.startswith("~"):
+        kept = [word for word in words if not word.startswith(f"+{override[1:]}.")]
+        return kept if len(kept) < len(words) else [*words, override]  # a file may have added it
+    changed = {_key(part) for part in override.split()}
+    return [*(word for word in words if _key(word) not in changed), *override.split()]
+
+
+def train_apart(words: Sequence[str], folder: Path) -> dict[str, Any]:
+    """The summary of a run in a process of its own; a mistake there is a mistake here."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    output = folder.with_suffix(".txt")
+    try:
+        apart.run(partial(main, [*words, f"hydra.run.dir={folder}"]), environment={OUTPUT: str(output)})
+    except apart.Failed as failed:
+        printed = output.read_text(encoding="utf-8", errors="replace").strip() if output.is_file() else ""
+        last = printed.splitlines()[-1] if printed else failed.why
+        if failed.code == EXIT_CODE:
+            raise UserError("", last) from None
+        raise RunBroke(f"python -m train {' '.join(words)}: {failed.why}: {last}") from None
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
+def rows_per_s(summary: dict[str, Any]) -> float:
+    """Rows a second of a run, everything counted but its first few steps."""
+    evidence = Evidence.from_dict(summary["evidence"])
+    return 1000 * evidence.rows_per_batch / evidence.total_ms
+
+
+def time_in_turn(
+    sides: Sequence[Sequence[str]],
+    place: Path,
+    rounds: int,
+    check: Callable[[Path], None] = lambda folder: None,
+) -> list[list[float]]:
+    """Rows a second of each command line in each round; `check` sees the folder of each run."""
+    count = 0
+
+    def side(words: Sequence[str]) -> Callable[[], float]:
+        def rate() -> float:
+            nonlocal count
+            count += 1
+            folder = place / f"run-{count}"
+            found = rows_per_s(train_apart(words, folder))
+            check(folder)
+            return found
+
+        return rate
+
+    return take_turns([side(words) for words in sides], least=rounds)

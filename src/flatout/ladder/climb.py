@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from flatout.ladder.measure import Failed, Measured, OurRun, UsualProgram, measure_apart
+from flatout.ladder.measure import Measured, OurRun, UsualProgram, measure_apart
 from flatout.ladder.needs import find_missing
 from flatout.ladder.rungs import LEARNING, STARTUP, Ladder, Rung
+from flatout.perf.measure.apart import Failed
 from flatout.perf.measure.intervals import Interval, speedup
 
 ROUNDS = 5

@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import importlib
 import logging
-import multiprocessing
-import os
-import signal
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from flatout.distributed.processes import OUTPUT, stand_apart
-from flatout.errors import UserError
+from flatout.distributed.processes import OUTPUT
 from flatout.ladder.case import Case
 from flatout.ladder.usual.clock import WARM_STEPS, Clock
+from flatout.perf.measure.apart import run
 
 _GPU_EVERY_S = 0.2
 
@@ -48,9 +43,6 @@ class Measured:
     """Share of the time in which the GPU was busy; None without one."""
     metrics: dict[str, float] | None = None
     """On the test rows; None where the training was cut short."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Job(Protocol):
@@ -169,67 +161,18 @@ def _logged(path: Path, name: str) -> Iterator[None]:
         log.propagate = before[1]
 
 
-class Failed(Exception):
-    """A measurement that ended early; its last words."""
-
-    def __init__(self, words: str, is_mistake: bool = False) -> None:
-        super().__init__(words)
-        self.is_mistake = is_mistake
-
-
 def measure_apart(
     program: UsualProgram | OurRun, seconds: float | None, folder: Path, *, limit_s: float | None = None
 ) -> Measured:
-    """Measure in a process that is forked for it; `Failed` where it ended early, or ran beyond `limit_s`."""
+    """Measure in a process of its own, which prints to a file; `Failed` where it ended early, or beyond `limit_s`."""
     folder.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("forkserver")
-    listen, answer = context.Pipe(duplex=False)
-    environment = {**os.environ, OUTPUT: str(folder / "output.txt")}
-    process = context.Process(target=_child, args=(program, seconds, folder, environment, answer))
-    process.start()
-    answer.close()
-    try:
-        found = listen.recv() if listen.poll(limit_s) else {"error": f"ran longer than {limit_s:.0f} s"}
-    except EOFError:  # it died without a word
-        process.join()
-        found = {"error": f"ended with exit code {process.exitcode}; {folder / 'output.txt'} has its output"}
-    finally:
-        listen.close()
-        _end(process)
-    if "error" in found:
-        raise Failed(found["error"], bool(found.get("is_mistake")))
-    return Measured(**found)
+    return run(partial(_measure, program, seconds, folder), limit_s, {OUTPUT: str(folder / "output.txt")})
 
 
-def _end(process: Any) -> None:
-    """End a measuring process with all that it started."""
-    process.join(1.0)
-    if process.is_alive():
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(process.pid, number)
-            except ProcessLookupError:  # not yet the head of a group of its own, or gone
-                process.kill()
-            process.join(3.0)
-    process.close()
-
-
-def _child(
-    program: UsualProgram | OurRun, seconds: float | None, folder: Path, environment: dict[str, str], answer: Connection
-) -> None:
-    stand_apart(environment)
-    try:
-        with _device_use() as used:
-            found = program.measure(seconds, folder)
-        answer.send({**found.as_dict(), "device_share": used()})
-    except UserError as mistake:
-        answer.send({"error": str(mistake), "is_mistake": True})
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-    except Exception as error:  # whatever a program raises ends its rung, not the ladder; the trace is in output.txt
-        traceback.print_exc()
-        last = next(reversed(str(error).strip().splitlines()), "")
-        answer.send({"error": f"{type(error).__name__}: {last}"})
+def _measure(program: UsualProgram | OurRun, seconds: float | None, folder: Path) -> Measured:
+    with _device_use() as used:
+        found = program.measure(seconds, folder)
+    return replace(found, device_share=used())
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from flatout.errors import UserError, did_you_mean, require
 from flatout.ladder.case import Case
 from flatout.ladder.climb import TOO_SHORT, Step, climb
 from flatout.ladder.describe import describe, encoder_folder, kind_of, program_of, require_followed
-from flatout.ladder.measure import Failed, Job, Measured, OurRun, UsualProgram, measure_apart
+from flatout.ladder.measure import Job, Measured, OurRun, UsualProgram, measure_apart
 from flatout.ladder.quality import Group, paired_difference, quality_sentence
 from flatout.ladder.results import FILE, closing_lines, results
 from flatout.ladder.rows import Rows, quoted, write_rows
@@ -25,6 +25,7 @@ from flatout.ladder.rungs import Ladder, Rung
 from flatout.ladder.table import figures
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.ladder_notes import device_name, note_ladder
+from flatout.perf.measure.apart import Failed
 from flatout.report.ladder_page import write_figure, write_ladder_page
 from flatout.report.summary import json_safe, versions, write_atomically
 

@@ -19,12 +19,13 @@ from lightning.pytorch.callbacks import Callback
 
 from flatout.data.store_data import StoreData
 from flatout.engine.limits import free_bytes
-from flatout.engine.optimizer import OptimConfig, ScaleRate
+from flatout.engine.optimizer import ScaleRate
 from flatout.engine.precision import LIGHTNING_NAMES, by_lightning_name
 from flatout.engine.random_state import RandomState
-from flatout.errors import UserError, as_choice, require
-from flatout.perf.tune.answers import Answers, AnswerStore, NoAnswer
-from flatout.perf.tune.probe import Parts, Setting, about, held_bytes, measure
+from flatout.errors import as_choice, require
+from flatout.perf.tune.answers import Answers, AnswerStore
+from flatout.perf.tune.probe import Parts, Setting, held_bytes
+from flatout.perf.tune.prober import Here
 from flatout.perf.tune.search import Asked, Search
 from flatout.perf.tune.settings import StepRows, TuneConfig
 from flatout.run_log import PrintLog, RunLog
@@ -114,7 +115,8 @@ class ScaleBatch(Callback):
         finally:
             random.restore(device)
             torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
-        rate = _scaled_rate(optim, self.scale_lr, before, rows)
+        based = replace(optim, scale_lr=self.scale_lr, base_batch=before)
+        rate = None if self.scale_lr is ScaleRate.none else based.scaled(rows).highest
         self._apply(task, data, rows, rate)
         self._report(before, optim.highest, rate)
 
@@ -144,7 +146,7 @@ class ScaleBatch(Callback):
             is_cpu=device.type == "cpu",
             counts_time=False,
         )
-        search = Search(asked, _HereProber(parts), AnswerStore(data.config.cache), self.run_log.say)
+        search = Search(asked, Here(parts), AnswerStore(data.config.cache), self.run_log.say)
         self.answers = search.decide()
         return search.now.rows
 
@@ -163,24 +165,6 @@ class ScaleBatch(Callback):
             why = f"scaled by {self.scale_lr.value}"
             growth = f"{self.batch_size} rows for {before}"
             self.run_log.decision("optim.lr", f"{rate_before:g} → {rate:g}", why, growth)
-
-
-class _HereProber:
-    """Measures in this process: there is a copy of the task, and its random numbers are put back."""
-
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-
-    def ask(self, what: str, latest: float, **asked: Any) -> Any:
-        try:
-            return about(self.parts) if what == "about" else measure(self.parts, **asked)
-        except (torch.OutOfMemoryError, MemoryError):
-            return NoAnswer("out of memory", is_memory=True)
-        except UserError as error:  # a single row at once was too much
-            return NoAnswer(str(error), is_memory=True)
-
-    def close(self) -> None:
-        return
 
 
 def _parts_of(trainer: L.Trainer, module: L.LightningModule) -> tuple[Task, StoreData[Any, Any]]:
@@ -208,14 +192,6 @@ def _copy_of(task: Task) -> Task:
     for name in _OF_THE_TRAINER:
         vars(alone).pop(name, None)
     return copy.deepcopy(alone)
-
-
-def _scaled_rate(optim: OptimConfig, how: ScaleRate, before: int, rows: int) -> float | None:
-    if how is ScaleRate.none:
-        return None
-    growth = rows / before
-    rate = optim.highest * (growth if how is ScaleRate.linear else growth**0.5)
-    return rate if optim.max_lr is None else min(rate, optim.max_lr)
 
 
 def _usable_bytes(device: torch.device) -> int:

@@ -38,8 +38,8 @@ from flatout.engine.optimizer import ScaleRate
 from flatout.engine.precision import Precision, PrecisionChoice, choose_precision
 from flatout.engine.run_length import batches_in_epoch, whole_steps
 from flatout.errors import UserError
-from flatout.perf.tune.child import Child
 from flatout.perf.tune.probe import Parts
+from flatout.perf.tune.prober import Child
 from flatout.perf.tune.settings import TuneConfig, is_typed
 from flatout.perf.tune.tuning import Question, RunSettings, of_all_devices, override_line
 from flatout.perf.verdict.judge import Judging

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
-from flatout.perf.tune.answers import Answers, AnswerStore, Choice, NoAnswer, Tried
+from flatout.perf.tune.answers import Answers, AnswerStore, Choice, NoAnswer, Prober, Tried
 from flatout.perf.tune.batch_size import divisors, doublings, first_guess, knee, predicted_bytes
 from flatout.perf.tune.learning_rate import STEPS as RANGE_STEPS
 from flatout.perf.tune.learning_rate import suggested
@@ -66,16 +66,6 @@ def allowed_seconds(asked: Asked, step_s: float) -> float:
     run_s = asked.planned_steps * step_s
     settings = asked.settings
     return min(settings.budget_s, settings.share * run_s) if asked.counts_time else settings.budget_s
-
-
-class Prober(Protocol):
-    """Answers questions by measuring, in a process that can be lost."""
-
-    def ask(self, what: str, latest: float, **asked: Any) -> Any:
-        """The answer to a question, or a NoAnswer; `latest` is a time of the system's clock."""
-
-    def close(self) -> None:
-        """End the process; the next question starts another."""
 
 
 class Search:

@@ -31,9 +31,9 @@ from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
 from flatout.engine.run_length import planned_steps
 from flatout.perf.notes import device_name
-from flatout.perf.tune.answers import Answers, AnswerStore, Choice
+from flatout.perf.tune.answers import Answers, AnswerStore, Choice, Prober
 from flatout.perf.tune.probe import Setting
-from flatout.perf.tune.search import Asked, Prober, Search, allowed_seconds
+from flatout.perf.tune.search import Asked, Search, allowed_seconds
 from flatout.perf.tune.settings import TuneConfig, is_typed
 from flatout.perf.verdict.confirmation import Confirmed
 from flatout.report.plain import plain

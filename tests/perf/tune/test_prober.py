@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from functools import partial
@@ -13,7 +14,7 @@ import pytest
 
 from flatout.distributed.processes import warm_start
 from flatout.perf.tune.answers import NoAnswer
-from flatout.perf.tune.child import Child
+from flatout.perf.tune.prober import Child
 from tests.perf.tune import planted
 
 
@@ -59,7 +60,7 @@ def test_semaphores_of_a_child_that_is_ended_go_with_it(tmp_path):
     assert planted.within(60, lambda: note.exists() and note.read_text())
     semaphore = Path("/dev/shm", f"sem.{note.read_text().removeprefix('/')}")
     assert semaphore.exists()
-    child._process.kill()
+    os.kill(child._apart.pid, signal.SIGKILL)
     asking.join()
     assert planted.within(10, lambda: not semaphore.exists())
 
@@ -68,9 +69,9 @@ def test_several_questions_share_one_child_and_a_lost_one_is_replaced(tmp_path):
     child = Child(planted.small_parts, threads=1)
     try:
         assert child.ask("about", time.time() + 60)["longest"] > 1
-        first = child._process.pid
+        first = child._apart.pid
         assert child.ask("feeds", time.time() + 60, kinds=["resident"])["resident"] > 0
-        assert child._process.pid == first
+        assert child._apart.pid == first
         lost = child.ask("feeds", time.time() + 60, kinds=["no such kind"])
         assert isinstance(lost, NoAnswer) and lost.why.startswith("ValueError")
         assert child.ask("about", time.time() + 60)["longest"] > 1
@@ -94,15 +95,3 @@ def test_a_child_ends_with_the_process_that_started_it(tmp_path):
     process.kill()
     process.join()
     assert planted.within(10, lambda: not planted.alive(number))
-
-
-def test_a_child_is_no_rank_whoever_asks(monkeypatch):
-    from flatout.perf.tune.child import _environment
-
-    names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "SLURM_PROCID"}
-    for name in (*names, "OF_A_PERSON"):
-        monkeypatch.setenv(name, "1")
-    kept = _environment()
-    assert not kept.keys() & names
-    assert kept["OF_A_PERSON"] == "1"
-    assert kept["PATH"] == os.environ["PATH"]
