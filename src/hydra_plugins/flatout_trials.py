@@ -16,8 +16,8 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
 from flatout.cli.composing import explain_errors
+from flatout.cli.sweep_settings import LauncherSettings, command_of_sweep, register
 from flatout.errors import UserError, require
-from flatout.sweep.hydra_groups import LauncherSettings, register
 
 register()
 
@@ -128,11 +128,9 @@ class TrialSweeper(Sweeper):
         conf = _conf_of(self.composer.config)
         alone = self.composer.loader.load_configuration(self.hydra_config.job.config_name, list(fixed), RunMode.RUN)
         mode = ["hydra.mode=RUN"] if alone.hydra.mode is RunMode.MULTIRUN else []
-        return Begun(
-            typed=[word for word in typed if not _is_of_resuming(word)],
-            conf=conf[-1] if conf else None,
-            train=[*conf, *mode],
-        )
+        typed = [word for word in typed if not _is_of_resuming(word)]
+        conf_folder = conf[-1] if conf else None
+        return Begun(typed, conf_folder, command=command_of_sweep(typed, conf_folder), train=[*conf, *mode])
 
 
 def _require_one_process() -> None:

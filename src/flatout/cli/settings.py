@@ -28,11 +28,10 @@ import yaml
 from flatout.callbacks.loggers import LOGGERS
 from flatout.cli.conf_folder import conf_folder
 from flatout.cli.setting_examples import MAY_BE, example_of
+from flatout.cli.sweep_settings import LauncherSettings, SweeperSettings, in_short
 from flatout.config import COMPONENTS, REPLACED, RunConfig
 from flatout.errors import UserError
 from flatout.inference.dotted_settings import describe_type
-from flatout.sweep.again import in_short
-from flatout.sweep.hydra_groups import LauncherSettings, SweeperSettings
 
 _KEY_WIDTH = 42
 _LEAST_WIDTH, _MOST_WIDTH = 80, 140

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from flatout.cli.sweep_settings import SHORT, in_full
 from flatout.cli.train import main
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, nearest
-from flatout.sweep.again import SHORT as _SHORT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,14 +78,8 @@ def _require_trust_typed(asked: dict[str, Any], typed: list[str], conf: list[str
 def _trusts(word: str) -> bool:
     """Whether a word lets code of others in, or is Hydra's own and not of a sweep."""
     key = word.lstrip("+~").partition("=")[0]
-    is_ours = key in (*_SHORT.values(), "hydra/sweeper", "hydra/launcher", "hydra.sweep.dir", "hydra.mode")
+    is_ours = key in (*SHORT.values(), "hydra/sweeper", "hydra/launcher", "hydra.sweep.dir", "hydra.mode")
     return key.startswith(("allow_targets", "-")) or (key.startswith("hydra") and not is_ours)
-
-
-def in_full(word: str) -> str:
-    """A word of this command as Hydra knows it."""
-    key, equals, value = word.partition("=")
-    return f"{_SHORT[key]}={value}" if equals and key in _SHORT else word
 
 
 def quoted(text: str) -> str:

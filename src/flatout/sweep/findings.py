@@ -15,12 +15,10 @@ from rich.console import Console
 from flatout.errors import RunBroke
 from flatout.report.hyperparameters import write_hyperparameters
 from flatout.report.sweep_page import SweepReport, TrialRow, write_sweep
-from flatout.sweep.again import command_of_sweep
 from flatout.sweep.confirming import Confirmation
 from flatout.sweep.searched import Searched
 from flatout.sweep.space import Choice, Interval, Part
 from flatout.sweep.study import Study
-from flatout.sweep.sweep_folder import read_asked
 from flatout.sweep.trials import TOO_LONG
 
 _SHARE = 0.02
@@ -81,10 +79,9 @@ class Findings:
 
     def report(self) -> SweepReport:
         space, rows, best = self.searched.space, [self._row(trial) for trial in self.study.ended()], self.study.best()
-        asked = read_asked(self.searched.folder)
         return SweepReport(
             name=self.experiment,
-            command=command_of_sweep(asked["typed"], asked["conf"]),
+            command=self.searched.begun.command,
             metric=f"val/{self.metric}",
             mode=self.study.mode,
             space={key: str(part) for key, part in space.items()},

@@ -56,6 +56,8 @@ class Begun:
     """Its words, to resume it by."""
     conf: str | None = None
     """The folder behind `--config-dir`."""
+    command: str = ""
+    """All of it, as a line to copy."""
     train: Sequence[str] = ()
     """What `python -m train` needs before the words of a trial."""
 
