@@ -11,6 +11,7 @@ import difflib
 import errno
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 EXIT_CODE = 2
 Choice = TypeVar("Choice", bound=StrEnum)
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class UserError(ValueError):
@@ -75,6 +77,16 @@ def as_choice(kind: type[Choice], value: object, where: str) -> Choice:
     if str(value) not in names:
         raise UserError(where, repr(value), allowed=", ".join(names), hint=did_you_mean(str(value), names))
     return kind(str(value))
+
+
+def as_seconds(text: str | None, where: str) -> float | None:
+    """A duration such as 90s, 30m or 2h in seconds; None where there is no limit."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(text).strip())
+    if found is None or float(found[1]) == 0:
+        raise UserError(where, f"{str(text)!r} is no duration", allowed="such as 90s, 30m, 2h")
+    return float(found[1]) * _SECONDS[found[2]]
 
 
 def require(condition: bool, where: str, what: str, *, allowed: str = "", hint: str = "") -> None:

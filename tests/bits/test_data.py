@@ -13,9 +13,17 @@ from tests.stores import open_store
 
 from flatout import BitsDataConfig, EncodingConfig, PeopleConfig, UserError
 from flatout.bits.columns import Form, write_bits, write_sets
-from flatout.bits.grams import FIELD_END, LABELS, GramIndex, label_index, plain_texts, raw_texts
+from flatout.bits.grams import (
+    FIELD_END,
+    LABELS,
+    GramIndex,
+    joined_rows,
+    label_index,
+    plain_texts,
+    raw_texts,
+    targets_of,
+)
 from flatout.bits.people import FIELDS, PeopleTable
-from flatout.bits.targets import joined_rows, targets_of
 
 SMALL = EncodingConfig(size=64, hashes=3)
 

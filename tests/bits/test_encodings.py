@@ -14,9 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.bits.encodings import EncodingConfig, EncodingKind, Hashing
+from flatout.bits.encodings import (
+    EncodingConfig,
+    EncodingKind,
+    Hashing,
+    Tabulation,
+    derived_keys,
+    keyed_positions,
+    mixed,
+    random_stream,
+)
 from flatout.bits.grams import raw_texts
-from flatout.bits.hashing import Tabulation, derived_keys, keyed_positions, mixed, random_stream
 from flatout.errors import UserError
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "names_fakename" / "persons_2k_bloom1024.csv.gz"

@@ -9,9 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.bits.encodings import padded
 from flatout.bits.exposure import by_frequency, conclusion, count_grams, most_and_least
-from flatout.bits.grams import GramIndex, raw_texts
+from flatout.bits.grams import GramIndex, padded, raw_texts
 from flatout.bits.people import FIELDS, PeopleConfig, PeopleTable
 from flatout.bits.reconstruct import Candidates, LetterOrder, Rates, Reconstructor, rates, shape_of
 

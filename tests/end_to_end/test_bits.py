@@ -31,8 +31,7 @@ from flatout import (
     fit,
     load_predictor,
 )
-from flatout.bits.columns import Form
-from flatout.bits.encoded_table import encoded
+from flatout.bits.columns import Form, encoded
 from flatout.bits.grams import LABELS
 from flatout.bits.people import FIELDS, PeopleTable
 from flatout.report.summary import read_summary

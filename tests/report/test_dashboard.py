@@ -28,9 +28,8 @@ from torch.utils.tensorboard._utils import figure_to_image
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, OptimConfig, TextDataConfig, fit
 from flatout.data.problem import Problem
 from flatout.report.closing import closing_markdown
-from flatout.report.curves import COLOURS
-from flatout.report.dashboard import layout, precision_over_recall
-from flatout.report.pictures import confusion_figure, time_figure
+from flatout.report.dashboard import confusion_figure, layout, precision_over_recall, time_figure
+from flatout.report.figures import COLOURS
 from flatout.report.summary import empty_summary, read_summary
 from flatout.tasks.metrics import TaskMetrics
 

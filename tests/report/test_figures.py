@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 import matplotlib
 import pytest
 
-from flatout.report.curves import Curve, line_chart
-from flatout.report.figures import INK, PAPER, Chart, add_axes, draw_svg, drawing, explain
+from flatout.report.figures import INK, PAPER, Chart, Curve, add_axes, draw_svg, drawing, explain, line_chart
 
 HOSTILE = ["<script>alert(1)</script>", "\"'&amp;", "$x^{2}$ \\frac", "日本 🚀", "_hidden", "a\nb\u2028c\x00\ud800"]
 
@@ -70,9 +69,9 @@ def test_a_long_run_is_drawn_whole_and_small():
 def test_importing_the_pages_imports_no_matplotlib_and_drawing_opens_no_window():
     code = """
 import sys
-import flatout.report.page, flatout.report.pictures, flatout.report.sweep_page
+import flatout.report.page, flatout.report.dashboard, flatout.report.sweep_page
 assert not any(name.split(".")[0] in ("matplotlib", "jinja2") for name in sys.modules), "too early"
-from flatout.report.curves import Curve, line_chart
+from flatout.report.figures import Curve, line_chart
 line_chart("loss", [Curve("a", [(1, 2.0)])])
 assert "matplotlib.pyplot" not in sys.modules
 """

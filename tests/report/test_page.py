@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
-from flatout.report.curves import Curve, line_chart
+from flatout.report.figures import Curve, line_chart
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import empty_summary
 

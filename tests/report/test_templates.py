@@ -11,7 +11,7 @@ import pytest
 
 from flatout.bits.exposure_page import page as exposure_page
 from flatout.cli.compare import page as compare_page
-from flatout.report.render import render_page
+from flatout.report.page import render_page
 
 ROOT = Path(__file__).parents[2]
 EVIL = "<script>alert(1)</script>\"'&{{ 7*7 }}"

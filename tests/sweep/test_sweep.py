@@ -33,11 +33,10 @@ from flatout.errors import UserError
 from flatout.run.build import RunBuilder
 from flatout.run.job import RunJob
 from flatout.run.kinds import kind_of
-from flatout.sweep.confirming import confirm
-from flatout.sweep.searched import Searched, SweepSettings
+from flatout.sweep.findings import confirm
+from flatout.sweep.searched import FILE, Searched, SweepSettings, read_asked
 from flatout.sweep.space import Choice, Interval, Part, grid
 from flatout.sweep.study import JOURNAL, Pruner, Sampler, Study
-from flatout.sweep.sweep_folder import FILE, read_asked
 from flatout.sweep.trial import Ending, Status, Trial
 from flatout.tasks.tagging import Tagger, TaggingConfig, TagLabels
 from tests.started import wait_for

@@ -32,17 +32,14 @@ from flatout import (
     fit,
 )
 from flatout.distributed.signals import asking
-from flatout.errors import RunBroke
+from flatout.errors import RunBroke, as_seconds
 from flatout.report.summary import read_summary
 from flatout.run.build import RunBuilder
 from flatout.run.job import RunJob
 from flatout.sweep.board import Board
-from flatout.sweep.durations import seconds
-from flatout.sweep.many import Multirun, begun_with, newest_of, run_all
-from flatout.sweep.slots import slots
-from flatout.sweep.stopping import to_go_on
+from flatout.sweep.many import Multirun, begun_with, newest_of, run_all, to_go_on
 from flatout.sweep.trial import Ending, Status, Trial
-from flatout.sweep.trials import Readings, endings
+from flatout.sweep.trials import Readings, endings, slots
 from tests.composed import run_train
 from tests.started import begin, wait_for
 from tests.sweep.planted import Planted
@@ -234,13 +231,13 @@ def test_of_a_list_of_trials_those_that_failed_are_named_at_the_end(tmp_path, ca
 
 @pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("45", 45), ("1.5m", 90)])
 def test_durations_are_written_as_people_do(text, expected):
-    assert seconds(text, "for") == expected
+    assert as_seconds(text, "for") == expected
 
 
 @pytest.mark.parametrize("text", ["soon", "-3m", "0", "3 weeks", ""])
 def test_what_is_no_duration_is_refused(text):
     with pytest.raises(UserError, match=r"is no duration \(such as 90s, 30m, 2h\)"):
-        seconds(text, "for")
+        as_seconds(text, "for")
 
 
 def multirun(*words: str, hidden: str = "8,16", begin: Callable[[list[str]], Any] = begin) -> Any:

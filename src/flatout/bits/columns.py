@@ -1,12 +1,13 @@
 """Encodings as tables hold them: bit strings (0 and 1, hexadecimal, base64), bytes, lists and sets of numbers.
 
 A column is turned into packed bits a block at a time, by looking its bytes up in a table. The form is read off the
-first value and must hold for all; what does not fit is named by row, and by character.
+first value and must hold for all; what does not fit is named by row, and by character. `encoded` writes such a column.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from enum import StrEnum
 
 import numpy as np
@@ -14,13 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.bits.encodings import Packed, Sets
+from flatout.bits.encodings import EncodingConfig, EncodingKind, Packed, Sets
+from flatout.bits.grams import raw_texts
+from flatout.data.tables.table import Table
 from flatout.errors import UserError
 
 _BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _FOREIGN = 255
 _LONGEST_SHOWN = 24
 _NAME_IT = "Name the column of encodings: data.bits=COLUMN."
+COLUMN = {EncodingKind.bloom: "bloomfilter", EncodingKind.minhash: "minhash", EncodingKind.twostep: "twostephash"}
+"""Name of the column that each encoding is written to."""
 
 
 class Form(StrEnum):
@@ -257,3 +262,21 @@ def known_numbers(encoding: Sets, numbers: NDArray[np.int64] | None) -> Sets:
     is_known = numbers[places] == values
     row = np.repeat(np.arange(len(lengths)), lengths)[is_known]
     return places[is_known].astype(np.int32), np.bincount(row, minlength=len(lengths)).astype(np.int32)
+
+
+def encoded(
+    table: Table, columns: list[str], config: EncodingConfig, form: Form, *, uid: str, drops_text: bool
+) -> Iterator[pa.RecordBatch]:
+    """The table's blocks with the encoding before the uid, or at the end where there is none."""
+    encoder, name = config.build(), COLUMN[config.kind]
+    kept = [column for column in table.columns if column != name and (not drops_text or column == uid)]
+    wanted = list(dict.fromkeys([*columns, *kept]))
+    place = kept.index(uid) if uid in kept else len(kept)
+    for block in table.blocks(wanted):
+        fields = [pc.cast(block.column(column), pa.large_string()) for column in columns]
+        made = encoder.encode(raw_texts(fields))
+        column = write_sets(*made) if isinstance(made, tuple) else write_bits(made, form)
+        arrays = [block.column(other) for other in kept]
+        arrays.insert(place, column)
+        names = [*kept[:place], name, *kept[place:]]
+        yield pa.RecordBatch.from_arrays(arrays, names=names)

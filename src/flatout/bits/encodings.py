@@ -1,7 +1,8 @@
 """Encodings of records: Bloom filter, tabulation MinHash and two-step hash, whole columns at once.
 
 Each encoder hashes a gram once into a row of a table; a record is then a union, a minimum or a sort over the rows of
-its grams. Bits leave packed, eight to a byte, the first bit of a record in the highest bit of its first byte.
+its grams. Bits leave packed, eight to a byte, the first bit of a record in the highest bit of its first byte. A gram is
+hashed once, however many records hold it, so the hash functions may be the real, slow ones; each follows from a secret.
 
 Sources: Bloom filters of 2-grams (Schnell, Bachteler and Reiher 2009), XOR-folding (Schnell and Borgs 2016), diffusion
 (Armknecht, Heng and Schnell 2023), tabulation MinHash (Smith 2017), two-step hash (Ranbaduge, Christen and Schnell
@@ -11,7 +12,9 @@ Sources: Bloom filters of 2-grams (Schnell, Bachteler and Reiher 2009), XOR-fold
 from __future__ import annotations
 
 import hashlib
+import hmac
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
@@ -19,18 +22,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.bits.grams import GramIndex, distinct
-from flatout.bits.hashing import (
-    Tabulation,
-    derived_keys,
-    double_positions,
-    keyed_positions,
-    mixed,
-    random_stream,
-)
+from flatout.bits.grams import GramIndex, distinct, padded
 from flatout.errors import as_choice, require
 
 _BYTES_AT_ONCE, _GRAMS_A_RECORD = 1 << 21, 24  # a block's gathered table rows should stay in the cache
@@ -40,6 +34,8 @@ _MOST_HASHES_TWO_STEP = 24
 Packed = NDArray[np.uint8]
 Sets = tuple[NDArray[np.int32], NDArray[np.int32]]
 """Numbers row after row, and how many each row has."""
+_KEY_BYTES = 64
+_NUMBERS_A_DIGEST = 32
 
 
 class EncodingKind(StrEnum):
@@ -131,13 +127,6 @@ class EncodingConfig:
         extras = [f"folded {self.fold}×"] if self.fold else []
         extras += [f"diffused over {self.diffusion} bits"] if self.diffusion else []
         return ", ".join([f"Bloom filter of {self.size} bits, {self.hashes} a gram ({self.hashing})", *extras])
-
-
-def padded(raw: pa.Array) -> pa.Array:
-    """Texts with a blank at both ends; empty ones stay empty."""
-    raw, blank = raw.cast(pa.large_string()), pa.scalar(" ", pa.large_string())
-    with_blanks = pc.binary_join_element_wise(blank, raw, blank, pa.scalar("", pa.large_string()))
-    return pc.if_else(pc.equal(pc.binary_length(raw), 0), raw, with_blanks)
 
 
 class Encoder(ABC):
@@ -303,3 +292,60 @@ class TwoStepEncoder:
         codes = (column[starts] << _MOST_HASHES_TWO_STEP | patterns).astype(np.uint64)
         numbers = (mixed(codes, self.config.secret) >> np.uint64(33)).astype(np.int32)
         return distinct(numbers, np.bincount(row[starts], minlength=len(lengths)))
+
+
+def derived_keys(secret: str, count: int) -> list[bytes]:
+    """Keys of 64 bytes from a secret, by HKDF with SHA-256 (RFC 5869) without salt."""
+    extracted = hmac.new(bytes(32), secret.encode(), hashlib.sha256).digest()
+    made, block = b"", b""
+    while len(made) < count * _KEY_BYTES:
+        block = hmac.new(extracted, block + bytes([len(made) // 32 + 1]), hashlib.sha256).digest()
+        made += block
+    return [made[start : start + _KEY_BYTES] for start in range(0, count * _KEY_BYTES, _KEY_BYTES)]
+
+
+def keyed_positions(gram: str, *, key: bytes, hashes: int, size: int) -> list[int]:
+    """`hashes` positions below `size` from keyed BLAKE2b, two bytes each; the way of the clkhash library."""
+    numbers: list[int] = []
+    for digest in range(-(-hashes // _NUMBERS_A_DIGEST)):
+        made = hashlib.blake2b(gram.encode(), key=key, salt=str(digest).encode()).digest()
+        numbers += np.frombuffer(made, dtype="<u2").tolist()
+    return [number % size for number in numbers[:hashes]]
+
+
+def double_positions(gram: str, *, keys: Sequence[bytes], hashes: int, size: int) -> list[int]:
+    """`hashes` positions in equal steps: HMAC-SHA1 says where to start, HMAC-MD5 how far to step."""
+    start = int.from_bytes(hmac.new(keys[0], gram.encode(), hashlib.sha1).digest(), "big")
+    step = int.from_bytes(hmac.new(keys[1], gram.encode(), hashlib.md5).digest(), "big")
+    return [(start + number * step) % size for number in range(hashes)]
+
+
+def random_stream(secret: str, purpose: str) -> np.random.Generator:
+    """Random numbers that follow from a secret, another stream for each purpose."""
+    seed = hashlib.blake2b(purpose.encode(), key=hashlib.sha256(secret.encode()).digest(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(seed, "big")))
+
+
+class Tabulation:
+    """`count` independent 64-bit hashes of a gram by simple tabulation: eight bytes look up eight random numbers."""
+
+    def __init__(self, secret: str, count: int) -> None:
+        self._key = derived_keys(secret, 1)[0]
+        self._tables = random_stream(secret, "tabulation").integers(0, 2**64, (8, 256, count), dtype=np.uint64)
+
+    def hashes(self, gram: str) -> NDArray[np.uint64]:
+        """`[count]` hashes."""
+        digest = hashlib.blake2b(gram.encode(), key=self._key, digest_size=8).digest()
+        return np.bitwise_xor.reduce(self._tables[np.arange(8), list(digest)], axis=0)
+
+
+def mixed(values: NDArray[np.uint64], secret: str) -> NDArray[np.uint64]:
+    """64-bit numbers spread over all 64-bit numbers, one to one, in a way that follows from the secret.
+
+    Not meant to withstand cryptanalysis: it stands for the random numbers that a real encoder draws.
+    """
+    keys = random_stream(secret, "mixed").integers(0, 2**64, 3, dtype=np.uint64)
+    for key, factor in zip(keys, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15), strict=True):
+        values = (values ^ key) * np.uint64(factor)
+        values ^= values >> np.uint64(31)
+    return values

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import UserError
-from flatout.report.curves import Curve, line_chart
-from flatout.report.figures import Chart
-from flatout.report.page import tile
-from flatout.report.render import render_page
+from flatout.report.figures import Chart, Curve, line_chart
+from flatout.report.page import render_page, tile
 from flatout.report.summary import json_safe
 
 PAGE, NUMBERS = "exposure.html", "exposure.json"

@@ -45,6 +45,13 @@ def raw_texts(fields: Sequence[pa.Array]) -> pa.Array:
     return pc.utf8_lower(pc.binary_join_element_wise(*filled, pa.scalar("", pa.large_string())))
 
 
+def padded(raw: pa.Array) -> pa.Array:
+    """Texts with a blank at both ends; empty ones stay empty."""
+    raw, blank = raw.cast(pa.large_string()), pa.scalar(" ", pa.large_string())
+    with_blanks = pc.binary_join_element_wise(blank, raw, blank, pa.scalar("", pa.large_string()))
+    return pc.if_else(pc.equal(pc.binary_length(raw), 0), raw, with_blanks)
+
+
 def plain_texts(raw: pa.Array) -> pa.Array:
     """Raw texts without quotes, dots and slashes, and without blanks at the ends: what labels are read from."""
     return pc.utf8_trim_whitespace(pc.replace_substring_regex(raw, _NOT_IN_LABELS, ""))
@@ -145,3 +152,23 @@ def _pairs(texts: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
 
 def _key(gram: str) -> int:
     return ord(gram[0]) << 32 | ord(gram[1])
+
+
+def targets_of(raw: pa.Array, hashed: GramIndex) -> Rows:
+    """Targets as the store keeps them: answers first, then hashed grams, numbered after each other."""
+    ids, lengths = hashed.rows(padded(raw))
+    return joined_rows(label_index().rows(plain_texts(raw)), (ids + len(LABELS), lengths))
+
+
+def joined_rows(first: Rows, second: Rows) -> Rows:
+    """Two ragged columns as one: each row's ids of the first, then of the second."""
+    (first_ids, first_lengths), (second_ids, second_lengths) = first, second
+    lengths = first_lengths + second_lengths
+    ends = np.cumsum(lengths, dtype=np.int64)
+    ids = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.int32)
+    is_first = np.zeros(len(ids), dtype=np.bool_)
+    starts = np.repeat(ends - lengths, first_lengths)
+    within = np.arange(len(first_ids)) - np.repeat(np.cumsum(first_lengths) - first_lengths, first_lengths)
+    is_first[starts + within] = True
+    ids[is_first], ids[~is_first] = first_ids, second_ids
+    return ids, lengths.astype(np.int32)

@@ -9,10 +9,23 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 from torch import Tensor
 
-from flatout.bits.grams import FIELD_END, raw_texts
+from flatout.bits.grams import FIELD_END, GramIndex, raw_texts, targets_of
+from flatout.bits.info import BitInfo, GramLabels
 from flatout.data.batches.flat_batch import multi_hot
+
+_RECOMBINED, _TEXTS_READ = 65_536, 131_072
+
+
+def recombine_training_texts(labels: GramLabels, info: BitInfo, device: torch.device, seed: int) -> Recombined:
+    """Texts of people that do not exist, made of the training records' fields."""
+    texts = info.texts("train").slice(0, _TEXTS_READ)
+    index = GramIndex(labels.hashed, is_frozen=True)
+    ids, lengths = targets_of(recombined_texts(texts, _RECOMBINED, seed), index)
+    offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
+    return Recombined(torch.from_numpy(ids).to(device), offsets.to(device), labels.num_targets)
 
 
 def recombined_texts(texts: pa.Array, count: int, seed: int) -> pa.Array:

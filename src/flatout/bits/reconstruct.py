@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from flatout.bits.encodings import padded
-from flatout.bits.grams import code_points
+from flatout.bits.grams import code_points, padded
 
 _EDGES, _WALKS, _KEPT, _RECORDS_AT_ONCE = 48, 24, 10, 256
 _MOST_GAIN, _LEAST_GAIN = 10.0, -6.0

@@ -1,4 +1,4 @@
-"""Ridge regression from encodings to grams: the baseline beside every result, and where detectors start.
+"""Ridge regression from encodings to grams: the baseline, the start of detectors, and a vote in the end.
 
 It has a closed form, needs one pass over the batches and a solve, and on Bloom filters it is very good: a gram's bits
 are always on together, which a linear function sees. The strength of the penalty is chosen on the validation records.
@@ -10,19 +10,29 @@ Shapes: N records, D inputs, G grams.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from flatout.bits.info import BitInfo, GramLabels
 from flatout.bits.scores import GramMetrics
-from flatout.data.batches.feed import Feed
+from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot
+from flatout.models.bit_mlp import BitMLP
+from flatout.run_log import RunLog
 
 MOST_RECORDS = 131_072
 _MOST_INPUTS_IN_DOUBLE, _MOST_TO_CHOOSE_BY = 2_048, 8_192
 PENALTIES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+COMMONEST = 20
+EVERYBODY = f"dice of the {COMMONEST} commonest"
+"""Name of the trivial baseline: the same grams for every record."""
+STEEPNESS = 15.0
+"""Logits of a detector for each unit of ridge's score, which is 0 for an absent gram and 1 for a present one."""
+_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +151,69 @@ def _solved(products_DD: Tensor, products_DG: Tensor, *, narrow: bool) -> Tensor
         if not failed:
             return torch.cholesky_solve(products_DG.float(), factor)
     return torch.cholesky_solve(products_DG, torch.linalg.cholesky(products_DD))
+
+
+def start_at_ridge(network: nn.Module, labels: GramLabels, info: BitInfo, feeds: Feeds, log: RunLog) -> dict[str, Any]:
+    """Solve ridge regression and start a network's detectors there; the baseline's figures."""
+    num_labels, num_targets = labels.num_outputs, labels.num_targets
+    device = feeds.train.device
+    sums = RidgeSums(num_inputs=info.num_inputs, is_set=info.is_set, num_grams=num_targets, device=device)
+    next(sums.read(feeds.train))
+    baseline, hashed = sums.best(feeds.validation, (slice(0, num_labels), slice(num_labels, num_targets)))
+    evidence = f"Dice {baseline.dice:.4f} on the validation records, from {baseline.num_records:,} records"
+    penalties = ", ".join(f"{penalty:g}" for penalty in PENALTIES)
+    log.decision("ridge penalty", baseline.penalty, f"the best of {penalties}", evidence)
+    if isinstance(network, BitMLP):
+        if network.ridge is not None:
+            network.take_ridge(baseline.weight, baseline.bias + (0.5 - baseline.threshold))
+        if network.detectors is not None and network.starts_at_ridge:
+            network.start_detectors(STEEPNESS * hashed.weight, STEEPNESS * (hashed.bias - hashed.threshold))
+            evidence = f"Dice {hashed.dice:.4f} of the hashed grams on the validation records"
+            log.decision("detectors", "ridge", "solved in closed form", evidence)
+    return {"baseline": {"name": "ridge regression", "metrics": _baselines(labels, sums, baseline, feeds)}}
+
+
+def choose_ridge_share(
+    network: nn.Module, answers: Callable[[FlatBatch], Tensor], num_labels: int, validation: Feed, log: RunLog
+) -> None:
+    """How large a vote ridge regression gets, by the validation records."""
+    if not isinstance(network, BitMLP) or network.ridge is None:
+        return
+    found: dict[float, float] = {}
+    for share in _SHARES:
+        network.ridge_share.fill_(share)
+        found[share] = _dice_of(answers, num_labels, validation)
+    best = max(_SHARES, key=lambda share: found[share])  # the smallest of equals
+    network.ridge_share.fill_(best)
+    evidence = ", ".join(f"{share:g}: {dice:.4f}" for share, dice in found.items())
+    log.decision("ridge's vote", best, "best Dice on the validation records", evidence)
+
+
+@torch.inference_mode()
+def _dice_of(answers: Callable[[FlatBatch], Tensor], num_labels: int, validation: Feed) -> float:
+    metrics = GramMetrics(is_alone=True)
+    for batch in validation.afresh():
+        metrics.update(answers(batch).sigmoid(), batch.multi_hot(num_labels))
+    return metrics.compute()["dice"]
+
+
+def _baselines(labels: GramLabels, sums: RidgeSums, ridge: Ridge, feeds: Feeds) -> dict[str, float]:
+    """Ridge and the commonest grams for everybody, on the validation and the test records."""
+    commonest = torch.tensor(labels.counts).argsort(descending=True)[:COMMONEST]
+    everybody = torch.zeros(labels.num_outputs)
+    everybody[commonest] = 1.0
+    found: dict[str, float] = {}
+    for split, feed in (("val", feeds.validation), ("test", feeds.test)):
+        if feed is None:
+            continue
+        by_ridge, by_all = GramMetrics(ridge.threshold, is_alone=True), GramMetrics(0.5, is_alone=True)
+        for inputs_ND, grams_NG in sums.blocks(feed):
+            targets = grams_NG[:, : labels.num_outputs]
+            by_ridge.update(ridge.scores(inputs_ND), targets)
+            by_all.update(everybody.to(targets.device).expand(len(targets), -1), targets)
+        found |= {f"{split}/{name}": value for name, value in by_ridge.compute().items()}
+        found[f"{split}/{EVERYBODY}"] = by_all.compute()["dice"]
+    return found
 
 
 def finished_answers(model: nn.Module, num_outputs: int, batch: FlatBatch) -> Tensor:

@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.bits.info import GramLabels
-from flatout.bits.recombine import Recombined
-from flatout.bits.ridge import finished_answers
-from flatout.bits.ridge_start import choose_ridge_share, recombine_training_texts, start_at_ridge
+from flatout.bits.recombine import Recombined, recombine_training_texts
+from flatout.bits.ridge import choose_ridge_share, finished_answers, start_at_ridge
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.flat_batch import FlatBatch

@@ -196,7 +196,7 @@ class RunTensorBoard(TensorBoardLogger):
         """The writer flushes by time; a flush at each point would wait for the disk."""
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """`report/hyperparameters.py` writes them, in an event file that a resumed run replaces."""
+        """`report/dashboard.py` writes them, in an event file that a resumed run replaces."""
 
 
 class RunLoggers:

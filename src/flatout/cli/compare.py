@@ -14,8 +14,8 @@ from rich.text import Text
 from flatout.bits.exposure_page import NUMBERS, read_exposure
 from flatout.errors import UserError, require
 from flatout.ladder.compare_runs import Comparison, compare_groups, is_group
-from flatout.report.curves import Curve, line_chart
-from flatout.report.render import render_page
+from flatout.report.figures import Curve, line_chart
+from flatout.report.page import render_page
 
 Exposure = Mapping[str, Any]
 

@@ -7,8 +7,7 @@ import os
 import sys
 import time
 
-from flatout.bits.columns import Form
-from flatout.bits.encoded_table import COLUMN, encoded
+from flatout.bits.columns import COLUMN, Form, encoded
 from flatout.bits.encodings import EncodingConfig, EncodingKind, Hashing
 from flatout.bits.people import PeopleConfig, PeopleTable
 from flatout.data.store.progress import Progress

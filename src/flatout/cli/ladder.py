@@ -18,9 +18,8 @@ from flatout.cli.conf_folder import conf_folder
 from flatout.cli.start import leave, start_hydra
 from flatout.cli.yaml_size import require_modest
 from flatout.distributed.processes import warm_start
-from flatout.errors import UserError, nearest, require
+from flatout.errors import UserError, as_seconds, nearest, require
 from flatout.ladder.rungs import Ladder, find_ladder, read_ladder
-from flatout.sweep.durations import seconds
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from omegaconf import DictConfig
@@ -119,7 +118,7 @@ class _Climber:
         self, ladder: Ladder | None, folders: list[Path], typed: list[str], own: dict[str, str], command: str
     ) -> None:
         self.ladder, self.folders, self.typed, self.command = ladder, folders, typed, command
-        self.budget_s = seconds(own.get(_FOR, _USUAL_BUDGET), _FOR) or 0.0
+        self.budget_s = as_seconds(own.get(_FOR, _USUAL_BUDGET), _FOR) or 0.0
         number = own.get(_SEEDS, "0")
         require(number.isdecimal(), _SEEDS, repr(number), allowed="0, 2, 3, …")
         self.seeds = int(number)

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:
     """The words that resume a sweep; this process then works in the folder where the sweep began."""
-    from flatout.sweep.sweep_folder import read_asked
+    from flatout.sweep.searched import read_asked
 
     if not typed or "=" in typed[0]:
         hint = "Name its folder: python -m flatout sweep resume FOLDER."

@@ -1,7 +1,8 @@
 """A run's TensorBoard pages beside its curves: the layout of charts, closing text, figures, precision-recall curves.
 
-The layout is written with the first curves. The rest comes at the end, in a separate event file. A resumed run replaces
-that file.
+The layout is written with the first curves. The rest comes at the end, in a separate event file, which a resumed run
+replaces. Settings and final metrics (the HPARAMS page) have a file too: a resumed run is listed once, and a sweep can
+list the settings it searched instead of all the settings of a trial. TensorBoard shows figures as pixels only.
 """
 
 from __future__ import annotations
@@ -13,26 +14,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.callbacks.step_timer import PARTS
+from flatout.errors import printable
 from flatout.report.closing import closing_markdown
-from flatout.report.figures import ignoring_missing_glyphs
-from flatout.report.hyperparameters import EventFile, write_hyperparameters
-from flatout.report.pictures import confusion_figure, time_figure
-from flatout.tasks.metrics import Counted
+from flatout.report.figures import COLOURS, GRID, INK, LETTER, MUTED, PAPER, add_axes, drawing, ignoring_missing_glyphs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUFFIX = ".closing"
+    from flatout.tasks.metrics import Counted
+
+
+_CLOSING, _SETTINGS = ".closing", ".hparams"
 _MOST_POINTS = 127
 """TensorBoard keeps at most so many points of a precision-recall curve."""
 _MOST_CURVES = 20
 
 Layout = dict[str, dict[str, list[Any]]]
+_MOST_CLASSES = 40
+_DPI = 108
+"""Half as many pixels again as a page has: TensorBoard enlarges a picture that is clicked."""
+_DARK = 0.55
+"""Fraction of a class from which the text on its cell is white."""
 
 
 def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
     """The charts under each heading."""
+    from flatout.callbacks.step_timer import PARTS
+
     memory = ["host/process_memory_gb", "host/available_memory_gb", *(["gpu/memory_gb"] if has_card else [])]
     charts = {
         "speed": {
@@ -70,7 +78,7 @@ def write_dashboard(
 ) -> None:
     """Write the closing text, the figures, the precision-recall curves and the settings, at the run's last step."""
     step = summary["training"]["steps"] or 0
-    with EventFile(folder, SUFFIX) as writer:
+    with EventFile(folder, _CLOSING) as writer:
         writer.add_text("verdict", closing_markdown(summary), step)
         if (figure := time_figure(summary["speed"]["step_ms"])) is not None:
             _add_figure(writer, "time/each_step", figure, step)
@@ -107,3 +115,132 @@ def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
 def _add_figure(writer: Any, tag: str, figure: Figure, step: int) -> None:
     with ignoring_missing_glyphs():
         writer.add_figure(tag, figure, step, close=False)  # nothing to close: pyplot does not hold it
+
+
+def write_hyperparameters(
+    folder: Path, settings: Mapping[str, Any], metrics: Mapping[str, float | None], step: int
+) -> None:
+    """List a run on the page that `tensorboard --logdir` shows for its folder or a folder above.
+
+    Each metric becomes a curve of one point under `final/`; the run's own curves do not change.
+    """
+    from torch.utils.tensorboard.summary import hparams
+
+    found = {f"final/{name.replace('/', '_')}": value for name, value in metrics.items() if value is not None}
+    with EventFile(folder, _SETTINGS) as writer:
+        for summary in hparams({name: _plain(value) for name, value in settings.items()}, found):
+            writer._get_file_writer().add_summary(summary)
+        for name, value in found.items():
+            writer.add_scalar(name, value, step)
+
+
+class EventFile:
+    """A writer of an event file that replaces those with the same suffix when it is complete."""
+
+    def __init__(self, folder: Path, suffix: str) -> None:
+        self.folder, self.suffix = folder, suffix
+
+    def __enter__(self) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._before = list(self.folder.glob(f"events.*{self.suffix}"))
+        self._writer = SummaryWriter(str(self.folder), filename_suffix=self.suffix)
+        return self._writer
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._writer.close()
+        if kind is None:
+            for path in self._before:
+                path.unlink(missing_ok=True)
+
+
+def compared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings by which runs are compared, by their dotted keys, without those that are not set."""
+    kept: dict[str, Any] = {}
+    for group in ("model", "optim", "task"):
+        kept |= {f"{group}.{name}": value for name, value in _flat(settings.get(group)).items()}
+    data = _flat(settings.get("data"))
+    names = ("batch_size", "accumulate", "effective_batch", "tokens_per_batch", "max_length")
+    kept |= {f"data.{name}": data[name] for name in names if name in data}
+    kept |= {name: settings[name] for name in ("precision", "seed") if name in settings}
+    kept["trainer.max_epochs"] = (settings.get("trainer") or {}).get("max_epochs")
+    return {name: value for name, value in kept.items() if value is not None}
+
+
+def _flat(group: Any) -> dict[str, Any]:
+    if not isinstance(group, dict):
+        return {}
+    flat: dict[str, Any] = {}
+    for name, value in group.items():
+        flat |= (
+            {f"{name}.{key}": each for key, each in _flat(value).items()} if isinstance(value, dict) else {name: value}
+        )
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    """A value the page can sort by: a number, a text or a boolean."""
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Figure:
+    """Rows by true class (down) and predicted class (across), coloured by their fraction of the true class.
+
+    Of many classes, the commonest.
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+
+    order = np.argsort(-counts.sum(1), kind="stable")[:_MOST_CLASSES]
+    shown, names = counts[np.ix_(order, order)], [_short(classes[place]) for place in order]
+    shares = shown / np.maximum(counts[order].sum(1, keepdims=True), 1)
+    size = int(np.clip(640 // len(names), 16, 72))
+    margin, edge, head = 24 + LETTER * 1.1 * max(map(len, names)), size * len(names), 30
+    of_all = f" (the {len(names)} commonest of {len(classes)})" if len(names) < len(classes) else ""
+    with drawing(max(margin + edge + 16, 400), head + margin + edge + 16, dpi=_DPI) as figure:
+        width = figure.get_size_inches()[0] * 72
+        axes = add_axes(figure, left=margin, right=width - margin - edge, top=head + margin, bottom=16)
+        axes.imshow(shares, cmap=LinearSegmentedColormap.from_list("", [PAPER, COLOURS[0]]), vmin=0, vmax=1)
+        axes.set(xticks=range(len(names)), yticks=range(len(names)), yticklabels=names)
+        axes.set_xticklabels(names, rotation=90)
+        axes.tick_params(labelcolor=INK, labeltop=True, labelbottom=False, labelsize=11 if size < 30 else 12)
+        axes.set_xticks(np.arange(len(names) + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(len(names) + 1) - 0.5, minor=True)
+        axes.grid(visible=False)
+        axes.grid(which="minor", color=GRID)
+        for down, across in zip(*np.nonzero(shown), strict=True):
+            if len(text := str(shown[down, across])) * LETTER * 1.1 < size - 2:
+                ink = PAPER if shares[down, across] > _DARK else INK
+                axes.text(across, down, text, color=ink, fontsize=9 if size < 30 else 11, ha="center", va="center")
+        figure.text(12 / width, 0.985, f"true class down, predicted class across{of_all}", va="top", fontsize=13)
+    return figure
+
+
+def time_figure(step_ms: Mapping[str, float | None]) -> Figure | None:
+    """One bar of the parts of a step's time, with times and shares; None where fewer than two parts are known."""
+    parts = {name: value for name, value in step_ms.items() if value is not None}
+    total = sum(parts.values())
+    if len(parts) < 2 or total <= 0:
+        return None
+    with drawing(484, 120 + 26 * len(parts), dpi=_DPI) as figure:
+        axes = add_axes(figure, left=12, right=12, top=44, bottom=12)
+        axes.set(xlim=(0, 1), ylim=(2.4 + 0.65 * len(parts), 0))
+        axes.set_axis_off()
+        axes.set_title(f"each step: {total:.2f} ms", loc="left", fontsize=15)
+        before = 0.0
+        for row, ((name, value), colour) in enumerate(zip(parts.items(), COLOURS, strict=False)):
+            share, y = value / total, 2.4 + 0.65 * row
+            axes.barh(0.8, share, left=before, height=1.2, color=colour)
+            axes.barh(y, 0.03, height=0.4, color=colour)
+            before += share
+            for x, text, colour, side in (
+                (0.05, name, INK, "left"),
+                (0.5, f"{value:.3f} ms", INK, "right"),
+                (0.65, f"{share:.1%}", MUTED, "right"),
+            ):
+                axes.text(x, y, text, color=colour, fontsize=14, ha=side, va="center")
+    return figure
+
+
+def _short(name: str, most: int = 22) -> str:
+    name = printable(name)
+    return name if len(name) <= most else f"{name[: most - 1]}…"

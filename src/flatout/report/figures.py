@@ -1,4 +1,4 @@
-"""Draw charts with matplotlib, as inline SVG for the pages.
+"""Draw line charts, and others, with matplotlib, as inline SVG for the pages.
 
 A chart follows its page: ink, grid and paper are CSS variables, so it is readable on a dark screen and in print. Texts
 stay texts. The same data give the same bytes. matplotlib is imported only when a chart is drawn.
@@ -7,6 +7,7 @@ stay texts. The same data give the same bytes. matplotlib is imported only when 
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,11 +19,14 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from flatout.errors import printable
+from flatout.report.scales import STEPS
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+
 
 WIDTH, HEIGHT = 460, 220
 """Of an ordinary chart, in pixels."""
@@ -66,6 +70,8 @@ _PLACES = {"d", "x", "y", "transform"}
 _MARKED, _BETWEEN = "marked:", "\u2028"
 """An artist's id carries the texts of its marks to the SVG; `printable` leaves no such separator in them."""
 _MARKS = ("path", "use")
+_MOST_DOTS = 30
+"""Of a line with more points, only the line is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +180,41 @@ def _add_titles(group: ElementTree.Element, texts: Sequence[str]) -> None:
         title = ElementTree.Element("title")
         title.text = text
         mark.append(title)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One named line of points (step, value)."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+def line_chart(title: str, curves: Sequence[Curve], *, x_label: str = "step", doublings: bool = False) -> Chart | None:
+    """A chart of some curves, or None without any point. With `doublings`, equal distances to the right are factors."""
+    shown = [Curve(each.name, _shown(each.points, doublings)) for each in curves]
+    if not any(each.points for each in shown):
+        return None
+    with drawing() as figure:
+        axes = add_axes(figure)
+        if doublings:
+            axes.set_xscale("log", base=2)
+        for curve, colour in zip(shown, COLOURS, strict=False):
+            dots = "o" if len(curve.points) <= _MOST_DOTS else ""
+            axes.plot(*zip(*curve.points, strict=True), color=colour, marker=dots, markersize=5, clip_on=False)
+        format_numbers(axes.xaxis, "{:,.0f}" if doublings else "{:g}")
+        format_numbers(axes.yaxis)
+        axes.locator_params(axis="both" if not doublings else "y", nbins=6, steps=STEPS)
+        axes.set_xlabel(x_label, loc="right", labelpad=2)
+        svg = draw_svg(figure, title)
+    legend = [Mark(curve.name, colour) for curve, colour in zip(shown, COLOURS, strict=False)]
+    return Chart(title=title, svg=svg, legend=legend)
+
+
+def format_numbers(axis: Axis, form: str = "{:g}") -> None:
+    """Write each tick by itself, without a common factor or offset."""
+    axis.set_major_formatter(lambda value, _: form.format(value))
+
+
+def _shown(points: Sequence[tuple[float, float]], doublings: bool) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in points if math.isfinite(y) and (x > 0 or not doublings)]

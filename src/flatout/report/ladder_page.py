@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.errors import printable
+from flatout.report.dashboard import EventFile
 from flatout.report.figures import (
     COLOURS,
     INK,
@@ -24,9 +25,7 @@ from flatout.report.figures import (
     explain,
     ignoring_missing_glyphs,
 )
-from flatout.report.hyperparameters import EventFile
-from flatout.report.page import tile
-from flatout.report.render import render_page
+from flatout.report.page import render_page, tile
 from flatout.report.summary import write_atomically
 
 if TYPE_CHECKING:

@@ -1,4 +1,8 @@
-"""`report.html`: one run on one page, without network or script, fit to be printed."""
+"""`report.html`: one run on one page, fit to be printed; and how every page is rendered.
+
+A page is one file: its style and its charts stand inside, so it opens without network and runs no script. Every value
+is escaped, except a chart's own SVG.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,16 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flatout.report.closing import early_end, gpu_text, verdict_text
-from flatout.report.curves import Curve, line_chart
-from flatout.report.figures import COLOURS, Chart
-from flatout.report.render import render_page
+from flatout.report.figures import COLOURS, Chart, Curve, line_chart
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 
 _CHARTS = {
     "loss": ("train/loss", "val/loss"),
@@ -133,3 +140,21 @@ def _times(step_ms: Mapping[str, float | None]) -> list[dict[str, Any]]:
 
 def _filled(form: str, value: float | None) -> str:
     return "" if value is None else form.format(value)
+
+
+def render_page(template: str, **values: Any) -> str:
+    """The text of a page; `template` is a name in `templates/` without its `.html.jinja`."""
+    return _environment().get_template(f"{template}.html.jinja").render(values)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("flatout.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.batches.feed import Feeds
-from flatout.report.curves import Curve, line_chart
-from flatout.report.figures import Chart
+from flatout.report.figures import Chart, Curve, line_chart
 from flatout.tasks.sequence_answers import KeptAnswers, keep_answers
 
 RECORDINGS, TARGETS = "recordings.csv", "targets.csv"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
 import platform
 from collections.abc import Callable
+from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -227,3 +229,18 @@ _LATER: dict[str, Callable[[], dict[str, Any]]] = {
     "baseline": lambda: {"name": None, "metrics": {}},
     "calibration": lambda: _nulls("temperature error_before error_after fitted error_fitted"),
 }
+
+
+def plain(value: Any) -> Any:
+    """Settings as mappings, lists and plain values; any other object is named by its type."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value) if isinstance(value, Path) else f"<{type(value).__module__}.{type(value).__qualname__}>"

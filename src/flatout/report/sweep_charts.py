@@ -13,8 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flatout.errors import printable
-from flatout.report.curves import format_numbers
-from flatout.report.figures import COLOURS, LETTER, MUTED, PAPER, Chart, Mark, add_axes, draw_svg, drawing, explain
+from flatout.report.figures import (
+    COLOURS,
+    LETTER,
+    MUTED,
+    PAPER,
+    Chart,
+    Mark,
+    add_axes,
+    draw_svg,
+    drawing,
+    explain,
+    format_numbers,
+)
 from flatout.report.scales import STEPS, Scale, is_number, metric_scale, number_scale, shortened, value_scale
 
 if TYPE_CHECKING:

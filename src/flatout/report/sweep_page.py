@@ -16,8 +16,7 @@ from urllib.parse import quote
 
 from flatout.files import lies_inside
 from flatout.report.figures import Chart
-from flatout.report.page import tile
-from flatout.report.render import render_page
+from flatout.report.page import render_page, tile
 from flatout.report.scales import is_number, metric_scale, shortened, value_scale, written
 from flatout.report.sweep_charts import (
     Dot,

@@ -43,10 +43,8 @@ from flatout.perf.tune.prober import Child
 from flatout.perf.tune.settings import TuneConfig, is_typed
 from flatout.perf.tune.tuning import Question, RunSettings, of_all_devices, override_line
 from flatout.perf.verdict.judge import Judging
-from flatout.report.dashboard import layout
-from flatout.report.hyperparameters import compared_settings
-from flatout.report.plain import plain
-from flatout.report.summary import read_summary
+from flatout.report.dashboard import compared_settings, layout
+from flatout.report.summary import plain, read_summary
 from flatout.run import trainer as trainers
 from flatout.run.compiling import compile_network
 from flatout.run.confirmed import find_confirmed

@@ -132,7 +132,7 @@ def _label_metrics(config: Any) -> list[str]:
 
 
 def _report_exposure(*parts: Any) -> None:
-    from flatout.bits.exposure_report import report_exposure  # only the end of such a run needs the study
+    from flatout.bits.exposure import report_exposure  # only the end of such a run needs the study
 
     report_exposure(*parts)
 

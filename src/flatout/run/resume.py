@@ -22,9 +22,8 @@ from flatout.checkpoints.kept import CHECKPOINTS, newest_first
 from flatout.checkpoints.same_training import plan_facts
 from flatout.data.batches.feed import Feed
 from flatout.errors import UserError
-from flatout.report.plain import plain
 from flatout.report.summary import FILE as SUMMARY
-from flatout.report.summary import read_summary
+from flatout.report.summary import plain, read_summary
 from flatout.run.run_folder import OVERRIDES, SETTINGS
 
 AUTO = "auto"

@@ -2,32 +2,37 @@
 
 The words of the command are written into the folder, so that the same command with `resume=auto` finds it: trials that
 have finished are left as they are, others go on from their checkpoints, or are trained where there are none.
+A signal stops them as Ctrl-C does.
 """
 
 from __future__ import annotations
 
 import json
+import signal
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from filelock import Timeout
 from rich.console import Console
 
 from flatout.checkpoints.settings import best_mode
 from flatout.data.store.lock import acquire, file_lock
-from flatout.errors import RunBroke, UserError, require
+from flatout.distributed.signals import asking, requeue_with_slurm
+from flatout.errors import RunBroke, UserError, as_seconds, require
 from flatout.report.summary import read_summary, write_atomically
 from flatout.sweep.board import Board
-from flatout.sweep.durations import seconds
-from flatout.sweep.slots import slots
-from flatout.sweep.stopping import to_go_on
 from flatout.sweep.trial import Ending, Status, Trial
-from flatout.sweep.trials import endings
+from flatout.sweep.trials import endings, slots
 from flatout.tasks.metrics import BEST_MODE, require_metric
 
 WORDS, LOCK = "multirun.json", ".lock"
+_ECHO_S = 1.0
+"""`timeout` and some launchers send a signal to a process and to its group: within this time they are one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ def _run_all(trials: list[Trial], parallel: int, limit: str | None) -> list[Endi
     metric = metric_of(trials)
     mode = best_mode(metric)
     _require_own_folders(trials)
-    shares, limit_s = slots(parallel), seconds(limit, "launcher.limit")
+    shares, limit_s = slots(parallel), as_seconds(limit, "launcher.limit")
     found = _finished(trials, metric)
     waiting = iter([trial for trial in trials if trial.number not in found])
     board = Board(trials[0].job.name, f"val/{metric}", mode, len(trials), print)
@@ -152,3 +157,44 @@ def metric_of(trials: Iterable[Trial]) -> str:
     metric = next(iter(trials)).job.metric
     require_metric(metric, [*BEST_MODE, "loss"], "checkpoint.metric")
     return metric
+
+
+@contextmanager
+def to_go_on(command: str, *, of_slurm: bool = False) -> Iterator[None]:
+    """Let a signal end what is done here as Ctrl-C does: trials are stopped, then the command to resume is printed.
+
+    The exit code is 128 + its number; a second signal waits for nothing. `of_slurm`: the same command resumes, so that
+    SLURM may give it again.
+    """
+    with _heard():
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit) as left:
+            number = int(left.code or 0) - 128 if isinstance(left, SystemExit) else signal.SIGINT
+            queued = requeue_with_slurm(number) if of_slurm else None
+            with suppress(OSError):  # the terminal may be what has gone
+                print("\n".join(filter(None, [f"to resume: {command}", queued])), flush=True)
+            raise
+
+
+@contextmanager
+def _heard() -> Iterator[None]:
+    latest = 0.0
+
+    def take(number: int, frame: FrameType | None) -> None:
+        nonlocal latest
+        before, latest = latest, time.monotonic()
+        if before and latest - before < _ECHO_S:
+            return
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    wanted = [number for number in asking() if is_main and signal.getsignal(number) is not signal.SIG_IGN]
+    handlers = {number: signal.signal(number, take) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -1,21 +1,31 @@
-"""What a sweep searches and how: its settings, and the trial that some chosen values make."""
+"""What a sweep searches and how: its settings, the trial that some chosen values make, and its folder.
+
+The folder is for one process at a time. The command is written down in it, and compared when the sweep is resumed.
+"""
 
 from __future__ import annotations
 
+import json
 import shlex
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.errors import UserError, as_choice, require
-from flatout.sweep.durations import seconds
+from flatout.errors import UserError, as_choice, as_seconds, require
+from flatout.report.summary import json_safe, write_atomically
+from flatout.report.sweep_page import PAGE, ROWS
+from flatout.sweep.many import LOCK, alone_in
 from flatout.sweep.space import Choice, Interval, Part, Space, words
-from flatout.sweep.study import Pruner, Sampler
+from flatout.sweep.study import JOURNAL, Pruner, Sampler
 from flatout.sweep.trial import Job, Trial
 
 Compose = Callable[[Sequence[str], int], Job]
 """Composes the run of a trial from what is typed for it; a user's mistake is a `UserError`."""
+FILE = "sweep.json"
+_SCHEMA = 1
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,7 +48,7 @@ class SweepSettings:
         self.pruner = as_choice(Pruner, self.pruner, "pruner")
         require(self.trials >= 1, "trials", f"{self.trials}", allowed="1 or more")
         require(self.confirm >= 0, "confirm", f"{self.confirm}", allowed="0 or more")
-        seconds(self.time, "for"), seconds(self.limit, "trial_for")
+        as_seconds(self.time, "for"), as_seconds(self.limit, "trial_for")
         if self.metric is not None:
             self.metric = self.metric.removeprefix("val/")
 
@@ -117,3 +127,86 @@ class Searched:
 
 def _example(part: Part) -> str:
     return part.text(part.low) if isinstance(part, Interval) else part.values[0]
+
+
+@contextmanager
+def held(searched: Searched) -> Iterator[None]:
+    """The sweep's folder; what was asked for is written down, or compared with what was."""
+    folder, settings = searched.folder, searched.settings
+    asked = {
+        "schema": _SCHEMA,
+        "typed": list(searched.begun.typed),
+        "conf": searched.begun.conf,
+        "place": str(Path.cwd()),
+        "search": json_safe(settings.of_the_search()),
+        "space": {key: str(part) for key, part in searched.space.items()},
+        "fixed": searched.fixed,
+    }
+    path = folder / FILE
+    if path.exists() and not settings.resume:
+        hint = f"Resume it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
+        raise UserError("sweep", f"{folder} holds a sweep already", hint=hint)
+    with alone_in(folder):
+        if settings.resume:
+            _require_same(read_asked(folder), asked, folder)
+        write_atomically(path, json.dumps(asked, indent=1, ensure_ascii=False))
+        yield
+
+
+def forget(folder: Path, trials: int) -> None:
+    """Take away what a sweep has left of which no trial is worth keeping; what else lies there stays."""
+    for number in range(trials):
+        shutil.rmtree(folder / str(number), ignore_errors=True)
+    for name in (FILE, JOURNAL, PAGE, ROWS, LOCK):
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def read_asked(folder: Path) -> dict[str, Any]:
+    """What a sweep was begun with."""
+    path = folder / FILE
+    try:
+        asked = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        hint = "Name the folder that a sweep printed when it began."
+        raise UserError(str(folder), f"no {FILE} there", hint=hint) from None
+    except OSError as error:
+        raise UserError(str(path), f"cannot be read: {error.strerror}", hint="Check that you may read it.") from None
+    except ValueError as error:
+        raise UserError(str(path), f"cannot be read: {error}", hint="Start a new sweep.") from None
+    if not isinstance(asked, dict) or "schema" not in asked:
+        raise UserError(str(path), "is not what a sweep writes there", hint="Start a new sweep.")
+    if asked["schema"] != _SCHEMA:
+        raise UserError(
+            str(path),
+            f"schema {asked['schema']}",
+            allowed=f"{_SCHEMA} in this version",
+            hint="Resume it with the version that began it, or start a new sweep.",
+        )
+    kinds = {"typed": list, "fixed": list, "place": str, "search": dict, "space": dict}
+    wrong = [name for name, kind in kinds.items() if not isinstance(asked.get(name), kind)]
+    if wrong or not isinstance(asked.setdefault("conf", None), str | None):
+        what = f"is not what a sweep writes there: {', '.join(wrong or ['conf'])}"
+        raise UserError(str(path), what, hint="Start a new sweep.")
+    if not Path(asked["place"]).is_dir():
+        hint = "Create this folder again: the sweep's files may be named from there."
+        raise UserError(str(path), f"was begun in {asked['place']}, which is gone", hint=hint)
+    return asked
+
+
+def _require_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """A resumed sweep must search the same space in the same way."""
+    for section in ("search", "space"):
+        old, new = before[section], now[section]
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                what = f"{folder} was begun with {key}: {old.get(key)}, and now it is {new.get(key)}"
+                raise UserError("sweep", what, hint="Change it back to resume, or start a new sweep.")
+    if before["fixed"] != now["fixed"]:
+        other = sorted(set(before["fixed"]) ^ set(now["fixed"]))
+        raise UserError(
+            "sweep",
+            f"{folder} was begun with other settings: {', '.join(other)}",
+            hint="Type the words that began it to resume, or start a new sweep.",
+        )

@@ -2,6 +2,7 @@
 
 Everything lies in the sweep's folder: `sweep.json` (what was asked for), `journal.log` (Optuna's study), a run's folder
 for each trial, and `sweep.csv` and `sweep.html`. A sweep that was killed resumes from there.
+`confirmed.json` holds the best settings' results with other seeds.
 """
 
 from __future__ import annotations
@@ -13,20 +14,15 @@ from contextlib import closing
 from pathlib import Path
 
 from flatout.checkpoints.settings import best_mode
-from flatout.errors import UserError, require
+from flatout.errors import UserError, as_seconds, require
 from flatout.sweep.board import Board
-from flatout.sweep.confirming import confirm
-from flatout.sweep.durations import seconds
-from flatout.sweep.findings import Findings, Outcome
-from flatout.sweep.many import metric_of
-from flatout.sweep.searched import Searched
-from flatout.sweep.slots import Slot, slots
+from flatout.sweep.findings import Findings, Outcome, confirm
+from flatout.sweep.many import metric_of, to_go_on
+from flatout.sweep.searched import Searched, forget, held
 from flatout.sweep.space import grid, words
-from flatout.sweep.stopping import to_go_on
 from flatout.sweep.study import Pruner, Sampler, Study
-from flatout.sweep.sweep_folder import forget, held
 from flatout.sweep.trial import Ending, Judge, Status, Trial
-from flatout.sweep.trials import endings, last_line
+from flatout.sweep.trials import Slot, endings, last_line, slots
 from flatout.tasks.metrics import require_metric
 
 _SAME_MISTAKES = 3
@@ -95,7 +91,7 @@ class _Run:
     def __init__(self, searched: Searched, study: Study, findings: Findings, slots: list[Slot], started: float) -> None:
         self.searched, self.study, self.findings, self.slots = searched, study, findings, slots
         settings = searched.settings
-        self.limit_s, time_s = seconds(settings.limit, "trial_for"), seconds(settings.time, "for")
+        self.limit_s, time_s = as_seconds(settings.limit, "trial_for"), as_seconds(settings.time, "for")
         self.until = None if time_s is None else started + time_s
         self._mistakes: list[str] | None = []
 

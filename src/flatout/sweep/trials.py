@@ -2,7 +2,8 @@
 
 A trial is forked from the warm server, so it starts at once and as clean as a new interpreter; what it prints goes to
 `output.txt`; memory, crashes and hanging stay with it. Nothing is asked of it: its validations are read from its
-`metrics.csv`, so a run on several devices is watched like any other.
+`metrics.csv`, so a run on several devices is watched like any other. Each has a slot: its share of the machine's GPUs,
+or of its cores.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flatout.distributed.processes import OUTPUT, stand_apart, wait_until_warm, warm_start
-from flatout.errors import EXIT_CODE, RunBroke, UserError
+from flatout.distributed.ranks import cores_here
+from flatout.errors import EXIT_CODE, RunBroke, UserError, require
 from flatout.report.summary import mark_broken
 from flatout.sweep.board import Board
-from flatout.sweep.slots import Slot
 from flatout.sweep.trial import Ending, Judge, Status, Trial
 
 _LOOK_S = 0.05
@@ -269,3 +273,47 @@ def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connec
         answer.send({"note": f"{type(error).__name__}: {last_line(error)}"})
         raise
     answer.send({"value": result.objective, "metrics": result.metrics})
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One share of the machine."""
+
+    cores: list[int]
+    gpus: list[str]
+    """As CUDA_VISIBLE_DEVICES names them."""
+
+    def take(self) -> None:
+        """Keep this process to its share, before it computes anything."""
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, self.cores)
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(len(self.cores))
+
+    def environment(self) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
+
+
+def slots(parallel: int) -> list[Slot]:
+    """Equal shares; what does not divide evenly is left to the system."""
+    cores, gpus = cores_here(), _gpus()
+    most = max(len(cores), len(gpus))
+    require(
+        1 <= parallel <= most, "launcher.parallel", f"{parallel}", allowed=f"1 to {most} here: one for each GPU or core"
+    )
+    return [Slot(_share(cores, number, parallel), _share(gpus, number, parallel)) for number in range(parallel)]
+
+
+def _share(things: list, number: int, parallel: int) -> list:
+    """The share of that number; where there are fewer things than shares, several get the same one."""
+    if not things:
+        return []
+    size = len(things) // parallel
+    return things[number * size : (number + 1) * size] if size else [things[number % len(things)]]
+
+
+def _gpus() -> list[str]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name]
+    return [str(number) for number in range(torch.cuda.device_count())]

@@ -36,7 +36,7 @@ from flatout.perf.tune.probe import Setting
 from flatout.perf.tune.search import Asked, Search, allowed_seconds
 from flatout.perf.tune.settings import TuneConfig, is_typed
 from flatout.perf.verdict.confirmation import Confirmed
-from flatout.report.plain import plain
+from flatout.report.summary import plain
 
 _WAIT_S = 30.0
 """How much longer than its budget another process may take to measure the same."""
