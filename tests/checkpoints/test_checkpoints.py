@@ -64,3 +64,11 @@ def test_weights_alone_go_into_a_module(tmp_path):
     other = torch.nn.Linear(2, 3)
     other.load_state_dict(read_weights(tmp_path / "best"))
     assert torch.equal(other.weight, model.weight)
+
+
+def test_tensors_are_as_aligned_after_loading_as_they_were_in_training(tmp_path):
+    """Some processors add up unaligned memory in another order: LBFGS then resumes with other last digits."""
+    state = {f"{size}": torch.ones(size) for size in (1, 3, 45, 601)}
+    FolderCheckpointIO().save_checkpoint(state, tmp_path / "step-1")
+    loaded = FolderCheckpointIO().load_checkpoint(tmp_path / "step-1")
+    assert [tensor.data_ptr() % 64 for tensor in loaded.values()] == [0, 0, 0, 0]

@@ -152,7 +152,7 @@ def test_hyperparameters_that_are_no_plain_values_are_left_out(tmp_path):
     exact = ExactCheckpoint(tmp_path / "kept")
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(max_epochs=1, accelerator="cpu", callbacks=[exact], default_root_dir=tmp_path, **quiet)
-    with pytest.warns(UserWarning, match="Checkpoints leave hyper_parameters out"):
+    with pytest.warns(UserWarning, match="Checkpoints leave /hyper_parameters/layer out"):
         trainer.fit(Odd({1, 2}), datamodule=parts("foreign")[1])
     assert exact.latest() is not None
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
+from collections.abc import Mapping, MutableSequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from flatout.checkpoints.same_training import batches_of, facts_of, require_same
 from flatout.data.store_data import StoreData
 from flatout.distributed.collectives import are_several, of_all_ranks
 from flatout.distributed.signals import Signals, SignalWatch
+from flatout.distributed.slices import share_of, whole
 from flatout.engine.fast_loop import FastLoop, fast_loop_of
 from flatout.engine.lightning_internals import call_before_validation, callbacks_of, resume_after_batch
 from flatout.engine.random_state import RandomState
@@ -147,14 +149,14 @@ class ExactCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step == self.at.step:
+        if not self._has_passed_boundary(trainer):
             # A request to stop waits until the step is complete.
             self._stops_early = self._stops_early or bool(trainer.should_stop)
             trainer.should_stop = False
             return
         if self._stops_early:
             trainer.should_stop = True
-        self.at = self._position(trainer, batch_idx)
+        self.at = self._position(trainer)
         self._batches = _batches_taken(trainer) if _store_data(trainer) is None else None
         device = pl_module.device
         self._random = RandomState(device, with_others=self.others_draw)
@@ -199,8 +201,8 @@ class ExactCheckpoint(Checkpoint):
         if is_ours or trainer.state.fn != "fit" or are_several() or _is_torn(trainer, self._loop):
             return
         _put_back_weights(pl_module)
-        if trainer.global_step != self.at.step:  # the step was taken, and a callback before this one has failed
-            self.at = self._position(trainer, trainer.fit_loop.epoch_loop.batch_idx)
+        if self._has_passed_boundary(trainer):  # the step was taken, and a callback before this one has failed
+            self.at = self._position(trainer)
             self._batches = _batches_taken(trainer) if _store_data(trainer) is None else None
             self._random = RandomState(pl_module.device)
         elif self._batches is not None and self._batches != _batches_taken(trainer) and _loader_states(trainer):
@@ -246,6 +248,8 @@ class ExactCheckpoint(Checkpoint):
         checkpoint["position"] = self.at.as_dict()
         if data is None and self._batches is not None:
             checkpoint["batches"] = self._batches.as_dict()
+        if not pl_module.automatic_optimization:
+            checkpoint["gradients"] = _gradients(pl_module)
         checkpoint["should_stop"] = bool(trainer.should_stop) and not out_of_time
         now = self._before_validation or {"unread": self._unread(trainer)}
         checkpoint["callbacks"] = now.get("callbacks", checkpoint["callbacks"])
@@ -283,6 +287,7 @@ class ExactCheckpoint(Checkpoint):
         def restore() -> None:
             self._restore_random_numbers(trainer, states, seed)
             trainer.callback_metrics.update(metrics)
+            _put_back_gradients(pl_module, checkpoint.get("gradients", {}))
 
         resume_after_batch(trainer, restore, is_validation_due=self.at.validated != self.at.step)
 
@@ -305,14 +310,18 @@ class ExactCheckpoint(Checkpoint):
 
     def _leave_out_foreign_values(self, checkpoint: dict[str, Any]) -> None:
         """Hyperparameters of other modules may be any objects; those are not needed to continue."""
+        checkpoint.pop("hparams_type", None)  # the class of OmegaConf's mapping, which is kept as a plain one
         for name in _HYPERPARAMETERS:
-            try:
-                as_plain(checkpoint.get(name), f"/{name}", {})
-            except UserError as error:
-                del checkpoint[name]
-                if not self._has_warned:
-                    warnings.warn(f"{error} Checkpoints leave {name} out.", UserWarning, stacklevel=2)
-                self._has_warned = True
+            for key, value in (values := _plain_settings(checkpoint.pop(name, {}))).items():
+                try:
+                    as_plain(value, f"/{name}/{key}", {})
+                except UserError as error:
+                    values = {other: each for other, each in values.items() if other != key}
+                    if not self._has_warned:
+                        warnings.warn(f"{error} Checkpoints leave /{name}/{key} out.", UserWarning, stacklevel=2)
+                    self._has_warned = True
+            if values:
+                checkpoint[name] = values
 
     def _note(self, trainer: L.Trainer) -> None:
         """Keep all states before a validation, and before any hook in it."""
@@ -325,14 +334,24 @@ class ExactCheckpoint(Checkpoint):
         epochs: Any = trainer.fit_loop.epoch_progress.current
         # Lightning keeps the counts of an epoch that has ended until the next one begins.
         is_under_way = epochs.ready > epochs.processed
-        done = trainer.fit_loop.epoch_loop.batch_idx if is_under_way else -1
-        self.at = self._saved = self._position(trainer, done)
+        position = self._position(trainer)
+        self.at = self._saved = position if is_under_way else replace(position, step_in_epoch=0)
         self._batches = _batches_taken(trainer) if _store_data(trainer) is None else None
         self._random = RandomState(trainer.strategy.root_device)
 
-    def _position(self, trainer: L.Trainer, batch_idx: int) -> Position:
-        steps = -(-(batch_idx + 1) // trainer.accumulate_grad_batches)
-        return Position(trainer.current_epoch, steps, trainer.global_step, self.at.validated)
+    def _has_passed_boundary(self, trainer: L.Trainer) -> bool:
+        """Whether a batch has ended that a checkpoint may follow."""
+        if trainer.lightning_module.automatic_optimization:
+            return trainer.global_step != self.at.step
+        # The module alone knows when it steps, or never does: gradients it collects are part of the checkpoint.
+        return replace(self._position(trainer), validated=self.at.validated) != self.at
+
+    def _position(self, trainer: L.Trainer) -> Position:
+        loop: Any = trainer.fit_loop.epoch_loop
+        steps = -(-loop.batch_progress.current.processed // trainer.accumulate_grad_batches)
+        # Lightning counts a batch as stepped after the hooks that save.
+        stepped = loop._batches_that_stepped + 1
+        return Position(trainer.current_epoch, steps, trainer.global_step, self.at.validated, stepped)
 
     def _save(self, trainer: L.Trainer) -> None:
         if getattr(trainer, "fast_dev_run", False):
@@ -365,6 +384,23 @@ class ExactCheckpoint(Checkpoint):
     def _stop(self, number: int) -> None:
         self.stopped_by = number
         raise SystemExit(128 + number)
+
+
+def _plain_settings(value: Any) -> Any:
+    """Mappings and lists of OmegaConf as plain ones, without an import of it."""
+    if isinstance(value, Mapping):
+        return {key: _plain_settings(item) for key, item in value.items()}
+    return [_plain_settings(item) for item in value] if isinstance(value, MutableSequence) else value
+
+
+def _gradients(module: L.LightningModule) -> dict[str, torch.Tensor]:
+    return {name: whole(each.grad) for name, each in module.named_parameters() if each.grad is not None}
+
+
+def _put_back_gradients(module: L.LightningModule, gradients: dict[str, torch.Tensor]) -> None:
+    for name, weight in module.named_parameters():
+        if name in gradients:
+            weight.grad = share_of(gradients[name].to(weight.device), weight)
 
 
 def _is_torn(trainer: L.Trainer, loop: FastLoop | None) -> bool:

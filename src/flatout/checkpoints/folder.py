@@ -7,6 +7,7 @@ itself: no single wrong bit anywhere passes.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -75,7 +76,8 @@ class FolderCheckpointIO(CheckpointIO):
         folder = Path(path)
         about = require_whole(folder)
         try:
-            tensors = load_file(folder / TENSORS, device="cpu")
+            # Tensors in a file are not aligned, and sums over unaligned memory differ in their last digit.
+            tensors = {name: each.clone() for name, each in load_file(folder / TENSORS, device="cpu").items()}
             state = _with_tensors(json.loads((folder / STATE).read_text(encoding="utf-8")), tensors)
             if not isinstance(state, dict):
                 raise TypeError(f"{STATE} holds no mapping")
@@ -127,6 +129,15 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     means = {f"model.{name}": mean for name, mean in checkpoint.get("average", {}).items()}
     state: dict[str, Tensor] = checkpoint["state_dict"]
     return state | means
+
+
+def as_file(folder: Path) -> io.BytesIO:
+    """A checkpoint for Lightning's `load_from_checkpoint`, which reads files only: weights and hyperparameters."""
+    checkpoint, file = FolderCheckpointIO().load_checkpoint(folder), io.BytesIO()
+    names = ("state_dict", "pytorch-lightning_version", *(name for name in checkpoint if "hyper_parameters" in name))
+    torch.save({name: checkpoint[name] for name in (*names, "hparams_name") if name in checkpoint}, file)
+    file.seek(0)
+    return file
 
 
 def _part(tensors: dict[str, Tensor]) -> None:
@@ -189,13 +200,18 @@ def _is_as_written(path: Path, written: dict[str, Any]) -> bool:
 
 def as_plain(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """`value` as JSON, its tensors moved out under their paths. What JSON cannot say is tagged."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.layout == torch.strided:
         tensors[path] = value.detach().contiguous()
         return {"~tensor": path}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        tensors[path] = torch.from_numpy(np.ascontiguousarray(value))
+        return {"~array": path}
     if isinstance(value, dict):
-        pairs = [[key, as_plain(item, f"{path}/{key}", tensors)] for key, item in value.items()]
         is_plain = all(isinstance(key, str) and not key.startswith("~") for key in value)
-        return dict(pairs) if is_plain else {"~pairs": pairs}
+        if is_plain:
+            return {key: as_plain(item, f"{path}/{key}", tensors) for key, item in value.items()}
+        items = [(key, item, f"{path}/{key}") for key, item in value.items()]
+        return {"~pairs": [[as_plain(key, name, {}), as_plain(item, name, tensors)] for key, item, name in items]}
     if isinstance(value, list | tuple):
         items = [as_plain(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
         return {"~tuple": items} if isinstance(value, tuple) else items
@@ -203,9 +219,12 @@ def as_plain(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return value
     if isinstance(value, np.generic):
         return value.item()
-    allowed = "dicts, lists, tuples, numbers, texts and tensors"
+    kind = type(value).__name__
+    kind += f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
+    kind = "sparse tensor" if isinstance(value, Tensor) else kind
+    allowed = "dicts, lists, tuples, numbers, texts, arrays and dense tensors"
     hint = "Let state_dict() of the callback return such values."
-    raise UserError("checkpoint", f"value {path} is a {type(value).__name__}", allowed=allowed, hint=hint)
+    raise UserError("checkpoint", f"value {path} is a {kind}", allowed=allowed, hint=hint)
 
 
 def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -215,8 +234,10 @@ def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
         return value
     if "~tensor" in value:
         return tensors[value["~tensor"]]
+    if "~array" in value:
+        return tensors[value["~array"]].numpy()
     if "~tuple" in value:
         return tuple(_with_tensors(item, tensors) for item in value["~tuple"])
     if "~pairs" in value:
-        return {key: _with_tensors(item, tensors) for key, item in value["~pairs"]}
+        return {_with_tensors(key, {}): _with_tensors(item, tensors) for key, item in value["~pairs"]}
     return {key: _with_tensors(item, tensors) for key, item in value.items()}

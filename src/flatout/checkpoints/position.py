@@ -24,6 +24,8 @@ class Position:
     """Optimizer steps taken in all."""
     validated: int = -1
     """The step after which the last validation came; what is due at this step is still to be done if it is another."""
+    batches_stepped: int | None = None
+    """Batches that ended with a step, by which Lightning's loggers count; fewer than steps with several optimizers."""
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -62,11 +64,12 @@ def loops_at(position: Position, batches: Batches) -> dict[str, Any]:
     steps = {"ready": position.step, "completed": position.step}
     twice = {"total": steps, "current": steps}
     is_validated = position.validated == position.step
+    stepped = position.step if position.batches_stepped is None else position.batches_stepped
     return {
         "fit_loop": {
             "state_dict": {"combined_loader": batches.loaders},
             "epoch_progress": {"total": dict(epochs), "current": dict(epochs)},
-            "epoch_loop.state_dict": {"_batches_that_stepped": position.step - (not is_validated)},
+            "epoch_loop.state_dict": {"_batches_that_stepped": stepped - (not is_validated)},
             "epoch_loop.batch_progress": {**counts, "is_last_batch": batches.is_last},
             "epoch_loop.scheduler_progress": copy.deepcopy(twice),
             "epoch_loop.automatic_optimization.optim_progress": {

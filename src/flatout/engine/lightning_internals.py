@@ -183,6 +183,8 @@ def resume_after_batch(trainer: L.Trainer, restore: Callable[[], None], *, is_va
         restore()
         if is_validation_due:
             loop.on_advance_end(fetcher)
+        else:  # Lightning lets plateau schedules step after the validation, and so after the checkpoint
+            loop.update_lr_schedulers("step", update_plateau_schedulers=True)
 
     vars(loop)["on_run_start"] = start_again
 

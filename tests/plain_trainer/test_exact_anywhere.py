@@ -1,0 +1,202 @@
+"""`ExactCheckpoint` with foreign modules and callbacks: what they keep, how they step, what they count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from omegaconf import OmegaConf
+
+from flatout import UserError
+from flatout.callbacks import ExactCheckpoint
+from flatout.checkpoints.folder import as_file
+from tests.callbacks.plain import Small, curve, loader
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*",
+    "ignore:.*exists and is not empty.*",
+    "ignore:.*ended before the epoch ended.*",
+    "ignore:.*callbacks used to create the checkpoint.*",
+    "ignore:Experiment logs directory .* exists",
+)
+
+
+def fit(
+    folder: Path,
+    module: L.LightningModule,
+    *callbacks: L.Callback,
+    epochs: int = 2,
+    resume: bool = False,
+    **more: Any,
+) -> L.Trainer:
+    exact = ExactCheckpoint(folder / "kept", every_minutes=None)
+    given: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    given |= {"num_sanity_val_steps": 0, "accelerator": "cpu", "max_epochs": epochs, "default_root_dir": folder}
+    trainer = L.Trainer(**(given | more), callbacks=[*callbacks, exact])
+    trainer.fit(module, loader(), loader(), ckpt_path=exact.latest() if resume else None)
+    return trainer
+
+
+def differs_after_resume(folder: Path, make: Callable[[], L.LightningModule], **settings: Any) -> float:
+    """The largest difference of a weight between a training of three epochs and one that was resumed after two."""
+    weights = []
+    for name, epochs in (("whole", [3]), ("cut", [2, 3])):
+        for resumed, each in enumerate(epochs):
+            L.seed_everything(3, verbose=False)
+            module = make()
+            fit(folder / name, module, epochs=each, resume=bool(resumed), **settings)
+        weights.append(torch.cat([weight.detach().flatten() for weight in module.parameters()]))
+    return float((weights[0] - weights[1]).abs().max())
+
+
+class WithLBFGS(Small):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Sequential(torch.nn.Linear(3, 101), torch.nn.Tanh(), torch.nn.Linear(101, 2))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(self.parameters(), lr=0.01, max_iter=5)
+
+
+class TwoOptimizers(Small):
+    """Manual optimisation that takes two steps a batch, as a GAN does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.other = torch.nn.Linear(3, 2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for number, optimizer in enumerate(self.optimizers()):
+            loss = torch.nn.functional.cross_entropy((self.layer, self.other)[number](batch[0]), batch[1])
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        self.log("loss", loss.detach())
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(each.parameters(), lr=1e-4) for each in (self.layer, self.other)]
+
+
+class EveryThird(Small):
+    """Manual optimisation that collects the gradients of three batches; the last of ten takes no step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(super().training_step(batch, batch_idx))
+        if (batch_idx + 1) % 3 == 0:
+            optimizer = self.optimizers()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class PlateauOfSteps(Small):
+    """A schedule that looks at each validation for a plateau, and finds one each time."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9)
+        return [optimizer], [{"scheduler": schedule, "interval": "step", "frequency": 10, "monitor": "val/loss"}]
+
+
+@pytest.mark.parametrize("validations", [1.0, 0])
+@pytest.mark.parametrize("make", [WithLBFGS, TwoOptimizers, EveryThird, PlateauOfSteps])
+def test_other_ways_to_step_resume_to_the_same_weights_bit_for_bit(tmp_path, make, validations):
+    if make is PlateauOfSteps and not validations:
+        pytest.skip("it has no loss to look at")
+    assert differs_after_resume(tmp_path, make, limit_val_batches=validations) == 0.0
+
+
+def test_two_optimizers_log_after_a_resume_at_the_steps_they_would_have(tmp_path):
+    steps = []
+    for name, epochs in (("whole", [3]), ("cut", [2, 3])):
+        for number, each in enumerate(epochs):
+            logger = CSVLogger(str(tmp_path / name), name="", version=f"{number}")
+            settings = {"logger": logger, "log_every_n_steps": 1, "epochs": each}
+            fit(tmp_path / name, TwoOptimizers(), resume=bool(number), **settings)
+        steps.append([step for step, _ in curve(Path(logger.log_dir), "loss")])
+    assert steps[1] == steps[0][-10:]
+
+
+def test_settings_of_a_module_that_are_no_plain_values_leave_the_others(tmp_path):
+    class Own(Small):
+        def __init__(self, where: Any, width: int) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    with pytest.warns(UserWarning, match=r"where is a PosixPath.* Checkpoints leave /hyper_parameters/where out"):
+        fit(tmp_path, Own(Path("rows.csv"), 3))
+    found = Own.load_from_checkpoint(as_file(tmp_path / "kept" / "last"), where=Path("rows.csv"))
+    assert found.hparams["width"] == 3
+
+
+def test_settings_of_omegaconf_are_kept_as_plain_values(tmp_path):
+    class Own(Small):
+        def __init__(self, settings: Any) -> None:
+            super().__init__()
+            self.save_hyperparameters(settings)
+
+    fit(tmp_path, Own(OmegaConf.create({"sizes": [3, 4], "optim": {"lr": 0.1}})))
+    fit(tmp_path, Own(OmegaConf.create({"sizes": [3, 4], "optim": {"lr": 0.1}})), epochs=3, resume=True)
+
+
+def test_the_best_can_be_loaded_by_lightning_s_own_load_from_checkpoint(tmp_path):
+    class Own(Small):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.other = torch.nn.Linear(3, width)
+
+    module = Own(5)
+    fit(tmp_path, module)
+    found = Own.load_from_checkpoint(as_file(tmp_path / "kept" / "last"))
+    assert torch.equal(found.other.weight, module.other.weight)
+
+
+class Keeps(L.Callback):
+    """A callback whose state is what it is given."""
+
+    def __init__(self, state: dict[Any, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[Any, Any]:
+        return self.state
+
+    def load_state_dict(self, state_dict: dict[Any, Any]) -> None:
+        self.state = state_dict
+
+
+def test_arrays_and_keys_of_several_values_in_a_callback_s_state_come_back(tmp_path):
+    state = {"counts": np.arange(6, dtype=np.int32).reshape(2, 3), ("a", 1): {2: (3.0, None)}, "one": np.float64(0.5)}
+    fit(tmp_path, Small(), Keeps(state))
+    found = Keeps({})
+    fit(tmp_path, Small(), found, epochs=3, resume=True)
+    counts = found.state.pop("counts")
+    assert counts.dtype == np.int32 and np.array_equal(counts, np.arange(6).reshape(2, 3))
+    assert found.state == {("a", 1): {2: (3.0, None)}, "one": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"weights": torch.eye(3).to_sparse()}, "/weights is a sparse tensor"),
+        ({torch.nn.Linear: 1}, "is a type"),
+        ({"names": np.array([object()])}, "/names is a ndarray of object"),
+    ],
+)
+def test_values_that_no_file_of_ours_can_hold_are_refused_in_one_sentence_before_training(tmp_path, state, words):
+    with pytest.raises(UserError, match=words):
+        fit(tmp_path, Small(), Keeps(state))
+    assert not (tmp_path / "kept").exists()
