@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from flatout import CellsConfig, CheckpointConfig, MonitorConfig, OptimConfig, RNNConfig, SequenceDataConfig, fit
-from flatout.cli.export_sequences import stream_onnx
 from flatout.data.samples.cells import CellsTable
 from flatout.data.tables.formats.in_memory import table_of
+from flatout.inference.export_recordings import stream_onnx
 from flatout.inference.sequences import SequencePredictor
 from flatout.models.window_mlp import WindowMLPConfig
 from flatout.run.kinds import load_predictor

@@ -15,8 +15,8 @@ import torch
 from benchmarks.claim import at_least, bounded, in_turn
 
 from flatout import BiLSTMConfig, HeadlinesConfig, TextDataConfig, fit
-from flatout.cli import rows as rows_of_a_file
 from flatout.cli.bench import line
+from flatout.inference import run_predictor
 from flatout.tasks.calibration import Sureness, calibration_error
 from tests.stores import open_store
 from tests.verbs import verb
@@ -61,7 +61,7 @@ def test_a_text_has_the_same_answer_among_others_of_other_lengths(finished):
 
 
 def test_several_devices_answer_as_one_does_in_the_file_s_order(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(rows_of_a_file, "_ROWS_PER_BLOCK", 7)
+    monkeypatch.setattr(run_predictor, "_ROWS_PER_BLOCK", 7)
     file = tmp_path / "rows.csv"
     file.write_text("text\n" + "".join(f"w{number % 13} cat w{number % 7}\n" for number in range(100)))
     for devices in ("cpu", "cpu,cpu,cpu"):
@@ -79,7 +79,7 @@ def test_predict_writes_to_standard_output(finished, rows, capfdbinary):
 def test_columns_that_only_other_runs_write_are_kept_and_those_this_one_writes_give_way_once(
     finished, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(rows_of_a_file, "_ROWS_PER_BLOCK", 2)
+    monkeypatch.setattr(run_predictor, "_ROWS_PER_BLOCK", 2)
     file, out = tmp_path / "rows.csv", tmp_path / "answers.csv"
     file.write_text(
         "entities,text,candidates,probability\n" + "".join(f"e{row},cat {row},c,mine\n" for row in range(5))
@@ -151,7 +151,7 @@ def labelled_rows(folder):
 
 
 def test_evaluating_on_several_devices_or_from_standard_input_gives_the_same(finished, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(rows_of_a_file, "_ROWS_PER_BLOCK", 7)
+    monkeypatch.setattr(run_predictor, "_ROWS_PER_BLOCK", 7)
     file = labelled_rows(tmp_path)
     said = []
     for source, devices in ((file, "cpu"), (file, "cpu,cpu,cpu"), ("-", "cpu")):
@@ -170,7 +170,7 @@ def test_nothing_over_standard_input_is_a_mistake_of_evaluate_too(finished, monk
 
 
 def test_evaluate_says_how_far_sureness_is_from_being_right(finished, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(rows_of_a_file, "_ROWS_PER_BLOCK", 7)
+    monkeypatch.setattr(run_predictor, "_ROWS_PER_BLOCK", 7)
     file = labelled_rows(tmp_path)
     assert verb("evaluate", finished.folder, file, "--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -240,7 +240,7 @@ def test_a_failed_prediction_leaves_no_half_file(finished, tmp_path):
 
 
 def test_memory_stays_flat_on_a_long_file(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(rows_of_a_file, "_ROWS_PER_BLOCK", 1_000)
+    monkeypatch.setattr(run_predictor, "_ROWS_PER_BLOCK", 1_000)
 
     def grown_mb(rows: int) -> float:
         """How much more memory this process holds at most while it answers so many rows of two thousand bytes."""

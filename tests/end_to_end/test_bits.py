@@ -260,7 +260,7 @@ def test_texts_and_bit_strings_are_not_mixed_up(finished):
         fit(TextDataConfig(), BitMLPConfig())
     with pytest.raises(UserError, match="task: grams does not fit texts"):
         fit(TextDataConfig(), task=GramsConfig())
-    with pytest.raises(UserError, match="a run on bit strings"):
+    with pytest.raises(UserError, match=r"no run on texts\. Open it with flatout\.load_predictor"):
         Predictor.load(finished.folder)
 
 

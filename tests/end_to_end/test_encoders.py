@@ -30,6 +30,7 @@ from flatout import (
 from flatout.checkpoints.folder import FolderCheckpointIO
 from flatout.data.problem import Problem
 from flatout.engine.precision import Precision
+from flatout.inference.run_predictor import ragged
 
 SMALL = TransformerConfig(hidden=32, layers=2, heads=4)
 
@@ -289,7 +290,8 @@ def test_the_temperature_divides_the_logits_of_words(tags):
     words = pa.array([["met", "Zarbo", "in", "Velm", "tonight"]], pa.list_(pa.large_string()))
     plain, cooled = (replace(tags.predictor, temperature=each).tags(words) for each in (1.0, 2.0))
     assert plain.ids.tolist() == cooled.ids.tolist()
-    batch = next(tags.predictor._batches(tags.predictor.vocabulary.encode_words(words, max_length=24), 1))
+    block = tags.predictor.vocabulary.encode_words(words, max_length=24).block
+    batch = next(tags.predictor.batches(ragged(block.tokens, block.lengths), 1, 1))
     with torch.inference_mode():
         shares = (tags.predictor.model(batch).float() / 2).softmax(-1).max(-1).values.numpy()
     assert set(cooled.probabilities.round(4)) <= set(shares.round(4))

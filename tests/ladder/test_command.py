@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from flatout.ladder.run_ladder import METRICS
 from tests.verbs import verb
 
 OWN = """\
@@ -53,7 +52,7 @@ def test_a_tiny_ladder_is_climbed_to_its_page(conf, tmp_path, capsys):
     assert missing["skipped"] == "the package no_such_package is not installed"
     assert "1 of 3 rungs were not measured:" in printed and "speed-up:" in printed
     assert "foot and flatout train to their end: some 0 min with all seeds" in printed
-    assert found["quality"]["metric"] == METRICS["text"]
+    assert found["quality"]["metric"] == "accuracy"
     assert {group["name"] for group in found["quality"]["groups"]} == {"foot", "flatout"}
     assert all(0 <= value <= 100 for group in found["quality"]["groups"] for value in group["values"])
     assert (folder / "ladder.html").is_file() and list(folder.glob("events.*"))

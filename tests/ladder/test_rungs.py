@@ -11,7 +11,8 @@ import yaml
 
 from flatout.errors import UserError
 from flatout.ladder.choose import choose_ladder
-from flatout.ladder.describe import kind_of, program_of
+from flatout.ladder.describe import program_of
+from flatout.ladder.rows import way_of
 from flatout.ladder.rungs import ladder_of, read_ladder
 from tests.composed import CONF, compose_run
 from tests.ladder.tiny import parts_of
@@ -46,7 +47,7 @@ def test_every_rung_of_ours_composes_and_fits_the_ladder(name):
     for rung in ladder.rungs:
         if rung.is_ours:
             config = compose_run([*ladder.settings, *rung.words])
-            assert kind_of(config.data) == ladder.kind
+            assert way_of(config.data).kind == ladder.kind
             assert program_of(config.model) == ladder.program
 
 

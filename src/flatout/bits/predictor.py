@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,17 +16,30 @@ from torch import Tensor, nn
 
 from flatout.bits.columns import BitColumn, Form, known_numbers
 from flatout.bits.encodings import Packed, Sets
-from flatout.bits.grams import FIELD_END
+from flatout.bits.grams import FIELD_END, label_index, plain_texts, raw_texts
 from flatout.bits.info import BitInfo, GramLabels
 from flatout.bits.reconstruct import LetterOrder, Reconstructor
 from flatout.bits.ridge import finished_answers
-from flatout.data.batches.feed import Feed
-from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.batches.plan import PlanSettings
-from flatout.data.store.store import Ragged, StoreSplit
+from flatout.bits.scores import GramMetrics
+from flatout.data.batches.flat_batch import FlatBatch, multi_hot
+from flatout.data.tables.table import Table, require_columns
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError
 from flatout.inference.folder import ModelFolder
+from flatout.inference.run_predictor import (
+    Advance,
+    Answered,
+    FileOptions,
+    RunPredictor,
+    Scored,
+    chosen_columns,
+    in_order,
+    numbered_blocks,
+    outputs_and_targets,
+    ragged,
+    require_rows,
+    with_answers,
+)
 from flatout.models import kind_of, model_class
 from flatout.models.bit_mlp import BitMLP
 
@@ -46,10 +59,12 @@ class GramPrediction:
 
 
 @dataclass(slots=True)
-class GramPredictor:
+class GramPredictor(RunPredictor):
     """Answers for encodings; made by `GramPredictor.load(RUN)` or from a run's Result."""
 
-    problems: ClassVar = ("grams",)
+    problems = ("grams",)
+    answers_to = "encodings"
+    options = ("bits", "rebuild", "names")
 
     model: nn.Module
     """A BitMLP, or a user's own network that answers `[B, C]` logits."""
@@ -87,21 +102,7 @@ class GramPredictor:
         )
 
     @classmethod
-    def load(cls, run: str | Path, device: str | torch.device = "cpu") -> GramPredictor:
-        """The best model of a run, from the run's folder or its `model` folder."""
-        folder = ModelFolder.find(run)
-        with folder.read():
-            return cls._read(folder, torch.device(device))
-
-    @classmethod
-    def _read(cls, folder: ModelFolder, device: torch.device) -> GramPredictor:
-        settings = folder.settings()
-        if settings.get("problem") not in cls.problems:
-            raise UserError(
-                str(folder.path),
-                "is no run on bit strings",
-                hint="Name a run on bit strings, or open it with flatout.load_predictor(RUN).",
-            )
+    def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> GramPredictor:
         labels = GramLabels(tuple(folder.labels()), folder.read_json(HASHED), [], 0)
         data, described = settings["data"], settings["model"]
         numbers = np.array(folder.read_json(NUMBERS), dtype=np.int64) if data["is_set"] else None
@@ -114,7 +115,7 @@ class GramPredictor:
         )
         model.load_state_dict(folder.weights())
         return cls(
-            model=model.to(device).eval(),
+            model=model,
             labels=labels,
             num_inputs=data["num_inputs"],
             threshold=settings["threshold"],
@@ -126,7 +127,6 @@ class GramPredictor:
         )
 
     def save(self, folder: Path, model_config: Any) -> None:
-        """Write the `model` folder; `model_config` must be of a class in MODELS."""
         settings = {
             "problem": self.problems[0],
             "threshold": self.threshold,
@@ -190,7 +190,7 @@ class GramPredictor:
         self.model.eval()
         count = len(encodings[1]) if isinstance(encodings, tuple) else len(encodings)
         rows, found = [], []
-        with answering(self.precision, next(self.model.parameters()).device):
+        with answering(self.precision, self.device):
             for batch in self._batches(encodings, count):
                 rows.append(batch.rows)
                 found.append(logits(batch).float().sigmoid().cpu())
@@ -198,10 +198,68 @@ class GramPredictor:
 
     def _batches(self, encodings: Packed | Sets, count: int, rows_per_batch: int = 1024) -> Iterator[FlatBatch]:
         if isinstance(encodings, tuple):
-            values, lengths = known_numbers(encodings, self.numbers)
-            offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
-            split = StoreSplit("rows", count, {"tokens": Ragged(values, offsets, lengths)})
-        else:
-            split = StoreSplit("rows", count, {"tokens": np.ascontiguousarray(encodings)})
-        plan = PlanSettings(rows_per_batch=rows_per_batch, shuffle=False)
-        return iter(Feed(split, plan, device=next(self.model.parameters()).device))
+            return self.batches(ragged(*known_numbers(encodings, self.numbers)), count, rows_per_batch)
+        return self.batches(np.ascontiguousarray(encodings), count, rows_per_batch)
+
+    def answer_table(self, table: Table, options: FileOptions, others: Sequence[GramPredictor]) -> Iterator[Answered]:
+        """Grams and their probabilities, and rebuilt texts where they are asked for."""
+        names = [] if options.names is None else read_names(options.names)
+        column = options.bits or self.bits_column
+        require_columns(table, {"--bits": column})
+        reconstructor = self.reconstructor(names) if options.rebuild or names else None
+
+        def answer(predictor: GramPredictor, piece: tuple[int, pa.RecordBatch]) -> Answered:
+            first_row, block = piece
+            rows = np.arange(first_row, first_row + block.num_rows)
+            encodings = predictor.encodings(block.column(column), rows, table.name, column)
+            probabilities = predictor.outputs(encodings)
+            found = chosen_columns(pa.array(predictor.labels.names), probabilities, predictor.threshold)
+            if reconstructor is not None:
+                rebuilt = list(reconstructor.candidates(predictor.detected(encodings).numpy()))
+                found["rebuilt"] = pa.array([each.texts[0] if each.texts else None for each in rebuilt], pa.string())
+                found["candidates"] = pa.array([each.texts for each in rebuilt], pa.list_(pa.string()))
+            return with_answers(block, found)
+
+        return in_order(answer, others, numbered_blocks(table, list(table.columns)))
+
+    def score_table(
+        self, table: Table, options: FileOptions, others: Sequence[GramPredictor], advance: Advance
+    ) -> Scored:
+        """Over all records of encodings and plain texts."""
+        bits = options.bits or self.bits_column
+        columns = {f"column {number + 1} of the run": name for number, name in enumerate(self.text_columns)}
+        require_columns(table, {"--bits": bits, **columns})
+        metrics, total = GramMetrics(self.threshold), 0
+        for probabilities, targets in in_order(outputs_and_targets, others, self._labelled(table, bits)):
+            metrics.update(probabilities, targets)
+            total += len(targets)
+            advance(len(targets))
+        require_rows(total, table)
+        return Scored({"rows": total}, metrics.compute())
+
+    def _labelled(self, table: Table, bits: str) -> Iterator[tuple[Any, Tensor]]:
+        """Block by block the encodings, and the grams of their plain texts."""
+        index, num_labels = label_index(), len(self.labels.names)
+        for first_row, block in numbered_blocks(table, [bits, *self.text_columns]):
+            rows = np.arange(first_row, first_row + block.num_rows)
+            fields = [block.column(name).cast(pa.large_string()) for name in self.text_columns]
+            ids, lengths = index.rows(plain_texts(raw_texts(fields)))
+            offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
+            targets = multi_hot(torch.from_numpy(ids), offsets, num_labels)
+            yield self.encodings(block.column(bits), rows, table.name, bits), targets
+
+
+def read_names(file: str) -> list[str]:
+    """Names of a text file, one a line."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            "--names",
+            f"cannot read {file}: {getattr(error, 'strerror', None) or error}",
+            hint="Name a text file with one name in each line.",
+        ) from None
+    names = [line.strip() for line in lines if line.strip()]
+    if not names:
+        raise UserError("--names", f"{file} holds no name", hint="Write one name a line.")
+    return names

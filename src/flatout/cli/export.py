@@ -1,46 +1,24 @@
-"""`python -m flatout export RUN`: a finished run's encoder as a folder that transformers opens, or as ONNX.
+"""`python -m flatout export RUN`: a finished run as files that other programs open: transformers, or ONNX.
 
-The weights are put into the library's own class, so that nothing of ours is needed to use them. Before the folder gets
-its name it is opened as anybody would open it, and its padded logits on made-up rows must equal the run's own.
-
-Shapes: B rows, L longest row, C outputs.
+The files are checked before their folder gets its name: their answers must equal the run's own.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import logging
 import os
 import shutil
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import torch
-from torch import Tensor, nn
-
-from flatout.cli.export_sequences import export_sequences, is_of_sequences
-from flatout.data.batches.flat_batch import flat_batch
-from flatout.data.problem import Problem
 from flatout.errors import UserError, require
+from flatout.inference.export_encoder import ONNX
 from flatout.inference.folder import ModelFolder
-from flatout.models import model_class
-from flatout.models.encoder.lora import merge_lora
-from flatout.models.encoder.transformer import Outputs, TransformerConfig
-from flatout.run.kinds import load_predictor
+from flatout.run.kinds import kind_of_run
 
-ONNX = "model.onnx"
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-_MOST_APART, _ONNX_APART = 1e-5, 1e-4
-"""Most that logits may differ; another runtime sums in another order."""
-_ROWS, _LONGEST = 8, 200
-_MOST_IN_ONE_FILE = 1 << 30
-"""Bytes of weights; an ONNX file cannot be larger than twice that, so more lie in a file beside it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,226 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     folder: Path = arguments.run / "export" if arguments.out is None else arguments.out
-    if is_of_sequences(arguments.run):
-        require(arguments.onnx, "export", "a run on recordings is exported as ONNX", hint="Add --onnx.")
-        _require_onnx()
-        with _made_whole(folder) as beside, _quiet_exporter():
-            lines = export_sequences(arguments.run, beside)
-        print("\n".join([f"written to {folder}", *lines]))
-        return
-    _require_transformer(arguments.run)
+    settings = ModelFolder.find(arguments.run).settings()
+    predictor = kind_of_run(settings).predictor
+    predictor.require_exportable(str(arguments.run), settings["model"]["kind"], onnx=arguments.onnx)
     if arguments.onnx:
         _require_onnx()
-    with _quiet(), _made_whole(folder) as beside:
-        predictor = load_predictor(arguments.run)
-        found = export(predictor, beside)
-        rows = made_up_rows(predictor)
-        checked = f"on {len(rows)} made-up rows of {len(rows[0])} to {len(rows[-1])} tokens"
-        checks = [f"largest difference from the run's own logits: {found:.1e} {checked}"]
-        if arguments.onnx:
-            apart = export_onnx(predictor, beside)
-            checks.append(f"{ONNX}: largest difference from transformers: {apart:.1e} on batches of two shapes")
-    print(f"written to {folder}")
-    print(f"open it with {auto_class(predictor).__name__}.from_pretrained({str(folder)!r}), and with AutoTokenizer")
-    print("\n".join(checks))
-
-
-def export(predictor: Any, folder: Path) -> float:
-    """Write the model and its tokenizer into a folder that is there; how far its logits are from the run's own."""
-    rows = made_up_rows(predictor)
-    expected = _own_outputs(predictor, rows)
-    plain_model(predictor).save_pretrained(folder)
-    _save_tokenizer(predictor, folder)
-    _require_same_tokens(predictor, folder)
-    with torch.inference_mode():
-        found = _opened(predictor, folder)(**_padded(predictor, rows)).logits
-    if predictor.model.answers_tokens:
-        found = found[_mask(rows)]
-    return _difference(found, expected, "the exported model", _MOST_APART)
-
-
-def export_onnx(predictor: Any, folder: Path) -> float:
-    """Write an exported folder's model as ONNX too; how far its logits are from those of transformers."""
-    net = _opened(predictor, folder)
-    rows = made_up_rows(predictor)
-    model = _OnlyLogits(net, _input_names(predictor.model)).eval()
-    _write_onnx(model, _padded(predictor, rows[:3]), folder / ONNX)
-    from onnxruntime import InferenceSession
-
-    session = InferenceSession(folder / ONNX, providers=["CPUExecutionProvider"])
-    apart = 0.0
-    for batch in (rows, rows[2:3]):
-        inputs = _padded(predictor, batch)
-        with torch.inference_mode():
-            expected = model(*inputs.values())
-        (found,) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
-        apart = max(apart, _difference(torch.from_numpy(found), expected, ONNX, _ONNX_APART))
-    return apart
-
-
-def plain_model(predictor: Any) -> Any:
-    """The library's own model with the trained weights; of a regression, one that answers in the labels' own unit."""
-    net = predictor.model.net
-    if any("lora_" in name for name, _ in net.named_parameters()):
-        merge_lora(net)
-    config = type(net.config).from_dict(net.config.to_dict())
-    plain = auto_class(predictor).from_config(config)
-    plain.load_state_dict(net.state_dict())
-    if (scale := _scale(predictor)) is not None:
-        _scale_outputs(plain, *scale)
-    return plain.eval()
-
-
-def auto_class(predictor: Any) -> Any:
-    """The class of transformers that opens the export."""
-    model = predictor.model
-    return Outputs([], "words" if model.predicts_words else "tags" if model.is_tagging else "single").auto_class
-
-
-def made_up_rows(predictor: Any) -> list[list[int]]:
-    """Rows of random ids in the frame of the tokenizer, shortest first."""
-    frame = predictor.vocabulary.frame
-    apart = {*frame.opening, *frame.closing, *frame.parting, frame.padding, predictor.model.padding_id}
-    size = min(predictor.vocabulary.size, predictor.model.described.vocab_size)
-    ids = [number for number in range(size) if number not in apart]
-    longest = min(_LONGEST, predictor.model.longest_row()) - frame.size
-    random = torch.Generator().manual_seed(0)
-    rows = []
-    for length in torch.linspace(1, max(1, longest), _ROWS).long().tolist():
-        chosen = torch.randint(len(ids), (length,), generator=random).tolist()
-        rows.append([*frame.opening, *(ids[number] for number in chosen), *frame.closing])
-    return rows
-
-
-@torch.inference_mode()
-def _own_outputs(predictor: Any, rows: list[list[int]]) -> Tensor:
-    """`[B, C]`, or `[T, C]` for tags and words, as the run computes them."""
-    outputs: Tensor = predictor.model.eval()(flat_batch(rows))
-    mean, spread = _scale(predictor) or (0.0, 1.0)
-    return outputs * spread + mean
-
-
-def _padded(predictor: Any, rows: list[list[int]]) -> dict[str, Tensor]:
-    """What transformers is given for these rows, each of one text."""
-    mask_BL = _mask(rows)
-    tokens_BL = torch.full(mask_BL.shape, predictor.model.padding_id)
-    tokens_BL[mask_BL] = torch.tensor([token for row in rows for token in row])
-    found = {"input_ids": tokens_BL, "attention_mask": mask_BL.long(), "token_type_ids": torch.zeros_like(tokens_BL)}
-    return {name: found[name] for name in _input_names(predictor.model)}
-
-
-def _mask(rows: list[list[int]]) -> Tensor:
-    """`[B, L]` whether a place is a token."""
-    lengths_B = torch.tensor([len(row) for row in rows])
-    return torch.arange(int(lengths_B.max())) < lengths_B.unsqueeze(1)
-
-
-def _input_names(model: Any) -> list[str]:
-    """What the model must be given; the texts of a pair have numbers only where training gave them."""
-    return ["input_ids", "attention_mask", *(["token_type_ids"] if model._numbers_pairs else [])]
-
-
-def _scale(predictor: Any) -> tuple[float, float] | None:
-    """Mean and spread of the labels of a regression, which learnt them as numbers around zero."""
-    labels = getattr(predictor, "labels", None)
-    if getattr(labels, "problem", None) is not Problem.regression:
-        return None
-    return predictor.labels.mean, predictor.labels.spread
-
-
-@torch.no_grad()
-def _scale_outputs(net: Any, mean: float, spread: float) -> None:
-    """Let the last layer do what came after it: its values times the spread, plus the mean."""
-    layers = [each for each in net.modules() if isinstance(each, nn.Linear) and each.out_features == net.num_labels]
-    hint = "Train one of another model.family."
-    what = "the head of this family has no bias, which the mean of the labels would be added to"
-    require(bool(layers) and layers[-1].bias is not None, "export", what, hint=hint)
-    layers[-1].weight.mul_(spread)
-    layers[-1].bias.mul_(spread).add_(mean)
-
-
-def _save_tokenizer(predictor: Any, folder: Path) -> None:
-    """Save the tokenizer's files, with the row length of training and the names of this model's inputs."""
-    predictor.vocabulary.save(folder)
-    path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    longest = predictor.model.longest_row()
-    settings["model_max_length"] = min(longest, getattr(predictor, "max_length", longest))
-    settings["model_input_names"] = _input_names(predictor.model)
-    path.write_text(json.dumps(settings, ensure_ascii=False, indent=2), encoding="utf-8")
-
-
-def _require_same_tokens(predictor: Any, folder: Path) -> None:
-    from transformers import AutoTokenizer
-
-    text = "A short text, of 12 words or so: naïve, ÉCOLE & more."
-    expected = predictor.vocabulary.encode(pa.array([text]), max_length=1_000).tokens.tolist()
-    found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)(text)["input_ids"]
-    require(found == expected, "export", "the saved tokenizer makes other tokens than the run's", hint=_DEFECT)
-
-
-def _difference(found: Tensor, expected: Tensor, who: str, most: float) -> float:
-    """Largest one, as a share of the largest value where that is above 1: numbers of a regression may be large."""
-    apart = float((found - expected).abs().max() / expected.abs().max().clamp_min(1))
-    require(apart <= most, "export", f"{who} answers otherwise: logits differ by {apart:.1e}", hint=_DEFECT)
-    return apart
-
-
-_DEFECT = "Nothing was written; please report this with the family of the encoder."
-
-
-def _opened(predictor: Any, folder: Path) -> Any:
-    return auto_class(predictor).from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
-
-
-class _OnlyLogits(nn.Module):
-    """A model of transformers with tensors for inputs and its logits for output."""
-
-    def __init__(self, net: Any, names: list[str]) -> None:
-        super().__init__()
-        self.net, self.names = net, names
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        logits: Tensor = self.net(**dict(zip(self.names, inputs, strict=True))).logits
-        return logits
-
-
-def _write_onnx(model: _OnlyLogits, inputs: dict[str, Tensor], path: Path) -> None:
-    sizes = {0: "rows", 1: "length"}
-    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    with _quiet_exporter():
-        program: Any = torch.onnx.export(
-            model,
-            tuple(inputs.values()),
-            dynamo=True,
-            verbose=False,
-            input_names=list(inputs),
-            output_names=["logits"],
-            dynamic_shapes=(tuple(sizes for _ in inputs),),
-        )
-    for node in program.model.graph.all_nodes():
-        node.metadata_props.clear()  # paths of this machine, of use to the exporter alone
-    program.save(path, external_data=weights > _MOST_IN_ONE_FILE)
-
-
-@contextmanager
-def _quiet_exporter() -> Iterator[None]:
-    """Without what torch's exporter says of torch's own code and of packages that are not needed."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"(torch|copyreg|onnxscript|transformers)\b")
-        try:
-            yield
-        finally:
-            logger.setLevel(before)
-
-
-def _require_transformer(run: Path) -> None:
-    kind = ModelFolder.find(run).settings()["model"]["kind"]
-    what = f"a run of model={kind}, which transformers does not know"
-    require(model_class(kind, str(run)) is TransformerConfig, str(run), what, hint="Name a run of model=transformer.")
+    with _made_whole(folder) as beside:
+        lines = predictor.export_run(arguments.run, beside, folder, onnx=arguments.onnx)
+    print("\n".join([f"written to {folder}", *lines]))
 
 
 def _require_onnx() -> None:
@@ -302,19 +68,3 @@ def _made_whole(folder: Path) -> Iterator[Path]:
         beside.rename(target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the library's progress bars and notes: they name files, not the result."""
-    from transformers.utils import logging as library
-
-    before, had_bars = library.get_verbosity(), library.is_progress_bar_enabled()
-    library.set_verbosity_error()
-    library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        library.set_verbosity(before)
-        if had_bars:
-            library.enable_progress_bar()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +13,13 @@ import torch
 
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.tables.roles import Roles
+from flatout.data.tables.table import Table
 from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError
 from flatout.inference.encoder_folder import TOKENIZER, load_encoder, save_encoder
 from flatout.inference.folder import ModelFolder
+from flatout.inference.run_predictor import Advance, Answered, FileOptions, RunPredictor, Scored
 from flatout.models import kind_of
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.tasks.masked_language import MaskedLanguageModel
@@ -34,10 +36,11 @@ class Filling:
 
 
 @dataclass(slots=True)
-class MaskedWordPredictor:
+class MaskedWordPredictor(RunPredictor):
     """Fills in masked words; made by `MaskedWordPredictor.load(RUN)` or from a run's Result."""
 
-    problems: ClassVar = ("none",)
+    problems = ("none",)
+    answers_to = "masked words"
 
     model: Transformer
     vocabulary: Subwords
@@ -53,18 +56,14 @@ class MaskedWordPredictor:
         return cls(cast(Transformer, task.model.eval()), info.vocabulary, info.max_length, info.roles)
 
     @classmethod
-    def load(cls, run: str | Path, device: str | torch.device = "cpu") -> MaskedWordPredictor:
-        """The best model of a run, from the run's folder or its `model` folder."""
-        folder = ModelFolder.find(run)
-        with folder.read():
-            data = folder.settings()["data"]
-            columns = data["columns"]
-            roles = Roles(tuple(columns["texts"]), "", columns["join"])
-            model, vocabulary = load_encoder(folder, Outputs([], "words"), separator=roles.join == PAIR)
-            return cls(model.to(torch.device(device)).eval(), vocabulary, data["max_length"], roles)
+    def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> MaskedWordPredictor:
+        data = settings["data"]
+        columns = data["columns"]
+        roles = Roles(tuple(columns["texts"]), "", columns["join"])
+        model, vocabulary = load_encoder(folder, Outputs([], "words"), separator=roles.join == PAIR)
+        return cls(model, vocabulary, data["max_length"], roles)
 
     def save(self, folder: Path, model_config: Any) -> None:
-        """Write the `model` folder; `model_config` must be of a class in MODELS."""
         data = {"max_length": self.max_length, "columns": asdict(self.roles)}
         settings = {"problem": self.problems[0], "data": data}
         ModelFolder(folder).write(self.model, kind_of(model_config), model_config, [], settings)
@@ -77,7 +76,7 @@ class MaskedWordPredictor:
         given = [texts] if isinstance(texts, str) else list(texts)
         found: list[list[list[Filling]]] = []
         self.model.eval()
-        with answering(self.precision, next(self.model.parameters()).device):
+        with answering(self.precision, self.device):
             for start in range(0, len(given), _ROWS_AT_ONCE):
                 found += self._fill(given[start : start + _ROWS_AT_ONCE], most)
         return found
@@ -85,7 +84,7 @@ class MaskedWordPredictor:
     def _fill(self, texts: list[str], most: int) -> list[list[list[Filling]]]:
         encoded = self.vocabulary.encode(pa.array(texts, pa.string()), max_length=self.max_length)
         rows = [row.tolist() for row in np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1])]
-        batch = flat_batch(rows).to(next(self.model.parameters()).device)
+        batch = flat_batch(rows).to(self.device)
         is_mask_T = batch.tokens == self.vocabulary.require_mask("the tokenizer")
         batch.places = is_mask_T.nonzero().flatten()
         found: list[list[list[Filling]]] = [[] for _ in texts]
@@ -98,9 +97,12 @@ class MaskedWordPredictor:
             found[row].append([Filling(*each) for each in zip(named, probabilities, strict=True)])
         return found
 
-
-def refuse_masked_words(predictor: Any, verb: str) -> None:
-    """A masked language model has no answer for a row of a table."""
-    if isinstance(predictor, MaskedWordPredictor):
+    def open(self, file: str, verb: str) -> NoReturn:
         hint = "Fine-tune it: python -m train model=transformer model.pretrained=RUN, or export it."
         raise UserError(verb, "a run of task=mlm answers masked words, not rows", hint=hint)
+
+    def answer_table(self, table: Table, options: FileOptions, others: Sequence[Any]) -> Iterator[Answered]:
+        self.open(table.name, "predict")
+
+    def score_table(self, table: Table, options: FileOptions, others: Sequence[Any], advance: Advance) -> Scored:
+        self.open(table.name, "evaluate")

@@ -12,16 +12,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flatout.data.batches.feed import Feed
-from flatout.data.batches.plan import Layout, PlanSettings
+from flatout.data.problem import Problem
 from flatout.data.sequences.choices import Missing
+from flatout.data.sequences.columns import dates_of
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.long_files import LongRecording, Scratch, ScratchValues, blocks_of
 from flatout.data.sequences.recordings import (
@@ -35,12 +36,17 @@ from flatout.data.sequences.recordings import (
 from flatout.data.sequences.shape import Scaler, SequenceShape
 from flatout.data.sequences.survey import describe_units
 from flatout.data.sequences.windows import Rows, Segments, estimate_windows, forecast_windows
-from flatout.data.store.store import Ragged, StoreSplit
+from flatout.data.store.store import Ragged
+from flatout.data.tables.sources import open_source
 from flatout.data.tables.table import Table
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError, require
+from flatout.inference.export_recordings import export_recordings
 from flatout.inference.folder import ModelFolder
+from flatout.inference.run_predictor import Advance, Answered, FileOptions, RunPredictor, Scored, require_rows
 from flatout.models import kind_of, model_class
+from flatout.tasks.metrics import TaskMetrics
+from flatout.tasks.sequence_scores import SequenceScores
 from flatout.tasks.task import Task
 
 Floats = NDArray[np.float64]
@@ -50,10 +56,11 @@ _OTHER_RATE = 0.05
 
 
 @dataclass(slots=True)
-class SequencePredictor:
+class SequencePredictor(RunPredictor):
     """Answers for recordings; made by `SequencePredictor.load(RUN)` or from a run's Result."""
 
-    problems: ClassVar = ("sequence",)
+    problems = ("sequence",)
+    answers_to = "recordings"
 
     model: nn.Module
     shape: SequenceShape
@@ -72,7 +79,8 @@ class SequencePredictor:
     label_scale: tuple[float, float] = (0.0, 1.0)
     has_classes: bool = False
     precision: Precision = Precision.fp32
-    notes: ReadingNotes = field(default_factory=ReadingNotes)
+    found: ReadingNotes = field(default_factory=ReadingNotes)
+    """What was found while recordings were read."""
     _squares: Floats = field(default_factory=lambda: np.zeros(()))
     """Of each column that is read: their sum over all samples that were answered."""
     _samples: int = 0
@@ -92,31 +100,26 @@ class SequencePredictor:
         return cls(task.model.eval(), shape, rules, info.scaler, names, step, **settings)
 
     @classmethod
-    def load(cls, run: str | Path, device: str | torch.device = "cpu") -> SequencePredictor:
-        """The best model of a run, from the run's folder or its `model` folder."""
-        folder = ModelFolder.find(run)
-        with folder.read():
-            settings = folder.settings()
-            data, described = settings["data"], settings["model"]
-            shape, rules = SequenceShape(**data["shape"]), data["rules"]
-            config: Any = model_class(described["kind"], folder.settings_file)(**described["config"])
-            model: nn.Module = config.build(shape=shape)
-            model.load_state_dict(folder.weights())
-            return cls(
-                model=model.to(torch.device(device)).eval(),
-                shape=shape,
-                rules=RecordingRules(**{**rules, "missing": Missing(rules["missing"])}),
-                scaler=Scaler(**data["scaler"]),
-                names=folder.labels(),
-                step_s=data["step_s"],
-                label=data.get("label"),
-                sizes=data.get("sizes", []),
-                label_scale=tuple(data["label_scale"]),
-                has_classes=data["has_classes"],
-            )
+    def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> SequencePredictor:
+        data, described = settings["data"], settings["model"]
+        shape, rules = SequenceShape(**data["shape"]), data["rules"]
+        config: Any = model_class(described["kind"], folder.settings_file)(**described["config"])
+        model: nn.Module = config.build(shape=shape)
+        model.load_state_dict(folder.weights())
+        return cls(
+            model=model,
+            shape=shape,
+            rules=RecordingRules(**{**rules, "missing": Missing(rules["missing"])}),
+            scaler=Scaler(**data["scaler"]),
+            names=folder.labels(),
+            step_s=data["step_s"],
+            label=data.get("label"),
+            sizes=data.get("sizes", []),
+            label_scale=tuple(data["label_scale"]),
+            has_classes=data["has_classes"],
+        )
 
     def save(self, folder: Path, model_config: Any) -> None:
-        """Write the `model` folder; `model_config` must be of a class in MODELS."""
         data = {
             "shape": asdict(self.shape),
             "rules": {**asdict(self.rules), "missing": self.rules.missing.value},
@@ -136,10 +139,6 @@ class SequencePredictor:
         """What the network reads, in this order."""
         return [*(f"{name} cumulated" for name in self.rules.cumulate), *self.rules.columns]
 
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
     def predict(self, rows: Sequence[Any]) -> list[NDArray[Any]]:
         """Answers to recordings given as arrays `[samples, columns]` in their own units."""
         return [self.answer(np.asarray(each, dtype=np.float64)) for each in rows]
@@ -147,7 +146,7 @@ class SequencePredictor:
     def read(self, table: Table, rules: RecordingRules | None = None) -> Iterator[Recording]:
         """The recordings of a table, as in training; another sampling is refused. `rules` may read more columns."""
         with _naming_training():
-            for recording in read_recordings(table, rules or self.rules, self.notes):
+            for recording in read_recordings(table, rules or self.rules, self.found):
                 self._require_same_rate(recording)
                 yield recording
 
@@ -157,7 +156,7 @@ class SequencePredictor:
             scratch = Scratch(Path(folder), self.rules, keeps_times=True)
             for file in files_of(table):
                 require_rules_columns(file, self.rules)
-                long = None if self.shape.labels else scratch.read(file, self.notes)
+                long = None if self.shape.labels else scratch.read(file, self.found)
                 if long is None:
                     yield from self.read(file)
                     continue
@@ -262,12 +261,8 @@ class SequencePredictor:
 
     def _of_rows(self, scaled: NDArray[np.float32], rows: Rows) -> Tensor:
         """What the network answers to each row, in their order."""
-        column = Ragged(scaled, rows.start, rows.length)
-        split = StoreSplit("rows", len(rows.start), {"tokens": column})
-        layout = Layout(getattr(self.model, "layout", Layout.flat))
-        plan = PlanSettings(rows_per_batch=_ROWS_A_BATCH, shuffle=False, layout=layout)
         found, order = [], []
-        for batch in Feed(split, plan, device=self.device):
+        for batch in self.batches(Ragged(scaled, rows.start, rows.length), len(rows.start), _ROWS_A_BATCH):
             found.append(self.model(batch).float().cpu())
             order.append(batch.rows)
         answers = torch.cat(found)
@@ -283,9 +278,101 @@ class SequencePredictor:
         shift, factor = self.scaler.of_targets(self.shape.targets)
         return scaled.numpy() * np.array(factor) + np.array(shift)
 
-    def lines(self) -> list[str]:
-        """What was found while recordings were read and answered."""
-        lines = self.notes.lines()
+    # Files.
+
+    def open(self, file: str, verb: str) -> Table:
+        return open_source(file, where="FILE")
+
+    def answer_table(self, table: Table, options: FileOptions, others: Sequence[Any]) -> Iterator[Answered]:
+        """A row for each sample that is answered, recording after recording; large files are read in blocks too."""
+        for recording in self.read_long(table):
+            yield from self._answer_recording(recording)
+
+    def _answer_recording(self, recording: Recording | LongRecording) -> Iterator[Answered]:
+        """Rows with the recording's name, the time and the answers."""
+        time, samples = self.rules.time or "step", len(recording.times)
+        written = dates_of if recording.is_dated else np.asarray
+        if self.shape.labels:
+            yield _block(recording, self._label_columns(self.answer(recording.values[:])), samples)
+            return
+        if self.shape.horizon:
+            times = recording.times[-1:] + (self.step_s or 1.0) * np.arange(1, self.shape.horizon + 1)
+            answers = next(self.stream(recording.values))
+            yield _block(recording, {time: written(times), **self._columns_of(answers)}, samples)
+            return
+        start = 0
+        for answers in self.stream(recording.values):
+            times = recording.times[start : start + len(answers)]
+            yield _block(recording, {time: written(times), **self._columns_of(answers)}, len(answers))
+            start += len(answers)
+
+    def _columns_of(self, answers: NDArray[Any]) -> dict[str, Any]:
+        return {name: answers[:, number] for number, name in enumerate(self.names)}
+
+    def _label_columns(self, answer: NDArray[Any]) -> dict[str, Any]:
+        if not self.has_classes:
+            return {"prediction": answer}
+        best = int(answer.argmax())
+        return {"prediction": [self.names[best]], "probability": [float(answer[best])]}
+
+    def score_table(self, table: Table, options: FileOptions, others: Sequence[Any], advance: Advance) -> Scored:
+        """Over all answers to recordings that hold the targets too; a forecast is judged on every window."""
+        if self.shape.labels:
+            return self._score_labels(table, options.label, advance)
+        shape, targets = self.shape, self.names
+        columns = self.rules.columns if shape.horizon else [*self.rules.columns, *targets]
+        scores, total = SequenceScores(1, targets, self.scaler.of_targets(shape.targets)[1]), 0
+        for recording in self.read(table, replace(self.rules, columns=columns)):
+            self._require_length(recording)
+            for answers, truths in self.compare(recording.values):
+                scores.add(answers, truths, torch.zeros(len(answers), dtype=torch.int64))
+                total += len(answers)
+            advance(len(recording.times))
+        require_rows(total, table)
+        return Scored({"rows": total}, scores.values(), remarks=self.found.lines())
+
+    def _score_labels(self, table: Table, label: str | None, advance: Advance) -> Scored:
+        """The metrics of the recordings' labels; `label` names another column."""
+        column = label or self.label
+        hint = "Name the column of labels with --label."
+        require(column is not None, "evaluate", "this run does not know its column of labels", hint=hint)
+        problem = Problem.single if self.has_classes else Problem.regression
+        metrics, total = TaskMetrics.build(problem, self.names), 0
+        for recording in self.read(table, replace(self.rules, label=column)):
+            metrics.update(*self._labelled(recording))
+            total += 1
+            advance(len(recording.times))
+        require_rows(total, table)
+        return Scored({"rows": total}, metrics.compute(), metrics.per_class(), self.found.lines())
+
+    def _labelled(self, recording: Recording) -> tuple[Tensor, Tensor]:
+        """The answer to a recording as metrics take it, and its label."""
+        answer, written = torch.from_numpy(self.answer(recording.values)), str(recording.label)
+        if self.has_classes:
+            what, allowed = f"{recording.name} is {written!r}", ", ".join(self.names)
+            require(written in self.names, "--label", what, allowed=allowed)
+            return answer.log().unsqueeze(0), torch.tensor([self.names.index(written)])
+        try:
+            return answer, torch.tensor([float(written)])
+        except ValueError:
+            raise UserError("--label", f"{recording.name} is {written!r}", allowed="numbers") from None
+
+    def _require_length(self, recording: Recording) -> None:
+        needed = (self.shape.lookback or 1) + self.shape.horizon
+        what = f"{recording.name} has {len(recording.values)} samples, a window and its forecast need {needed}"
+        is_long = not self.shape.horizon or len(recording.values) >= needed
+        require(is_long, "evaluate", what, hint="Leave it out, or name a longer recording.")
+
+    @classmethod
+    def require_exportable(cls, where: str, model: str, *, onnx: bool) -> None:
+        require(onnx, "export", "a run on recordings is exported as ONNX", hint="Add --onnx.")
+
+    @classmethod
+    def export_run(cls, run: Path, folder: Path, name: Path, *, onnx: bool) -> list[str]:
+        return export_recordings(cls.load(run), folder)
+
+    def notes(self) -> list[str]:
+        lines = self.found.lines()
         if not self._samples or not self.sizes:
             return lines
         ratios = np.sqrt(self._squares / self._samples) / np.maximum(self.sizes, 1e-30)
@@ -307,6 +394,12 @@ class SequencePredictor:
         if abs(step / self.step_s - 1) > _OTHER_RATE:
             what = f"{recording.name} has a sample every {step:g} s, the training recordings every {self.step_s:g} s"
             raise UserError("data.time", what, hint=f"Resample it, or train with data.step={self.step_s:g}.")
+
+
+def _block(recording: Recording | LongRecording, columns: dict[str, Any], done: int) -> Answered:
+    arrays = {name: pa.array(values) for name, values in columns.items()}
+    names = pa.array([recording.name] * len(next(iter(arrays.values()))), pa.string())
+    return Answered(pa.RecordBatch.from_pydict({"recording": names, **arrays}), done=done)
 
 
 @contextmanager

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from flatout.data.batches.feed import Feed
-from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.batches.plan import Layout, PlanSettings
-from flatout.data.store.store import Ragged, StoreSplit
+from flatout.data.checks.tagged_table import LISTS, TaggedTable, word_lists
+from flatout.data.checks.tags import TagCensus, as_bio
 from flatout.data.tables.entities import find_entities
 from flatout.data.tables.roles import Roles
-from flatout.data.tokens.subwords import EncodedWords, Subwords
+from flatout.data.tables.table import Table, require_columns
+from flatout.data.tokens.subwords import Subwords
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError
 from flatout.inference.encoder_folder import TOKENIZER, load_encoder, save_encoder
 from flatout.inference.folder import ModelFolder
+from flatout.inference.run_predictor import (
+    Advance,
+    Answered,
+    FileOptions,
+    RunPredictor,
+    Scored,
+    in_order,
+    numbered_blocks,
+    ragged,
+    require_rows,
+    with_answers,
+)
 from flatout.models import kind_of
 from flatout.models.encoder.transformer import Outputs, Transformer
-from flatout.tasks.tagging import Tagger
+from flatout.tasks.tagging import EntityScores, Tagger
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +76,12 @@ class TaggedRows:
 
 
 @dataclass(slots=True)
-class TagPredictor:
+class TagPredictor(RunPredictor):
     """Tags for words; made by `TagPredictor.load(RUN)` or from a run's Result."""
 
-    problems: ClassVar = ("tags",)
+    problems = ("tags",)
+    answers_to = "words with tags"
+    options = ("text",)
 
     model: Transformer
     vocabulary: Subwords
@@ -81,6 +94,8 @@ class TagPredictor:
     """Arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU."""
     temperature: float = 1.0
     """What logits are divided by, so that probabilities are as often right as they say."""
+    lost_words: int = 0
+    """Words of files that the model did not see."""
 
     @classmethod
     def of(cls, task: Tagger) -> TagPredictor:
@@ -95,25 +110,14 @@ class TagPredictor:
         )
 
     @classmethod
-    def load(cls, run: str | Path, device: str | torch.device = "cpu") -> TagPredictor:
-        """The best model of a run, from the run's folder or its `model` folder."""
-        folder = ModelFolder.find(run)
-        with folder.read():
-            return cls._read(folder, torch.device(device))
-
-    @classmethod
-    def _read(cls, folder: ModelFolder, device: torch.device) -> TagPredictor:
-        settings = folder.settings()
-        if settings.get("problem") not in cls.problems:
-            raise UserError(str(folder.path), "no run on tags", hint="It answers whole texts.")
+    def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> TagPredictor:
         names, data = folder.labels(), settings["data"]
         model, vocabulary = load_encoder(folder, Outputs(names, "tags"), separator=False)
         roles = Roles(tuple(data["columns"]["texts"]), data["columns"]["label"])
         temperature = settings.get("temperature", 1.0)
-        return cls(model.to(device).eval(), vocabulary, names, data["max_length"], roles, temperature=temperature)
+        return cls(model, vocabulary, names, data["max_length"], roles, temperature=temperature)
 
     def save(self, folder: Path, model_config: Any) -> None:
-        """Write the `model` folder."""
         settings = {
             "problem": self.problems[0],
             "temperature": self.temperature,
@@ -137,8 +141,9 @@ class TagPredictor:
         starts = np.cumsum(encoded.block.lengths, dtype=np.int64) - encoded.block.lengths
         ids = np.zeros(len(encoded.block.tokens), np.int64)
         shares = np.zeros(len(encoded.block.tokens), np.float32)
-        with answering(self.precision, next(self.model.parameters()).device):
-            for batch in self._batches(encoded, rows_per_batch):
+        tokens = ragged(encoded.block.tokens, encoded.block.lengths)
+        with answering(self.precision, self.device):
+            for batch in self.batches(tokens, len(words), rows_per_batch):
                 best = (self.model(batch).float() / self.temperature).softmax(-1).max(-1)
                 rows, lengths = batch.rows.numpy(), batch.lengths.numpy()
                 place = np.arange(batch.num_tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -168,9 +173,77 @@ class TagPredictor:
             for row, own, first, last in zip(words, by_row, found.offsets, found.offsets[1:], strict=False)
         ]
 
-    def _batches(self, encoded: EncodedWords, rows_per_batch: int) -> Iterator[FlatBatch]:
-        block = encoded.block
-        offsets = np.append(0, np.cumsum(block.lengths, dtype=np.int64))
-        split = StoreSplit("rows", len(block.lengths), {"tokens": Ragged(block.tokens, offsets, block.lengths)})
-        plan = PlanSettings(rows_per_batch=rows_per_batch, layout=Layout(self.model.layout), shuffle=False)
-        return iter(Feed(split, plan, device=next(self.model.parameters()).device))
+    def answer_table(self, table: Table, options: FileOptions, others: Sequence[TagPredictor]) -> Iterator[Answered]:
+        """A tag for each word, and the entities."""
+        column = options.text or self.roles.texts[0]
+        require_columns(table, {"--text": column})
+
+        def answer(predictor: TagPredictor, piece: tuple[int, pa.RecordBatch]) -> tuple[Answered, int]:
+            _, block = piece
+            words = word_lists(block.column(column), name=column, table=table.name, key="--text")
+            found = predictor.tags(words)
+            tags = pa.array(predictor.names).take(pa.array(found.ids))
+            rows = predictor.read(words.to_pylist(), found)
+            entities = pa.array([[asdict(each) for each in row.entities] for row in rows], _ENTITIES)
+            lists = pa.ListArray.from_arrays(pa.array(found.offsets.astype(np.int32)), tags)
+            return with_answers(block, {"prediction": lists, "entities": entities}), found.lost
+
+        for answered, lost in in_order(answer, others, numbered_blocks(table, list(table.columns))):
+            self.lost_words += lost
+            yield answered
+
+    def score_table(
+        self, table: Table, options: FileOptions, others: Sequence[TagPredictor], advance: Advance
+    ) -> Scored:
+        """Over all rows of words and tags, and of each type."""
+        texts = self.roles.texts if options.text is None else (options.text,)
+        roles = replace(self.roles, texts=texts, label=options.label or self.roles.label)
+        require_columns(table, {"--text": roles.texts[0], "--label": roles.label})
+        types = [name[2:] for name in self.names[1::2]]
+        scores, total = EntityScores(types), 0
+        for found, given in in_order(_tags, others, _tagged(table, roles, types)):
+            rows = len(found.offsets) - 1
+            scores.add(found.ids, given, found.offsets, np.zeros(rows, np.bool_))
+            total += rows
+            self.lost_words += found.lost
+            advance(rows)
+        require_rows(total, table)
+        counts = {"rows": total, "lost_words": self.lost_words}
+        return Scored(counts, scores.values(), scores.per_type(), warnings=self.notes())
+
+    def notes(self) -> list[str]:
+        """How many words the model did not see, where there are any."""
+        longest = f"data.max_length={self.max_length} of this run"
+        what = f"words beyond {longest}: {self.lost_words:,}; each is answered O, entities among them are missed"
+        return [what] if self.lost_words else []
+
+
+_ENTITIES = pa.list_(
+    pa.struct(
+        [
+            ("type", pa.string()),
+            ("text", pa.string()),
+            ("start", pa.int64()),
+            ("stop", pa.int64()),
+            ("probability", pa.float32()),
+        ]
+    )
+)
+
+
+def _tagged(table: Table, roles: Roles, types: Sequence[str]) -> Iterator[tuple[pa.Array, Any]]:
+    """Block by block the words, and their tags as the run numbers them."""
+    census = TagCensus(table.name)
+    census.types |= {name: number for number, name in enumerate(types, 1)}
+    for first_row, block in numbered_blocks(TaggedTable(table, roles, "test", census), LISTS):
+        words, tags = block.columns
+        given = census.numbered(tags, np.arange(first_row, first_row + block.num_rows))
+        if unknown := list(census.types)[len(types) :]:
+            what = f"{table.name}: types that the run does not know: {', '.join(unknown[:5])}"
+            raise UserError("--label", what, allowed=", ".join(types))
+        yield words, as_bio(given)
+
+
+def _tags(predictor: TagPredictor, piece: tuple[pa.Array, Any]) -> tuple[Any, Any]:
+    words, given = piece
+    return predictor.tags(words), given

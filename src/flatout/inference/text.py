@@ -7,33 +7,50 @@ Rows are sorted by length inside a block, so prediction pads as little as traini
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor, nn
 
-from flatout.data.batches.feed import Feed
-from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.checks.characters import decode_escapes
+from flatout.data.checks.cleaning import clean_block, read_texts
 from flatout.data.checks.cleaning_settings import Escapes
+from flatout.data.checks.findings import Findings
+from flatout.data.checks.labels import normalise_labels
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
-from flatout.data.store.store import Ragged, StoreSplit
 from flatout.data.tables.roles import Roles
+from flatout.data.tables.table import Table
 from flatout.data.tokens.subwords import PAIR, Encoder, read_encoder
 from flatout.engine.precision import Precision, answering
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 from flatout.inference.dotted_settings import built
 from flatout.inference.encoder_folder import TOKENIZER, load_encoder, save_encoder, without_files
 from flatout.inference.folder import ModelFolder
+from flatout.inference.run_predictor import (
+    Advance,
+    Answered,
+    FileOptions,
+    RunPredictor,
+    Scored,
+    chosen_columns,
+    in_order,
+    numbered_blocks,
+    outputs_and_targets,
+    ragged,
+    require_text_columns,
+    with_answers,
+)
 from flatout.models import kind_of, model_class
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from flatout.tasks.calibration import Sureness
 from flatout.tasks.classification import Classifier
+from flatout.tasks.metrics import MultiMetrics, TaskMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +64,12 @@ class Prediction:
 
 
 @dataclass(slots=True)
-class Predictor:
+class Predictor(RunPredictor):
     """Answers for texts; made by `Predictor.load(RUN)` or from a run's Result."""
 
-    problems: ClassVar = ("single", "multi", "regression")
-    """What `config.json` of its runs names."""
+    problems = ("single", "multi", "regression")
+    answers_to = "texts"
+    options = ("text", "top_k")
 
     model: nn.Module
     vocabulary: Encoder
@@ -85,17 +103,7 @@ class Predictor:
         )
 
     @classmethod
-    def load(cls, run: str | Path, device: str | torch.device = "cpu") -> Predictor:
-        """The best model of a run, from the run's folder or its `model` folder."""
-        folder = ModelFolder.find(run)
-        with folder.read():
-            return cls._read(folder, torch.device(device))
-
-    @classmethod
-    def _read(cls, folder: ModelFolder, device: torch.device) -> Predictor:
-        settings = folder.settings()
-        if "scale" not in settings:
-            raise UserError(str(folder.path), "a run on bit strings", hint="It answers bit strings, not texts.")
+    def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> Predictor:
         vocabulary = read_encoder((folder.path / TOKENIZER).read_text(encoding="utf-8"))
         classes = folder.labels()
         labels = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"])
@@ -113,7 +121,7 @@ class Predictor:
             model = config.build(num_outputs=len(classes), vocabulary_size=vocabulary.size)
             model.load_state_dict(folder.weights())
         return cls(
-            model=model.to(device).eval(),
+            model=model,
             vocabulary=vocabulary,
             labels=labels,
             max_length=data["max_length"],
@@ -125,7 +133,6 @@ class Predictor:
         )
 
     def save(self, folder: Path, model_config: Any) -> None:
-        """Write the `model` folder; `model_config` must be of a class in MODELS."""
         settings = {
             "problem": self.labels.problem.value,
             "scale": {"mean": self.labels.mean, "spread": self.labels.spread},
@@ -158,8 +165,9 @@ class Predictor:
         if self.escapes is Escapes.decode:
             texts = decode_escapes(texts)[0]
         found = torch.empty(len(texts), self.labels.num_outputs)
-        with answering(self.precision, next(self.model.parameters()).device):
-            for batch in self._batches(texts, rows_per_batch):
+        encoded = self.vocabulary.encode(texts, max_length=self.max_length)
+        with answering(self.precision, self.device):
+            for batch in self.batches(ragged(encoded.tokens, encoded.lengths), len(texts), rows_per_batch):
                 found[batch.rows] = self.model(batch).float().cpu()
         if self.labels.problem is Problem.regression:
             found = found * self.labels.spread + self.labels.mean
@@ -187,10 +195,99 @@ class Predictor:
         """`[C]` from which probability on a label is answered, where there are several a row."""
         return torch.tensor(self.thresholds) if self.thresholds else torch.full((self.labels.num_outputs,), 0.5)
 
-    def _batches(self, texts: pa.Array, rows_per_batch: int) -> Iterator[FlatBatch]:
-        encoded = self.vocabulary.encode(texts, max_length=self.max_length)
-        offsets = np.append(0, np.cumsum(encoded.lengths, dtype=np.int64))
-        split = StoreSplit("texts", len(texts), {"tokens": Ragged(encoded.tokens, offsets, encoded.lengths)})
-        layout = Layout(getattr(self.model, "layout", Layout.flat))
-        plan = PlanSettings(rows_per_batch=rows_per_batch, layout=layout, shuffle=False)
-        return iter(Feed(split, plan, device=next(self.model.parameters()).device))
+    def answer_table(self, table: Table, options: FileOptions, others: Sequence[Predictor]) -> Iterator[Answered]:
+        if self.labels.problem is Problem.regression:
+            require(not options.top_k, "--top-k", "this run answers numbers", hint="Leave it out.")
+        texts = self.roles.texts if options.text is None else (options.text,)
+        require_text_columns(table, texts)
+        roles, findings = replace(self.roles, texts=texts), Findings(table.name)
+
+        def answer(predictor: Predictor, piece: tuple[int, pa.RecordBatch]) -> Answered:
+            _, block = piece
+            read, _ = read_texts(block, roles, np.arange(block.num_rows), findings)
+            outputs = predictor.outputs(pc.fill_null(read, ""))
+            return with_answers(block, answer_columns(predictor, outputs, options.top_k))
+
+        return in_order(answer, others, numbered_blocks(table, list(table.columns)))
+
+    def score_table(self, table: Table, options: FileOptions, others: Sequence[Predictor], advance: Advance) -> Scored:
+        """Over all rows that have a label, and of each class."""
+        texts = self.roles.texts if options.text is None else (options.text,)
+        roles = replace(self.roles, texts=texts, label=options.label or self.roles.label)
+        require_text_columns(table, roles.texts, label=roles.label)
+        problem, findings = self.labels.problem, Findings(table.name)
+        metrics, sureness = TaskMetrics.build(problem, self.labels.classes), Sureness()
+        if isinstance(metrics, MultiMetrics):
+            metrics.thresholds.copy_(self.least_shares())
+        for outputs, targets in in_order(outputs_and_targets, others, self._labelled(table, roles, findings)):
+            # Thresholds are of calibrated probabilities.
+            metrics.update(outputs / self.temperature if problem is Problem.multi else outputs, targets)
+            if problem is Problem.single:
+                sureness.add(self.shares(outputs), targets)
+            advance(len(targets))
+        hint = "Name the column of labels with --label, or another file."
+        require(findings.rows_kept > 0, "FILE", f"{table.name}: no row has a label", hint=hint)
+        values = metrics.compute()
+        if problem is Problem.single:
+            values |= {"calibration_error": sureness.error(), "temperature": self.temperature}
+        remarks = [f"{remark.source}: {remark.what}" for remark in findings.remarks()]
+        return Scored({"rows": findings.rows_kept}, values, metrics.per_class(), remarks)
+
+    def _labelled(self, table: Table, roles: Roles, findings: Findings) -> Iterator[tuple[pa.Array, Tensor]]:
+        """Block by block the texts that have a label, and their labels as the run numbers them."""
+        problem = self.labels.problem
+        for first_row, block in numbered_blocks(table, roles.columns):
+            rows = np.arange(first_row, first_row + block.num_rows)
+            clean = clean_block(block, roles=roles, rows=rows, problem=problem, is_train=False, findings=findings)
+            labels = normalise_labels(
+                clean.labels, clean.rows, problem=problem, delimiter=self.label_delimiter, source=table.name
+            )
+            if len(clean.rows):
+                yield clean.texts, _targets(self, labels, table.name)
+
+
+def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dict[str, pa.Array]:
+    """Logits as the columns that are written; whole blocks at once."""
+    classes = pa.array(predictor.labels.classes)
+    if predictor.labels.problem is Problem.regression:
+        return {"prediction": pa.array(outputs.squeeze(-1).numpy())}
+    shares = predictor.shares(outputs)
+    if predictor.labels.problem is Problem.single:
+        probabilities, ids = shares.max(-1)
+        answered = {"prediction": classes.take(pa.array(ids.numpy())), "probability": pa.array(probabilities.numpy())}
+    else:
+        answered = chosen_columns(classes, shares, predictor.least_shares())
+    return answered | (_top(classes, shares, top_k) if top_k else {})
+
+
+def _top(classes: pa.Array, shares: Tensor, top_k: int) -> dict[str, pa.Array]:
+    """The likeliest classes of each row, the best first."""
+    values, ids = shares.topk(min(top_k, shares.shape[1]), dim=-1)
+    width = ids.shape[1]
+    offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * width)
+    names, found = classes.take(pa.array(ids.flatten().numpy())), pa.array(values.flatten().numpy())
+    return {
+        "top_labels": pa.ListArray.from_arrays(offsets, names),
+        "top_probabilities": pa.ListArray.from_arrays(offsets, found),
+    }
+
+
+def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
+    """Labels as the run's class numbers; a class that the run never saw is a mistake."""
+    classes = predictor.labels.classes
+    if predictor.labels.problem is Problem.regression:
+        return torch.from_numpy(labels.to_numpy(zero_copy_only=False).astype(np.float32))
+    is_multi = predictor.labels.problem is Problem.multi
+    values = pc.list_flatten(labels) if is_multi else labels
+    ids = pc.index_in(values, pa.array(classes, pa.large_string()))
+    if ids.null_count:
+        unknown = pc.unique(values.filter(pc.is_null(ids))).to_pylist()
+        what = f"{source}: labels that the run does not know: {', '.join(map(repr, unknown[:5]))}"
+        raise UserError("--label", what, allowed=", ".join(classes[:20]))
+    numbers = torch.from_numpy(ids.to_numpy(zero_copy_only=False).astype(np.int64))
+    if not is_multi:
+        return numbers
+    counts = torch.from_numpy(pc.list_value_length(labels).to_numpy(zero_copy_only=False).astype(np.int64))
+    hot = torch.zeros(len(labels), len(classes))
+    hot[torch.repeat_interleave(torch.arange(len(labels)), counts), numbers] = 1.0
+    return hot

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import require
-from flatout.ladder.describe import kind_of, program_of
+from flatout.ladder.describe import program_of
+from flatout.ladder.rows import way_of
 from flatout.ladder.rungs import LEARNING, Ladder, Rung, find_ladder, read_ladder
 
 _BY_BATCH = "tweets"
@@ -19,7 +20,7 @@ _LARGER = "batch 64"
 
 def choose_ladder(data: Any, model: Any, folders: Sequence[Path]) -> Ladder:
     """The rungs for these data and this model; promises of guides are about other rows, and are left out."""
-    kind, program = kind_of(data), program_of(model)
+    kind, program = way_of(data).kind, program_of(model)
     found = read_ladder(find_ladder(program, folders))  # a ladder has the name of its program
     require(found.kind == kind, "model", f"{type(model).__name__} does not fit {kind}")
     title = f"{type(model).__name__.removesuffix('Config')} on your data"

@@ -9,14 +9,12 @@ from typing import Any
 
 import torch
 
-from flatout.bits.data import BitsDataConfig
-from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.text import TextDataConfig
 from flatout.data.tokens.subwords import Subwords
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.errors import UserError, require
 from flatout.ladder.case import Case
-from flatout.ladder.rows import read_rows
+from flatout.ladder.rows import read_rows, way_of
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
@@ -38,15 +36,6 @@ PROGRAMS: dict[type, str] = {
 """The usual program of each model."""
 PLAIN_BITS = ("model.detectors=false", "model.straight=false", "model.blend=false", "task.recombine=0")
 """A plain network on bits: what the usual program has."""
-
-
-def kind_of(data: Any) -> str:
-    """The kind of data of a run."""
-    kinds = {TextDataConfig: "text", BitsDataConfig: "bits", SequenceDataConfig: "sequence"}
-    found = kinds.get(type(data))
-    hint = "Use texts, bit strings or recordings."
-    require(found is not None, "ladder", f"{type(data).__name__} has no usual program", hint=hint)
-    return str(found)
 
 
 def program_of(model: Any) -> str:
@@ -73,10 +62,10 @@ def describe(
     require(optim.scale_lr is ScaleRate.none, "optim.scale_lr", "is a rung's own", hint="Leave it out.")
     lr = optim.lr if optim.lr is not None else getattr(model, "recommended_lr", optim.highest)
     return Case(
-        kind=kind_of(data),
+        kind=way_of(data).kind,
         folder=folder,
         model=_sizes(model),
-        reading={**_reading(data), **reading},
+        reading={**way_of(data).reading(data), **reading},
         batch=data.batch_size,
         lr=float(lr),
         clip=clip,
@@ -101,16 +90,6 @@ def require_followed(model: Any) -> None:
         is_plain = not (model.detectors or model.straight or model.blend) and bool(model.widths)
         what = "the usual program is a plain network on the bits"
         require(is_plain, "model", what, hint=f"Set {' '.join(PLAIN_BITS)}.")
-
-
-def _reading(data: Any) -> dict[str, Any]:
-    """How the usual program makes numbers of rows."""
-    if isinstance(data, TextDataConfig):
-        words = data.vocabulary
-        return {"max_length": data.max_length, "words": words.size, "min_frequency": words.min_frequency}
-    if isinstance(data, BitsDataConfig):
-        return {}
-    return {"lookback": data.lookback, "targets": data.targets}
 
 
 def encoder_folder(model: TransformerConfig, data: TextDataConfig, texts: Path, folder: Path, seed: int) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,31 +55,19 @@ class Rows:
 def write_rows(config: Any, folder: Path, *, joined: Mapping[str, Any] | None = None) -> Rows:
     """Write the rows of each split; `joined`: see `join_texts`."""
     folder.mkdir(parents=True, exist_ok=True)
-    reading: dict[str, Any] = {}
-    if isinstance(config, TextDataConfig):
-        tables, words = _texts(config), ["data.source=null", "data.text=text", "data.label=label", *_NO_SPLIT]
-        if joined is not None:
-            tables = {split: join_texts(table, **joined) for split, table in tables.items()}
-    elif isinstance(config, BitsDataConfig):
-        tables = _records(config)
-        reading["columns"] = [name for name in tables["train"].column_names if name != _BITS]
-        words = [f"data.columns={_listed(reading['columns'])}", f"data.bits={_BITS}", "data.form=binary"]
-    else:
-        assert isinstance(config, SequenceDataConfig), type(config).__name__
-        tables = _recordings(config)
-        names = [name for name in tables["train"].column_names if name != _RECORDING]
-        reading["features"] = [name for name in names if name not in config.targets]
-        words = [f"data.features={_listed(reading['features'])}", f"data.target={_listed(config.targets)}"]
-        words += [f"data.group=[{_RECORDING}]", *_AS_THEY_ARE]
+    way = way_of(config)
+    tables = way.tables(config)
+    words, reading = way.read(config, tables["train"].column_names)
+    if joined is not None:
+        tables = {split: join_texts(table, **joined) for split, table in tables.items()}
     missing = [split for split in SPLITS if split not in tables]
     hint = "Give more rows, or a file for each split."
     require(not missing, "ladder", f"no {' and no '.join(missing)} rows", hint=hint)
     for split, table in tables.items():
         pa_csv.write_csv(table, folder / f"{split}.csv")
-    first = "source" if isinstance(config, BitsDataConfig) else "train"
-    names_of_files = {first: "train", "validation": "validation", "test": "test"}
+    names_of_files = {way.first_key: "train", "validation": "validation", "test": "test"}
     files = [f"data.{key}={quoted(str((folder / f'{split}.csv').absolute()))}" for key, split in names_of_files.items()]
-    return Rows([*words, *files], reading, _rows_of_epoch(config, tables["train"]))
+    return Rows([*words, *files], reading, way.count(config, tables["train"]))
 
 
 _BITS, _RECORDING = "bloomfilter", "recording"
@@ -103,14 +91,6 @@ def read_rows(path: Path) -> pa.Table:
     names = pa_csv.open_csv(path, parse_options=_WITH_BREAKS).schema.names
     cells = pa_csv.ConvertOptions(column_types=dict.fromkeys(names, _CELL), strings_can_be_null=False)
     return pa_csv.read_csv(path, parse_options=_WITH_BREAKS, convert_options=cells)
-
-
-def _rows_of_epoch(config: Any, table: pa.Table) -> int:
-    """Rows of an epoch; of recordings windows."""
-    if not isinstance(config, SequenceDataConfig):
-        return int(table.num_rows)
-    counts = pc.value_counts(table[_RECORDING]).field("counts").to_numpy()
-    return int(np.maximum(0, counts - (config.lookback or 1) + 1).sum())
 
 
 def _texts(config: TextDataConfig) -> dict[str, pa.Table]:
@@ -178,3 +158,84 @@ def _recordings(config: SequenceDataConfig) -> dict[str, pa.Table]:
         columns[_RECORDING] = [f"{split} {each}" for each in number]
         tables[split] = pa.table(columns)
     return tables
+
+
+def _read_texts(config: TextDataConfig, columns: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    return ["data.source=null", "data.text=text", "data.label=label", *_NO_SPLIT], {}
+
+
+def _read_records(config: BitsDataConfig, columns: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    texts = [name for name in columns if name != _BITS]
+    return [f"data.columns={_listed(texts)}", f"data.bits={_BITS}", "data.form=binary"], {"columns": texts}
+
+
+def _read_recordings(config: SequenceDataConfig, columns: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    features = [name for name in columns if name not in (_RECORDING, *config.targets)]
+    words = [f"data.features={_listed(features)}", f"data.target={_listed(config.targets)}"]
+    return [*words, f"data.group=[{_RECORDING}]", *_AS_THEY_ARE], {"features": features}
+
+
+def _count_rows(config: Any, table: pa.Table) -> int:
+    return int(table.num_rows)
+
+
+def _count_windows(config: SequenceDataConfig, table: pa.Table) -> int:
+    counts = pc.value_counts(table[_RECORDING]).field("counts").to_numpy()
+    return int(np.maximum(0, counts - (config.lookback or 1) + 1).sum())
+
+
+def _limits_of_texts(config: TextDataConfig) -> dict[str, Any]:
+    words = config.vocabulary
+    return {"max_length": config.max_length, "words": words.size, "min_frequency": words.min_frequency}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How a kind of data is written for a usual program, and what both sides make of it."""
+
+    kind: str
+    """What ladders call it."""
+    title: str
+    metric: str
+    """The test metric; a hundredth of it is a point."""
+    tables: Callable[[Any], dict[str, pa.Table]]
+    """The rows of each split."""
+    read: Callable[[Any, Sequence[str]], tuple[list[str], dict[str, Any]]]
+    """From the written columns: the words of a run of ours, and what the usual program is given."""
+    first_key: str = "train"
+    """The setting that names the training rows."""
+    count: Callable[[Any, pa.Table], int] = _count_rows
+    """Rows of an epoch."""
+    reading: Callable[[Any], dict[str, Any]] = lambda config: {}
+    """How the usual program makes numbers of rows."""
+
+
+WAYS: dict[type, Way] = {
+    TextDataConfig: Way(
+        kind="text",
+        title="texts",
+        metric="accuracy",
+        tables=_texts,
+        read=_read_texts,
+        reading=_limits_of_texts,
+    ),
+    BitsDataConfig: Way(
+        kind="bits", title="bit strings", metric="dice", tables=_records, read=_read_records, first_key="source"
+    ),
+    SequenceDataConfig: Way(
+        kind="sequence",
+        title="recordings",
+        metric="r2",
+        tables=_recordings,
+        read=_read_recordings,
+        count=_count_windows,
+        reading=lambda config: {"lookback": config.lookback, "targets": config.targets},
+    ),
+}
+
+
+def way_of(data: Any) -> Way:
+    """How the data of a run are written."""
+    hint = "Use texts, bit strings or recordings."
+    require(type(data) in WAYS, "ladder", f"{type(data).__name__} has no usual program", hint=hint)
+    return WAYS[type(data)]

@@ -16,11 +16,11 @@ from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError, did_you_mean, require
 from flatout.ladder.case import Case
 from flatout.ladder.climb import TOO_SHORT, Step, climb
-from flatout.ladder.describe import describe, encoder_folder, kind_of, program_of, require_followed
+from flatout.ladder.describe import describe, encoder_folder, program_of, require_followed
 from flatout.ladder.measure import Job, Measured, OurRun, UsualProgram, measure_apart
 from flatout.ladder.quality import Group, paired_difference, quality_sentence
 from flatout.ladder.results import FILE, closing_lines, results
-from flatout.ladder.rows import Rows, quoted, write_rows
+from flatout.ladder.rows import WAYS, Rows, quoted, way_of, write_rows
 from flatout.ladder.rungs import Ladder, Rung
 from flatout.ladder.table import figures
 from flatout.models.encoder.transformer import TransformerConfig
@@ -29,8 +29,6 @@ from flatout.perf.measure.apart import Failed
 from flatout.report.ladder_page import write_figure, write_ladder_page
 from flatout.report.summary import json_safe, versions, write_atomically
 
-METRICS = {"text": "accuracy", "bits": "dice", "sequence": "r2"}
-"""The test metric of each kind of data; a hundredth of it is a point."""
 _QUIET = ("monitor.progress=false", "logger=none", "resume=null", "checkpoint.patience=null", "tune=off")
 
 
@@ -106,10 +104,11 @@ def write(found: dict[str, Any], folder: Path) -> None:
 
 def require_fitting(ladder: Ladder, data: Any, model: Any) -> None:
     """Refuse a ladder for another kind of data, or for another model."""
-    kind, program = kind_of(data), program_of(model)
+    way, program = way_of(data), program_of(model)
     hint = "Leave +ladder out: rungs for your data are then chosen."
-    what = f"{ladder.name} needs {_KINDS[ladder.kind]}, and these are {_KINDS[kind]}"
-    require(kind == ladder.kind, "+ladder", what, hint=hint)
+    needed = next(each.title for each in WAYS.values() if each.kind == ladder.kind)
+    what = f"{ladder.name} needs {needed}, and these are {way.title}"
+    require(way.kind == ladder.kind, "+ladder", what, hint=hint)
     what = f"{ladder.name} has no rungs for {type(model).__name__}"
     require(program == ladder.program, "+ladder", what, hint=hint)
 
@@ -123,9 +122,6 @@ def require_keywords(ladder: Ladder) -> None:
             what = f"the usual program {ladder.program} has no keyword {name}"
             where = f"{ladder.name}: {rung.name}"
             require(name in known, where, what, allowed=", ".join(known), hint=did_you_mean(name, known))
-
-
-_KINDS = {"text": "texts", "bits": "bit strings", "sequence": "recordings"}
 
 
 class _Rungs:
@@ -180,7 +176,7 @@ def compare_quality(rungs: _Rungs, steps: Sequence[Step], asked: Asked) -> dict[
     trained = rungs.rows.count * asked.epochs * asked.seeds
     if minutes := expected_minutes(steps, trained):
         asked.say(f"{can_be[0].name} and {can_be[-1].name} train to their end: some {minutes:.0f} min with all seeds")
-    metric = METRICS[asked.ladder.kind]
+    metric = way_of(asked.data).metric
     values: list[list[float]] = [[], []]
     for seed in range(asked.seed, asked.seed + asked.seeds):
         for rung, points in zip((can_be[0], can_be[-1]), values, strict=True):

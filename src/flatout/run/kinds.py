@@ -32,6 +32,7 @@ from flatout.engine.precision import Precision
 from flatout.errors import require
 from flatout.inference.folder import ModelFolder
 from flatout.inference.masked_words import MaskedWordPredictor
+from flatout.inference.run_predictor import RunPredictor
 from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
 from flatout.inference.text import Predictor
@@ -75,7 +76,7 @@ class Kind:
     """The values of `data.problem` that choose it; empty: there is no such setting."""
     data: type[StoreData[Any, Any]]
     task: Callable[..., Task]
-    predictor: type[Any]
+    predictor: type[RunPredictor]
 
     task_option: str
     """The name of its task in `conf/task/`."""
@@ -107,11 +108,6 @@ class Kind:
     """Charts of a trained task's answers, and the files that go with them; every rank takes part."""
     report: Callable[[Any, Any, Feeds, dict[str, Any], Path, RunLog], None] = no_report
     """What the first rank writes when everything else is done."""
-
-    @property
-    def of_model_folder(self) -> tuple[str, ...]:
-        """What the `config.json` of its runs names as their problem."""
-        return tuple(self.predictor.problems)
 
 
 def _text_metrics(config: Any) -> list[str]:
@@ -232,11 +228,16 @@ def kind_of(config: Any) -> Kind:
     return next(kind for kind in of_settings if not kind.problems or config.problem in kind.problems)
 
 
-def load_predictor(run: str | Path, device: str | torch.device = "cpu", precision: Precision = Precision.auto) -> Any:
+def kind_of_run(settings: dict[str, Any]) -> Kind:
+    """The kind of a finished run, by the settings in its `model` folder."""
+    return next((kind for kind in KINDS if settings.get("problem") in kind.predictor.problems), TEXTS)
+
+
+def load_predictor(
+    run: str | Path, device: str | torch.device = "cpu", precision: Precision = Precision.auto
+) -> RunPredictor:
     """The best model of a run, of whichever kind the run was."""
-    problem = ModelFolder.find(run).settings().get("problem")
-    kind = next((kind for kind in KINDS if problem in kind.of_model_folder), TEXTS)
-    predictor = kind.predictor.load(run, device)
+    predictor = kind_of_run(ModelFolder.find(run).settings()).predictor.load(run, device)
     predictor.precision = precision
     return predictor
 

@@ -18,27 +18,23 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import require
-from flatout.inference.folder import ModelFolder
-from flatout.inference.sequences import SequencePredictor
+from flatout.inference.export_encoder import quiet_exporter
 
 ONNX, SIGNATURE = "model.onnx", "signature.json"
 _MOST_APART, _SAMPLES = 1e-5, 200
 
 
-def is_of_sequences(run: Path) -> bool:
-    """Whether a run is one on recordings."""
-    return ModelFolder.find(run).settings().get("problem") in SequencePredictor.problems
-
-
-def export_sequences(run: Path, folder: Path) -> list[str]:
+def export_recordings(predictor: Any, folder: Path) -> list[str]:
     """Write the ONNX file of a run into a folder that is there; lines to print."""
-    predictor = SequencePredictor.load(run)
     is_both = bool(getattr(predictor.model, "is_both", False))
     what = "a bidirectional network reads a recording from its end too, which a device does not have"
     require(not is_both, "export", what, hint="Train with model.bidirectional=false.")
     module: _Window | _Sample = _Window(predictor) if predictor.shape.lookback else _Sample(predictor)
     module = module.eval()
-    with warnings.catch_warnings():  # the exporter warns of a list that torch's own recurrent layers keep
+    with (
+        quiet_exporter(),
+        warnings.catch_warnings(),
+    ):  # the exporter warns of a list that torch's own recurrent layers keep
         warnings.filterwarnings("ignore", message="The tensor attributes .*_flat_weights")
         program: Any = torch.onnx.export(
             module,
@@ -63,7 +59,7 @@ def export_sequences(run: Path, folder: Path) -> list[str]:
 class _Scaled(nn.Module):
     """Columns in their units in, answers in theirs out."""
 
-    def __init__(self, predictor: SequencePredictor) -> None:
+    def __init__(self, predictor: Any) -> None:
         super().__init__()
         self.model: Any = predictor.model.cpu()
         shape, scaler = predictor.shape, predictor.scaler
@@ -92,7 +88,7 @@ class _Scaled(nn.Module):
 class _Sample(_Scaled):
     """One sample and the state before it; the answer and the state after it."""
 
-    def __init__(self, predictor: SequencePredictor) -> None:
+    def __init__(self, predictor: Any) -> None:
         super().__init__(predictor)
         what = "a network of your own has no state that is known to us"
         require(hasattr(self.model, "run"), "export", what, hint="Export it with torch.onnx.")
@@ -109,7 +105,7 @@ class _Sample(_Scaled):
 class _Window(_Scaled):
     """One window; the answer at its end, or the samples after it."""
 
-    def __init__(self, predictor: SequencePredictor) -> None:
+    def __init__(self, predictor: Any) -> None:
         super().__init__(predictor)
         self.inputs = {"window": torch.zeros(1, predictor.shape.lookback or 1, predictor.shape.inputs)}
         self.outputs = ["answer"]
@@ -118,7 +114,7 @@ class _Window(_Scaled):
         return self.in_units(self.model.answer(self.scale(windows_BLF)))
 
 
-def _signature(predictor: SequencePredictor, module: _Sample | _Window) -> dict[str, Any]:
+def _signature(predictor: Any, module: _Sample | _Window) -> dict[str, Any]:
     return {
         "inputs": {name: list(each.shape) for name, each in module.inputs.items()},
         "outputs": module.outputs,
@@ -129,7 +125,7 @@ def _signature(predictor: SequencePredictor, module: _Sample | _Window) -> dict[
     }
 
 
-def _compare(predictor: SequencePredictor, path: Path) -> float:
+def _compare(predictor: Any, path: Path) -> float:
     """The largest difference between the file's answers and the run's own, as a share of the targets' scale; of labels
     after the last sample. Both read samples of 32 bits, and the rounding of an answer to 32 bits is no difference."""
     random = np.random.default_rng(0)

@@ -1,0 +1,245 @@
+"""The predictor of a finished run, of whichever kind: what predict, evaluate, export and `Result` ask of all of them.
+
+A file is read by the block, answered on every device, and given back in its order. Memory stays flat however long the
+file is: a block a device is under way, and one more waits.
+"""
+
+from __future__ import annotations
+
+import queue
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.plan import Layout, PlanSettings
+from flatout.data.store.store import Ragged, StoreSplit
+from flatout.data.tables.sources import open_table
+from flatout.data.tables.table import Table, require_columns
+from flatout.engine.precision import Precision
+from flatout.errors import require
+from flatout.inference.export_encoder import export_encoder
+from flatout.inference.folder import ModelFolder
+from flatout.models import model_class
+from flatout.models.encoder.transformer import TransformerConfig
+
+_ROWS_PER_BLOCK = 16_384
+Piece = TypeVar("Piece")
+Found = TypeVar("Found")
+Advance = Callable[[int], None]
+"""Is called with each number of rows done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileOptions:
+    """What the options of a verb say about a file; each kind of run understands some of them."""
+
+    text: str | None = None
+    label: str | None = None
+    bits: str | None = None
+    top_k: int = 0
+    rebuild: bool = False
+    names: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Rows with what the run answers."""
+
+    block: pa.RecordBatch
+    replaced: list[str] = field(default_factory=list)
+    """Columns of the file that gave way to answers of the same name."""
+    done: int = 0
+    """Rows of the file that these answers finish."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a run's answers to a file are worth."""
+
+    counts: dict[str, int]
+    """The rows, first of all."""
+    values: dict[str, float]
+    per_class: list[dict[str, Any]] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    """What was found in the file."""
+    warnings: list[str] = field(default_factory=list)
+    """What the answers suffer from."""
+
+
+class RunPredictor(ABC):
+    """A network with everything it needs to answer; variants are made by `load` or from a run's Result."""
+
+    problems: ClassVar[tuple[str, ...]]
+    """What `config.json` of its runs names."""
+    answers_to: ClassVar[str]
+    """What it answers, for messages."""
+    options: ClassVar[tuple[str, ...]] = ()
+    """The options of predict that it understands."""
+    model: nn.Module
+    precision: Precision
+
+    # What variants define.
+
+    @classmethod
+    @abstractmethod
+    def of(cls, task: Any) -> Self:
+        """The predictor of a trained task."""
+
+    @classmethod
+    @abstractmethod
+    def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> Self:
+        """What `save` has written, on the CPU."""
+
+    @abstractmethod
+    def save(self, folder: Path, model_config: Any) -> None:
+        """Write the `model` folder; `model_config` must be of a class in MODELS."""
+
+    @abstractmethod
+    def predict(self, rows: Any) -> list[Any]:
+        """Answers to rows in memory, in their order."""
+
+    @abstractmethod
+    def answer_table(self, table: Table, options: FileOptions, others: Sequence[Self]) -> Iterator[Answered]:
+        """The rows of a table with what the run answers; `others`: the same run on every device, this one included."""
+
+    @abstractmethod
+    def score_table(self, table: Table, options: FileOptions, others: Sequence[Self], advance: Advance) -> Scored:
+        """What the answers to a table that holds the truth as well are worth."""
+
+    def open(self, file: str, verb: str) -> Table:
+        """The file that a verb is given."""
+        return open_table(file, where="FILE")
+
+    def notes(self) -> list[str]:
+        """What was found while files were read and answered."""
+        return []
+
+    @classmethod
+    def require_exportable(cls, where: str, model: str, *, onnx: bool) -> None:
+        """Refuse a run whose model no other program knows; `model`: its name among MODELS."""
+        what = f"a run of model={model}, which transformers does not know"
+        is_encoder = model_class(model, where) is TransformerConfig
+        require(is_encoder, where, what, hint="Name a run of model=transformer.")
+
+    @classmethod
+    def export_run(cls, run: Path, folder: Path, name: Path, *, onnx: bool) -> list[str]:
+        """Write files that other programs open into a folder, which will get that name; lines to print."""
+        return export_encoder(partial(cls.load, run), folder, name, onnx=onnx)
+
+    # What they share.
+
+    @classmethod
+    def load(cls, run: str | Path, device: str | torch.device = "cpu") -> Self:
+        """The best model of a run, from the run's folder or its `model` folder."""
+        folder = ModelFolder.find(run)
+        with folder.read():
+            settings = folder.settings()
+            hint = "Open it with flatout.load_predictor(RUN)."
+            require(settings.get("problem") in cls.problems, str(folder.path), f"no run on {cls.answers_to}", hint=hint)
+            found = cls.read_folder(folder, settings)
+            found.model.to(torch.device(device)).eval()
+            return found
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def batches(self, tokens: Any, count: int, rows_per_batch: int) -> Iterator[FlatBatch]:
+        """So many rows in batches as the network reads them; `batch.rows` numbers them."""
+        split = StoreSplit("rows", count, {"tokens": tokens})
+        layout = Layout(getattr(self.model, "layout", Layout.flat))
+        plan = PlanSettings(rows_per_batch=rows_per_batch, layout=layout, shuffle=False)
+        return iter(Feed(split, plan, device=self.device))
+
+
+def ragged(values: NDArray[Any], lengths: NDArray[Any]) -> Ragged:
+    """Rows of unequal lengths, one after the other."""
+    return Ragged(values, np.append(0, np.cumsum(lengths, dtype=np.int64)), lengths)
+
+
+def numbered_blocks(table: Table, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Some columns of a table block by block, each with the number of its first row."""
+    first_row = 0
+    for block in table.blocks(columns, rows_per_block=_ROWS_PER_BLOCK):
+        yield first_row, block
+        first_row += block.num_rows
+
+
+def in_order(
+    answer: Callable[[Any, Piece], Found], predictors: Sequence[Any], pieces: Iterable[Piece]
+) -> Iterator[Found]:
+    """What is answered to each piece, in their order; each device answers one while others answer the next ones.
+
+    The calling thread makes the pieces, one after the other; only `answer` runs in several threads.
+    """
+    free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for predictor in predictors:
+        free.put(predictor)
+
+    def answered(piece: Piece) -> Found:
+        predictor = free.get()
+        try:
+            return answer(predictor, piece)
+        finally:
+            free.put(predictor)
+
+    waiting: deque[Future[Found]] = deque()
+    with ThreadPoolExecutor(len(predictors), thread_name_prefix="answer") as pool:
+        for piece in pieces:
+            waiting.append(pool.submit(answered, piece))
+            if len(waiting) > len(predictors):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def outputs_and_targets(predictor: Any, piece: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:
+    """What a run answers to the rows of a block, and what it should."""
+    rows, targets = piece
+    return predictor.outputs(rows), targets
+
+
+def require_rows(count: int, table: Table) -> None:
+    """Refuse a table in which there was nothing to score."""
+    require(count > 0, "FILE", f"{table.name}: no rows", hint="Name a file that holds some.")
+
+
+def require_text_columns(table: Table, texts: Sequence[str], **others: str) -> None:
+    """Check that the columns of the texts are there, and `others` by the options that name them."""
+    named = {"--text" if number == 0 else f"--text[{number}]": name for number, name in enumerate(texts)}
+    require_columns(table, {**named, **{f"--{option}": name for option, name in others.items()}})
+
+
+def with_answers(block: pa.RecordBatch, added: dict[str, pa.Array]) -> Answered:
+    """A block with its answers, in place of columns of the same names."""
+    kept = [number for number, name in enumerate(block.schema.names) if name not in added]
+    columns = [*(block.column(number) for number in kept), *added.values()]
+    names = [*(block.schema.names[number] for number in kept), *added]
+    replaced = [name for name in block.schema.names if name in added]
+    return Answered(pa.RecordBatch.from_arrays(columns, names=names), replaced, block.num_rows)
+
+
+def chosen_columns(classes: pa.Array, probabilities: Tensor, threshold: float | Tensor) -> dict[str, pa.Array]:
+    """The classes of each row at or above the threshold, and their probabilities, as lists."""
+    scores = probabilities.numpy()
+    row, column = np.nonzero((probabilities >= threshold).numpy())
+    counts = np.bincount(row, minlength=len(scores))
+    offsets = pa.array(np.append(0, np.cumsum(counts)).astype(np.int32))
+    names, shares = classes.take(pa.array(column)), pa.array(scores[row, column])
+    return {
+        "prediction": pa.ListArray.from_arrays(offsets, names),
+        "probability": pa.ListArray.from_arrays(offsets, shares),
+    }
