@@ -33,8 +33,7 @@ from flatout.data.sequences.recordings import (
     read_recordings,
     require_rules_columns,
 )
-from flatout.data.sequences.shape import Scaler, SequenceShape
-from flatout.data.sequences.survey import describe_units
+from flatout.data.sequences.shape import Scaler, SequenceShape, describe_units
 from flatout.data.sequences.windows import Rows, Segments, estimate_windows, forecast_windows
 from flatout.data.store.store import Ragged
 from flatout.data.tables.sources import open_source

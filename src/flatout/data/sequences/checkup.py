@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from flatout.data.checks.findings import Level, Remark
-from flatout.data.sequence_data import SequencePreparation
 from flatout.data.sequences.recordings import ReadingNotes
 from flatout.data.sequences.settings import SequenceDataConfig
-from flatout.data.sequences.survey import Survey
+from flatout.data.sequences.survey import SequencePreparation, Survey
 from flatout.data.sequences.views import require_rows
 from flatout.data.store.progress import Progress
 from flatout.errors import UserError

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from flatout.data.info import DataInfo, Labels
 from flatout.data.problem import Problem
-from flatout.data.sequences.choices import Missing, SequenceProblem
-from flatout.data.sequences.recordings import RecordingRules
+from flatout.data.sequences.choices import SequenceProblem
+from flatout.data.sequences.recordings import RecordingRules, read_columns, rules_of
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.shape import Scaler, SequenceShape
 from flatout.data.sequences.windows import Segments
@@ -125,31 +125,3 @@ class SequenceInfo(DataInfo):
                 "floor": self.floors,
             },
         }
-
-
-def rules_of(config: SequenceDataConfig, columns: list[str]) -> RecordingRules:
-    """How tables become recordings."""
-    label = config.targets[0] if config.problem is SequenceProblem.label else None
-    missing = Missing(config.missing)
-    return RecordingRules(
-        columns=list(columns),
-        time=config.time,
-        group=list(config.group or []),
-        label=label,
-        step=config.step,
-        max_gap=config.max_gap,
-        missing=missing,
-        cumulate=list(config.cumulate),
-        targets=config.targets,
-    )
-
-
-def read_columns(config: SequenceDataConfig) -> list[str]:
-    """Columns of the tables: features, then targets; a forecast reads its targets too."""
-    features = [name for name in config.features or [] if name not in config.targets]
-    return features if config.problem is SequenceProblem.label else [*features, *config.targets]
-
-
-def stored_columns(config: SequenceDataConfig) -> list[str]:
-    """Columns of the store: integrals, then those of the tables."""
-    return [*(f"{name} cumulated" for name in config.cumulate), *read_columns(config)]

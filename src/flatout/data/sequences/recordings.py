@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -12,12 +13,18 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.data.checks.findings import counted
-from flatout.data.sequences.choices import Missing
+from flatout.data.sequences.choices import Missing, SequenceProblem
 from flatout.data.sequences.columns import Floats, GroupNumbers, are_dates, name_rows, read_numbers, read_seconds
 from flatout.data.tables.formats.many_files import ManyFiles
 from flatout.data.tables.table import Table, require_columns
 from flatout.data.tables.values import decoded, written
 from flatout.errors import UserError, require
+
+if TYPE_CHECKING:
+    from flatout.data.sequences.settings import SequenceDataConfig
+
+RECORDINGS, SEGMENTS = "recordings", "segments"
+"""Splits of the store on disk: the samples, and which of them belong to training, validation and test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,3 +281,31 @@ def resample(recording: Recording, step: float) -> Recording:
     columns = [np.interp(wanted, times, column) for column in recording.values.T]
     place = np.clip(np.searchsorted(times, wanted, side="right") - 1, 0, len(times) - 1)
     return replace(recording, values=np.stack(columns, axis=1), times=wanted, rows=recording.rows[place])
+
+
+def rules_of(config: SequenceDataConfig, columns: list[str]) -> RecordingRules:
+    """How tables become recordings."""
+    label = config.targets[0] if config.problem is SequenceProblem.label else None
+    missing = Missing(config.missing)
+    return RecordingRules(
+        columns=list(columns),
+        time=config.time,
+        group=list(config.group or []),
+        label=label,
+        step=config.step,
+        max_gap=config.max_gap,
+        missing=missing,
+        cumulate=list(config.cumulate),
+        targets=config.targets,
+    )
+
+
+def read_columns(config: SequenceDataConfig) -> list[str]:
+    """Columns of the tables: features, then targets; a forecast reads its targets too."""
+    features = [name for name in config.features or [] if name not in config.targets]
+    return features if config.problem is SequenceProblem.label else [*features, *config.targets]
+
+
+def stored_columns(config: SequenceDataConfig) -> list[str]:
+    """Columns of the store: integrals, then those of the tables."""
+    return [*(f"{name} cumulated" for name in config.cumulate), *read_columns(config)]

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 _ROWS_A_BLOCK = 1 << 16
+_OTHER_UNIT = 10.0
+"""Ratio of root mean squares from which on another unit is suspected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +74,12 @@ class Scaler:
     def of_targets(self, targets: int) -> tuple[list[float], list[float]]:
         """Shift and factor of the last columns."""
         return self.shift[-targets:], self.factor[-targets:]
+
+
+def describe_units(names: list[str], ratios: NDArray[np.float64]) -> list[str]:
+    """A line for each column that is many times as large, or as small, as in the training recordings."""
+    return [
+        f"{name} is {ratio:.3g} times as large as in the training recordings; is it in another unit?"
+        for name, ratio in zip(names, ratios.tolist(), strict=True)
+        if ratio > _OTHER_UNIT or 0 < ratio < 1 / _OTHER_UNIT
+    ]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from flatout.data.checks.findings import counted
 from flatout.data.sequences.choices import SequenceProblem
 from flatout.data.sequences.info import SequenceInfo
+from flatout.data.sequences.recordings import RECORDINGS, SEGMENTS
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.splitting import Segment
 from flatout.data.sequences.windows import Cut, Segments
@@ -18,8 +19,6 @@ from flatout.data.store.store import Array, Ragged, StoreSplit
 from flatout.data.tables.splits import SPLITS
 from flatout.errors import require
 
-RECORDINGS, SEGMENTS = "recordings", "segments"
-"""Splits of the store on disk: the samples, and which of them belong to training, validation and test."""
 _BYTES_A_ROW = 8 + 4 + 4
 """Of its place, its length and its recording."""
 _NAMED = 3
