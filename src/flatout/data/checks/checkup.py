@@ -5,7 +5,8 @@ Rows are counted, compared and measured all of them; what only a tokenizer can t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,6 +59,20 @@ class Checkup:
             "warnings": self.count(Level.warning),
             "remarks": [remark.as_dict() for remark in self.remarks],
         }
+
+    def lines(self) -> list[str]:
+        """Lengths and rows of each split."""
+        lines = []
+        for split, lengths in self.lengths.items():
+            lines += ["", f"{split}: {lengths.line()}", *(f"  {line}" for line in lengths.bars())]
+        rows = ", ".join(f"{split} {count:,}" for split, count in self.rows.items())
+        return [*lines, "", f"rows for {rows or 'nothing'}"]
+
+    def command(self, key: str, source: str, settings: Sequence[str]) -> str:
+        """The command that trains on these rows; empty where words and tags need a model of your choice."""
+        more = " model=transformer task=mlm" if self.problem is Problem.none else ""
+        command = f"python -m train data.{key}={shlex.quote(source)} {shlex.join(settings)}".rstrip() + more
+        return command if self.problem is not Problem.tags else ""
 
 
 def check(config: TextDataConfig) -> Checkup:

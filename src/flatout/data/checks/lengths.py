@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.findings import Level, Remark, counted
 
+_BAR = 40
+"""Characters of the longest bar."""
 _LONGEST_TOLD = 1 << 16
 _FINE_SHARE = 0.01
 _MANY_UNKNOWN = 0.1
@@ -81,6 +83,17 @@ class Lengths:
         quantiles = {f"p{share * 100:g}": self.at(share) for share in (0.5, 0.9, 0.95, 0.99, 0.999)}
         filled = [bar for bar in bars if bar["rows"]]
         return {"rows": self.rows, "tokens": self.tokens, "longest": self.longest(), **quantiles, "histogram": filled}
+
+    def bars(self) -> list[str]:
+        """A bar for each doubling of the length."""
+        histogram = self.as_dict()["histogram"]
+        most = max((bar["rows"] for bar in histogram), default=1)
+        spans = [f"{bar['from']:,}–{bar['to']:,}" for bar in histogram]
+        width = max(map(len, spans), default=0)
+        return [
+            f"{span.rjust(width)}  {'█' * max(1, round(_BAR * bar['rows'] / most))} {bar['rows']:,}"
+            for span, bar in zip(spans, histogram, strict=True)
+        ]
 
 
 def unknown_remarks(words: dict[str, tuple[int, int]], where: str = "") -> list[Remark]:

@@ -5,18 +5,26 @@ One pass over the tables, a file at a time. The first mistake that would end a r
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from flatout.data.checks.findings import Level, Remark
+from flatout.data.checks.findings import Level, Remark, counted
+from flatout.data.sequences.choices import SequenceProblem
 from flatout.data.sequences.recordings import ReadingNotes
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.survey import SequencePreparation, Survey
 from flatout.data.sequences.views import require_rows
 from flatout.data.store.progress import Progress
 from flatout.errors import UserError
+
+_TRAIN = "python -m train data=sequence model=rnn task=sequence precision=fp32"
+_MAPPINGS = "data.noise.", "data.offset.", "data.low_pass."
+"""Settings by feature, which `train` takes with a plus sign."""
+_LABEL = "python -m train data=sequence model=rnn precision=fp32"
 
 
 @dataclass(slots=True)
@@ -39,6 +47,31 @@ class SequenceCheckup:
         """Plain values, for JSON."""
         facts = {"source": self.source, "splits": self.splits, "columns": self.columns, "steps_s": self.steps_s}
         return {**facts, "remarks": [remark.as_dict() for remark in self.remarks]}
+
+    def lines(self) -> list[str]:
+        """Lengths, sampling and columns as tables."""
+        lines = []
+        for split, counts in self.splits.items():
+            shortest, median, longest = (f"{counts[name]:,}" for name in ("shortest", "median", "longest"))
+            lengths = shortest if shortest == longest else f"{shortest} to {longest}, median {median}"
+            recordings = counted(counts["recordings"], "recording")
+            lines.append(f"{split}: {recordings}, {counts['samples']:,} samples; length {lengths}")
+        if self.steps_s:
+            least_s, median_s, most_s = self.steps_s
+            lines.append(f"a sample every {median_s:g} s (recordings: {least_s:g} to {most_s:g} s)")
+        if self.columns:
+            names = ("mean", "spread", "least", "most")
+            width = max(map(len, [*self.columns, "training samples"]))
+            lines += ["", "training samples".ljust(width) + "".join(f"{name:>12}" for name in names)]
+            for column, values in self.columns.items():
+                lines.append(column.ljust(width) + "".join(f"{values[name]:>12.5g}" for name in names))
+        return ["", *lines, ""]
+
+    def command(self, key: str, source: str, settings: Sequence[str]) -> str:
+        """The command that trains on these recordings."""
+        start = _LABEL if f"data.problem={SequenceProblem.label.value}" in settings else _TRAIN
+        settings = [f"+{setting}" if setting.startswith(_MAPPINGS) else setting for setting in settings]
+        return f"{start} data.{key}={shlex.quote(source)} {shlex.join(settings)}".rstrip()
 
 
 def check_recordings(config: SequenceDataConfig) -> SequenceCheckup:
