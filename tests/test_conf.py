@@ -12,6 +12,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from flatout.bits.people import PeopleConfig
+from flatout.checkpoints.same_run import require_same_run
 from flatout.cli import start
 from flatout.cli import words as words_of
 from flatout.cli.unknown_keys import known_keys
@@ -23,7 +24,6 @@ from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.errors import UserError
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.report.summary import read_summary
-from flatout.run.resume import deciding_settings, require_same_run
 from tests.composed import CONF, compose_run, only_folder, options_of, run_train
 
 GLOBAL = ("experiment", "sweep", "debug", "ladder")
@@ -277,17 +277,9 @@ def test_the_start_page_lists_every_option_of_a_group(group):
     assert set(options_of(group)) <= set(re.findall(r"`(\w+)`", row))
 
 
-def test_a_run_of_an_earlier_version_resumes_on_the_same_data():
-    former = {"experiment": "x", "data": {"builtin": "headlines", "tweets": {"rows": 6}, "tagged_tweets": {"rows": 4}}}
-    assert deciding_settings(former) == {}
-    then = {
-        "data": "key",
-        "model": "m",
-        "torch": "t",
-        "precision": "p",
-        "plan": {},
-        "settings": {"data.sample.rows": 6},
-    }
+def test_a_run_resumes_on_the_same_data_whatever_the_settings_of_an_unused_sample():
+    then = {"data": "key", "model": "m", "torch": "t", "precision": "p", "plan": {}}
+    then |= {"settings": {"data.sample.rows": 6, "optim.name": "adamw"}}
     now = {**then, "settings": {"data.sample.rows": 4, "optim.name": "adamw"}}
     assert require_same_run(then, now, anyway=False) == []
     with pytest.raises(UserError, match=r"optim\.name was adamw and is muon"):

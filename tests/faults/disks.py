@@ -24,9 +24,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatout.checkpoints.find_checkpoint import find_checkpoint
 from flatout.checkpoints.folder import ABOUT, MAKE_ROOM, MANIFEST, STATE, TENSORS, FolderCheckpointIO, require_whole
-from flatout.checkpoints.kept import CHECKPOINTS, shelve
+from flatout.checkpoints.kept import CHECKPOINTS, find_checkpoint, shelve
 from flatout.distributed.processes import end_with_parent, warm_start
 from flatout.errors import UserError
 from tests.faults.runs import exit_code, side_by_side, start
@@ -170,7 +169,7 @@ def _saver(folder: Path, step: int, pipe: Connection) -> None:
 def _nothing_lost(folder: Path, said: str) -> list[str]:
     """The newest whole checkpoint is one of the two, exactly; saving again works."""
     problems = []
-    start, _ = find_checkpoint(folder)
+    start, _ = find_checkpoint(folder / CHECKPOINTS)
     if start is None or not is_of(start.checkpoint, start.step):
         return ["no whole checkpoint is left"]
     try:
@@ -201,7 +200,7 @@ def damaged_newest(place: Path, count: int) -> list[list[str]]:
         name, damage = list(DAMAGES.items())[number % len(DAMAGES)]
         newest = folder / CHECKPOINTS / "step-9"
         damage(newest, numbers)
-        start, lines = find_checkpoint(folder)
+        start, lines = find_checkpoint(folder / CHECKPOINTS)
         problems = []
         if start is None or start.step != 6 or not is_of(start.checkpoint, 6):
             problems.append(f"{name}: the one before is not taken")

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.checkpoints.find_checkpoint import find_checkpoint
-from flatout.checkpoints.kept import CHECKPOINTS
+from flatout.checkpoints.kept import CHECKPOINTS, find_checkpoint
 from tests.faults import disks, ranks, stores
 from tests.faults.plants import STEPS, KillAt, KillInSave, NotANumberAt, Planted, RaiseAt, SignalAt
 from tests.faults.runs import Spec, attempt, differences, run_folder, said, saved_step, train
@@ -121,7 +120,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(name, t
         disks.save(tmp_path, step)
     newest = tmp_path / CHECKPOINTS / "step-9"
     disks.DAMAGES[name](newest, random.Random(1))
-    start, lines = find_checkpoint(tmp_path)
+    start, lines = find_checkpoint(tmp_path / CHECKPOINTS)
     assert start is not None and start.step == 6 and disks.is_of(start.checkpoint, 6)
     assert not newest.exists() or any(str(newest) in line for line in lines)
 

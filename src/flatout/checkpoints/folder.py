@@ -2,7 +2,7 @@
 
 `step-N/` holds `tensors.safetensors`, `state.json` and `MANIFEST.json`, written beside its place, synced and renamed
 when it is whole. The manifest has the size and the checksum of each file, what the checkpoint is of, and a checksum of
-itself: no single wrong bit anywhere passes.
+itself: no single wrong bit anywhere passes. In a Trainer of other people's, only one folder is ours.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ import io
 import json
 import os
 import shutil
+from collections.abc import Mapping, MutableSequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
 import torch
 import xxhash
 from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.strategies import Strategy
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flatout.data.store.store import file_checksum
-from flatout.errors import UserError, out_of_space
+from flatout.errors import UserError, out_of_space, require
 from flatout.files import put_in_place, sync_file, write_synced
 
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
@@ -91,6 +94,44 @@ class FolderCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         shutil.rmtree(path, ignore_errors=True)
+
+
+class RoutedCheckpointIO(CheckpointIO):
+    """Folders below one folder are ours; the Trainer's own plugin reads and writes everything else."""
+
+    def __init__(self, ordinary: CheckpointIO, folder: Path) -> None:
+        self.ordinary, self.folder, self._folders = ordinary, folder.absolute(), FolderCheckpointIO()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        self._io_of(path).save_checkpoint(checkpoint, path, storage_options)
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        io = self._folders if Path(path).is_dir() else self._io_of(path)
+        return io.load_checkpoint(path, map_location=map_location, weights_only=weights_only)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        self._io_of(path).remove_checkpoint(path)
+
+    def teardown(self) -> None:
+        self.ordinary.teardown()
+
+    def _io_of(self, path: Any) -> CheckpointIO:
+        return self._folders if Path(path).absolute().parent == self.folder else self.ordinary
+
+
+def route_folders(trainer: L.Trainer, folder: Path) -> None:
+    """Let a Trainer write checkpoint folders below `folder`, and read them from anywhere."""
+    strategy, standing = trainer.strategy, trainer.strategy.checkpoint_io
+    writes_itself = type(strategy).save_checkpoint is not Strategy.save_checkpoint
+    what = f"{type(strategy).__name__} writes checkpoints in a format that only it can read"
+    hint = "Use Lightning's ModelCheckpoint with this strategy."
+    require(not writes_itself or hasattr(strategy, "share_out"), "ExactCheckpoint", what, hint=hint)
+    if isinstance(standing, RoutedCheckpointIO):
+        standing = standing.ordinary
+    if not isinstance(standing, FolderCheckpointIO):
+        strategy.checkpoint_io = RoutedCheckpointIO(standing, folder)
 
 
 def require_whole(folder: Path) -> dict[str, Any]:
@@ -225,6 +266,30 @@ def as_plain(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     allowed = "dicts, lists, tuples, numbers, texts, arrays and dense tensors"
     hint = "Let state_dict() of the callback return such values."
     raise UserError("checkpoint", f"value {path} is a {kind}", allowed=allowed, hint=hint)
+
+
+def leave_out_foreign_settings(checkpoint: dict[str, Any]) -> list[str]:
+    """Hyperparameters of other modules may be any objects, and no resume needs them: a sentence for each left out."""
+    reasons = []
+    checkpoint.pop("hparams_type", None)  # the class of OmegaConf's mapping, which is kept as a plain one
+    for name in ("hyper_parameters", "datamodule_hyper_parameters"):
+        values = _as_builtin(checkpoint.pop(name, {}))
+        for key in list(values):
+            try:
+                as_plain(values[key], f"/{name}/{key}", {})
+            except UserError as error:
+                del values[key]
+                reasons.append(f"{error} Checkpoints leave /{name}/{key} out.")
+        if values:
+            checkpoint[name] = values
+    return reasons
+
+
+def _as_builtin(value: Any) -> Any:
+    """Mappings and lists of OmegaConf as Python's own, without an import of it."""
+    if isinstance(value, Mapping):
+        return {key: _as_builtin(item) for key, item in value.items()}
+    return [_as_builtin(item) for item in value] if isinstance(value, MutableSequence) else value
 
 
 def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:

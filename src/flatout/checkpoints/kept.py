@@ -1,4 +1,4 @@
-"""The folder of a training's checkpoints: which ones stay, which one is the newest whole one.
+"""The folder of a training's checkpoints: which one is the best, which ones stay, which one to resume from.
 
 `best` and `last` are links to two of them. The one before the last stays too, in case the last is damaged.
 """
@@ -7,17 +7,64 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning as L
+
 from flatout.checkpoints.folder import MAKE_ROOM, OWN_FOLDER, REMOVE_IT, require_whole
-from flatout.errors import UserError, out_of_space
+from flatout.errors import UserError, out_of_space, require
 from flatout.files import put_back
 
 CHECKPOINTS = "checkpoints"
 """Their folder in a run's folder."""
 _NAME = re.compile(r"step-(\d+)")
+
+
+@dataclass(slots=True)
+class Best:
+    """The best value of a metric so far, and the step it was found at."""
+
+    monitor: str | None = None
+    """Name the metric is logged under, such as `val/accuracy`; None: none is best."""
+    mode: str = "max"
+    min_delta: float = 0.0
+    value: float | None = None
+    step: int | None = None
+    epoch: int | None = None
+    """The epoch that it was found in, counted from 1; None after checkpoints of earlier versions, too."""
+
+    def __post_init__(self) -> None:
+        require(self.mode in ("max", "min"), "ExactCheckpoint.mode", repr(self.mode), allowed="max or min")
+
+    def judge(self, trainer: L.Trainer, step: int) -> None:
+        """Take the metric of a validation that has just ended."""
+        if self.monitor is None:
+            return
+        logged = trainer.callback_metrics
+        if self.monitor not in logged:
+            hint = f"Log it in validation_step by self.log({self.monitor!r}, value), or set monitor to a logged one."
+            what, known = f"no metric {self.monitor!r} was logged", ", ".join(logged) or "none"
+            raise UserError("ExactCheckpoint.monitor", what, allowed=known, hint=hint)
+        value = float(logged[self.monitor])
+        if self._is_better(value):
+            self.value, self.step, self.epoch = value, step, trainer.current_epoch + 1
+
+    def forget(self) -> None:
+        self.value = self.step = self.epoch = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"monitor": self.monitor, "best_value": self.value, "best_step": self.step, "best_epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value, self.step, self.epoch = state["best_value"], state["best_step"], state.get("best_epoch")
+
+    def _is_better(self, value: float) -> bool:
+        if self.value is None or self.value != self.value:
+            return True
+        gain = value - self.value if self.mode == "max" else self.value - value
+        return gain > self.min_delta
 
 
 def shelve(folder: Path, *, last: int, best: int | None, keep: int = 2) -> None:
@@ -53,29 +100,42 @@ def link(folder: Path, name: str, step: int | None) -> None:
 
 def newest_first(folder: Path) -> list[Path]:
     """The checkpoints of a folder, those of most steps first; links are none."""
-    return sorted(_real_checkpoints(folder), key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+    found = folder.iterdir() if folder.is_dir() and not folder.is_symlink() else []
+    real = (path for path in found if _NAME.fullmatch(path.name) and not path.is_symlink())
+    return sorted(real, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
-def find_newest_whole(folder: Path) -> tuple[tuple[Path, dict[str, Any]] | None, list[str]]:
-    """The newest whole checkpoint of a folder with what its manifest says, and a line for each damaged one."""
-    lines = []
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where training continues."""
+
+    checkpoint: Path
+    about: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.about["position"]["step"])
+
+
+def find_checkpoint(folder: Path) -> tuple[Start | None, list[str]]:
+    """The newest whole checkpoint of a folder, and a line for each damaged one that was passed over."""
+    lines: list[str] = []
     put_back(folder)
     for path in newest_first(folder):
         try:
             about = require_whole(path)
             if not isinstance(about.get("position"), dict):
-                raise UserError(
-                    f"checkpoint {path}",
-                    "has no position to resume from",
-                    hint=REMOVE_IT,
-                )
+                raise UserError(f"checkpoint {path}", "has no position to resume from", hint=REMOVE_IT)
+            return Start(path, about), lines
         except UserError as error:
             lines.append(f"resume: {error}; passed over")
-            continue
-        return (path, about), lines
     return None, lines
 
 
-def _real_checkpoints(folder: Path) -> Iterator[Path]:
-    if folder.is_dir() and not folder.is_symlink():
-        yield from (path for path in folder.iterdir() if _NAME.fullmatch(path.name) and not path.is_symlink())
+def set_aside(start: Start, folder: Path) -> None:
+    """Rename checkpoints that were passed over, so that they count for none."""
+    for path in newest_first(folder):
+        if path == start.checkpoint:
+            return
+        shutil.rmtree(path.with_name(f"damaged-{path.name}"), ignore_errors=True)
+        path.rename(path.with_name(f"damaged-{path.name}"))

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from flatout.checkpoints.same_run import deciding_settings
 from flatout.cli.train import main
 from flatout.distributed.processes import OUTPUT, warm_start
 from flatout.errors import EXIT_CODE, RunBroke, UserError
@@ -26,7 +27,6 @@ from flatout.perf.verdict.evidence import Evidence
 from flatout.perf.verdict.judge import evidence_in
 from flatout.perf.verdict.rules import verdict
 from flatout.report.summary import read_summary, versions
-from flatout.run.resume import deciding_settings
 from flatout.run.run_folder import OVERRIDES, SETTINGS
 
 ROUNDS = 3

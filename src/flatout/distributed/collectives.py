@@ -1,7 +1,9 @@
-"""Sums and lists over all ranks; plain values where there is one process."""
+"""Sums, maxima and lists over all ranks; plain values where there is one process."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,15 +11,22 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+_WARM_UP, _SECONDS, _MOST_LOOKS = 8, 0.5, 256
+
+
+def is_joined() -> bool:
+    """Whether this process is in a process group."""
+    return dist.is_available() and dist.is_initialized()
+
 
 def are_several() -> bool:
     """Whether there is more than one rank."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return is_joined() and dist.get_world_size() > 1
 
 
 def of_all_ranks(value: Any) -> list[Any]:
     """The values of every rank, in their order; all ranks must ask at once."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if not is_joined():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
@@ -31,3 +40,31 @@ def sum_over_ranks(counts: NDArray[Any], device: torch.device) -> NDArray[Any]:
     summed = torch.from_numpy(np.asarray(counts)).to(device)
     dist.all_reduce(summed)
     return summed.cpu().numpy()
+
+
+def largest_of_ranks(numbers: Sequence[float], device: torch.device) -> list[float]:
+    """The largest of each number over all ranks; all ranks must ask at once."""
+    if not is_joined():
+        return list(numbers)
+    largest = torch.tensor([float(each) for each in numbers], device=device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return largest.tolist()
+
+
+class SharedMaximum:
+    """The largest numbers of all ranks, about twice a second: to ask in each step would cost a wait for the device."""
+
+    def __init__(self) -> None:
+        self._every, self._looks, self._since = _WARM_UP, 0, time.perf_counter()
+
+    def look(self, numbers: Sequence[float], device: torch.device) -> list[float] | None:
+        """The largest of each number, or None where it is not time yet. Every rank must look equally often."""
+        self._looks += 1
+        if self._looks % self._every:
+            return None
+        now = time.perf_counter()
+        # Ranks count looks, as their clocks differ; the slowest rank decides for all how many make half a second.
+        *found, slowest_s = largest_of_ranks([*numbers, (now - self._since) / self._every], device)
+        self._looks, self._since = 0, now
+        self._every = min(_MOST_LOOKS, max(1, int(_SECONDS / max(slowest_s, 1e-6))))
+        return found

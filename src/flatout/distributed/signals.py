@@ -21,9 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_WARM_UP = 8
-_SECONDS = 0.5
-_MOST_BATCHES = 256
+from flatout.distributed.collectives import SharedMaximum, is_joined, largest_of_ranks
+
 _ECHO_S = 1.0
 """A terminal and a launcher both pass a signal on to a rank; within this time they are one."""
 
@@ -85,41 +84,22 @@ class Signals:
 
 
 class SignalWatch:
-    """Looks for a signal between two steps; several ranks agree on it every so many looks."""
+    """Looks for a signal between two steps; several ranks agree on it about twice a second."""
 
     def __init__(self, signals: Signals) -> None:
         self.signals = signals
-        self.every = _WARM_UP
-        self.shared: list[int] = []
-        """Numbers, equally many on every rank, of which all take the largest at each look."""
-        self._looks = 0
-        self._since = time.perf_counter()
+        self._of_ranks = SharedMaximum()
 
     def look(self, device: torch.device, is_due: bool = False) -> tuple[int, bool]:
-        """The signal that some rank was sent, and whether the first rank finds something due. On every rank."""
-        if not (dist.is_available() and dist.is_initialized()):
+        """The signal that some rank was sent, or 0, and whether the first rank finds something due. On every rank."""
+        if not is_joined():
             return self.signals.number, is_due
-        self._looks += 1
-        if self._looks % self.every:
-            return 0, False
-        now = time.perf_counter()
-        asked, due, slowest_s = self._most(device, is_due and dist.get_rank() == 0, (now - self._since) / self.every)
-        self._looks, self._since = 0, now
-        self.every = min(_MOST_BATCHES, max(1, int(_SECONDS / max(slowest_s, 1e-6))))
-        return int(asked), bool(due)
+        found = self._of_ranks.look([self.signals.number, is_due and dist.get_rank() == 0], device)
+        return (0, False) if found is None else (int(found[0]), bool(found[1]))
 
     def agree(self, device: torch.device) -> int:
         """The signal that some rank was sent, asked now. On every rank."""
-        if not (dist.is_available() and dist.is_initialized()):
-            return self.signals.number
-        return int(self._most(device, False, 0.0)[0])
-
-    def _most(self, device: torch.device, is_due: bool, look_s: float) -> list[float]:
-        largest = torch.tensor([float(self.signals.number), float(is_due), look_s, *self.shared], device=device)
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-        *found, asked, due, slowest_s = largest.roll(-3).tolist()
-        self.shared = [int(number) for number in found]
-        return [asked, due, slowest_s]
+        return int(largest_of_ranks([self.signals.number], device)[0])
 
 
 def requeue_with_slurm(number: int) -> str | None:

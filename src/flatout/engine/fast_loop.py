@@ -86,6 +86,17 @@ class FastLoop(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rate = state_dict["rate"]
 
+    def position_state(self) -> dict[str, Any]:
+        """What this rank has not reported yet of the steps taken, and the pieces that its batches need."""
+        return {**self.losses.state(), "pieces": dict(self.passes.pieces)} if self.is_serving else {}
+
+    def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
+        """Take over `position_state`; another number of ranks takes the sum of losses, and the most pieces."""
+        if "losses" in of_ranks[0]:  # Lightning's own loop has none
+            is_same_world = len(of_ranks) == self.trainer.world_size
+            self.losses.load(of_ranks, rank, is_same_world=is_same_world)
+            self.passes.load(of_ranks, rank, is_same_world=is_same_world)
+
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.trainer, self.module = trainer, pl_module
         vars(pl_module)["answer_in_pieces"] = self.passes.judge
@@ -201,6 +212,8 @@ class FastLoop(Callback):
             with self.losses.of_step(self.passes.end_step()):
                 self._step(optimizer)
             self._is_under_way = False
+            if self.exchanges:
+                self.passes.agree()
         phase_s = self.phase_s
         phase_s["forward"] += forward_s
         phase_s["backward"] += backwarded - started - forward_s

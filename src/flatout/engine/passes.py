@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from flatout.data.batches.cut import cut_batch
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.distributed.collectives import SharedMaximum
 from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
 from flatout.engine.random_state import RandomState
 from flatout.errors import UserError
@@ -77,6 +78,7 @@ class Passes:
         self._random: RandomState | None = None
         self._statistics: list[tuple[Tensor, Tensor]] = []
         self._is_exchanging = False
+        self._of_ranks = SharedMaximum()
 
     def restart(self) -> None:
         """Forget a step that was never ended."""
@@ -131,11 +133,12 @@ class Passes:
             self._require_alone(EVALUATION, why)
             self._halve(EVALUATION, [batch], why)
 
-    def agree(self, counts: list[int]) -> None:
-        """Take over how many pieces some rank needs: the most of all."""
-        for name, count in zip(self.pieces, counts, strict=True):
+    def agree(self) -> None:
+        """Now and then, take over how many pieces some rank needs: the most of all. After each step of every rank."""
+        counts = self._of_ranks.look(list(self.pieces.values()), self.loop.module.device)
+        for name, count in zip(self.pieces, counts or (), strict=False):
             if count > (before := self.pieces[name]):
-                self.pieces[name] = count
+                self.pieces[name] = int(count)
                 self._report(name, before, "on another rank")
 
     def load(self, of_ranks: list[dict[str, Any]], rank: int, *, is_same_world: bool) -> None:

@@ -21,8 +21,7 @@ from flatout.callbacks.run_curves import Listener, MetricsFile, RunCurves
 from flatout.callbacks.step_timer import StepTimer
 from flatout.callbacks.throughput import Throughput
 from flatout.checkpoints.exact import ExactCheckpoint
-from flatout.checkpoints.find_checkpoint import Start
-from flatout.checkpoints.kept import CHECKPOINTS
+from flatout.checkpoints.kept import CHECKPOINTS, Start
 from flatout.checkpoints.settings import best_mode
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import yaml
 
+from flatout.checkpoints.same_run import have_same_settings
 from flatout.perf.tune.settings import is_typed
 from flatout.perf.verdict.confirmation import FILE, Confirmed, read_confirmations
 from flatout.report.summary import hardware, versions
-from flatout.run.resume import deciding_settings
 from flatout.run.run_folder import SETTINGS
 
 _NAMED = ("data.feed", "data.batch_size", "precision", "compile")
@@ -48,7 +48,7 @@ def _is_same(run: Path, settings: dict[str, Any]) -> bool:
         theirs = yaml.safe_load((run / SETTINGS).read_text(encoding="utf-8"))
         same = all(theirs["data"].get(name) == settings["data"].get(name) for name in _OF_DATA)
         same = same and all(theirs[name] == settings[name] for name in ("precision", "compile"))
-        return bool(same) and deciding_settings(theirs) == deciding_settings(settings)
+        return bool(same) and have_same_settings(theirs, settings)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return False
 

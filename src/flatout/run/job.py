@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.checkpoints.find_checkpoint import find_checkpoint
+from flatout.checkpoints.kept import CHECKPOINTS, find_checkpoint
 from flatout.engine.run_length import validations
 from flatout.errors import UserError
 from flatout.run.build import RunBuilder
@@ -60,7 +60,7 @@ class RunJob:
 
     def can_resume(self, folder: Path, overrides: Sequence[str]) -> bool:
         """Whether this very run left a whole checkpoint in the folder."""
-        return self.has_begun(folder, overrides) and find_checkpoint(folder)[0] is not None
+        return self.has_begun(folder, overrides) and find_checkpoint(folder / CHECKPOINTS)[0] is not None
 
     def is_finished(self, folder: Path, overrides: Sequence[str]) -> bool:
         """Whether this very run has nothing left to train."""

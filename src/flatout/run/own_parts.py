@@ -6,7 +6,6 @@ its answers: there is no `model/` folder, no calibration and no table of classes
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,7 +14,6 @@ from typing import Any
 
 import lightning as L
 import torch
-import xxhash
 from lightning.pytorch.callbacks import EarlyStopping
 
 from flatout.callbacks.loggers import RunLoggers, RunPlace, build_loggers
@@ -24,8 +22,8 @@ from flatout.callbacks.run_curves import Listener, MetricsFile, RunCurves
 from flatout.callbacks.step_timer import StepTimer
 from flatout.callbacks.throughput import Throughput
 from flatout.checkpoints.exact import ExactCheckpoint
-from flatout.checkpoints.find_checkpoint import Start
-from flatout.checkpoints.kept import CHECKPOINTS
+from flatout.checkpoints.kept import CHECKPOINTS, Start
+from flatout.checkpoints.same_run import facts_of_run
 from flatout.distributed.ranks import Ranks, end_group
 from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop
@@ -43,7 +41,7 @@ from flatout.run import trainer as trainers
 from flatout.run.build import RunBuilder
 from flatout.run.closing import summarise_speed
 from flatout.run.own_settings import OwnSettings
-from flatout.run.resume import deciding_settings, length_of
+from flatout.run.resume import length_of
 from flatout.run.run_folder import RunFolder, folder_of_one, open_run_folder
 from flatout.run.stages import (
     Result,
@@ -94,16 +92,8 @@ def run_own_parts(build: RunBuilder, path: Path, *, overrides: Sequence[str] = (
 
 def _about(composed: dict[str, Any], settings: OwnSettings, precision: PrecisionChoice, ranks: Ranks) -> dict[str, Any]:
     """What a resumed run is compared with; `composed`: all settings as plain values."""
-    shapes = [(name, list(weight.shape)) for name, weight in settings.module.named_parameters()]
-    return {
-        "data": None,
-        "plan": {"devices": ranks.world} if settings.has_own_data else {},
-        "model": xxhash.xxh3_128_hexdigest(json.dumps(shapes).encode()),
-        "precision": precision.lightning_name,
-        "asked": length_of(composed),
-        "settings": deciding_settings(composed),
-        "torch": torch.__version__,
-    }
+    plan = {"devices": ranks.world} if settings.has_own_data else {}
+    return facts_of_run(composed, None, settings.module, plan, precision.lightning_name, length_of(composed))
 
 
 def _build_training(

@@ -1,54 +1,26 @@
-"""Going on with a run: which one the same command began, from which checkpoint, and whether it is still the same run.
+"""Find the run that `resume` asks for: `auto` is the newest one that this command has begun, FOLDER names one.
 
-`resume=auto` finds the newest run that this command has begun; `resume=FOLDER` names one. What a checkpoint is of
-(data, model, plan, settings) stands in its manifest and must be what this run is of, or the difference is shown. A
-fresh start is always reported.
+Its checkpoint is found by `checkpoints/kept.py` and compared by `checkpoints/same_run.py`. A new start is reported.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-import xxhash
 import yaml
 
 from flatout.checkpoints.kept import CHECKPOINTS, newest_first
-from flatout.checkpoints.same_training import plan_facts
-from flatout.data.batches.feed import Feed
+from flatout.checkpoints.same_run import have_same_settings, is_free
 from flatout.errors import UserError
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import plain, read_summary
 from flatout.run.run_folder import OVERRIDES, SETTINGS
 
 AUTO = "auto"
-_FREE = (
-    # Settings that may differ: they decide how long, where and how fast to train, not what.
-    *(f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_time", "min_epochs", "min_steps")),
-    *(f"trainer.{name}" for name in ("devices", "num_nodes", "accelerator", "strategy", "logger")),
-    *(f"trainer.{name}" for name in ("val_check_interval", "check_val_every_n_epoch", "limit_val_batches")),
-    *(f"data.{name}" for name in ("feed", "workers", "cache", "eval_batch_size")),
-    *("tune", "compile"),  # a resumed run keeps the answers of its beginning
-    # Compared as what they make: rows a step, steps an epoch, arithmetic.
-    *("data.batch_size", "data.accumulate", "data.effective_batch", "precision", "trainer.limit_train_batches"),
-    *("experiment", "data.builtin", "data.tweets", "data.tagged_tweets"),  # of checkpoints of earlier versions
-    *(
-        "monitor",
-        "checkpoint",
-        "callbacks",
-        "output",
-        "name",
-        "resume",
-        "resume_anyway",
-        "allow_targets",
-        "threads",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +81,7 @@ def _is_same_command(folder: Path, request: RunRequest) -> bool:
         words = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
         if words or request.overrides:
             return _deciding(words) == _deciding(request.overrides)
-        return deciding_settings(request.settings) == deciding_settings(_settings_in(folder))
+        return have_same_settings(_settings_in(folder), request.settings)
     except (OSError, ValueError, yaml.YAMLError):
         return False
 
@@ -120,31 +92,15 @@ def _settings_in(folder: Path) -> dict[str, Any]:
 
 
 def _deciding(words: Sequence[str]) -> list[str]:
-    free = (
-        "data.batch_size",
-        "data.accumulate",
-        "data.effective_batch",
-        "precision",
-    )  # typed otherwise, it is another command
-    kept = [word for word in words if not _is_free(word.lstrip("+~").partition("=")[0], but=free)]
-    return sorted(kept)
-
-
-_ADDED = {"optim.name": "adamw"}
-"""Settings that earlier versions did not have, and what their runs did."""
-
-
-def _is_free(key: str, but: Sequence[str] = ()) -> bool:
-    return key not in but and any(key == name or key.startswith(f"{name}.") for name in _FREE)
+    but = ("data.batch_size", "data.accumulate", "data.effective_batch", "precision")  # typed, it is another command
+    return sorted(word for word in words if not is_free(word.lstrip("+~").partition("=")[0], but))
 
 
 def _is_all_done(request: RunRequest, folder: Path) -> bool:
     """Whether a finished run did all that is asked for: the same settings, and no more epochs, steps or time."""
     try:
         then = _settings_in(folder)
-        now = deciding_settings(request.settings)
-        is_same = now == _with_added(deciding_settings(then), now)
-        return is_same and request.length == length_of(then)
+        return have_same_settings(then, request.settings) and request.length == length_of(then)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return False
 
@@ -154,73 +110,6 @@ def length_of(settings: dict[str, Any]) -> dict[str, Any]:
     trainer = settings["trainer"]
     lengths = {name: plain(trainer.get(name)) for name in ("max_epochs", "max_steps", "max_time")}
     return {**lengths, "patience": settings["checkpoint"]["patience"]}
-
-
-def about_run(
-    settings: dict[str, Any], data_key: str, model: torch.nn.Module, feed: Feed, batches_in_epoch: int, precision: str
-) -> dict[str, Any]:
-    """The data, model, plan and settings of a run, as its checkpoints keep them; `settings` as plain values."""
-    shapes = [(name, list(weight.shape)) for name, weight in model.named_parameters()]
-    return {
-        "data": data_key,
-        "model": xxhash.xxh3_128_hexdigest(json.dumps(shapes).encode()),
-        "plan": plan_facts(feed, batches_in_epoch),
-        "precision": precision,
-        "asked": length_of(settings),
-        "settings": deciding_settings(settings),
-        "torch": torch.__version__,
-    }
-
-
-def deciding_settings(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings that decide what is trained, by their dotted keys."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        key = f"{prefix}{name}"
-        if _is_free(key):
-            continue
-        if isinstance(value, dict) and value:
-            flat |= deciding_settings(value, f"{key}.")
-        else:
-            flat[key] = value
-    return flat
-
-
-def require_same_run(then: dict[str, Any], now: dict[str, Any], *, anyway: bool) -> list[str]:
-    """Refuse a checkpoint of another run, with the difference; the lines to print where it is taken anyway."""
-    differences = list(_differences(then, now))
-    lines = []
-    if then.get("torch") != now["torch"]:
-        lines.append(f"resume: saved with torch {then.get('torch')}, this is {now['torch']}: last digits may differ")
-    if then.get("model") != now["model"]:
-        what = "; ".join(["the model has other weights", *differences])
-        hint = "Set the model back, or leave resume out: a new run begins."
-        raise UserError("resume", f"this is not the run that was begun: {what}", hint=hint)
-    if differences and not anyway:
-        hint = "Set it back, or add resume_anyway=true to go on all the same; without resume a new run begins."
-        raise UserError("resume", f"this is not the run that was begun: {'; '.join(differences)}", hint=hint)
-    return [*lines, *(f"resume: resuming although {each}" for each in differences)]
-
-
-def _with_added(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an earlier version, with those that it did not have yet as it ran."""
-    return {**{key: value for key, value in _ADDED.items() if key in now}, **then}
-
-
-def _differences(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    settings = _with_added(then.get("settings", {}), now["settings"]), now["settings"]
-    plans = then.get("plan", {}), now["plan"]
-    has_same_data = then.get("data") == now["data"]  # then the settings of an unused sample do not matter
-    for before, after in (settings, plans, ({"precision": then.get("precision")}, {"precision": now["precision"]})):
-        for key in sorted(before.keys() | after.keys()):
-            if before.get(key) != after.get(key) and not (has_same_data and key.startswith("data.sample")):
-                yield f"{key} was {_shown(before.get(key))} and is {_shown(after.get(key))}"
-    if not has_same_data:
-        yield "the data or its encoding has changed"
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else str(value)
 
 
 def unfinished_before(request: RunRequest) -> str | None:

@@ -15,7 +15,8 @@ from typing import Any, cast
 
 import lightning as L
 
-from flatout.checkpoints.find_checkpoint import Start
+from flatout.checkpoints.kept import Start
+from flatout.checkpoints.same_run import facts_of_run, plan_facts
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks, end_group, others_watched
@@ -34,7 +35,7 @@ from flatout.run.build import RunBuilder
 from flatout.run.closing import find_peak, save_model, summarise, write_reports
 from flatout.run.learning_rate import set_rate
 from flatout.run.micro_batches import mind_memory
-from flatout.run.resume import about_run
+from flatout.run.resume import length_of
 from flatout.run.run_folder import RunFolder, folder_of_one, open_run_folder
 from flatout.run.split_rows import SPLIT_ROWS, save_split_rows
 from flatout.run.stages import (
@@ -149,7 +150,8 @@ def set_up(
     """The Trainer, and the checkpoint that it begins with: the same run as before, or refused."""
     feeds = data.feeds
     batches = batches_in_epoch(build.trainer, feeds.train)
-    about = about_run(build.settings, data.info.key, task.model, feeds.train, batches, precision.lightning_name)
+    plan, asked = plan_facts(feeds.train, batches), length_of(build.settings)
+    about = facts_of_run(build.settings, data.info.key, task.model, plan, precision.lightning_name, asked)
     start = where_to_start(build, about, ranks, folder)
     if not build.shards_weights:  # ranks that wait for each other in every layer cannot cut batches alone
         mind_memory(task, loop, feeds, about, ranks, data.config.cache, folder)

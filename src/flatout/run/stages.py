@@ -16,8 +16,9 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flatout.checkpoints.find_checkpoint import Start, find_checkpoint, set_aside
 from flatout.checkpoints.folder import read_weights, require_whole
+from flatout.checkpoints.kept import CHECKPOINTS, Start, find_checkpoint, set_aside
+from flatout.checkpoints.same_run import require_same_run
 from flatout.distributed.ranks import Ranks, cores_here, others_watched
 from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.engine.allocator import keep_freed_memory
@@ -25,7 +26,6 @@ from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
 from flatout.inference.folder import Answers
 from flatout.report.closing import EARLY_END
-from flatout.run.resume import require_same_run
 from flatout.run.run_folder import RunFolder
 from flatout.run.trainer import Training
 
@@ -95,7 +95,7 @@ def where_to_start(build: RunBuilder, about: dict[str, Any], ranks: Ranks, folde
     def look() -> str:
         if not build.is_resumed:
             return ""
-        start, lines = find_checkpoint(folder.path)
+        start, lines = find_checkpoint(folder.path / CHECKPOINTS)
         for line in lines:
             folder.say(line)
         if start is None:
@@ -120,7 +120,7 @@ def where_to_start(build: RunBuilder, about: dict[str, Any], ranks: Ranks, folde
         folder.say(f"resume: continuing from step {start.step}, in epoch {position['epoch'] + 1} ({path})")
     folder.begin()
     if start is not None and folder.is_first:
-        set_aside(start, folder.path)
+        set_aside(start, folder.path / CHECKPOINTS)
     return start
 
 
@@ -147,7 +147,7 @@ def fit_to_end(
         try:
             trainer.fit(module, datamodule=data, ckpt_path=None if start is None else start.checkpoint)
         except SystemExit:
-            number = training.checkpoints.stopped_by
+            number = training.checkpoints.when.stopped_by
             if not number and trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
                 raise KeyboardInterrupt from None
             if number:
@@ -180,7 +180,7 @@ def report_early_end(training: Training, folder: RunFolder) -> None:
 
 def report_signal(number: int, training: Training, folder: RunFolder) -> None:
     """Say where training stopped; where SLURM gave the warning, ask it for another turn."""
-    name, step = signal.Signals(number).name, training.checkpoints.at.step
+    name, step = signal.Signals(number).name, training.checkpoints.boundary.at.step
     folder.say(f"stopped by {name} after step {step}: the same command with resume=auto resumes there")
     if folder.is_first and (line := requeue_with_slurm(number)):
         folder.say(line)

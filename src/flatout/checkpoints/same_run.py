@@ -1,0 +1,143 @@
+"""Is a training still the one that its checkpoint is of? What is compared, and the one comparison.
+
+The manifest of a checkpoint holds the facts of its run: data, model, plan, precision and settings. A resumed run must
+have the same ones. Settings that decide how long, where and how fast a run trains may differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import xxhash
+
+from flatout.data.batches.feed import Feed
+from flatout.errors import UserError, require
+
+if TYPE_CHECKING:
+    import lightning as L
+
+_FREE = (
+    # Settings that may differ: they decide how long, where and how fast to train, not what.
+    *(f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_time", "min_epochs", "min_steps")),
+    *(f"trainer.{name}" for name in ("devices", "num_nodes", "accelerator", "strategy", "logger")),
+    *(f"trainer.{name}" for name in ("val_check_interval", "check_val_every_n_epoch", "limit_val_batches")),
+    *(f"data.{name}" for name in ("feed", "workers", "cache", "eval_batch_size")),
+    *("tune", "compile"),  # a resumed run keeps the answers of its beginning
+    # Compared as what they make: rows a step, steps an epoch, arithmetic.
+    *("data.batch_size", "data.accumulate", "data.effective_batch", "precision", "trainer.limit_train_batches"),
+    *("monitor", "checkpoint", "callbacks", "output", "name", "resume", "resume_anyway", "allow_targets", "threads"),
+)
+
+
+def is_free(key: str, but: Sequence[str] = ()) -> bool:
+    """Whether a setting, by its dotted key, may differ in the same run."""
+    return key not in but and any(key == name or key.startswith(f"{name}.") for name in _FREE)
+
+
+def deciding_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings that decide what is trained, by their dotted keys."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        key = f"{prefix}{name}"
+        if is_free(key):
+            continue
+        if isinstance(value, dict) and value:
+            flat |= deciding_settings(value, f"{key}.")
+        else:
+            flat[key] = value
+    return flat
+
+
+def plan_facts(feed: Feed, batches: int) -> dict[str, Any]:
+    """What decides which rows each step trains."""
+    plan = feed.plan
+    return {
+        "rows": feed.split.num_rows,
+        # Of all ranks: a run may continue on another number of them.
+        "rows a step": None if plan.tokens_per_batch else plan.rows_per_batch * plan.parts,
+        "tokens a step": plan.tokens_per_batch and plan.tokens_per_batch * plan.parts,
+        "steps an epoch": batches // plan.accumulate,
+        "layout": str(plan.layout),
+    }
+
+
+def facts_of_run(
+    settings: Mapping[str, Any],
+    data_key: str | None,
+    model: torch.nn.Module,
+    plan: dict[str, Any],
+    precision: str,
+    asked: dict[str, Any],
+) -> dict[str, Any]:
+    """The facts of a run from the command line; `asked`: how long it shall train, which may differ."""
+    shapes = [(name, list(weight.shape)) for name, weight in model.named_parameters()]
+    return {
+        "data": data_key,
+        "model": xxhash.xxh3_128_hexdigest(json.dumps(shapes).encode()),
+        "plan": plan,
+        "precision": precision,
+        "asked": asked,
+        "settings": deciding_settings(settings),
+        "torch": torch.__version__,
+    }
+
+
+def facts_of_trainer(trainer: L.Trainer, data_key: str | None, plan: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a training in a plain Trainer, which knows no settings."""
+    return {
+        "data": data_key,
+        "plan": plan,
+        "asked": {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps},
+    }
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What makes two trainings different ones, in words; nothing where they are the same."""
+    data_before, data_now = then.get("data"), now.get("data")
+    for name in ("settings", "plan", "precision"):
+        values = (each.get(name) or {} for each in (then, now))
+        before, after = ({name: each} if isinstance(each, str) else each for each in values)
+        # A plan counts rows or, for a foreign DataModule, devices: the data itself differs then.
+        keys = before.keys() & after.keys() if name == "plan" else before.keys() | after.keys()
+        for key in sorted(keys):
+            # A sample in the settings is not the data of a run that names other data.
+            is_unused = key.startswith("data.sample") and data_now is not None and data_before == data_now
+            if before.get(key) != after.get(key) and not is_unused:
+                yield f"{key} was {_shown(before.get(key))} and is {_shown(after.get(key))}"
+    if data_before != data_now:
+        yield "the data or its encoding has changed"
+
+
+def have_same_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether all settings of two runs decide the same training."""
+    return not any(differences({"settings": deciding_settings(then)}, {"settings": deciding_settings(now)}))
+
+
+def require_same_run(then: dict[str, Any], now: dict[str, Any], *, anyway: bool) -> list[str]:
+    """Refuse a checkpoint of another run, with the difference; the lines to print where it is taken anyway."""
+    found = list(differences(then, now))
+    lines = []
+    if then.get("torch") != now["torch"]:
+        lines.append(f"resume: saved with torch {then.get('torch')}, this is {now['torch']}: last digits may differ")
+    if then.get("model") != now["model"]:
+        what = "; ".join(["the model has other weights", *found])
+        hint = "Set the model back, or leave resume out: a new run begins."
+        raise UserError("resume", f"this is not the run that was begun: {what}", hint=hint)
+    if found and not anyway:
+        hint = "Set it back, or add resume_anyway=true to go on all the same; without resume a new run begins."
+        raise UserError("resume", f"this is not the run that was begun: {'; '.join(found)}", hint=hint)
+    return [*lines, *(f"resume: resuming although {each}" for each in found)]
+
+
+def require_same_training(then: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse a checkpoint whose position counts other steps, in a plain Trainer."""
+    found = "; ".join(differences(then, now))
+    hint = "Set it back, or leave ckpt_path out: training starts from the first step."
+    require(not found, "ExactCheckpoint", f"the checkpoint is of another training: {found}", hint=hint)
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)
