@@ -18,30 +18,31 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment
+from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 
 from flatout.errors import RunBroke, UserError, require
 
 _PATIENCE = timedelta(hours=24)
-"""How long ranks wait for the first one to build the store; one that fails sends them word."""
+"""How long ranks wait for a value, such as a store of data that the first rank builds."""
 _FAILED = "\0"
+"""What a rank publishes instead of a value when it ends by an error."""
 _SILENCE_S = 20.0
-_SAME_NUMBER = "Start the same number on each machine: torchrun --nproc-per-node=N, srun --ntasks-per-node=N."
 """How long the first wait for all ranks may take before a rank prints what it waits for."""
+_SAME_NUMBER = "Start the same number on each machine: torchrun --nproc-per-node=N, srun --ntasks-per-node=N."
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among those of a run."""
+    """The rank of this process, the number of ranks, and both on this machine alone."""
 
     rank: int = 0
-    """Its number among all."""
+    """From 0, among all ranks."""
     world: int = 1
-    """How many there are."""
+    """Number of ranks."""
     local: int = 0
-    """Its number on its machine."""
+    """From 0, among the ranks of this machine."""
     local_world: int = 1
-    """How many there are on its machine."""
+    """Number of ranks on this machine."""
 
     def __post_init__(self) -> None:
         ok = 0 <= self.rank < self.world and 0 <= self.local < self.local_world <= self.world
@@ -57,7 +58,7 @@ class Ranks:
 
     @classmethod
     def here(cls) -> Ranks:
-        """The rank that the environment names; alone where it names none."""
+        """Read the variables of torchrun or SLURM; one rank where neither has set them."""
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             world = _number("WORLD_SIZE")
             alone = 1 if world == 1 else None
@@ -68,7 +69,7 @@ class Ranks:
 
     @classmethod
     def _of_slurm(cls) -> Ranks:
-        """Read srun's variables, and set those of torchrun for the code that reads them next."""
+        """Read srun's variables, and set those of torchrun: torch and Lightning read only them."""
         try:
             environment = SLURMEnvironment()
         except RuntimeError as error:
@@ -91,7 +92,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this one prints and writes."""
+        """Whether this rank prints and writes for all."""
         return self.rank == 0
 
     @property
@@ -99,7 +100,7 @@ class Ranks:
         return self.world > 1
 
     def device(self, accelerator: str, number: int = 0) -> torch.device:
-        """The device that Lightning will choose for these settings; `number` is that of a rank that is alone."""
+        """The device that Lightning will choose; `number` is the GPU to take where there is one rank."""
         if accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
             return torch.device("cpu")
         if not self.are_several:
@@ -107,67 +108,34 @@ class Ranks:
         return torch.device("cuda", 0 if self._sees_only_its_device() else self.local)
 
     def agreed(self, name: str, make: Callable[[], str]) -> str:
-        """What the first rank makes, on every rank; the others wait for it, and end where it fails."""
+        """The value that `make` returns on the first rank, on every rank; if it fails there, all ranks end."""
         if not self.are_several:
             return make()
-        store = _key_value_store()
-        key = f"flatout/{next(_asked)}/{name}"  # a script may train more than once
-        if self.is_first:
-            try:
-                value = make()
-            except BaseException:
-                store.set(key, _FAILED)
-                raise
-            store.set(key, value)
-            return value
-        try:
-            store.wait([key], _PATIENCE)
-        except (RuntimeError, ValueError):
-            raise UserError(
-                f"rank {self.rank}",
-                "the first rank has ended",
-                hint="Read the message of rank 0 and fix what it names.",
-            ) from None
-        if (value := store.get(key).decode()) == _FAILED:
-            raise UserError(
-                f"rank {self.rank}",
-                "the first rank has ended",
-                hint="Read the message of rank 0 and fix what it names.",
-            )
-        return value
+        store, key = _key_value_store(), _new_key(name)
+        return _publish(store, key, make) if self.is_first else self._read(store, key, 0)
 
     def gathered(self, name: str, make: Callable[[], str]) -> list[str]:
-        """What each rank makes, in their order, on every rank; where one fails, all end."""
+        """The values that `make` returns on each rank, in their order, on every rank; if one fails, all ranks end."""
         if not self.are_several:
             return [make()]
-        store, prefix = _key_value_store(), f"flatout/{next(_asked)}/{name}"
-        try:
-            value = make()
-        except BaseException:
-            store.set(f"{prefix}/{self.rank}", _FAILED)
-            raise
-        store.set(f"{prefix}/{self.rank}", value)
-        found = []
-        for rank in range(self.world):
-            try:
-                store.wait([f"{prefix}/{rank}"], _PATIENCE)
-                found.append(store.get(f"{prefix}/{rank}").decode())
-            except (RuntimeError, ValueError):
-                found.append(_FAILED)
-            if found[-1] == _FAILED:
-                raise UserError(
-                    f"rank {self.rank}",
-                    f"rank {rank} has ended",
-                    hint=f"Read the message of rank {rank} and fix what it names.",
-                )
-        return found
+        store, key = _key_value_store(), _new_key(name)
+        _publish(store, f"{key}/{self.rank}", make)
+        return [self._read(store, f"{key}/{rank}", rank) for rank in range(self.world)]
 
-    def _ended_without(self, rank: int) -> UserError:
-        hint = f"Read the message of rank {rank}, and fix what it names."
-        return UserError(f"rank {self.rank}", f"rank {rank} has ended", hint=hint)
+    def _read(self, store: dist.Store, key: str, rank: int) -> str:
+        """A value that another rank publishes."""
+        try:
+            store.wait([key], _PATIENCE)
+            value = store.get(key).decode()
+        except (RuntimeError, ValueError):  # the first rank is gone, and with it the store
+            value = _FAILED
+        if value == _FAILED:
+            what = f"{'the first rank' if rank == 0 else f'rank {rank}'} has ended"
+            raise UserError(f"rank {self.rank}", what, hint=f"Read the message of rank {rank} and fix what it names.")
+        return value
 
     def join(self, device: torch.device) -> None:
-        """Begin the process group, under keys of its own: a script may train more than once."""
+        """Begin the process group; its keys are new, as a script may train more than once."""
         if not self.are_several or dist.is_initialized():
             return
         store = dist.PrefixStore(f"group-{next(_asked)}", _key_value_store())
@@ -175,7 +143,7 @@ class Ranks:
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world, device_id=on)
 
     def lightning_settings(self, device: torch.device) -> dict[str, object]:
-        """Arguments of Lightning's Trainer: one process a device, started already."""
+        """Arguments of Lightning's Trainer, which must not start processes itself."""
         if not self.are_several:
             return {
                 "accelerator": device.type,
@@ -187,7 +155,7 @@ class Ranks:
         return {"accelerator": device.type, "devices": on_machine, "num_nodes": self.world // on_machine}
 
     def environment(self) -> ClusterEnvironment:
-        """These ranks in Lightning's words."""
+        """The plugin by which Lightning learns its rank."""
         return _Started(self, self._sees_only_its_device())
 
     def _sees_only_its_device(self) -> bool:
@@ -195,52 +163,40 @@ class Ranks:
         return self.local_world > 1 and torch.cuda.is_available() and torch.cuda.device_count() == 1
 
 
-class _Started(ClusterEnvironment):
-    """Processes that are started already, by any launcher."""
+class _Started(TorchElasticEnvironment):
+    """Processes that any launcher has started, under the variables that torchrun sets."""
 
     def __init__(self, ranks: Ranks, is_node: bool) -> None:
         super().__init__()
         self.ranks, self.is_node = ranks, is_node
 
-    @property
-    def creates_processes_externally(self) -> bool:
-        return True
-
-    @property
-    def main_address(self) -> str:
-        return os.environ["MASTER_ADDR"]
-
-    @property
-    def main_port(self) -> int:
-        return _number("MASTER_PORT")
-
-    @staticmethod
-    def detect() -> bool:
-        return Ranks.here().are_several
-
-    def world_size(self) -> int:
-        return self.ranks.world
-
-    def set_world_size(self, size: int) -> None:
-        assert size == self.ranks.world
-
-    def global_rank(self) -> int:
-        return self.ranks.rank
-
-    def set_global_rank(self, rank: int) -> None:
-        assert rank == self.ranks.rank
-
     def local_rank(self) -> int:
         return 0 if self.is_node else self.ranks.local
 
     def node_rank(self) -> int:
-        on_machine = 1 if self.is_node else self.ranks.local_world
-        return self.ranks.rank // on_machine
+        # A rank that sees one device only looks like a machine to Lightning, which counts devices by machine.
+        return self.ranks.rank // (1 if self.is_node else self.ranks.local_world)
 
 
 _asked = itertools.count()
 _kept: list[dist.Store] = []
 """The store stays open: on the first rank it is the server."""
+
+
+def _new_key(name: str) -> str:
+    """All ranks ask in the same order; a number tells apart the trainings of one script."""
+    return f"flatout/{next(_asked)}/{name}"
+
+
+def _publish(store: dist.Store, key: str, make: Callable[[], str]) -> str:
+    """Make a value for the other ranks, which wait for it; where that fails they must not wait on."""
+    try:
+        value = make()
+    except BaseException:
+        store.set(key, _FAILED)
+        raise
+    store.set(key, value)
+    return value
 
 
 def _key_value_store() -> dist.Store:
@@ -277,7 +233,7 @@ def cores_here() -> list[int]:
 
 @contextmanager
 def others_watched() -> Iterator[None]:
-    """Say so where a step fails because another rank is gone."""
+    """Turn the error of a collective call whose other rank is gone into one sentence."""
     try:
         yield
     except RuntimeError as error:
@@ -294,7 +250,7 @@ _GONE = r"(?i)closed by peer|reset by peer|broken pipe|remote process exited|con
 
 
 def end_group() -> None:
-    """Leave the process group: what comes after is this rank's own business."""
+    """Leave the process group: later errors of one rank then end no other."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
