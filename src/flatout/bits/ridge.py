@@ -219,5 +219,4 @@ def _baselines(labels: GramLabels, sums: RidgeSums, ridge: Ridge, feeds: Feeds) 
 def finished_answers(model: nn.Module, num_outputs: int, batch: FlatBatch) -> Tensor:
     """`[B, C]` logits of the answers, after the vote of ridge where the network has one."""
     logits = model(batch)[:, :num_outputs].float()
-    blended = getattr(model, "blended", None)
-    return logits if blended is None else blended(logits, batch)
+    return model.blended(logits, batch) if isinstance(model, BitMLP) else logits

@@ -20,6 +20,7 @@ from flatout.callbacks.curve_source import CurveSource, restore_distance, state_
 from flatout.callbacks.sums import FIRST_STEPS, Stretches, Sums
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine.peaks import Peak, known_peak
+from flatout.models.contract import Network, contract
 
 
 @dataclass(slots=True)
@@ -55,8 +56,8 @@ class Throughput(CurveSource):
         self.peak = peak
         self.volume = Stretches(Volume)
         self._world = 1
-        self._count_flops: Callable[[Any], float | None] | None = None
-        self._count_computed: Callable[[Any], int] | None = None
+        self._count_flops: Callable[[Any], float | None] = Network().training_flops
+        self._count_computed: Callable[[Any], int] = Network().computed_tokens
         self._lengths: list[Tensor] = []
         self._since = self._paused_at = time.perf_counter()
 
@@ -77,8 +78,8 @@ class Throughput(CurveSource):
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._world = trainer.world_size
-        self._count_flops = getattr(getattr(pl_module, "model", pl_module), "training_flops", None)
-        self._count_computed = getattr(pl_module, "computed_tokens", None)
+        self._count_flops = contract(getattr(pl_module, "model", pl_module)).training_flops
+        self._count_computed = contract(pl_module).computed_tokens
         if self.peak is None:
             self.peak = known_peak(trainer.strategy.root_device, str(trainer.precision))
         self._since = time.perf_counter()
@@ -91,11 +92,9 @@ class Throughput(CurveSource):
             return
         now.rows += world * batch.num_real  # each rank counts its own; the plan balances rows and tokens
         now.tokens += world * batch.num_tokens
-        count = self._count_computed
-        now.computed += world * (batch.num_tokens if count is None else count(batch))
-        if self._count_flops is not None:
-            is_whole = batch.num_real == batch.num_rows
-            self._lengths.append(batch.lengths if is_whole else batch.lengths[: batch.num_real])
+        now.computed += world * self._count_computed(batch)
+        is_whole = batch.num_real == batch.num_rows
+        self._lengths.append(batch.lengths if is_whole else batch.lengths[: batch.num_real])
 
     def end_step(self, step: int) -> None:
         if step == FIRST_STEPS:
@@ -141,7 +140,7 @@ class Throughput(CurveSource):
         A layer that thawed in between counts as trained since the last flush.
         """
         lengths, self._lengths = self._lengths, []
-        return float(self._count_flops(torch.cat(lengths).numpy()) or 0.0) if self._count_flops and lengths else 0.0
+        return float(self._count_flops(torch.cat(lengths).numpy()) or 0.0) if lengths else 0.0
 
 
 def rows_of(batch: Any, depth: int = 3) -> int:

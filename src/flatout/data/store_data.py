@@ -182,7 +182,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         if trainer is None:
             return Placement()
         network = getattr(trainer.lightning_module, "model", None)
-        layout = Layout(getattr(network, "layout", Layout.flat))
+        layout = Layout.of(network)
         repeats = bool(getattr(trainer, "overfit_batches", 0))
         return Placement(trainer.global_rank, trainer.world_size, trainer.strategy.root_device, layout, repeats)
 

@@ -25,6 +25,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import Optimizer
 
 from flatout.distributed.slices import share_of, shares_of, whole
+from flatout.models.contract import contract
 
 
 class SharedOut(ModelParallelStrategy):
@@ -132,7 +133,7 @@ def slice_weights(model: nn.Module, ranks: DeviceMesh) -> None:
     """
     # The view that a last layer returns is only read.
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
-    for part in [*getattr(model, "blocks", list)(), model]:
+    for part in [*contract(model).blocks(), model]:
         # Dropped after each pass: what stayed gathered would not see a running mean put in its place.
         fully_shard(part, mesh=ranks, reshard_after_forward=True)
 

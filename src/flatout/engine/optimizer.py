@@ -15,6 +15,7 @@ from flatout.distributed.slices import is_share
 from flatout.engine.muon import MATRICES, MuonAndAdamW
 from flatout.engine.step_losses import NotFinite
 from flatout.errors import UserError, as_choice, require
+from flatout.models.contract import contract
 
 _USUAL_RATE = 2e-3
 
@@ -119,7 +120,7 @@ class OptimConfig:
         """The optimizer of the weights that are trained or will be, in groups that decay or not, by their depth."""
         depths, matrices = self._depths(model), self._matrices(model)
         groups: dict[tuple[int, bool, bool], dict[str, Any]] = {}
-        will_thaw = bool(getattr(model, "unfreeze_epochs", 0))
+        will_thaw = contract(model).unfreeze_epochs > 0
         for name, weight in model.named_parameters():
             if not (weight.requires_grad or will_thaw):
                 continue
@@ -138,8 +139,8 @@ class OptimConfig:
             return set()
         what, hint = f"muon: torch {torch.__version__} has none", "Install torch 2.9 or later, or leave it at adamw."
         require(hasattr(torch.optim, "Muon"), "optim.name", what, hint=hint)
-        blocks: list[nn.Module] = getattr(model, "blocks", list)()
-        will_thaw = bool(getattr(model, "unfreeze_epochs", 0))
+        blocks = contract(model).blocks()
+        will_thaw = contract(model).unfreeze_epochs > 0
         found = {
             id(weight)
             for block in blocks
@@ -154,11 +155,10 @@ class OptimConfig:
         """How far below the head each weight lies; all alike where that makes no difference."""
         if self.layer_decay == 1:
             return {}
-        count = getattr(model, "depths", None)
-        if count is None:
+        found = contract(model).depths()
+        if not found:
             what = f"{type(model).__name__} has no layers that could decay"
             raise UserError("optim.layer_decay", what, hint="Leave it at 1, or set model=transformer.")
-        found: dict[str, int] = count()
         return found
 
     def lr_at(self, step: int, total_steps: int) -> float:

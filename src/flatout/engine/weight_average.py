@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.distributed.slices import share_of, whole
+from flatout.models.contract import contract
 
 
 class WeightAverage:
@@ -49,7 +50,7 @@ class WeightAverage:
 
 def _changing(model: nn.Module) -> dict[str, Tensor]:
     """Weights that are trained or will be, and the running statistics that a checkpoint keeps, by name."""
-    will_thaw = bool(getattr(model, "unfreeze_epochs", 0))
+    will_thaw = contract(model).unfreeze_epochs > 0
     found: dict[str, Tensor] = {
         name: weight for name, weight in model.named_parameters() if weight.requires_grad or will_thaw
     }

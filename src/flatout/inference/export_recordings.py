@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from flatout.errors import require
 from flatout.inference.export_encoder import quiet_exporter
+from flatout.models.contract import contract
 
 ONNX, SIGNATURE = "model.onnx", "signature.json"
 _MOST_APART, _SAMPLES = 1e-5, 200
@@ -26,9 +27,8 @@ _MOST_APART, _SAMPLES = 1e-5, 200
 
 def export_recordings(predictor: Any, folder: Path) -> list[str]:
     """Write the ONNX file of a run into a folder that is there; lines to print."""
-    is_both = bool(getattr(predictor.model, "is_both", False))
     what = "a bidirectional network reads a recording from its end too, which a device does not have"
-    require(not is_both, "export", what, hint="Train with model.bidirectional=false.")
+    require(not contract(predictor.model).is_both, "export", what, hint="Train with model.bidirectional=false.")
     module: _Window | _Sample = _Window(predictor) if predictor.shape.lookback else _Sample(predictor)
     module = module.eval()
     with (
@@ -91,9 +91,9 @@ class _Sample(_Scaled):
     def __init__(self, predictor: Any) -> None:
         super().__init__(predictor)
         what = "a network of your own has no state that is known to us"
-        require(hasattr(self.model, "run"), "export", what, hint="Export it with torch.onnx.")
-        states = self.model.make_state(1)
-        state = {f"state_{number}": each.clone() for number, each in enumerate(states)}
+        states = contract(self.model).make_state(1)
+        require(states is not None, "export", what, hint="Export it with torch.onnx.")
+        state = {f"state_{number}": each.clone() for number, each in enumerate(states or ())}
         self.inputs = {"sample": torch.zeros(1, predictor.shape.inputs), **state}
         self.outputs = ["answer", *(f"next_{name}" for name in state)]
 

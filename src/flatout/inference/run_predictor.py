@@ -160,8 +160,7 @@ class RunPredictor(ABC):
     def batches(self, tokens: Any, count: int, rows_per_batch: int) -> Iterator[FlatBatch]:
         """So many rows in batches as the network reads them; `batch.rows` numbers them."""
         split = StoreSplit("rows", count, {"tokens": tokens})
-        layout = Layout(getattr(self.model, "layout", Layout.flat))
-        plan = PlanSettings(rows_per_batch=rows_per_batch, layout=layout, shuffle=False)
+        plan = PlanSettings(rows_per_batch=rows_per_batch, layout=Layout.of(self.model), shuffle=False)
         return iter(Feed(split, plan, device=self.device))
 
 

@@ -44,6 +44,7 @@ from flatout.inference.export_recordings import export_recordings
 from flatout.inference.folder import ModelFolder
 from flatout.inference.run_predictor import Advance, Answered, FileOptions, RunPredictor, Scored, require_rows
 from flatout.models import kind_of, model_class
+from flatout.models.contract import contract
 from flatout.tasks.metrics import TaskMetrics
 from flatout.tasks.sequence_scores import SequenceScores
 from flatout.tasks.task import Task
@@ -228,12 +229,12 @@ class SequencePredictor(RunPredictor):
 
     def _of_steps(self, values: Any, scale: Callable[[Any], NDArray[np.float32]]) -> Iterator[Tensor]:
         """Block after block, with the hidden state carried on."""
-        model: Any = self.model
-        if not hasattr(model, "run"):  # a network of the user's own sees the whole recording
+        model = contract(self.model)
+        state = model.make_state(1, self.device)
+        if state is None:  # a network of the user's own sees the whole recording
             rows = Rows(np.array([0]), np.array([len(values)], np.int32), np.array([0]))
             yield self._of_rows(scale(values[:]), rows)
             return
-        state = model.make_state(1, self.device)
         for start in range(0, len(values), _SAMPLES_A_BLOCK):
             scaled = scale(values[start : start + _SAMPLES_A_BLOCK])
             block = torch.from_numpy(scaled[:, : self.shape.inputs])

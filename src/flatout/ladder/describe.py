@@ -17,6 +17,7 @@ from flatout.ladder.case import Case
 from flatout.ladder.rows import read_rows, way_of
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
+from flatout.models.contract import Recommended
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.rnn import RNNConfig
 
@@ -60,14 +61,15 @@ def describe(
     """The case of a run whose rows lie in a folder."""
     require_followed(model)
     require(optim.scale_lr is ScaleRate.none, "optim.scale_lr", "is a rung's own", hint="Leave it out.")
-    lr = optim.lr if optim.lr is not None else getattr(model, "recommended_lr", optim.highest)
+    recommended = Recommended.by(model).lr
+    lr = optim.lr if optim.lr is not None or recommended is None else recommended
     return Case(
         kind=way_of(data).kind,
         folder=folder,
         model=_sizes(model),
         reading={**way_of(data).reading(data), **reading},
         batch=data.batch_size,
-        lr=float(lr),
+        lr=float(optim.highest if lr is None else lr),
         clip=clip,
         epochs=epochs,
         seed=seed,

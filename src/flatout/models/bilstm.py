@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import as_choice, require
-from flatout.models.flops import Lengths, Product, look_up, through, training_flops
+from flatout.models.contract import Network
+from flatout.models.flops import Lengths, Product, look_up, through
 from flatout.models.lean import LeanDropout
 from flatout.models.pooling import Pool, Pooling
 from flatout.models.turned_places import turn, turned_places
@@ -79,7 +80,7 @@ class BiLSTMConfig:
         return model
 
 
-class BiLSTM(nn.Module):
+class BiLSTM(Network, nn.Module):
     """Embedding, LSTM layers in both directions, pooling, and a linear output."""
 
     layout = "padded"
@@ -87,8 +88,6 @@ class BiLSTM(nn.Module):
     def __init__(self, config: BiLSTMConfig, num_outputs: int, vocabulary_size: int, padding_id: int = 0) -> None:
         super().__init__()
         self.padding_id = padding_id
-        self.vectors_found: float | None = None
-        """Share of the vocabulary that the file of word vectors held."""
         self.embedding = nn.Embedding(vocabulary_size, config.embedding, padding_idx=padding_id)
         widths = [config.embedding] + [2 * config.hidden] * (config.layers - 1)
         self.layers = nn.ModuleList(_Layer(width, config.hidden) for width in widths)
@@ -110,10 +109,6 @@ class BiLSTM(nn.Module):
         mask_BL = None if is_even else places_L < lengths_B.unsqueeze(1)
         return self.output(self.dropout(self.pool(states_LBD.transpose(0, 1), lengths_B, mask_BL)))
 
-    def computed_tokens(self, batch: FlatBatch) -> int:
-        """Tokens computed for a batch, padding included."""
-        return batch.longest() * batch.num_rows
-
     def products(self, lengths: Lengths) -> list[Product]:
         """A token meets 4H(E + H) weights in each direction of each layer, a row 2H x C at the end."""
         tokens, found = float(lengths.sum()), [look_up(self.embedding.weight)]
@@ -122,10 +117,6 @@ class BiLSTM(nn.Module):
                 both = (self.get_parameter(f"layers.{depth}.{side}.{name}") for side in ("ahead", "back"))
                 found.append(through(tokens, *both))
         return [*found, *self.pool.products(tokens), through(len(lengths), self.output.weight)]
-
-    def training_flops(self, lengths: Lengths) -> float:
-        """Operations of a training step on rows of these lengths."""
-        return training_flops(self.products(lengths))
 
 
 class _Layer(nn.Module):

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import as_choice, require
-from flatout.models.flops import Lengths, Product, look_up, through, training_flops
+from flatout.models.contract import Network
+from flatout.models.flops import Lengths, Product, look_up, through
 from flatout.models.lean import LeanDropout
 
 if TYPE_CHECKING:
@@ -117,10 +118,9 @@ class BitMLPConfig:
         return model
 
 
-class BitMLP(nn.Module):
+class BitMLP(Network, nn.Module):
     """Detectors, a composer, and a straight path."""
 
-    layout = "flat"
     label_sources: Tensor
     has_source: Tensor
     ridge_share: Tensor
@@ -235,12 +235,11 @@ class BitMLP(nn.Module):
             logits_BC = logits_BC + self.composer(features)
         return logits_BC if self.straight is None else logits_BC + self.straight(features)
 
-    def computed_tokens(self, batch: FlatBatch) -> int:
-        """Bytes or numbers computed for a batch; nothing is padded."""
-        return batch.num_tokens
-
     def products(self, lengths: Lengths) -> list[Product]:
-        """Each record meets every weight once; a layer that reads sets only adds up rows, which is no product."""
+        """Each record meets every weight once; a layer that reads sets only adds up rows, which is no product.
+
+        The composer's turns on recombined grams are not counted.
+        """
         rows, found = len(lengths), []
         if self.detectors is not None:
             found.append(_product(rows, self.detectors))
@@ -248,10 +247,6 @@ class BitMLP(nn.Module):
         if self.straight is not None:  # reads what the first hidden layer reads
             layers[:1] = [sum(layers[:1], _product(rows, self.straight))]
         return found + layers
-
-    def training_flops(self, lengths: Lengths) -> float:
-        """Operations of a training step on so many records; the composer's turns on recombined grams not counted."""
-        return training_flops(self.products(lengths))
 
     def _features(self, batch: FlatBatch) -> Any:
         """What the first layer reads: bits as numbers, or the batch itself where records are sets."""

@@ -61,14 +61,3 @@ def between(flops: float) -> Product:
 def forward_flops(products: Iterable[Product]) -> float:
     """Operations of the forward pass alone."""
     return sum(product.flops for product in products)
-
-
-def training_flops(products: Iterable[Product]) -> float:
-    """Operations of the forward and the backward pass."""
-    total, flows = 0.0, False
-    for product in products:
-        total += product.flops + product.trained
-        if flows:
-            total += 2 * product.flops if product.is_between else product.flops
-        flows = flows or product.is_trained
-    return total

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from flatout.errors import as_choice, require
 from flatout.models.carried_state import CarriedState, State
-from flatout.models.flops import Lengths, Product, through, training_flops
+from flatout.models.contract import Network
+from flatout.models.flops import Lengths, Product, through
 from flatout.models.lean import LeanDropout
 from flatout.models.series import flatten, is_even, last_of, rectangle, windows_of
 from flatout.models.turned_places import turn, turned_places
@@ -91,7 +92,7 @@ def require_window(residual: Residual, shape: SequenceShape) -> None:
     require(is_fine, "model.residual", "ridge reads windows", hint="Set data.lookback, or model.residual=none.")
 
 
-class RNN(nn.Module):
+class RNN(Network, nn.Module):
     """Recurrent layers and a linear output."""
 
     layout = "padded"
@@ -205,10 +206,6 @@ class RNN(nn.Module):
             states_LBD = torch.cat([there_LBH, turn(back_LBH, turned)], -1)
         return torch.cat([_last_of(there_LBH, batch), _last_of(back_LBH, batch)], -1)
 
-    def computed_tokens(self, batch: FlatBatch) -> int:
-        """Samples computed for a batch, those behind rows' ends included."""
-        return batch.longest() * batch.num_rows
-
     def products(self, lengths: Lengths) -> list[Product]:
         """A sample meets the weights of each layer; answers are made of each sample, or once a row."""
         samples = float(lengths.sum()) - self.shape.horizon * len(lengths)
@@ -218,9 +215,8 @@ class RNN(nn.Module):
         found = [through(samples, *(each.get_parameter(name) for each in both for name in names)) for both in layers]
         return [*found, through(samples if self.shape.is_each_step else len(lengths), self.output.weight)]
 
-    def training_flops(self, lengths: Lengths) -> float:
-        """Operations of a training step on rows of these lengths."""
-        return training_flops(self.products(lengths))
+    def residual_of(self) -> WindowRidge | None:
+        return self.ridge
 
 
 def _run_layer(layer: Any, inputs_LBF: Tensor, before: State) -> tuple[Tensor, State]:

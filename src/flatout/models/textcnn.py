@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import require
-from flatout.models.flops import Lengths, Product, look_up, through, training_flops
+from flatout.models.contract import Network
+from flatout.models.flops import Lengths, Product, look_up, through
 from flatout.models.lean import LeanDropout
 from flatout.models.pooling import padding_bias
 from flatout.models.vectors import load_vectors
@@ -70,7 +71,7 @@ class TextCNNConfig:
         return model
 
 
-class TextCNN(nn.Module):
+class TextCNN(Network, nn.Module):
     """Embedding, one convolution a width, highest answers, and a linear output."""
 
     layout = "padded"
@@ -78,8 +79,6 @@ class TextCNN(nn.Module):
     def __init__(self, config: TextCNNConfig, num_outputs: int, vocabulary_size: int, padding_id: int = 0) -> None:
         super().__init__()
         self.padding_id = padding_id
-        self.vectors_found: float | None = None
-        """Share of the vocabulary that the file of word vectors held."""
         self.embedding = nn.Embedding(vocabulary_size, config.embedding, padding_idx=padding_id)
         self.filters = nn.ModuleList(
             nn.Conv1d(config.embedding, config.filters, width, padding=width // 2) for width in config.widths
@@ -104,20 +103,12 @@ class TextCNN(nn.Module):
         highest = [self._highest(conv, words_BEL, lengths_B, places_L, is_even) for conv in self.filters]
         return self.output(self.dropout(torch.cat(highest, -1)))
 
-    def computed_tokens(self, batch: FlatBatch) -> int:
-        """Tokens computed for a batch, padding included."""
-        return batch.longest() * batch.num_rows
-
     def products(self, lengths: Lengths) -> list[Product]:
         """Each window meets width x E x F weights; a row has a window a token, for even widths one more."""
         tokens, rows = float(lengths.sum()), len(lengths)
         windows = [tokens + rows * (weight.shape[-1] % 2 == 0) for weight in self._weights()]
         filters = [through(count, weight) for count, weight in zip(windows, self._weights(), strict=True)]
         return [look_up(self.embedding.weight), sum(filters[1:], filters[0]), through(rows, self.output.weight)]
-
-    def training_flops(self, lengths: Lengths) -> float:
-        """Operations of a training step on rows of these lengths."""
-        return training_flops(self.products(lengths))
 
     def _weights(self) -> list[Tensor]:
         return [conv.get_parameter("weight") for conv in self.filters]

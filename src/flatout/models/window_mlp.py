@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from flatout.errors import as_choice, require
-from flatout.models.flops import Lengths, Product, through, training_flops
+from flatout.models.contract import Network
+from flatout.models.flops import Lengths, Product, through
 from flatout.models.lean import LeanDropout
 from flatout.models.series import windows_of
 from flatout.models.window_ridge import Residual, WindowRidge, own_pasts
@@ -48,10 +49,8 @@ class WindowMLPConfig:
         return WindowMLP(self, shape)
 
 
-class WindowMLP(nn.Module):
+class WindowMLP(Network, nn.Module):
     """Layers on a flattened window."""
-
-    layout = "flat"
 
     def __init__(self, config: WindowMLPConfig, shape: SequenceShape) -> None:
         super().__init__()
@@ -93,6 +92,5 @@ class WindowMLP(nn.Module):
         layers = [layer for layer in [*self.layers, self.output] if isinstance(layer, nn.Linear)]
         return [through(count, layer.weight) for layer in layers]
 
-    def training_flops(self, lengths: Lengths) -> float:
-        """Operations of a training step on rows of these lengths."""
-        return training_flops(self.products(lengths))
+    def residual_of(self) -> WindowRidge | None:
+        return self.ridge

@@ -37,6 +37,7 @@ from flatout.engine.optimizer import ScaleRate
 from flatout.engine.precision import Precision, PrecisionChoice, choose_precision
 from flatout.engine.run_length import batches_in_epoch, whole_steps
 from flatout.errors import UserError
+from flatout.models.contract import Recommended
 from flatout.perf.tune.probe import Parts
 from flatout.perf.tune.prober import Child
 from flatout.perf.tune.settings import TuneConfig, is_typed
@@ -234,7 +235,7 @@ class RunBuilder:
 
     def place_feeds(self, data: StoreData[Any, Any], task: Task, device: torch.device, ranks: Ranks) -> Feeds:
         """One feed a split, for this rank and for the layout that the network reads."""
-        layout = Layout(getattr(task.model, "layout", Layout.flat))
+        layout = Layout.of(task.model)
         repeats = bool(self.trainer.get("overfit_batches"))
         data.config = self.config.data
         data.place(Placement(ranks.rank, ranks.world, device, layout, repeats))
@@ -369,8 +370,8 @@ class RunBuilder:
     @property
     def clip(self) -> float:
         """The longest gradient: the setting's, or what the model recommends; 0: no clipping."""
-        recommended = getattr(self.config.model, "recommended_clip", 0.0)
-        return float(recommended if self.config.optim.clip is None else self.config.optim.clip)
+        clip = self.config.optim.clip
+        return Recommended.by(self.config.model).clip if clip is None else float(clip)
 
     def build_loop(self, describe_rows: Callable[[int], str]) -> FastLoop:
         """The fast loop, which names the rows of a step that fails."""

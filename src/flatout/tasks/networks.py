@@ -9,6 +9,7 @@ from torch import nn
 
 from flatout.data.tokens.subwords import pair_separator
 from flatout.errors import UserError, require
+from flatout.models.contract import contract
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 from flatout.run_log import RunLog
 
@@ -49,7 +50,7 @@ def report_network(network: nn.Module, config: Any, info: Any, log: RunLog) -> N
     elif isinstance(network, Transformer):
         log.decision("batches", "padded", network.why_padded, "rows of like length go together")
     if vectors := getattr(config, "vectors", None):
-        found: Any = getattr(network, "vectors_found", 0.0)
+        found = contract(network).vectors_found or 0.0
         log.say(f"word vectors: {found:.1%} of {info.vocabulary.size:,} words found in {vectors}")
 
 

@@ -21,6 +21,7 @@ from flatout.data.sequences.info import SequenceInfo
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import as_choice, require
 from flatout.models.carried_state import CarriedState
+from flatout.models.contract import contract
 from flatout.models.series import answers_of
 from flatout.run_log import RunLog
 from flatout.tasks.augment import Augment
@@ -103,7 +104,7 @@ class SequenceRegressor(Task):
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
         """Solve the baselines; a network that learns what the ridge leaves gets it here."""
         self._log = log
-        residual = getattr(self.model, "ridge", None)
+        residual = contract(self.model).residual_of()
         if not self.config.baselines and residual is None:
             return {}
         self.baselines = build_baselines(self.info)
@@ -210,8 +211,8 @@ class SequenceRegressor(Task):
             carried.load_state_dict(of_ranks[rank].get("carried", {}))
 
     def _carried(self, *, is_training: bool) -> CarriedState | None:
-        found: CarriedState | None = getattr(self.model, "carried" if is_training else "carried_of_others", None)
-        return found
+        network = contract(self.model)
+        return network.carried if is_training else network.carried_of_others
 
     def _begin(self, batch: FlatBatch, split: str) -> None:
         carried = self._carried(is_training=self.model.training)

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.batches.plan import Layout
 from flatout.distributed.collectives import of_all_ranks, sum_over_ranks
 from flatout.engine import lightning_internals as internals
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.schedule import StepSchedule
 from flatout.engine.weight_average import WeightAverage
 from flatout.errors import UserError
+from flatout.models.contract import Recommended, contract
 from flatout.run_log import RunLog
 from flatout.tasks.metrics import Counted
 
@@ -219,8 +219,7 @@ class Task(internals.ShortHooks):
         done = self.trainer.global_step
         if self.average is not None:
             self.average.add(done - 1)
-        thaw = getattr(self.model, "thaw", None)
-        if thaw is not None and thaw(self._epochs_done(done)):
+        if contract(self.model).thaw(self._epochs_done(done)):
             strategy: Any = self.trainer.strategy
             if isinstance(strategy, DDPStrategy):
                 internals.rebuild_ddp(strategy, self)
@@ -263,9 +262,8 @@ class Task(internals.ShortHooks):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Before the optimizer and the mean of the weights are there."""
         self._kept_average = checkpoint.get(AVERAGE, {})
-        thaw = getattr(self.model, "thaw", None)
-        if thaw is not None and checkpoint["global_step"] and self.total_steps:
-            thaw(self._epochs_done(checkpoint["global_step"]))
+        if checkpoint["global_step"] and self.total_steps:
+            contract(self.model).thaw(self._epochs_done(checkpoint["global_step"]))
 
     # What a run asks for beyond Lightning.
 
@@ -280,11 +278,11 @@ class Task(internals.ShortHooks):
 
     def take_recommended_rate(self) -> float | None:
         """Take the learning rate that the model's Config recommends, if none is set; None where one is."""
-        recommended = getattr(self.model_config, "recommended_lr", None)
+        recommended = Recommended.by(self.model_config).lr
         if self.optim.lr is not None or recommended is None:
             return None
         self.optim = replace(self.optim, lr=recommended)
-        return float(recommended)
+        return recommended
 
     def position_state(self) -> dict[str, Any]:
         """What the next step depends on beyond weights, optimizer and batch; kept in exact checkpoints."""
@@ -295,12 +293,8 @@ class Task(internals.ShortHooks):
         return
 
     def computed_tokens(self, batch: FlatBatch) -> int:
-        """Tokens computed for a batch, padding included; a foreign network need not count them itself."""
-        count = getattr(self.model, "computed_tokens", None)
-        if count is not None:
-            return int(count(batch))
-        is_padded = getattr(self.model, "layout", Layout.flat) == Layout.padded
-        return batch.longest() * batch.num_rows if is_padded else batch.num_tokens
+        """Tokens computed for a batch, padding included."""
+        return contract(self.model).computed_tokens(batch)
 
     @torch.inference_mode()
     def gathered(self, feed: Feed, of_batch: Callable[[FlatBatch], tuple[Tensor, ...]], *, most: int) -> list[Tensor]:

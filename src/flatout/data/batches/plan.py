@@ -28,6 +28,11 @@ class Layout(StrEnum):
     flat = "flat"
     padded = "padded"
 
+    @classmethod
+    def of(cls, network: object) -> Layout:
+        """What a network reads: the `layout` that it names, or else flat rows."""
+        return cls(getattr(network, "layout", cls.flat))
+
 
 @dataclass(kw_only=True, slots=True)
 class PlanSettings:

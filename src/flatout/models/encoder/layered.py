@@ -7,12 +7,13 @@ from typing import Any
 from torch import nn
 
 from flatout.errors import require
+from flatout.models.contract import Network
 
 _BESIDE_BLOCKS = {"deberta-v2": ("encoder.LayerNorm", "encoder.conv")}
 """What families declare after their layers although it serves the first of them, or all; tables are found anyway."""
 
 
-class LayeredEncoder(nn.Module):
+class LayeredEncoder(Network, nn.Module):
     """An encoder of transformers whose layers can be frozen, thawed, and trained at rates of their own."""
 
     net: Any

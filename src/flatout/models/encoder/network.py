@@ -25,7 +25,7 @@ from flatout.models.encoder.layers import FlatLayer, LayerGroup, Pass, PostNormL
 from flatout.models.encoder.products import encoder_products
 from flatout.models.encoder.rectangles import FlatRows
 from flatout.models.encoder.tied_weights import keep_tied_once
-from flatout.models.flops import Lengths, Product, training_flops
+from flatout.models.flops import Lengths, Product
 from flatout.models.lean import make_lean
 
 if TYPE_CHECKING:
@@ -118,17 +118,9 @@ class Transformer(LayeredEncoder):
         """`[B, C]`; `[T, C]` for tags; `[K, V]` for words at the batch's places, `[T, V]` where it has none."""
         return self._flat(batch) if self.is_flat else self._padded(batch)
 
-    def computed_tokens(self, batch: FlatBatch) -> int:
-        """Tokens computed for a batch, padding included."""
-        return batch.num_tokens if self.is_flat else batch.longest() * batch.num_rows
-
     def products(self, lengths: Lengths) -> list[Product]:
         """The products of a forward pass; empty for families that are not counted."""
         return encoder_products(self, lengths)
-
-    def training_flops(self, lengths: Lengths) -> float | None:
-        """Operations of a training step on rows of these lengths; None for families that are not counted."""
-        return training_flops(self.products(lengths)) or None
 
     def flat_layers(self) -> list[FlatLayer]:
         """The layers of ours; none where batches are padded."""

@@ -30,6 +30,7 @@ from flatout.data.feeding import FeedKind
 from flatout.data.store.store import StoreSplit
 from flatout.engine.compile import compile_in_place
 from flatout.engine.precision import Precision, arithmetic, fast_fp32_products
+from flatout.models.contract import contract
 from flatout.perf.measure.steps import Steps, Taken, Way, endless, standing_optimizer
 from flatout.perf.notes import micro_batch_key
 from flatout.tasks.task import Task
@@ -221,9 +222,7 @@ def feed_of(parts: Parts, kind: FeedKind, plan: PlanSettings) -> Feed:
 
 def _thaw(model: nn.Module) -> None:
     """Layers that thaw later cost their memory then: they count as thawed."""
-    thaw = getattr(model, "thaw", None)
-    if thaw is not None:
-        thaw(float("inf"))
+    contract(model).thaw(float("inf"))
 
 
 def held_bytes(device: torch.device, *, is_peak: bool = False) -> int:

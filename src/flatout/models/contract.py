@@ -1,0 +1,111 @@
+"""What flatout asks of a network beyond `forward(batch)`, with what it takes for granted where a network says nothing.
+
+A network of ours is a `Network`. One of your own is any `nn.Module`: name what differs from the defaults below, by the
+same names, and leave out the rest. `contract(network)` is how everybody else asks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    import torch
+
+    from flatout.data.batches.flat_batch import FlatBatch
+    from flatout.models.carried_state import CarriedState, State
+    from flatout.models.flops import Lengths, Product
+
+
+class Network:
+    """The defaults. What a network reads, its layers, what it computes, and, on recordings, its state."""
+
+    layout: str = "flat"
+    """How it reads a batch: `flat`, or `padded`, where rows of like length stand together."""
+    unfreeze_epochs: float = 0.0
+    """Epochs over which frozen weights join the training, so that the optimizer takes them in from the start."""
+    vectors_found: float | None = None
+    """Share of the vocabulary that a file of word vectors held."""
+    carried: CarriedState | None = None
+    """On chunks of recordings, the hidden states that go from one batch of training to the next."""
+    carried_of_others: CarriedState | None = None
+    """The same of validation and test, which come in between."""
+    is_both: bool = False
+    """Whether it reads a recording from its end too, so that no device can call it sample by sample."""
+
+    def blocks(self) -> Sequence[nn.Module]:
+        """Its layers from bottom to top: FSDP gathers one at a time, and Muon steps the matrices in them."""
+        return ()
+
+    def depths(self) -> dict[str, int]:
+        """How many layers lie above each weight, for `optim.layer_decay`; empty: there are none that could decay."""
+        return {}
+
+    def thaw(self, epochs: float) -> bool:
+        """Let weights that were frozen train, after so many epochs; whether any has joined just now."""
+        return False
+
+    def residual_of(self) -> Any:
+        """The layer that takes the solution of ridge regression before training, where the network adds to one."""
+        return None
+
+    def computed_tokens(self, batch: FlatBatch) -> int:
+        """Tokens computed for a batch, padding included."""
+        return batch.longest() * batch.num_rows if self.layout == "padded" else batch.num_tokens
+
+    def products(self, lengths: Lengths) -> list[Product]:
+        """The products of matrices of a forward pass on rows of these lengths; empty: they are not counted."""
+        return []
+
+    def training_flops(self, lengths: Lengths) -> float | None:
+        """Operations of a training step, forwards and backwards, for MFU; None where they are not counted."""
+        total, flows = 0.0, False
+        for product in self.products(lengths):
+            total += product.flops + product.trained
+            if flows:  # something before it is trained, so its input wants a gradient too
+                total += 2 * product.flops if product.is_between else product.flops
+            flows = flows or product.is_trained
+        return total or None
+
+    def make_state(self, rows: int, device: torch.device | str = "cpu") -> State | None:
+        """The state before a recording; None: it keeps none, and reads recordings whole."""
+        return None
+
+    def run(self, inputs_BLF: Tensor, before: State) -> tuple[Tensor, State]:
+        """`[B, L, K]` answers to samples that follow a state, and the state after them."""
+        raise NotImplementedError("a network with a state defines run")
+
+
+_PARTS = [name for name in vars(Network) if not name.startswith("_")]
+
+
+def contract(network: object) -> Network:
+    """A network as all can ask it: itself, or its own answers beside the defaults."""
+    if isinstance(network, Network):
+        return network
+    found = Network()
+    for name in _PARTS:
+        own, usual = getattr(network, name, None), getattr(Network, name)
+        fits = callable(own) and not isinstance(own, nn.Module) if inspect.isfunction(usual) else own is not None
+        if fits:
+            setattr(found, name, own)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Recommended:
+    """What the Config of a model recommends where the settings of the optimizer say nothing."""
+
+    lr: float | None
+    """From its `recommended_lr`; None: the optimizer's own."""
+    clip: float
+    """From its `recommended_clip`; 0: gradients are not clipped."""
+
+    @classmethod
+    def by(cls, config: object) -> Recommended:
+        """The recommendations of a Config, or of a network that has none."""
+        return cls(getattr(config, "recommended_lr", None), float(getattr(config, "recommended_clip", 0.0)))
