@@ -25,8 +25,8 @@ from flatout.checkpoints.folder import ABOUT, as_plain, leave_out_foreign_settin
 from flatout.checkpoints.kept import Best, find_checkpoint, link, shelve
 from flatout.checkpoints.position import Boundary, Position, batches_of, loader_states, store_data
 from flatout.checkpoints.same_run import facts_of_trainer, plan_facts, require_same_training
-from flatout.distributed.collectives import are_several
-from flatout.distributed.signals import Signals, SignalWatch
+from flatout.distributed.collectives import SharedMaximum, are_several, largest_of_ranks
+from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop, fast_loop_of
 from flatout.engine.lightning_internals import call_before_validation, callbacks_of
 from flatout.errors import UserError, require
@@ -42,7 +42,7 @@ class Schedule:
             require(value is None or value > 0, f"ExactCheckpoint.{name}", f"{value}", allowed="above 0, or None")
         self._every_steps = every_steps
         self._every_s = float("inf") if every_minutes is None else 60 * every_minutes
-        self._watch = SignalWatch(signals)
+        self._signals, self._of_ranks = signals, SharedMaximum()
         self.stopped_by = 0
         """The signal that has ended training, on whichever rank it arrived; 0: none."""
         self._is_stop_asked = False
@@ -67,16 +67,18 @@ class Schedule:
 
     def look(self, device: torch.device, step: int) -> tuple[int, bool]:
         """The signal that some rank was sent, or 0, and whether a checkpoint is due. On every rank."""
-        # The first rank's clock decides for all: to save is a collective call.
-        asked, is_due = self._watch.look(device, time.monotonic() >= self._next_save)
-        return asked, bool(asked or is_due or (self._every_steps and step % self._every_steps == 0))
+        # Lightning's own way is a broadcast before each batch: a wait for the device, blind to signals to other ranks.
+        # Clocks differ, and to save is a collective call: the first clock that is due decides for all ranks.
+        values = self._of_ranks.look([self._signals.number, time.monotonic() >= self._next_save], device)
+        asked, is_due = values or (0, False)
+        return int(asked), bool(asked or is_due or (self._every_steps and step % self._every_steps == 0))
 
     def look_for_signal(self, device: torch.device) -> int:
-        return self._watch.look(device)[0]
+        return int((self._of_ranks.look([self._signals.number], device) or [0])[0])
 
     def stop_if_asked(self, device: torch.device) -> None:
         """End the process if some rank was sent a signal. On every rank."""
-        if asked := self._watch.agree(device):
+        if asked := int(largest_of_ranks([self._signals.number], device)[0]):
             self.stop(asked)
 
     def stop(self, number: int) -> None:
@@ -191,7 +193,7 @@ class ExactCheckpoint(Checkpoint):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         if asked := self.when.look_for_signal(pl_module.device):
-            _put_back_weights(pl_module)
+            _put_back_weights(pl_module)  # a validation judges their running mean; the resume begins it again
             self._save_if_new(trainer)
             self.when.stop(asked)
 
@@ -208,11 +210,13 @@ class ExactCheckpoint(Checkpoint):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Save the last boundary if the weights are still the same; ranks that have ended cannot take part."""
+        # Our own errors say that nothing is worth keeping, or that it is kept; to save is a collective call.
         is_ours = self.when.stopped_by or isinstance(exception, UserError | KeyboardInterrupt)
         if is_ours or trainer.state.fn != "fit" or are_several() or _is_torn(trainer, self._loop):
             return
         _put_back_weights(pl_module)
-        if self.boundary.is_passed(trainer):  # the step was taken, and a callback before this one has failed
+        # The weights are one step on where a callback before this one has failed.
+        if self.boundary.is_passed(trainer):
             self.boundary.take(trainer)
         elif self.boundary.is_behind_loader(trainer):
             return
@@ -289,7 +293,7 @@ class ExactCheckpoint(Checkpoint):
     def _save(self, trainer: L.Trainer) -> None:
         if getattr(trainer, "fast_dev_run", False):
             return
-        if self._loop is not None:
+        if self._loop is not None:  # a loss that is not finite is found steps later: it must not become a checkpoint
             self._loop.require_sound()
         step = self.boundary.at.step
         with self.clock.spending("checkpoint"):
@@ -300,7 +304,7 @@ class ExactCheckpoint(Checkpoint):
                 self._is_saving = False
             self._saved = self.boundary.at
             self.when.restart()
-            if trainer.is_global_zero:
+            if trainer.is_global_zero:  # after the save: a crash in between leaves one checkpoint too many, not too few
                 shelve(self.folder, last=step, best=self.best_so_far.step, keep=self.keep)
 
 

@@ -14,19 +14,14 @@ from numpy.typing import NDArray
 _WARM_UP, _SECONDS, _MOST_LOOKS = 8, 0.5, 256
 
 
-def is_joined() -> bool:
-    """Whether this process is in a process group."""
-    return dist.is_available() and dist.is_initialized()
-
-
 def are_several() -> bool:
     """Whether there is more than one rank."""
-    return is_joined() and dist.get_world_size() > 1
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def of_all_ranks(value: Any) -> list[Any]:
     """The values of every rank, in their order; all ranks must ask at once."""
-    if not is_joined():
+    if not are_several():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
@@ -44,7 +39,7 @@ def sum_over_ranks(counts: NDArray[Any], device: torch.device) -> NDArray[Any]:
 
 def largest_of_ranks(numbers: Sequence[float], device: torch.device) -> list[float]:
     """The largest of each number over all ranks; all ranks must ask at once."""
-    if not is_joined():
+    if not are_several():
         return list(numbers)
     largest = torch.tensor([float(each) for each in numbers], device=device)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -59,6 +54,8 @@ class SharedMaximum:
 
     def look(self, numbers: Sequence[float], device: torch.device) -> list[float] | None:
         """The largest of each number, or None where it is not time yet. Every rank must look equally often."""
+        if not are_several():
+            return list(numbers)
         self._looks += 1
         if self._looks % self._every:
             return None

@@ -1,9 +1,7 @@
 """Signals ask a run to end: it does so between two optimizer steps, with a checkpoint, on all ranks.
 
 While training waits for such a place a signal only sets a flag; everywhere else, and the second time, it ends the
-process at once. Ranks agree about twice a second whether one of them was asked, not in every step. Lightning's own
-way is a broadcast from the first rank before each batch: one wait for the device a batch, blind to signals to other
-ranks.
+process at once. `ExactCheckpoint` reads the flag.
 """
 
 from __future__ import annotations
@@ -17,11 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
-
-import torch
-import torch.distributed as dist
-
-from flatout.distributed.collectives import SharedMaximum, is_joined, largest_of_ranks
 
 _ECHO_S = 1.0
 """A terminal and a launcher both pass a signal on to a rank; within this time they are one."""
@@ -81,25 +74,6 @@ class Signals:
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + number)
-
-
-class SignalWatch:
-    """Looks for a signal between two steps; several ranks agree on it about twice a second."""
-
-    def __init__(self, signals: Signals) -> None:
-        self.signals = signals
-        self._of_ranks = SharedMaximum()
-
-    def look(self, device: torch.device, is_due: bool = False) -> tuple[int, bool]:
-        """The signal that some rank was sent, or 0, and whether the first rank finds something due. On every rank."""
-        if not is_joined():
-            return self.signals.number, is_due
-        found = self._of_ranks.look([self.signals.number, is_due and dist.get_rank() == 0], device)
-        return (0, False) if found is None else (int(found[0]), bool(found[1]))
-
-    def agree(self, device: torch.device) -> int:
-        """The signal that some rank was sent, asked now. On every rank."""
-        return int(largest_of_ranks([self.signals.number], device)[0])
 
 
 def requeue_with_slurm(number: int) -> str | None:
