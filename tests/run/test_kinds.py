@@ -1,0 +1,54 @@
+"""The table of kinds: every choice of data has one kind, and every part of a kind is named where it is looked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from flatout import BitsDataConfig, SequenceDataConfig, TextDataConfig, UserError
+from flatout.config import COMPONENTS, RunConfig
+from flatout.data.problem import Problem
+from flatout.data.sequences.choices import SequenceProblem
+from flatout.run.kinds import BITS, KINDS, MASKED_WORDS, TEXTS, kind_of, kind_of_run
+
+
+def test_each_problem_of_each_data_has_one_kind():
+    named = Counter((kind.settings, problem) for kind in KINDS for problem in kind.problems)
+    assert set(named) == {(TextDataConfig, each) for each in Problem} | {
+        (SequenceDataConfig, each) for each in SequenceProblem
+    }
+    assert set(named.values()) == {1}
+    assert kind_of(BitsDataConfig()) is BITS
+
+
+def test_each_task_is_an_option_of_the_command_line():
+    assert {kind.task_option: kind.task_settings for kind in KINDS} == COMPONENTS["task"]
+    assert {kind.settings for kind in KINDS} == set(COMPONENTS["data"].values())
+
+
+def test_a_model_folder_names_one_predictor():
+    found = {(problem, kind.predictor) for kind in KINDS for problem in kind.predictor.problems}
+    assert len({problem for problem, _ in found}) == len(found)
+    assert kind_of_run({"problem": "none"}) is MASKED_WORDS
+    assert kind_of_run({}) is TEXTS
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.task_option} {'/'.join(kind.problems)}")
+def test_the_usual_metric_is_among_those_of_the_kind(kind):
+    known = {"source": "rows.csv"} | ({"problem": kind.problems[0]} if kind.problems else {})
+    known |= {"features": ["a"], "target": "b", "lookback": None} if kind.settings is SequenceDataConfig else {}
+    config = kind.settings(**known)
+    assert kind.usual_metric(config) in kind.metrics(config)
+
+
+def test_a_task_of_masked_words_makes_texts_of_them():
+    config = RunConfig(model=COMPONENTS["model"]["transformer"](), task=COMPONENTS["task"]["mlm"]())
+    assert kind_of(config.data) is MASKED_WORDS
+
+
+def test_a_task_of_another_value_of_the_problem_says_how_it_is_chosen():
+    with pytest.raises(UserError, match=r"task: tagging with data\.problem=single\. Set data\.problem=tags for words"):
+        RunConfig(task=COMPONENTS["task"]["tagging"]())
+    with pytest.raises(UserError, match=r"task: mlm with data\.problem=multi\. Leave data\.problem out\."):
+        RunConfig(data=TextDataConfig(problem=Problem.multi), task=COMPONENTS["task"]["mlm"]())
