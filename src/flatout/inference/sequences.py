@@ -90,8 +90,8 @@ class SequencePredictor(RunPredictor):
         """The predictor of a trained task."""
         info: SequenceInfo = task.info
         shape, labels = info.shape, info.labels if info.shape.labels else None
-        columns = info.columns[len(info.rules.cumulate) : shape.inputs]
-        rules = replace(info.rules, columns=columns, label=None)
+        inputs = info.columns[: shape.inputs]
+        rules = replace(info.rules, columns=[name for name in info.rules.columns if name in inputs], label=None)
         names = info.targets if labels is None else labels.classes
         scale = (0.0, 1.0) if labels is None else (labels.mean, labels.spread)
         step = info.facts["step"]
@@ -137,7 +137,7 @@ class SequencePredictor(RunPredictor):
     @property
     def columns(self) -> list[str]:
         """What the network reads, in this order."""
-        return [*(f"{name} cumulated" for name in self.rules.cumulate), *self.rules.columns]
+        return self.rules.names
 
     def predict(self, rows: Sequence[Any]) -> list[NDArray[Any]]:
         """Answers to recordings given as arrays `[samples, columns]` in their own units."""

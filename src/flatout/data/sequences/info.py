@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from flatout.data.info import DataInfo, Labels
 from flatout.data.problem import Problem
 from flatout.data.sequences.choices import SequenceProblem
-from flatout.data.sequences.recordings import RecordingRules, read_columns, rules_of
+from flatout.data.sequences.recordings import RecordingRules
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.shape import Scaler, SequenceShape
 from flatout.data.sequences.windows import Segments
@@ -82,7 +82,7 @@ class SequenceInfo(DataInfo):
     @property
     def rules(self) -> RecordingRules:
         """How new tables become recordings like those of the training."""
-        return rules_of(self.config, read_columns(self.config))
+        return RecordingRules.of(self.config)
 
     @property
     def floors(self) -> dict[str, float]:

@@ -82,12 +82,10 @@ class Scratch:
     def __init__(self, folder: Path, rules: RecordingRules, *, keeps_times: bool = False) -> None:
         self.folder, self.rules, self.keeps_times = folder, rules, keeps_times
         self._found: dict[str, LongRecording | None] = {}
-        changes = (rules.group, rules.label, rules.step, rules.max_gap, rules.cumulate)
-        self._is_plain = not any(changes)
 
     def read(self, file: Table, notes: ReadingNotes) -> LongRecording | None:
         """A large file as a recording; None where it has to be read as a whole."""
-        if not self._is_plain or not isinstance(file, FileTable) or file.path.stat().st_size < LEAST_BYTES:
+        if not self.rules.are_plain or not isinstance(file, FileTable) or file.path.stat().st_size < LEAST_BYTES:
             return None
         if file.name not in self._found:
             self._found[file.name] = self._copy(file, self.folder / f"{len(self._found)}.float64")

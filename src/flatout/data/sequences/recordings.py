@@ -66,6 +66,32 @@ class RecordingRules:
     targets: list[str] = field(default_factory=list)
     """Columns that are answered, for messages."""
 
+    @classmethod
+    def of(cls, config: SequenceDataConfig) -> RecordingRules:
+        """Features are read, then targets; labels are no column of a recording."""
+        features, is_label = config.features or [], config.problem is SequenceProblem.label
+        return cls(
+            columns=[name for name in features if name not in config.targets] + ([] if is_label else config.targets),
+            time=config.time,
+            group=list(config.group or []),
+            label=config.targets[0] if is_label else None,
+            step=config.step,
+            max_gap=config.max_gap,
+            missing=Missing(config.missing),
+            cumulate=list(config.cumulate),
+            targets=config.targets,
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """Columns of a recording's values: integrals, then those of the tables."""
+        return [*(f"{name} cumulated" for name in self.cumulate), *self.columns]
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether a file is one recording whose values stand in it as they are."""
+        return not (self.group or self.label or self.step or self.max_gap or self.cumulate)
+
 
 @dataclass(slots=True)
 class ReadingNotes:
@@ -281,31 +307,3 @@ def resample(recording: Recording, step: float) -> Recording:
     columns = [np.interp(wanted, times, column) for column in recording.values.T]
     place = np.clip(np.searchsorted(times, wanted, side="right") - 1, 0, len(times) - 1)
     return replace(recording, values=np.stack(columns, axis=1), times=wanted, rows=recording.rows[place])
-
-
-def rules_of(config: SequenceDataConfig, columns: list[str]) -> RecordingRules:
-    """How tables become recordings."""
-    label = config.targets[0] if config.problem is SequenceProblem.label else None
-    missing = Missing(config.missing)
-    return RecordingRules(
-        columns=list(columns),
-        time=config.time,
-        group=list(config.group or []),
-        label=label,
-        step=config.step,
-        max_gap=config.max_gap,
-        missing=missing,
-        cumulate=list(config.cumulate),
-        targets=config.targets,
-    )
-
-
-def read_columns(config: SequenceDataConfig) -> list[str]:
-    """Columns of the tables: features, then targets; a forecast reads its targets too."""
-    features = [name for name in config.features or [] if name not in config.targets]
-    return features if config.problem is SequenceProblem.label else [*features, *config.targets]
-
-
-def stored_columns(config: SequenceDataConfig) -> list[str]:
-    """Columns of the store: integrals, then those of the tables."""
-    return [*(f"{name} cumulated" for name in config.cumulate), *read_columns(config)]

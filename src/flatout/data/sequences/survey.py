@@ -31,12 +31,10 @@ from flatout.data.sequences.recordings import (
     SEGMENTS,
     ReadingNotes,
     Recording,
+    RecordingRules,
     files_of,
-    read_columns,
     read_recordings,
     require_rules_columns,
-    rules_of,
-    stored_columns,
 )
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.shape import Scaler, describe_units
@@ -60,8 +58,8 @@ class SequencePreparation:
     def __init__(self, config: SequenceDataConfig) -> None:
         self.config = config
         self.tables = _open_tables(config)
-        self.columns = stored_columns(config)
-        self.rules = rules_of(config, read_columns(config))
+        self.rules = RecordingRules.of(config)
+        self.columns = self.rules.names
 
     def open(self) -> tuple[Store, CacheReport]:
         """The store, built where it is missing."""
