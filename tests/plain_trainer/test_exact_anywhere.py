@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,13 @@ def test_the_best_can_be_loaded_by_lightning_s_own_load_from_checkpoint(tmp_path
     fit(tmp_path, module)
     found = Own.load_from_checkpoint(as_file(tmp_path / "kept" / "last"))
     assert torch.equal(found.other.weight, module.other.weight)
+
+
+def test_a_trainer_can_be_pickled_and_copied_after_training_and_after_a_resume(tmp_path):
+    for resume in (False, True):
+        trainer = fit(tmp_path, Small(), epochs=2 + resume, resume=resume)
+        assert pickle.loads(pickle.dumps(trainer)).global_step == trainer.global_step
+        assert copy.deepcopy(trainer).global_step == trainer.global_step
 
 
 class Keeps(L.Callback):

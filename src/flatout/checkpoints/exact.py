@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from flatout.run_log import PrintLog, RunLog
 from flatout.tasks.task import Task
 
 
-class Schedule:
+class SaveSchedule:
     """When a checkpoint is due, and when training ends before its time."""
 
     def __init__(self, every_steps: int | None, every_minutes: float | None, signals: Signals) -> None:
@@ -119,7 +120,7 @@ class ExactCheckpoint(Checkpoint):
         self.folder, self.keep = Path(folder), keep
         self.about, self.run_log = about, PrintLog() if log is None else log
         self.best_so_far = Best(monitor, mode, min_delta)
-        self.when = Schedule(every_steps, every_minutes, signals or Signals())
+        self.when = SaveSchedule(every_steps, every_minutes, signals or Signals())
         self.boundary = Boundary(others_draw=others_draw)
         self.clock = Clock()
         self.seconds_before = 0.0
@@ -161,7 +162,7 @@ class ExactCheckpoint(Checkpoint):
         is_known = self.boundary.at.step == trainer.global_step
         self.boundary.begin(trainer)
         self._saved = self._saved if is_known else self.boundary.at  # where a training begins it needs no checkpoint
-        call_before_validation(trainer, lambda: self.boundary.begin_validation(trainer))
+        call_before_validation(trainer, partial(self.boundary.begin_validation, trainer))
         # Now, not after an hour: a state that cannot be written would end training at the first save.
         as_plain({each.state_key: each.state_dict() for each in callbacks_of(trainer)}, "/callbacks", {})
         if self._is_extended:

@@ -14,6 +14,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -158,13 +159,12 @@ def disable_signal_handling(trainer: L.Trainer) -> None:
 def call_before_validation(trainer: L.Trainer, note: Callable[[], None]) -> None:
     """Call `note` before each validation of a fit, ahead of every hook in it."""
     loop = trainer.fit_loop.epoch_loop.val_loop
-    run = type(loop).run
+    vars(loop)["run"] = partial(_run_after_note, loop, note)  # a function in a function could not be pickled
 
-    def run_after_note() -> Any:
-        note()
-        return run(loop)
 
-    vars(loop)["run"] = run_after_note
+def _run_after_note(loop: Any, note: Callable[[], None]) -> Any:
+    note()
+    return type(loop).run(loop)
 
 
 def resume_after_batch(trainer: L.Trainer, restore: Callable[[], None], *, is_validation_due: bool) -> None:
