@@ -268,6 +268,9 @@ class ExactCheckpoint(Checkpoint):
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if "position" not in checkpoint or trainer.state.fn != "fit":
             return
+        is_old = "Checkpoints" in checkpoint["callbacks"] and self.state_key not in checkpoint["callbacks"]
+        hint = "Resume it with that version, or start again: a new run begins."
+        require(not is_old, "checkpoint", "was saved by flatout 0.1, which kept no schedules", hint=hint)
         about, facts = checkpoint[ABOUT], self._facts(trainer)
         if self.about is None:
             require_same_training(about, facts)
