@@ -34,13 +34,14 @@ from flatout.inference.run_predictor import (
     Scored,
     chosen_columns,
     in_order,
+    load_network,
     numbered_blocks,
     outputs_and_targets,
     ragged,
     require_rows,
+    save_network,
     with_answers,
 )
-from flatout.models import kind_of, model_class
 from flatout.models.bit_mlp import BitMLP
 
 _TEXTS_READ = 131_072
@@ -104,16 +105,15 @@ class GramPredictor(RunPredictor):
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> GramPredictor:
         labels = GramLabels(tuple(folder.labels()), folder.read_json(HASHED), [], 0)
-        data, described = settings["data"], settings["model"]
+        data = settings["data"]
         numbers = np.array(folder.read_json(NUMBERS), dtype=np.int64) if data["is_set"] else None
-        config = model_class(described["kind"], folder.settings_file)(**described["config"])
-        model = config.build(
+        model = load_network(
+            folder,
             num_inputs=data["num_inputs"],
             is_set=data["is_set"],
             hashed_of_label=labels.hashed_of_label(),
             num_hashed=len(labels.hashed),
         )
-        model.load_state_dict(folder.weights())
         return cls(
             model=model,
             labels=labels,
@@ -138,8 +138,7 @@ class GramPredictor(RunPredictor):
                 "form": self.form.value,
             },
         }
-        written = ModelFolder(folder)
-        written.write(self.model, kind_of(model_config), model_config, list(self.labels.names), settings)
+        written = save_network(folder, self.model, model_config, list(self.labels.names), settings)
         written.write_json(HASHED, self.labels.hashed)
         self.order.save(folder / ORDER)
         if self.numbers is not None:

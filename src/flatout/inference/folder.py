@@ -16,6 +16,8 @@ from flatout.errors import UserError, require
 
 _MOST_CHARACTERS = 50_000_000
 WEIGHTS, SETTINGS, LABELS = "model.safetensors", "config.json", "labels.json"
+TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"
+"""Of a model that reads texts, and of an encoder what transformers needs to build it."""
 
 
 class Answers(Protocol):

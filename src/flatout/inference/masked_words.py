@@ -14,13 +14,19 @@ import torch
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table
-from flatout.data.tokens.subwords import PAIR, Subwords
+from flatout.data.tokens.subwords import Subwords
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError
-from flatout.inference.encoder_folder import TOKENIZER, load_encoder, save_encoder
 from flatout.inference.folder import ModelFolder
-from flatout.inference.run_predictor import Advance, Answered, FileOptions, RunPredictor, Scored
-from flatout.models import kind_of
+from flatout.inference.run_predictor import (
+    Advance,
+    Answered,
+    FileOptions,
+    RunPredictor,
+    Scored,
+    load_encoder,
+    save_network,
+)
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.tasks.masked_language import MaskedLanguageModel
 
@@ -60,15 +66,13 @@ class MaskedWordPredictor(RunPredictor):
         data = settings["data"]
         columns = data["columns"]
         roles = Roles(tuple(columns["texts"]), "", columns["join"])
-        model, vocabulary = load_encoder(folder, Outputs([], "words"), separator=roles.join == PAIR)
+        model, vocabulary = load_encoder(folder, Outputs([], "words"), roles)
         return cls(model, vocabulary, data["max_length"], roles)
 
     def save(self, folder: Path, model_config: Any) -> None:
         data = {"max_length": self.max_length, "columns": asdict(self.roles)}
         settings = {"problem": self.problems[0], "data": data}
-        ModelFolder(folder).write(self.model, kind_of(model_config), model_config, [], settings)
-        save_encoder(folder, self.model)
-        (folder / TOKENIZER).write_text(self.vocabulary.to_json(), encoding="utf-8")
+        save_network(folder, self.model, model_config, [], settings, self.vocabulary)
 
     @torch.inference_mode()
     def predict(self, texts: Sequence[str] | str, most: int = 5) -> list[list[list[Filling]]]:

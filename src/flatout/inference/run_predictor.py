@@ -26,14 +26,17 @@ from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.store.store import Ragged, StoreSplit
+from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table, require_columns
+from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, read_encoder
 from flatout.engine.precision import Precision
 from flatout.errors import require
+from flatout.inference.dotted_settings import built
 from flatout.inference.export_encoder import export_encoder
-from flatout.inference.folder import ModelFolder
-from flatout.models import model_class
-from flatout.models.encoder.transformer import TransformerConfig
+from flatout.inference.folder import ENCODER, TOKENIZER, ModelFolder
+from flatout.models import kind_of, model_class
+from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 
 _ROWS_PER_BLOCK = 16_384
 Piece = TypeVar("Piece")
@@ -162,6 +165,54 @@ class RunPredictor(ABC):
         split = StoreSplit("rows", count, {"tokens": tokens})
         plan = PlanSettings(rows_per_batch=rows_per_batch, layout=Layout.of(self.model), shuffle=False)
         return iter(Feed(split, plan, device=self.device))
+
+
+def saved_config(folder: ModelFolder) -> Any:
+    """The Config that a run's model was built by, without the files that were needed only to begin training."""
+    described = folder.settings()["model"]
+    without = {"vectors": None, "freeze_vectors": False, "pretrained": None}
+    values = {name: without.get(name, value) for name, value in described["config"].items()}
+    return built(model_class(described["kind"], folder.settings_file), values)
+
+
+def load_network(folder: ModelFolder, **sizes: Any) -> nn.Module:
+    """A run's network with its weights; `sizes`: what its Config builds it for."""
+    network: nn.Module = saved_config(folder).build(**sizes)
+    network.load_state_dict(folder.weights())
+    return network
+
+
+def load_vocabulary(folder: ModelFolder) -> Encoder:
+    """How a run's model reads texts."""
+    return read_encoder((folder.path / TOKENIZER).read_text(encoding="utf-8"))
+
+
+def load_encoder(folder: ModelFolder, outputs: Outputs, roles: Roles) -> tuple[Transformer, Subwords]:
+    """A run's encoder with its weights, and its tokenizer."""
+    vocabulary = load_vocabulary(folder)
+    assert isinstance(vocabulary, Subwords)
+    separator = vocabulary.frame.separator if roles.join == PAIR else None
+    encoder: Transformer = saved_config(folder).rebuild(outputs, folder.read_json(ENCODER), separator)
+    encoder.load_state_dict(folder.weights())
+    return encoder, vocabulary
+
+
+def save_network(
+    path: Path,
+    network: nn.Module,
+    config: Any,
+    labels: list[str],
+    settings: dict[str, Any],
+    vocabulary: Encoder | None = None,
+) -> ModelFolder:
+    """Write what the functions above read; `config` must be of a class in MODELS."""
+    folder = ModelFolder(path)
+    folder.write(network, kind_of(config), config, labels, settings)
+    if isinstance(network, Transformer):
+        folder.write_json(ENCODER, network.described.to_diff_dict())
+    if vocabulary is not None:
+        (path / TOKENIZER).write_text(vocabulary.to_json(), encoding="utf-8")
+    return folder
 
 
 def ragged(values: NDArray[Any], lengths: NDArray[Any]) -> Ragged:

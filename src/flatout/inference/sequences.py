@@ -42,8 +42,16 @@ from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError, require
 from flatout.inference.export_recordings import export_recordings
 from flatout.inference.folder import ModelFolder
-from flatout.inference.run_predictor import Advance, Answered, FileOptions, RunPredictor, Scored, require_rows
-from flatout.models import kind_of, model_class
+from flatout.inference.run_predictor import (
+    Advance,
+    Answered,
+    FileOptions,
+    RunPredictor,
+    Scored,
+    load_network,
+    require_rows,
+    save_network,
+)
 from flatout.models.contract import contract
 from flatout.tasks.metrics import TaskMetrics
 from flatout.tasks.sequence_scores import SequenceScores
@@ -101,13 +109,10 @@ class SequencePredictor(RunPredictor):
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> SequencePredictor:
-        data, described = settings["data"], settings["model"]
+        data = settings["data"]
         shape, rules = SequenceShape(**data["shape"]), data["rules"]
-        config: Any = model_class(described["kind"], folder.settings_file)(**described["config"])
-        model: nn.Module = config.build(shape=shape)
-        model.load_state_dict(folder.weights())
         return cls(
-            model=model,
+            model=load_network(folder, shape=shape),
             shape=shape,
             rules=RecordingRules(**{**rules, "missing": Missing(rules["missing"])}),
             scaler=Scaler(**data["scaler"]),
@@ -130,9 +135,8 @@ class SequencePredictor(RunPredictor):
             "label_scale": list(self.label_scale),
             "has_classes": self.has_classes,
         }
-        ModelFolder(folder).write(
-            self.model, kind_of(model_config), model_config, self.names, {"problem": self.problems[0], "data": data}
-        )
+        settings = {"problem": self.problems[0], "data": data}
+        save_network(folder, self.model, model_config, self.names, settings)
 
     @property
     def columns(self) -> list[str]:

@@ -20,7 +20,6 @@ from flatout.data.tables.table import Table, require_columns
 from flatout.data.tokens.subwords import Subwords
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError
-from flatout.inference.encoder_folder import TOKENIZER, load_encoder, save_encoder
 from flatout.inference.folder import ModelFolder
 from flatout.inference.run_predictor import (
     Advance,
@@ -29,12 +28,13 @@ from flatout.inference.run_predictor import (
     RunPredictor,
     Scored,
     in_order,
+    load_encoder,
     numbered_blocks,
     ragged,
     require_rows,
+    save_network,
     with_answers,
 )
-from flatout.models import kind_of
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.tasks.tagging import EntityScores, Tagger
 
@@ -112,8 +112,8 @@ class TagPredictor(RunPredictor):
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> TagPredictor:
         names, data = folder.labels(), settings["data"]
-        model, vocabulary = load_encoder(folder, Outputs(names, "tags"), separator=False)
         roles = Roles(tuple(data["columns"]["texts"]), data["columns"]["label"])
+        model, vocabulary = load_encoder(folder, Outputs(names, "tags"), roles)
         temperature = settings.get("temperature", 1.0)
         return cls(model, vocabulary, names, data["max_length"], roles, temperature=temperature)
 
@@ -123,9 +123,7 @@ class TagPredictor(RunPredictor):
             "temperature": self.temperature,
             "data": {"max_length": self.max_length, "columns": asdict(self.roles)},
         }
-        ModelFolder(folder).write(self.model, kind_of(model_config), model_config, self.names, settings)
-        save_encoder(folder, self.model)
-        (folder / TOKENIZER).write_text(self.vocabulary.to_json(), encoding="utf-8")
+        save_network(folder, self.model, model_config, self.names, settings, self.vocabulary)
 
     def predict(self, rows: Sequence[str | Sequence[str]] | str) -> list[TagPrediction]:
         """Tags and entities of each row: a list of words, or a text that is parted at its blanks."""

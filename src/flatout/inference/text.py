@@ -26,11 +26,9 @@ from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table
-from flatout.data.tokens.subwords import PAIR, Encoder, read_encoder
+from flatout.data.tokens.subwords import PAIR, Encoder
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError, require
-from flatout.inference.dotted_settings import built
-from flatout.inference.encoder_folder import TOKENIZER, load_encoder, save_encoder, without_files
 from flatout.inference.folder import ModelFolder
 from flatout.inference.run_predictor import (
     Advance,
@@ -40,14 +38,18 @@ from flatout.inference.run_predictor import (
     Scored,
     chosen_columns,
     in_order,
+    load_encoder,
+    load_network,
+    load_vocabulary,
     numbered_blocks,
     outputs_and_targets,
     ragged,
     require_text_columns,
+    save_network,
+    saved_config,
     with_answers,
 )
-from flatout.models import kind_of, model_class
-from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from flatout.models.encoder.transformer import Outputs, TransformerConfig
 from flatout.tasks.calibration import Sureness
 from flatout.tasks.classification import Classifier
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics
@@ -104,22 +106,14 @@ class Predictor(RunPredictor):
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> Predictor:
-        vocabulary = read_encoder((folder.path / TOKENIZER).read_text(encoding="utf-8"))
-        classes = folder.labels()
-        labels = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"])
-        described, data = settings["model"], settings["data"]
+        vocabulary, classes = load_vocabulary(folder), folder.labels()
+        labels, data = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"]), settings["data"]
         columns = data["columns"]
         roles = Roles(tuple(columns["texts"]), columns["label"], columns["join"])
-        config: Any = built(
-            model_class(described["kind"], folder.settings_file),
-            {**described["config"], **without_files(described["config"])},
-        )
-        if isinstance(config, TransformerConfig):
-            outputs = Outputs(classes, settings["problem"])
-            model: nn.Module = load_encoder(folder, outputs, separator=roles.join == PAIR)[0]
+        if isinstance(saved_config(folder), TransformerConfig):
+            model: nn.Module = load_encoder(folder, Outputs(classes, settings["problem"]), roles)[0]
         else:
-            model = config.build(num_outputs=len(classes), vocabulary_size=vocabulary.size)
-            model.load_state_dict(folder.weights())
+            model = load_network(folder, num_outputs=len(classes), vocabulary_size=vocabulary.size)
         return cls(
             model=model,
             vocabulary=vocabulary,
@@ -145,10 +139,7 @@ class Predictor(RunPredictor):
                 "label_delimiter": self.label_delimiter,
             },
         }
-        ModelFolder(folder).write(self.model, kind_of(model_config), model_config, self.labels.classes, settings)
-        if isinstance(self.model, Transformer):
-            save_encoder(folder, self.model)
-        (folder / TOKENIZER).write_text(self.vocabulary.to_json(), encoding="utf-8")
+        save_network(folder, self.model, model_config, self.labels.classes, settings, self.vocabulary)
 
     def predict(self, texts: Sequence[str | tuple[str, str]] | str) -> list[Prediction]:
         """What the model says of each text, or of each pair of texts, in their order."""
