@@ -19,8 +19,7 @@ from benchmarks.claim import Claim, Options, at_most, bounded, in_turn, measured
 from flatout.data.checks.checkup import check
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.text import TextDataConfig
-from flatout.data.text_data import open_source
-from flatout.data.text_preparation import survey
+from flatout.data.text_preparation import open_source, survey
 from flatout.engine.allocator import keep_freed_memory
 
 _COLUMNS = ["text", "label"]

@@ -13,8 +13,7 @@ from flatout.data.checks.cleaning_settings import CleaningConfig
 from flatout.data.checks.survey import Survey
 from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
-from flatout.data.text_data import open_source
-from flatout.data.text_preparation import survey
+from flatout.data.text_preparation import open_source, survey
 from flatout.errors import UserError
 
 

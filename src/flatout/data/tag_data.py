@@ -21,10 +21,9 @@ from flatout.data.info import TagInfo, tag_labels
 from flatout.data.problem import Problem
 from flatout.data.store_data import StoreData
 from flatout.data.tables.entities import NO_TAG, Entities, find_entities
-from flatout.data.tables.sources import open_splits
 from flatout.data.tag_source import TagSource
 from flatout.data.text import TextDataConfig
-from flatout.data.text_preparation import TextPreparation
+from flatout.data.text_preparation import TextPreparation, open_tables
 from flatout.data.text_source import TextBlock
 from flatout.data.tokens.subwords import Encoder, Subwords
 from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyConfig, VocabularyKind
@@ -52,23 +51,17 @@ class TagData(StoreData[TextDataConfig, TagInfo]):
         require(has_pieces, "data.vocabulary.kind", f"{config.vocabulary.kind.value} with tags", allowed="wordpiece")
 
     def open_store(self) -> TagInfo:
-        return prepare(self.config)
-
-
-def prepare(config: TextDataConfig) -> TagInfo:
-    """Open the store of some tagged words, building it first when there is none."""
-    tables = config.sample_tables() if config.is_sample else open_splits(config.source, config.given, config.read)
-    source = TagSource(config, tables)
-    store, report, vocabulary = TagPreparation(config, source).open()
-    return TagInfo(
-        store=store,
-        report=report,
-        source=source.name,
-        vocabulary=vocabulary,
-        roles=source.columns,
-        max_length=config.max_length,
-        labels=tag_labels(store.facts),
-    )
+        source = TagSource(self.config, open_tables(self.config))
+        store, report, vocabulary = TagPreparation(self.config, source).open()
+        return TagInfo(
+            store=store,
+            report=report,
+            source=source.name,
+            vocabulary=vocabulary,
+            roles=source.columns,
+            max_length=self.config.max_length,
+            labels=tag_labels(store.facts),
+        )
 
 
 class TagPreparation(TextPreparation):

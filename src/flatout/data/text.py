@@ -109,14 +109,6 @@ class TextDataConfig(FeedingConfig):
         """What is given for each split."""
         return {split: getattr(self, split) for split in SPLITS}
 
-    def sample_tables(self) -> dict[str, Table]:
-        """The splits of the built-in sample."""
-        return {split: self.sample_table(split) for split in SPLITS}
-
-    def sample_table(self, split: str) -> Table:
-        """One split of the built-in sample."""
-        return SAMPLES[type(self.sample)](self.sample, split)
-
     def _require_fitting_sample(self) -> None:
         is_tagged = self.problem is Problem.tags
         if self.sample is None:

@@ -7,10 +7,8 @@ from typing import Any
 from flatout.data.info import TextInfo, text_labels
 from flatout.data.problem import Problem
 from flatout.data.store_data import StoreData
-from flatout.data.tables.sources import open_splits
 from flatout.data.text import TextDataConfig
-from flatout.data.text_preparation import TextPreparation, build_source
-from flatout.data.text_source import TextSource
+from flatout.data.text_preparation import TextPreparation, open_source
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import require
 from flatout.run_log import RunLog
@@ -34,27 +32,16 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
         require(not is_tagged, "data.problem", "tags in TextData", hint="Use TagData for words with tags.")
 
     def open_store(self) -> TextInfo:
-        return prepare(self.config)
-
-
-def prepare(config: TextDataConfig) -> TextInfo:
-    """Open the store of some texts, building it first when there is none."""
-    source = open_source(config)
-    store, report, vocabulary = TextPreparation(config, source).open()
-    return TextInfo(
-        store=store,
-        report=report,
-        source=source.name,
-        vocabulary=vocabulary,
-        roles=source.columns,
-        max_length=config.max_length,
-        labels=text_labels(config.problem, store.facts),
-        escapes=config.clean.escapes,
-        label_delimiter=config.label_delimiter,
-    )
-
-
-def open_source(config: TextDataConfig) -> TextSource:
-    """The tables of some texts with their columns found."""
-    tables = config.sample_tables() if config.is_sample else open_splits(config.source, config.given, config.read)
-    return build_source(config, tables)
+        source = open_source(self.config)
+        store, report, vocabulary = TextPreparation(self.config, source).open()
+        return TextInfo(
+            store=store,
+            report=report,
+            source=source.name,
+            vocabulary=vocabulary,
+            roles=source.columns,
+            max_length=self.config.max_length,
+            labels=text_labels(self.config.problem, store.facts),
+            escapes=self.config.clean.escapes,
+            label_delimiter=self.config.label_delimiter,
+        )

@@ -7,7 +7,7 @@ is kept in the store's facts, so an opened store says the same as a built one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,17 +22,26 @@ from flatout.data.store.cache import Cache, CacheReport, Recipe
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import SCHEMA, Column, Store, StoreWriter, smallest_token_type
 from flatout.data.tables.find_roles import find_roles
-from flatout.data.tables.splits import SplitBy
+from flatout.data.tables.sources import open_splits
+from flatout.data.tables.splits import SPLITS, SplitBy
 from flatout.data.tables.table import Table, require_columns
-from flatout.data.text import TextDataConfig, splitting_of
+from flatout.data.text import SAMPLES, TextDataConfig, splitting_of
 from flatout.data.text_source import TOPIC, TextBlock, TextSource
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, read_encoder, train_encoder
 from flatout.data.tokens.vocabulary import EncodedBlock
 from flatout.errors import UserError
 
 
-def build_source(config: TextDataConfig, tables: Mapping[str, Table]) -> TextSource:
-    """The source of some texts: the columns found, and all that settings name checked."""
+def open_tables(config: TextDataConfig) -> dict[str, Table]:
+    """The table of each split that is given, or those of the built-in sample."""
+    if not config.is_sample:
+        return open_splits(config.source, config.given, config.read)
+    return {split: SAMPLES[type(config.sample)](config.sample, split) for split in SPLITS}
+
+
+def open_source(config: TextDataConfig) -> TextSource:
+    """The tables of some texts: the columns found, and all that settings name checked."""
+    tables = open_tables(config)
     join = PAIR if config.pair else config.join
     is_labelled = config.problem is not Problem.none
     roles = find_roles(tables["train"], text=config.text, label=config.label, join=join, is_labelled=is_labelled)

@@ -24,8 +24,7 @@ from flatout.data.sequences.choices import SequenceProblem
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.tables.splits import SPLITS
 from flatout.data.text import TextDataConfig
-from flatout.data.text_data import open_source
-from flatout.data.text_preparation import survey
+from flatout.data.text_preparation import open_source, survey
 from flatout.errors import require
 
 _CELL = pa.large_string()

@@ -16,12 +16,10 @@ from flatout.data.checks.survey import Surveyed
 from flatout.data.problem import Problem
 from flatout.data.store.progress import Progress
 from flatout.data.tables.find_roles import has_tags
-from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS
-from flatout.data.tables.table import Table
 from flatout.data.tag_source import TagSource
 from flatout.data.text import TextDataConfig
-from flatout.data.text_preparation import build_source, survey
+from flatout.data.text_preparation import open_source, open_tables, survey
 from flatout.data.tokens.coverage import Coverage
 from flatout.data.tokens.subwords import Subwords, train_encoder
 from flatout.data.tokens.vocabulary import VocabularyKind
@@ -79,7 +77,7 @@ def check(config: TextDataConfig) -> Checkup:
     """Look at all rows of some data; a mistake that would end a run becomes a remark, and the check continues."""
     if config.problem is Problem.tags or _is_tagged(config):
         return _check_tags(config)
-    source = build_source(config, _tables(config))
+    source = open_source(config)
     with Progress() as progress:
         surveyed = survey(config, source, progress.task("checking"))
         found = Checkup(
@@ -145,20 +143,12 @@ def _is_tagged(config: TextDataConfig) -> bool:
     is_asked = config.problem is Problem.single and config.text is None and config.label is None
     if not is_asked or config.is_sample:
         return False
-    return has_tags(next(iter(_tables(config).values())))
-
-
-def _tables(config: TextDataConfig) -> dict[str, Table]:
-    return config.sample_tables() if config.is_sample else open_splits(config.source, config.given, config.read)
-
-
-def _names(tables: dict[str, Table]) -> dict[str, str]:
-    return {split: table.name for split, table in tables.items()}
+    return has_tags(next(iter(open_tables(config).values())))
 
 
 def _check_tags(config: TextDataConfig) -> Checkup:
     config = replace(config, problem=Problem.tags, sample=None)
-    source = TagSource(config, _tables(config))
+    source = TagSource(config, open_tables(config))
     with Progress() as progress:
         surveyed = survey(config, source, progress.task("checking"))
     of_tags = source.tag_remarks(surveyed)
