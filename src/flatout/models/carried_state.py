@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+from flatout.models.two_streams import State
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
-
-State = tuple[Tensor, ...]
-"""Tensors `[layers, B, width]`; all zeros at the beginning of a recording."""
 
 
 class CarriedState:
@@ -49,8 +47,9 @@ class CarriedState:
         if not continues.any():
             return zeros
         device = zeros[0].device
-        index = torch.from_numpy(found).to(device, non_blocking=True)
-        is_kept = torch.from_numpy(continues).to(device, non_blocking=True).view(1, -1, 1)
+        index, is_kept = torch.from_numpy(found), torch.from_numpy(continues).view(1, -1, 1)
+        if device.type != "cpu":  # from page-locked memory: nothing waits for what the device has yet to do
+            index, is_kept = (each.pin_memory().to(device, non_blocking=True) for each in (index, is_kept))
         kept = (part.to(device).index_select(1, index) for part in state)
         return tuple(torch.where(is_kept, part, zero) for part, zero in zip(kept, zeros, strict=True))
 

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from flatout.errors import as_choice, require
-from flatout.models.carried_state import CarriedState, State
+from flatout.models.carried_state import CarriedState
 from flatout.models.contract import Network
 from flatout.models.flops import Lengths, Product, through
 from flatout.models.lean import LeanDropout
 from flatout.models.series import flatten, is_even, last_of, rectangle, windows_of
 from flatout.models.turned_places import turn, turned_places
-from flatout.models.two_streams import run_both
+from flatout.models.two_streams import State, run_both, run_layer
 from flatout.models.window_ridge import Residual, WindowRidge
 
 if TYPE_CHECKING:
@@ -175,10 +175,10 @@ class RNN(Network, nn.Module):
         """`[L, B, H]` states and the last ones. Time comes first: oneDNN then copies less (8 % of a step)."""
         states, after = inputs_BLF.transpose(0, 1), []
         if len(self.ahead) == 1:  # without the slices and copies that several layers need
-            return _run_layer(self.ahead[0], states, before)
+            return run_layer(self.ahead[0], states, before)
         for depth, layer in enumerate(self.ahead):
             own = tuple(part[depth : depth + 1] for part in before)
-            states, end = _run_layer(layer, self.dropout(states) if depth else states, own)
+            states, end = run_layer(layer, self.dropout(states) if depth else states, own)
             after.append(end)
         return states, tuple(torch.cat(parts) for parts in zip(*after, strict=True))
 
@@ -217,20 +217,6 @@ class RNN(Network, nn.Module):
 
     def residual_of(self) -> WindowRidge | None:
         return self.ridge
-
-
-def _run_layer(layer: Any, inputs_LBF: Tensor, before: State) -> tuple[Tensor, State]:
-    """States of a layer and the last ones. In training its kernel is called past the module: 45 µs less a step."""
-    if not layer.training or torch.compiler.is_compiling():
-        states, end = layer(inputs_LBF, before if len(before) == 2 else before[0])
-        return states, end if len(before) == 2 else (end,)
-    layer._update_flat_weights()
-    weights, rest = layer._flat_weights, (True, 1, 0.0, True, False, False)  # of one layer, in one direction
-    if len(before) == 2:
-        states, *after = torch.lstm(inputs_LBF, before, weights, *rest)
-    else:
-        states, *after = torch.gru(inputs_LBF, before[0], weights, *rest)
-    return states, tuple(after)
 
 
 def smooth(answers_BLK: Tensor, memory_K: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ class Augment:
         self._noise = _sizes(config.noise, columns, factor)
         self._offset = _sizes(config.offset, columns, factor)
         self._low_pass = _sizes(config.low_pass, columns, [1.0] * len(columns))
+        self._device = torch.device("cpu")
 
     @classmethod
     def of(cls, info: SequenceInfo) -> Augment | None:
@@ -39,15 +40,22 @@ class Augment:
 
     def __call__(self, batch: FlatBatch) -> FlatBatch:
         values_BLC = rectangle(batch)
+        if values_BLC.device != self._device:
+            self._move(values_BLC.device)
         lookback = self.shape.lookback if self.shape.horizon else values_BLC.shape[1]
         inputs_BLC, rest_BLC = values_BLC[:, :lookback], values_BLC[:, lookback:]
         if self._low_pass is not None:
-            inputs_BLC = _smoothed(inputs_BLC, self._low_pass.to(values_BLC.device))
+            inputs_BLC = _smoothed(inputs_BLC, self._low_pass)
         if self._offset is not None:
-            inputs_BLC = inputs_BLC + torch.randn_like(inputs_BLC[:, :1]) * self._offset.to(values_BLC.device)
+            inputs_BLC = inputs_BLC + torch.randn_like(inputs_BLC[:, :1]) * self._offset
         if self._noise is not None:
-            inputs_BLC = inputs_BLC + torch.randn_like(inputs_BLC) * self._noise.to(values_BLC.device)
+            inputs_BLC = inputs_BLC + torch.randn_like(inputs_BLC) * self._noise
         return replace(batch, tokens=flatten(torch.cat([inputs_BLC, rest_BLC], 1), batch))
+
+    def _move(self, device: torch.device) -> None:
+        """Put the sizes on a device, once."""
+        self._device, sizes = device, (self._noise, self._offset, self._low_pass)
+        self._noise, self._offset, self._low_pass = (None if each is None else each.to(device) for each in sizes)
 
 
 def _smoothed(values_BLC: Tensor, most_C: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.gather import on_device
 
 NO_TARGET = -100
 """The target of a place that counts in no loss."""
@@ -57,11 +58,11 @@ class Masking:
         row_of_T = torch.repeat_interleave(rows_B, lengths_B, output_size=batch.num_tokens)
         place_T = torch.arange(batch.num_tokens, device=device) - starts_B[row_of_T]
         start = _mix_number(_mix_number(seed & _BITS) + epoch)
-        numbers_B = _mix(batch.rows.to(device, non_blocking=True) ^ start)
+        numbers_B = _mix(on_device(batch.rows.numpy(), device) ^ start)
         draws_T = _mix(numbers_B[row_of_T] + place_T)
         is_special_T = is_special_V[batch.tokens]
         order_T = torch.argsort((row_of_T << 33) | (is_special_T.long() << 32) | draws_T)
-        places_K = order_T[chosen_K.to(device, non_blocking=True)]
+        places_K = order_T[on_device(chosen_K, device)]
         tokens_K, is_special_K = batch.tokens[places_K], is_special_T[places_K]
         tokens_T = batch.tokens.clone()
         tokens_T[places_K] = torch.where(is_special_K, tokens_K, self._replacements(tokens_K, draws_T[places_K]))
@@ -70,16 +71,17 @@ class Masking:
         )
         return replace(batch, tokens=tokens_T, targets=targets_K, target_offsets=None, places=places_K)
 
-    def _places_in_order(self, batch: FlatBatch) -> Tensor:
+    def _places_in_order(self, batch: FlatBatch) -> NDArray[np.int64]:
         """`[K]` for rows whose tokens lie in the order of their draws: the first few of each; one at least."""
         lengths = batch.lengths.numpy()
         counts = self.counts(lengths)
         counts[batch.num_real :] = 0
         if not counts.any():
-            return torch.zeros(1, dtype=torch.int64)  # a special token, or of a row that does not count
+            return np.zeros(1, np.int64)  # a special token, or of a row that does not count
         ends = np.cumsum(counts)
         starts = np.cumsum(lengths) - lengths
-        return torch.from_numpy(np.repeat(starts - ends + counts, counts) + np.arange(ends[-1]))
+        found: NDArray[np.int64] = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
+        return found
 
     def _replacements(self, tokens_K: Tensor, draws_K: Tensor) -> Tensor:
         share_K = _mix(draws_K + _KIND).double() / (_BITS + 1)

@@ -149,11 +149,12 @@ class Task(internals.ShortHooks):
     # What Lightning calls.
 
     def configure_model(self) -> None:
-        if not self.is_built or (self.needs_info and self.info is None):
-            self.build(_info_of(self))
-        data: Any = getattr(self.trainer, "datamodule", None)
-        if not self.is_prepared and self.trainer.state.fn == "fit" and hasattr(data, "feeds"):
-            self.prepare(data.feeds, data.run_log, data.seed)
+        with torch.device("cpu"):  # Lightning would have new tensors on a GPU; it moves the network afterwards
+            if not self.is_built or (self.needs_info and self.info is None):
+                self.build(_info_of(self))
+            data: Any = getattr(self.trainer, "datamodule", None)
+            if not self.is_prepared and self.trainer.state.fn == "fit" and hasattr(data, "feeds"):
+                self.prepare(data.feeds, data.run_log, data.seed)
         share_out = getattr(self.trainer.strategy, "share_out", None)
         if share_out is not None and not self.shares_weights:
             share_out(self.model)

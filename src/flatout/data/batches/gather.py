@@ -22,6 +22,12 @@ from flatout.data.store.store import Array, Ragged, StoreSplit
 TOKENS, TARGETS = "tokens", "targets"
 
 
+def on_device(values: NDArray[np.int64], device: torch.device) -> Tensor:
+    """Numbers of the host there; from page-locked memory, so that nothing waits for what the device has yet to do."""
+    found = torch.from_numpy(values)
+    return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
+
+
 class FixedColumn:
     """A column of equally many values a row, such as packed bits, in any device's memory."""
 
@@ -36,7 +42,7 @@ class FixedColumn:
         offsets_R = torch.arange(len(rows) + 1, device=self.device) * self.width
         if self.host is not None:  # numpy copies rows in a third of torch's time
             return torch.from_numpy(self.host.take(rows, axis=0, mode="clip").reshape(-1)), offsets_R
-        return self.values[torch.from_numpy(rows).to(self.device, non_blocking=True)].view(-1), offsets_R
+        return self.values[on_device(rows, self.device)].view(-1), offsets_R
 
 
 class HostColumn:
@@ -93,8 +99,7 @@ class DeviceColumn:
     def gather(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """The same as HostColumn's, without a wait for the device."""
         total = int(lengths.sum())
-        rows_R = torch.from_numpy(rows).to(self.device, non_blocking=True)
-        lengths_R = torch.from_numpy(lengths).to(self.device, non_blocking=True)
+        rows_R, lengths_R = on_device(rows, self.device), on_device(lengths, self.device)
         ends_R = lengths_R.cumsum(0)
         shift_R = self.offsets[rows_R] - ends_R + lengths_R
         index_T = torch.repeat_interleave(shift_R, lengths_R, output_size=total)
@@ -150,7 +155,7 @@ class Gatherer:
             targets, target_offsets_R = self.ragged_targets.gather(rows, counts)
             target_bounds = np.append(0, np.cumsum(counts))[batches.bounds]
         elif self.targets is not None:
-            targets = self.targets[torch.from_numpy(rows).to(self.device, non_blocking=True)]
+            targets = self.targets[on_device(rows, self.device)]
             targets = targets if targets.is_floating_point() else targets.long()
         return Run(
             batches=batches,
@@ -205,9 +210,7 @@ def _offsets(begins_R: Tensor, bounds: NDArray[np.int64], first: NDArray[np.int6
     """For each batch where its rows begin, counted from where the batch does, and where its last one ends."""
     sizes = np.diff(bounds) + 1
     place = np.arange(sizes.sum()) - np.repeat(np.arange(len(sizes)), sizes)
-    place_on, first_on = (
-        torch.from_numpy(each).to(begins_R.device, non_blocking=True) for each in (place, np.repeat(first[:-1], sizes))
-    )
+    place_on, first_on = (on_device(each, begins_R.device) for each in (place, np.repeat(first[:-1], sizes)))
     return (begins_R.index_select(0, place_on) - first_on).split(sizes.tolist())
 
 

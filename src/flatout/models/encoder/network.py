@@ -209,7 +209,10 @@ class Transformer(LayeredEncoder):
         longest = tokens_BL.shape[1]
         given: dict[str, Any] = {}
         if batch.lengths[0] != batch.lengths[-1]:  # sorted and on the host: no wait for the device
-            given["attention_mask"] = (torch.arange(longest, device=tokens_BL.device) < lengths_B.unsqueeze(1)).long()
+            is_token_BL = torch.arange(longest, device=tokens_BL.device) < lengths_B.unsqueeze(1)
+            # The library asks a plain mask whether it holds padding, and waits; fused attention takes a finished one.
+            is_fused = self.described._attn_implementation == "sdpa"
+            given["attention_mask"] = is_token_BL[:, None, None] if is_fused else is_token_BL.long()
         if self._numbers_pairs:
             is_separator_BL = torch.eq(tokens_BL, self.separator_id or 0).long()
             given["token_type_ids"] = (is_separator_BL.cumsum(1) - is_separator_BL).clamp_max_(1)

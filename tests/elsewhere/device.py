@@ -1,0 +1,256 @@
+"""A device that is not the CPU, on any machine: its tensors say `elsewhere`, and are computed on the CPU.
+
+As on a GPU, what mixes them with tensors of the CPU fails. Within a step (`is_stepping`) so does whatever makes the
+host wait: reading a number, a shape that depends on numbers, a copy to the host, a copy from memory that is not
+page-locked. torch has one such device a process and keeps it, so tests use processes of their own.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import Tensor
+from torch._decomp.decompositions import gru_impl, lstm_impl
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "elsewhere"
+_WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "unique_consecutive", "equal"}
+"""Operators whose answer, or the shape of it, the host needs."""
+_IN_SIXTEEN_BITS = ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "conv1d", "scaled_dot_product_attention")
+_IN_FP32 = (
+    "layer_norm",
+    "softmax.int",
+    "log_softmax.int",
+    "cross_entropy_loss",
+    "nll_loss",
+    "binary_cross_entropy_with_logits",
+)
+_AUTOCAST = "AutocastPrivateUse1"
+_KEPT: list[Any] = []
+"""What torch knows as long as its maker lives."""
+
+
+class WaitError(Exception):
+    """The host would wait for the device."""
+
+
+class There(Tensor):
+    """A tensor of the device."""
+
+    numbers: Tensor
+    is_stepping: ClassVar[bool] = False
+    pinned: ClassVar[dict[int, Tensor]] = {}
+    """Page-locked memory by its address."""
+    called: ClassVar[list[str]] = []
+    """Operators of a step."""
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor) -> There:
+        found: There = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            numbers.shape,
+            strides=numbers.stride(),
+            storage_offset=numbers.storage_offset(),
+            dtype=numbers.dtype,
+            device=torch.device(NAME, 0),
+        )
+        found.numbers = numbers
+        return found
+
+    def __repr__(self, **named: Any) -> str:
+        return f"There({self.numbers!r})"
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.partition("::")[2]
+        leaves = tree_leaves((args, kwargs))
+        here = [each for each in leaves if isinstance(each, Tensor) and not isinstance(each, There) and each.dim()]
+        if name in ("copy_", "_to_copy", "_copy_from"):
+            _check_copy(name, args, kwargs, here)
+        elif here:
+            raise RuntimeError(f"{func}: a tensor of {here[0].device} {list(here[0].shape)} among those of {NAME}")
+        if cls.is_stepping:
+            cls.called.append(name)
+            if name in _WAITS:
+                raise WaitError(f"{func} makes the host wait")
+        goes_here = name == "_to_copy" and torch.device(kwargs.get("device") or NAME).type == "cpu"
+        target = args[0] if args else None
+        found = func(*tree_map(_numbers, args), **tree_map(_numbers, kwargs))
+        if name == "copy_" or (func._schema.is_mutable and name.endswith("_") and not name.startswith("_")):
+            return target
+        if goes_here:
+            return found
+        known = {id(each.numbers): each for each in leaves if isinstance(each, There)}
+
+        def moved(value: Any) -> Any:
+            return (known[id(value)] if id(value) in known else There(value)) if isinstance(value, Tensor) else value
+
+        return tree_map(moved, found)
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return value.numbers if isinstance(value, There) else value
+
+
+def _check_copy(name: str, args: Any, kwargs: Any, here: list[Tensor]) -> None:
+    to_host = name == "_to_copy" and torch.device(kwargs.get("device") or NAME).type == "cpu"
+    to_host = to_host or (name == "copy_" and not isinstance(args[0], There))
+    if not There.is_stepping:
+        return
+    if to_host:
+        raise WaitError(f"{list(args[0].shape)} is copied to the host")
+    for tensor in here:
+        if tensor.untyped_storage().data_ptr() not in There.pinned:
+            raise WaitError(f"{list(tensor.shape)} is copied from memory that is not page-locked")
+
+
+def add_device() -> torch.device:
+    """Make the device known to torch, with autocast's rules for what models here are made of."""
+    backend: Any = types.ModuleType(NAME)
+    backend.is_available = backend.is_initialized = lambda: True
+    backend.device_count, backend.current_device = lambda: 1, lambda: 0
+    backend._is_in_bad_fork, backend.manual_seed_all = lambda: False, lambda seed: None
+    backend.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
+    _setup_privateuseone_for_python_backend(NAME, backend_module=backend)
+    made = torch.library.Library("aten", "IMPL", "PrivateUse1")
+    made.impl("empty.memory_format", lambda size, **named: There(torch.empty(size, dtype=named.get("dtype"))))
+    made.impl(
+        "empty_strided",
+        lambda size, stride, **named: There(torch.empty_strided(size, stride, dtype=named.get("dtype"))),
+    )
+    for name in ("arange", "arange.start", "arange.start_step"):
+        made.impl(name, lambda *edges, dtype=None, **named: There(torch.arange(*edges, dtype=dtype)))
+    made.impl("_copy_from", _copy_list)
+    others = torch.library.Library("_", "IMPL")
+    others.fallback(torch.library.fallthrough_kernel, _AUTOCAST)
+    rules = torch.library.Library("aten", "IMPL", _AUTOCAST)
+    for names, kind in ((_IN_SIXTEEN_BITS, None), (_IN_FP32, torch.float32)):
+        for name in names:
+            operator, _, overload = name.partition(".")
+            rules.impl(name, _cast_to(kind, getattr(getattr(torch.ops.aten, operator), overload or "default")))
+    plain = torch.library.Library("aten", "IMPL", "AutogradPrivateUse1")
+    for name, cell in (("lstm.input", lstm_impl), ("gru.input", gru_impl)):
+        plain.impl(name, cell)
+        rules.impl(name, _cast_to(torch.float16, cell, only=torch.float16))
+    plain.impl("_flash_attention_forward", _flash)
+    plain.impl("_efficient_attention_forward", _efficient)
+    _KEPT.extend([made, others, rules, plain])
+    Tensor.pin_memory = _pin  # type: ignore[method-assign, assignment]
+    return torch.device(NAME, 0)
+
+
+def _copy_list(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    """The numbers of `torch.tensor([…], device=…)`, which come past the dispatcher."""
+    if There.is_stepping and source.dim():
+        raise WaitError(f"{list(source.shape)} numbers of a list are copied")
+    _numbers(target).copy_(_numbers(source))
+    return target
+
+
+def _pin(tensor: Tensor, *unused: Any) -> Tensor:
+    copy = tensor.clone()
+    There.pinned[copy.untyped_storage().data_ptr()] = copy  # kept, so that no other tensor takes its place
+    return copy
+
+
+def _cast_to(kind: torch.dtype | None, operator: Any, only: torch.dtype | None = None) -> Callable[..., Any]:
+    """An operator of autocast: numbers get another format first; None: autocast's own.
+
+    `only`: the format of autocast that asks for no other, as cuDNN's cells compute in fp16 whatever was asked for.
+    """
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        asked = torch.get_autocast_dtype(NAME)
+        if only is not None and asked is not only:
+            raise AssertionError(f"{asked} was asked for, and autocast computes this cell in {kind}")
+        wanted = kind or asked
+
+        def cast(value: Any) -> Any:
+            is_number = isinstance(value, Tensor) and value.is_floating_point() and value.device.type == NAME
+            return value.to(wanted) if is_number else value
+
+        with torch._C._ExcludeDispatchKeyGuard(key):
+            return operator(*tree_map(cast, arguments), **tree_map(cast, named))
+
+    return run
+
+
+def _flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    most_q: int,
+    most_k: int,
+    dropout: float,
+    is_causal: bool,
+    debug: bool,
+    *,
+    scale: float,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+) -> Any:
+    """What the fused kernel gives, row by row; it drops nothing."""
+    There.called.append("_flash_attention_forward")
+    found = _by_rows(query, key, value, queries, keys, scale, window_size_left)
+    return found, found, found, found, found
+
+
+def _efficient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: None,
+    queries: Tensor,
+    keys: Tensor,
+    most_q: int,
+    most_k: int,
+    dropout: float,
+    *rest: Any,
+    scale: float,
+) -> Any:
+    There.called.append("_efficient_attention_forward")
+    assert most_q <= query.shape[1] and most_k <= key.shape[1] and not dropout
+    found = _by_rows(query[0], key[0], value[0], queries, keys, scale, None)[None]
+    return found, found, found, found, most_q, most_k
+
+
+def _by_rows(
+    query: Tensor, key: Tensor, value: Tensor, queries: Tensor, keys: Tensor, scale: float, side: int | None
+) -> Tensor:
+    found, edges = [], [each.numbers.tolist() for each in (queries, keys)]
+    for begin, end, first, last in zip(edges[0][:-1], edges[0][1:], edges[1][:-1], edges[1][1:], strict=True):
+        scores = torch.einsum("qhd,khd->hqk", query[begin:end], key[first:last]).float() * scale
+        if side is not None:
+            place = torch.arange(last - first, device=query.device)
+            scores = scores.masked_fill((place[begin - end :, None] - place).abs() > side, float("-inf"))
+        found.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1).to(value.dtype), value[first:last]))
+    return torch.cat(found)
+
+
+class AnyDevice(CPUAccelerator):
+    """Lightning's accelerator that asks for no CPU."""
+
+    def setup_device(self, device: torch.device) -> None:
+        return
+
+
+class OneDevice(SingleDeviceStrategy):
+    """Lightning's strategy for a single device, which is this one."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device(NAME, 0), AnyDevice())
