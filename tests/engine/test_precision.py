@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from flatout.engine import precision
+from flatout.engine.peaks import Arithmetic, arithmetic_of
 from flatout.engine.precision import (
     Precision,
+    answering,
     bf16_is_native_on_cpu,
     by_lightning_name,
     choose_precision,
@@ -28,6 +30,32 @@ def test_the_way_of_products_is_put_back_and_told():
         assert "largest error" in found.evidence
         assert torch.get_float32_matmul_precision() == found.value
     assert torch.get_float32_matmul_precision() == before
+
+
+def test_fp32_on_a_gpu_is_fp32_in_convolutions_and_recurrent_layers_too_and_the_roof_is_that_of_fp32():
+    cuda, cudnn = torch.device("cuda"), torch.backends.cudnn
+    assert cudnn.allow_tf32  # torch's own default
+    with fast_fp32_products(Precision.fp32, cuda) as found:
+        assert found is not None and found.value == "highest"
+        assert found.evidence == "TF32 by torch's flags: nowhere"
+        assert "tf32" not in {cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision}
+        assert not cudnn.allow_tf32 and arithmetic_of("32-true") is Arithmetic.fp32
+    assert cudnn.allow_tf32
+    with answering(Precision.fp32, cuda):
+        assert not cudnn.allow_tf32
+    with fast_fp32_products(Precision.tf32, cuda):
+        assert cudnn.allow_tf32 and arithmetic_of("32-true") is Arithmetic.tf32
+
+
+def test_what_a_person_set_for_convolutions_stands():
+    cudnn = torch.backends.cudnn
+    cudnn.allow_tf32 = False
+    try:
+        with fast_fp32_products(Precision.tf32, torch.device("cuda")):
+            assert not cudnn.allow_tf32
+        assert not cudnn.allow_tf32
+    finally:
+        cudnn.allow_tf32 = True
 
 
 def backends():

@@ -25,3 +25,16 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False  # a C library without it, such as musl
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST) and mallopt(_M_TRIM_THRESHOLD, _NEVER))
+
+
+_GROWING = "expandable_segments:True"
+
+
+def let_segments_grow() -> bool:
+    """Have torch take a GPU's memory in segments that grow: batches have another shape each step, which leaves gaps.
+
+    torch reads it when a process first asks for a GPU's memory. Your own setting stands; whether this one does.
+    """
+    if not sys.platform.startswith("linux") or "PYTORCH_CUDA_ALLOC_CONF" in os.environ:
+        return False
+    return os.environ.setdefault("PYTORCH_ALLOC_CONF", _GROWING) == _GROWING

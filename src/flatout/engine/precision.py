@@ -169,8 +169,8 @@ class ProductChoice:
 def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[ProductChoice | None]:
     """fp32 products in the faster of two ways, where a try shows it to be as exact; None where there is no choice.
 
-    With torch's "medium" some CPUs make them by oneDNN, in half of MKL's time and as exactly. Others round to bf16, and
-    GPUs to TF32. Only a try shows which.
+    With torch's "medium" some CPUs make them by oneDNN, in half of MKL's time and as exactly. Others round to bf16, so
+    a try decides. GPUs round to TF32, but not all products, so there nothing is tried.
     """
     if precision is Precision.tf32:
         with _products_as("high"):
@@ -180,8 +180,12 @@ def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[P
     if precision is not Precision.fp32 or device.type not in ("cpu", "cuda") or not is_free:
         yield None
         return
+    if device.type == "cuda":
+        with arithmetic(precision, device):
+            yield ProductChoice("highest", "fp32 was asked for", f"TF32 by torch's flags: {_who_has_tf32()}")
+        return
     with _products_as("medium"):
-        error = _product_error(device)
+        error = _product_error()
     is_exact = error <= _LARGEST_ERROR
     value = "medium" if is_exact else "highest"
     why = "torch's faster way, tried here and exact" if is_exact else "torch's faster way is not exact here"
@@ -212,13 +216,12 @@ def _products_as(name: str) -> Iterator[None]:
 _LARGEST_ERROR = 5e-6
 
 
-def _product_error(device: torch.device) -> float:
-    """Largest error of a product of matrices there, as a share of the largest answer."""
+def _product_error() -> float:
+    """Largest error of a product of matrices, as a share of the largest answer."""
     random = torch.Generator().manual_seed(0)
     left, right = (torch.randn(256, 256, generator=random) for _ in range(2))
     exact = left.double() @ right.double()
-    found = (left.to(device) @ right.to(device)).cpu().double()
-    return float((found - exact).abs().max() / exact.abs().max())
+    return float(((left @ right).double() - exact).abs().max() / exact.abs().max())
 
 
 _ISAS_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
@@ -235,9 +238,30 @@ def bf16_is_native_on_cpu() -> bool:
 
 def arithmetic(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
     """In here a model's products are made so; its weights stay fp32."""
-    if precision not in PRODUCT_TYPES:
-        return nullcontext()
-    return torch.autocast(device.type, dtype=product_type(precision))
+    if precision in PRODUCT_TYPES:
+        return torch.autocast(device.type, dtype=product_type(precision))
+    return _without_tf32() if precision is Precision.fp32 and device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    """Convolutions and recurrent layers of a GPU in fp32, where torch's own default stands, which is TF32."""
+    cudnn = torch.backends.cudnn
+    is_default = cudnn.conv.fp32_precision == cudnn.rnn.fp32_precision == "tf32"
+    if is_default:
+        cudnn.allow_tf32 = False  # set by their newer names, torch's compiler could not read the older one
+    try:
+        yield
+    finally:
+        if is_default:
+            cudnn.allow_tf32 = True
+
+
+def _who_has_tf32() -> str:
+    """What rounds to TF32 on a GPU, as torch is set at the moment."""
+    cudnn = torch.backends.cudnn
+    parts = {"products": torch.backends.cuda.matmul, "convolutions": cudnn.conv, "recurrent layers": cudnn.rnn}
+    return ", ".join(name for name, part in parts.items() if part.fp32_precision == "tf32") or "nowhere"
 
 
 def answering(asked: Precision, device: torch.device) -> AbstractContextManager[Any]:

@@ -21,7 +21,7 @@ from flatout.checkpoints.kept import CHECKPOINTS, Start, find_checkpoint, set_as
 from flatout.checkpoints.same_run import require_same_run
 from flatout.distributed.ranks import Ranks, cores_here, others_watched
 from flatout.distributed.signals import Signals, requeue_with_slurm
-from flatout.engine.allocator import keep_freed_memory
+from flatout.engine.allocator import keep_freed_memory, let_segments_grow
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
 from flatout.inference.folder import Answers
@@ -77,6 +77,9 @@ def share_processor(build: RunBuilder, ranks: Ranks, device: torch.device, folde
         folder.choose(
             "allocator", "malloc keeps freed memory", "avoids page faults in each step", "mallopt accepted it"
         )
+    if device.type == "cuda" and let_segments_grow():
+        why, evidence = "batches have another shape in each step, and gaps would stay", "PYTORCH_ALLOC_CONF was not set"
+        folder.choose("allocator", "segments of a GPU's memory grow", why, evidence)
     if build.set_threads():
         return
     has_own = "SLURM_CPUS_PER_TASK" in os.environ  # srun has divided them
