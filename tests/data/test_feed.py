@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flatout.data.batches import gather
 from flatout.data.batches.feed import Feed, _end_with, choose_feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import DeviceColumn, FixedColumn, HostColumn
@@ -197,3 +200,57 @@ def test_a_worker_whose_parent_was_killed_while_it_began_ends():
     worker.start()
     worker.join(10)
     assert worker.exitcode == 1
+
+
+class RecordedStream:
+    """A stand-in for a GPU's stream, which writes down what it is asked for, and in which thread."""
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        self.name, self.told = name, told
+
+    def record_event(self) -> str:
+        self.told.append(f"{self.name} marks its copies")
+        return f"the copies of {self.name}"
+
+    def wait_event(self, event: str) -> None:
+        self.told.append(f"{self.name} waits for {event}")
+
+
+def test_the_threaded_feed_copies_to_a_gpu_on_a_stream_of_its_own_and_steps_wait_there(make_split, monkeypatch):
+    told: list[str] = []
+    current = [RecordedStream("the steps' stream", told)]
+
+    @contextmanager
+    def stream(chosen: RecordedStream) -> Iterator[None]:
+        current.append(chosen)
+        yield
+        current.pop()
+
+    def copied(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
+        if device.type == "cpu":
+            return tensor
+        assert non_blocking and tensor.is_page_locked
+        told.append(f"{current[-1].name} copies")
+        return tensor
+
+    def pinned(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.is_page_locked = True
+        return tensor
+
+    gather._copying.cache_clear()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: RecordedStream("the feed's stream", told))
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
+    monkeypatch.setattr(torch.Tensor, "to", copied)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, kept: told.append(f"kept for {kept.name}"))
+    feed = Feed(make_split([3, 4, 5]), PlanSettings(rows_per_batch=3), kind=FeedKind.threaded, device="cuda")
+    (batch,) = list(feed)
+    gather._copying.cache_clear()
+    assert batch.num_rows == 3
+    assert told == [
+        *["the feed's stream copies"] * 3,
+        "the feed's stream marks its copies",
+        "the steps' stream waits for the copies of the feed's stream",
+        *["kept for the steps' stream"] * 3,
+    ]

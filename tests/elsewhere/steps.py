@@ -89,6 +89,7 @@ CASES: dict[str, tuple[Callable[[], Parts], str, set[str]]] = {
     "bilstm": (lambda: _text(BiLSTMConfig(embedding=8, hidden=8)), "bf16", set()),
     "bilstm in fp16": (lambda: _text(BiLSTMConfig(embedding=8, hidden=8, pooling="attention")), "fp16", set()),
     "textcnn": (lambda: _text(TextCNNConfig(embedding=8, filters=4)), "bf16", set()),
+    "a threaded feed": (lambda: _text(TextCNNConfig(embedding=8, filters=4), feed="threaded"), "bf16", set()),
     "bert": (_encoder, "bf16", {"_flash_attention_forward"}),
     "bert in fp16": (_encoder, "fp16", {"_flash_attention_forward"}),
     "bert in fp32": (lambda: _encoder(attention_dropout=0.0), "fp32", {"_efficient_attention_forward"}),

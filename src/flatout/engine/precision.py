@@ -246,7 +246,7 @@ def arithmetic(precision: Precision, device: torch.device) -> AbstractContextMan
 @contextmanager
 def _without_tf32() -> Iterator[None]:
     """Convolutions and recurrent layers of a GPU in fp32, where torch's own default stands, which is TF32."""
-    cudnn = torch.backends.cudnn
+    cudnn: Any = torch.backends.cudnn
     is_default = cudnn.conv.fp32_precision == cudnn.rnn.fp32_precision == "tf32"
     if is_default:
         cudnn.allow_tf32 = False  # set by their newer names, torch's compiler could not read the older one
@@ -259,8 +259,12 @@ def _without_tf32() -> Iterator[None]:
 
 def _who_has_tf32() -> str:
     """What rounds to TF32 on a GPU, as torch is set at the moment."""
-    cudnn = torch.backends.cudnn
-    parts = {"products": torch.backends.cuda.matmul, "convolutions": cudnn.conv, "recurrent layers": cudnn.rnn}
+    cudnn: Any = torch.backends.cudnn
+    parts: dict[str, Any] = {
+        "products": torch.backends.cuda.matmul,
+        "convolutions": cudnn.conv,
+        "recurrent layers": cudnn.rnn,
+    }
     return ", ".join(name for name, part in parts.items() if part.fp32_precision == "tf32") or "nowhere"
 
 

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from flatout.data.batches.batch_rows import Rows
 from flatout.data.batches.feed_kind import FeedKind
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.batches.gather import TOKENS, Gatherer, Run, cut_run, move_run
+from flatout.data.batches.gather import TOKENS, Gatherer, Run, await_run, cut_run, move_run
 from flatout.data.batches.plan import Plan, PlanSettings, count_batches
 from flatout.data.batches.streams import StreamPlan
 from flatout.data.store.store import StoreSplit
@@ -166,9 +166,9 @@ class Feed:
             for span in self._spans(plan, start):
                 made, ahead = ahead, pool.submit(make, span)
                 if made is not None:
-                    yield made.result()
+                    yield await_run(made.result(), self.device)
             if ahead is not None:
-                yield ahead.result()
+                yield await_run(ahead.result(), self.device)
 
     def _from_workers(self, plan: AnyPlan, start: int) -> Iterator[FlatBatch]:
         loader = DataLoader(

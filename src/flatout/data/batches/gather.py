@@ -8,7 +8,10 @@ Shapes: R rows of the whole run, T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -131,6 +134,8 @@ class Run:
     target_offsets_R: Tensor | None
     target_bounds: NDArray[np.int64] | None
     """Where each batch's labels begin, known to the host; only for several labels a row."""
+    copied: Any = None
+    """What a GPU marks when it has copied them; None where nothing is to be waited for."""
 
 
 class Gatherer:
@@ -168,14 +173,36 @@ class Gatherer:
         )
 
 
+_COPIED = ("tokens_T", "offsets_R", "targets", "target_offsets_R")
+
+
 def move_run(run: Run, device: torch.device) -> Run:
-    """The run on `device`, copied from page-locked memory without waiting."""
+    """The run on `device`, from page-locked memory; a GPU copies on a stream of its own, beside the steps."""
     if device.type == "cpu":
         return run
-    for name in ("tokens_T", "offsets_R", "targets", "target_offsets_R"):
-        if (tensor := getattr(run, name)) is not None:
-            setattr(run, name, tensor.pin_memory().to(device, non_blocking=True))
+    is_gpu = device.type == "cuda"
+    with torch.cuda.stream(_copying(device)) if is_gpu else nullcontext():
+        for name in _COPIED:
+            if (tensor := getattr(run, name)) is not None:
+                setattr(run, name, tensor.pin_memory().to(device, non_blocking=True))
+    run.copied = _copying(device).record_event() if is_gpu else None
     return run
+
+
+def await_run(run: Run, device: torch.device) -> Run:
+    """Let the steps' stream, not the host, wait until a run is copied."""
+    if run.copied is not None:
+        here = torch.cuda.current_stream(device)
+        here.wait_event(run.copied)
+        for name in _COPIED:
+            if (tensor := getattr(run, name)) is not None:
+                tensor.record_stream(here)  # else its memory might be used again while a step reads it
+    return run
+
+
+@cache
+def _copying(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def cut_run(run: Run) -> Iterator[FlatBatch]:
