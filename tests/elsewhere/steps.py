@@ -120,10 +120,10 @@ CASES: dict[str, tuple[Callable[[], Parts], str, set[str]]] = {
 
 
 class AfterFirst(L.Callback):
-    """The first step may make the host wait, as columns are copied then; later ones may not."""
+    """The first batch may make the host wait, as columns are copied then; later ones may not."""
 
     def on_train_batch_end(self, trainer: L.Trainer, *others: Any) -> None:
-        There.is_stepping = trainer.global_step >= 1
+        There.is_stepping = True
 
     def on_train_end(self, *others: Any) -> None:
         There.is_stepping = False
