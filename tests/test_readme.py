@@ -57,3 +57,10 @@ def test_every_bench_is_named():
 def test_the_project_names_no_machine_of_its_makers():
     for path in [*ROOT.glob("*.md"), *ROOT.glob("src/**/*.py"), *ROOT.glob("conf/**/*.yaml")]:
         assert not re.search(r"/(?:work|root|home)/", path.read_text(encoding="utf-8")), path
+
+
+def test_bits_are_promised_on_a_gpu_only_with_deterministic_kernels():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    promising = [path for path in pages if "bit for bit" in path.read_text(encoding="utf-8")]
+    assert ROOT / "docs" / "resume.md" in promising
+    assert [path.name for path in promising if "trainer.deterministic" not in path.read_text(encoding="utf-8")] == []

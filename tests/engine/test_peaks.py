@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     ("name", "arithmetic", "tflops"),
     [
-        ("NVIDIA A16", "fp16", 17.4),
+        ("NVIDIA A16", "fp16", 17.9),
         ("NVIDIA A10", "bf16", 125),
         ("NVIDIA A2", "bf16", 18),
         ("NVIDIA A30", "bf16", 165),
@@ -88,8 +88,8 @@ def test_arithmetic_that_a_card_has_not_is_unknown_and_tf32_without_its_units_is
 
 def test_a_cuda_device_is_asked_for_its_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA A16 {device.index}"[:10])
-    assert known_peak(torch.device("cuda", 3), "16-mixed").tflops == 17.4
-    assert known_peak(torch.device("cuda", 3), "32-true").tflops == 4.3
+    assert known_peak(torch.device("cuda", 3), "16-mixed").tflops == 17.9
+    assert known_peak(torch.device("cuda", 3), "32-true").tflops == 4.5
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A17")
     assert known_peak(torch.device("cuda", 3), "16-mixed") is None
 

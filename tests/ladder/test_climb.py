@@ -7,11 +7,12 @@ import json
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.ladder.climb import ROUNDS, TOO_SHORT, Step, climb, ratio, rounds_of, seconds_of_measurement
-from flatout.ladder.measure import Measured, OurRun, slow_start
+from flatout.ladder.measure import Measured, OurRun, peak_memory_gb, slow_start
 from flatout.ladder.results import COSTS, PAYS, UNSURE, closing_lines, results
 from flatout.ladder.rungs import Rung, ladder_of
 from flatout.ladder.table import figures, ladder_table
@@ -237,3 +238,12 @@ def test_rounds_of_a_disturbed_machine_are_named_in_the_closing_lines():
     assert not any("rounds differ" in line for line in quiet)
     disturbed = closing_lines(results(LADDER, steps_of(**{**STEPS, "bf16": [150, 60, 150]}), rows=10, about={}))
     assert any(line.startswith("rounds differ by ±30% at bf16: Measure again") for line in disturbed)
+
+
+def test_the_memory_of_a_rung_is_the_gpus_where_it_computes_on_one(monkeypatch):
+    host = peak_memory_gb()
+    assert host is None or host > 0.05
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 3_000_000_000)
+    assert peak_memory_gb() == 3.0

@@ -1,4 +1,6 @@
-"""`ExactCheckpoint`: checkpoints from which training continues bit for bit, in any `L.Trainer`.
+"""`ExactCheckpoint`: checkpoints from which training continues exactly, in any `L.Trainer`.
+
+On a CPU that is bit for bit; on a GPU with `Trainer(deterministic=True)`, as its kernels add in any order without.
 
 A checkpoint lies between two optimizer steps: after each validation, every so many minutes or steps, when a signal asks
 the run to end, when an exception ends it outside of an update, and at the end. Here is *when*; `position.py` has *what*

@@ -61,8 +61,7 @@ _CARDS = (
     _Card("T4", "Tesla T4 data sheet", 8.1, None, None, 65.0),
     # GeForce cards sum in fp32 at half the rate of fp16 sums; the reference card, 53.8, not the Founders' one, 56.9.
     _Card("RTX 2080 Ti", "Turing architecture whitepaper", 13.4, None, None, 53.8),
-    # Each of the four GPUs of a board: 10 multiprocessors of 1,024 dense operations a clock, at 1,695 MHz.
-    _Card("A16", "GA107 at 1,695 MHz: units times clock", 4.3, 8.7, 17.4, 17.4),
+    _Card("A16", "A16 data sheet, one GPU of four", 4.5, 9.0, 17.9, 17.9),
     _Card("A2", "A2 data sheet", 4.5, 9.0, 18.0, 18.0),
     _Card("A10", "A10 data sheet", 31.2, 62.5, 125.0, 125.0),
     _Card("A30", "A30 data sheet", 10.3, 82.0, 165.0, 165.0),

@@ -136,7 +136,9 @@ def _tested(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def peak_memory_gb() -> float | None:
-    """Most memory that this process has held; None where the system does not say."""
+    """Most memory that this process has held, of a GPU where it computes on one; None where the system does not say."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_reserved() / 1e9
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / 1e9
