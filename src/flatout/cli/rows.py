@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from flatout.distributed.ranks import why_no_gpu
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, as_choice
 from flatout.inference.run_predictor import FileOptions, RunPredictor
@@ -81,5 +82,7 @@ def answering_devices(names: str = "auto") -> list[torch.device]:
     known = ["cpu", *(["cuda"] if count else []), *numbered]
     for name in names.split(","):
         if name not in known:
-            raise UserError("--device", f"no device {name!r} here", allowed=", ".join(["auto", *known]))
+            why, hint = ("", "") if count or not name.startswith("cuda") else why_no_gpu()
+            what = f"no device {name!r} here{why and f', as {why}'}"
+            raise UserError("--device", what, allowed=", ".join(["auto", *known]), hint=hint)
     return [torch.device(name) for name in names.split(",")]

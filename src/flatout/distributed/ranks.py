@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,22 @@ _FAILED = "\0"
 _SILENCE_S = 20.0
 """How long the first wait for all ranks may take before a rank prints what it waits for."""
 _SAME_NUMBER = "Start the same number on each machine: torchrun --nproc-per-node=N, srun --ntasks-per-node=N."
+
+
+def why_no_gpu() -> tuple[str, str]:
+    """Why torch finds no GPU, where it finds none, and what helps; nothing helps where the machine has none."""
+    if not any(Path(place).exists() for place in _DRIVERS):
+        return "this machine has no GPU", ""
+    version = torch.__version__.partition("+")[0]
+    if torch.version.cuda is None and torch.version.hip is None:
+        what = f"this machine has a GPU, but torch {torch.__version__} is built without CUDA"
+        return what, f"Run pip install --force-reinstall torch=={version}."
+    what = f"this machine has a GPU, but torch {torch.__version__} finds none"
+    return what, "Look at the driver with nvidia-smi, and at CUDA_VISIBLE_DEVICES."
+
+
+_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
+"""What the drivers of NVIDIA, AMD and of Linux on Windows leave."""
 
 
 @dataclass(frozen=True, slots=True)

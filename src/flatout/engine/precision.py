@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -19,7 +20,7 @@ from filelock import Timeout
 from flatout.data.store.cache import default_cache_folder, recipe_key
 from flatout.data.store.lock import acquire, file_lock
 from flatout.engine.limits import processor_name
-from flatout.errors import require
+from flatout.errors import UserError, require
 from flatout.files import write_synced
 
 
@@ -73,10 +74,12 @@ def choose_precision(asked: Precision, device: torch.device, before: str | None 
 
     `before`: what the run that resumes here chose; a CPU's products are not timed again then.
     """
-    if asked is Precision.tf32:
+    if device.type == "cuda":
+        _require_kernels(device)
+    if asked is Precision.tf32 or (asked is Precision.bf16 and device.type == "cuda"):
         is_there = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-        hint = "Set precision=fp32."
-        require(is_there, "precision=tf32", "needs a GPU of compute capability 8.0 or later", hint=hint)
+        hint = f"Set precision={'fp32' if asked is Precision.tf32 else 'fp16'}, or leave it out."
+        require(is_there, f"precision={asked}", "needs a GPU of compute capability 8.0 or later", hint=hint)
     if asked is not Precision.auto:
         return PrecisionChoice(asked, "asked for", f"precision={asked}")
     if device.type == "cuda":
@@ -90,6 +93,22 @@ def choose_precision(asked: Precision, device: torch.device, before: str | None 
             return PrecisionChoice(Precision(before), "as at the beginning of this run", f"precision={before} then")
         return _faster_on_cpu()
     return PrecisionChoice(Precision.fp32, f"sixteen bits are not native on this {device.type}", "no native bf16")
+
+
+def _require_kernels(device: torch.device) -> None:
+    """Refuse a GPU for which this build of torch has no kernels, before the first of them fails."""
+    names = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
+    kernels = sorted(((int(major), int(minor)), kind) for kind, major, minor in names)
+    if not kernels:
+        return
+    card = torch.cuda.get_device_capability(device)
+    # One for an older card of the same kind does; one that is compiled when it runs does on every later card.
+    if any(place <= card and (kind == "compute" or place[0] == card[0]) for place, kind in kernels):
+        return
+    own, lowest, highest = (".".join(map(str, place)) for place in (card, kernels[0][0], kernels[-1][0]))
+    what = f"compute capability {own}, but torch {torch.__version__} has kernels for {lowest} to {highest}"
+    hint = "Install a build of torch for this GPU (pytorch.org), or set trainer=cpu."
+    raise UserError("trainer.accelerator", f"a GPU of {what}", hint=hint)
 
 
 def _faster_on_cpu() -> PrecisionChoice:

@@ -27,7 +27,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.distributed.processes import end_with_parent, interrupt_once, redirect_output, warm_start
-from flatout.distributed.ranks import Ranks, cores_here
+from flatout.distributed.ranks import Ranks, cores_here, why_no_gpu
 from flatout.distributed.signals import asking
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require, write_for_launcher
 from flatout.inference.folder import Answers
@@ -130,9 +130,15 @@ def devices_wanted(trainer: dict[str, Any]) -> list[int]:
     accelerator, asked = trainer.get("accelerator", "auto"), trainer.get("devices")
     count = torch.cuda.device_count() if accelerator in ("auto", "gpu", "cuda") else 0
     is_missing = accelerator in ("gpu", "cuda") and not count
-    hint = "Set trainer=cpu, or leave it out."
-    require(not is_missing, "trainer.accelerator", f"{accelerator}, but this machine has no GPU", hint=hint)
-    name, there = ("GPUs", count) if count else ("cores", len(cores_here()))
+    why, remedy = ("", "") if count else why_no_gpu()
+    hint = remedy or "Set trainer=cpu, or leave it out."
+    require(not is_missing, "trainer.accelerator", f"{accelerator}, but {why}", hint=hint)
+    if accelerator == "auto" and remedy and Ranks.here().is_first:
+        print(f"devices: the CPU, as {why}. {remedy}", flush=True)
+    there = count or len(cores_here())
+    here = f"this machine has {there} {'GPU' if count else 'core'}{'s'[: there != 1]}"
+    if count and "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+        here = "CUDA gives a process one slice of a MIG card"
     if isinstance(asked, str) and asked != "auto":
         parts = [part.strip() for part in asked.split(",")]
         numbers = [int(part) if part.isdecimal() else part for part in parts]
@@ -146,13 +152,11 @@ def devices_wanted(trainer: dict[str, Any]) -> list[int]:
         return list(range(max(1, count)))
     if isinstance(asked, int):
         require(asked >= 1, "trainer.devices", f"{asked}", allowed="1 or more, or auto")
-        require(
-            asked <= there, "trainer.devices", f"{asked}", allowed=f"at most {there}: there are {there} {name} here"
-        )
+        require(asked <= there, "trainer.devices", f"{asked}", allowed=f"at most {there}: {here}")
         return list(range(asked))
     require(bool(asked) and len(set(asked)) == len(asked), "trainer.devices", f"{asked}", allowed="each number once")
     for number in asked:
-        known = f"0 to {there - 1}: there are {there} {name} here"
+        known = f"0 to {there - 1}: {here}"
         require(0 <= number < there, "trainer.devices", f"no device {number}", allowed=known)
     return list(asked)
 

@@ -1,0 +1,101 @@
+"""What is asked of a GPU that is not there, or cannot do it, is refused in a sentence that says what helps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flatout import UserError
+from flatout.cli.rows import answering_devices
+from flatout.distributed import ranks
+from flatout.engine.precision import Precision, choose_precision
+from flatout.run.launch import devices_wanted
+
+CUDA = torch.device("cuda", 0)
+
+
+def sentence(function, *arguments) -> str:
+    with pytest.raises(UserError) as found:
+        function(*arguments)
+    return str(found.value)
+
+
+@pytest.fixture
+def with_driver(monkeypatch, tmp_path):
+    """A machine with a GPU that torch does not find."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(ranks, "_DRIVERS", (str(tmp_path),))
+
+
+def test_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(ranks, "_DRIVERS", ())
+    asked = "trainer.accelerator: gpu, but this machine has no GPU. Set trainer=cpu, or leave it out."
+    assert sentence(devices_wanted, {"accelerator": "gpu"}) == asked
+    named = "--device: no device 'cuda:1' here, as this machine has no GPU (auto, cpu)"
+    assert sentence(answering_devices, "cuda:1") == named
+    assert devices_wanted({}) == [0]
+
+
+def test_a_torch_without_cuda_names_the_command_that_installs_another(with_driver, capsys):
+    why = "this machine has a GPU, but torch 2.13.0+cpu is built without CUDA"
+    run = "Run pip install --force-reinstall torch==2.13.0."
+    assert sentence(devices_wanted, {"accelerator": "gpu"}) == f"trainer.accelerator: gpu, but {why}. {run}"
+    assert sentence(answering_devices, "cuda").endswith(f"as {why} (auto, cpu). {run}")
+    assert devices_wanted({"accelerator": "cpu"}) == [0] and not capsys.readouterr().out
+    assert devices_wanted({}) == [0]
+    assert capsys.readouterr().out == f"devices: the CPU, as {why}. {run}\n"
+
+
+def test_a_driver_that_torch_cannot_use(with_driver, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert "torch 2.13.0+cpu finds none. Look at the driver with nvidia-smi" in sentence(
+        devices_wanted, {"accelerator": "cuda"}
+    )
+
+
+def test_more_devices_than_there_are(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    four = "trainer.devices: 4 (at most 2: this machine has 2 GPUs)"
+    assert sentence(devices_wanted, {"devices": 4}) == four
+    third = "trainer.devices: no device 2 (0 to 1: this machine has 2 GPUs)"
+    assert sentence(devices_wanted, {"devices": [2]}) == third
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1-2,MIG-3-4")
+    assert "at most 1: CUDA gives a process one slice of a MIG card" in sentence(devices_wanted, {"devices": 2})
+
+
+@pytest.mark.parametrize(
+    ("card", "kernels", "is_fine"),
+    [
+        ((6, 1), ["sm_75", "sm_80", "sm_90a", "sm_120"], False),
+        ((12, 1), ["sm_75", "sm_80", "sm_90a", "sm_120"], True),
+        ((7, 0), ["sm_75", "compute_80"], False),
+        ((13, 0), ["sm_75", "compute_120"], True),
+        ((6, 1), ["gfx90a"], True),  # of another maker: torch itself knows
+        ((6, 1), [], True),
+    ],
+)
+def test_a_gpu_for_which_torch_has_no_kernels(monkeypatch, card, kernels, is_fine):
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: kernels)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card)
+    if is_fine:
+        assert choose_precision(Precision.fp32, CUDA).precision is Precision.fp32
+    else:
+        said = sentence(choose_precision, Precision.fp32, CUDA)
+        assert (
+            f"a GPU of compute capability {card[0]}.{card[1]}, but torch {torch.__version__} has kernels for 7.5 to"
+            in said
+        )
+        assert said.endswith("Install a build of torch for this GPU (pytorch.org), or set trainer=cpu.")
+
+
+def test_bf16_on_a_gpu_without_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    said = "precision=bf16: needs a GPU of compute capability 8.0 or later. Set precision=fp16, or leave it out."
+    assert sentence(choose_precision, Precision.bf16, CUDA) == said
+    assert choose_precision(Precision.bf16, torch.device("cpu")).precision is Precision.bf16
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert choose_precision(Precision.bf16, CUDA).precision is Precision.bf16
