@@ -69,6 +69,12 @@ class There(Tensor):
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
+    def __format__(self, form: str) -> str:
+        return format(self.cpu(), form)
+
+    def untyped_storage(self) -> Any:
+        return self.numbers.untyped_storage()  # so that what shares memory is known by its address
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -148,6 +154,9 @@ def add_device() -> torch.device:
     plain.impl("_efficient_attention_forward", _efficient)
     _KEPT.extend([made, others, rules, plain])
     Tensor.pin_memory = _pin  # type: ignore[method-assign, assignment]
+    # In it torch would not take operators apart before it asks for them here.
+    torch.inference_mode.__enter__ = _enter_no_grad  # type: ignore[method-assign, assignment]
+    torch.inference_mode.__exit__ = _exit_no_grad  # type: ignore[method-assign, assignment]
     return torch.device(NAME, 0)
 
 
@@ -157,6 +166,15 @@ def _copy_list(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
         raise WaitError(f"{list(source.shape)} numbers of a list are copied")
     _numbers(target).copy_(_numbers(source))
     return target
+
+
+def _enter_no_grad(context: Any) -> None:
+    context.before = torch.is_grad_enabled()
+    torch.set_grad_enabled(context.before and not context.mode)
+
+
+def _exit_no_grad(context: Any, *error: Any) -> None:
+    torch.set_grad_enabled(context.before)
 
 
 def _pin(tensor: Tensor, *unused: Any) -> Tensor:

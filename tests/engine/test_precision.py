@@ -32,7 +32,8 @@ def test_the_way_of_products_is_put_back_and_told():
     assert torch.get_float32_matmul_precision() == before
 
 
-def test_fp32_on_a_gpu_is_fp32_in_convolutions_and_recurrent_layers_too_and_the_roof_is_that_of_fp32():
+def test_fp32_on_a_gpu_is_fp32_in_convolutions_and_recurrent_layers_too_and_the_roof_is_that_of_fp32(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)  # else a build for GPUs would ask for theirs
     cuda, cudnn = torch.device("cuda"), torch.backends.cudnn
     assert cudnn.allow_tf32  # torch's own default
     with fast_fp32_products(Precision.fp32, cuda) as found:

@@ -1,0 +1,105 @@
+"""Whole runs on the device elsewhere: train, validate, test, tune answers, export, resume, predict, try other ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout import (
+    BiLSTMConfig,
+    BitMLPConfig,
+    BitsDataConfig,
+    MonitorConfig,
+    OptimConfig,
+    PeopleConfig,
+    Result,
+    RNNConfig,
+    SequenceDataConfig,
+    TaggedTweetsConfig,
+    TextDataConfig,
+    TransformerConfig,
+    fit,
+)
+from flatout.bits.task import GramsConfig
+from flatout.data.batches.feed import Feeds
+from flatout.distributed.ranks import Ranks
+from flatout.perf.verdict.experiments import alone_ms
+from flatout.run import run
+from flatout.tasks.task import Task
+from tests.elsewhere.device import OneDevice, add_device
+from tests.elsewhere.steps import BITS, CELLS, HEADLINES, SMALL, ending_with_1, with_kernels_of_a_gpu
+
+Parts = tuple[Any, Any, dict[str, Any]]
+NO_DROPOUT: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
+
+
+def _texts() -> Parts:
+    return TextDataConfig(sample=HEADLINES, batch_size=8), BiLSTMConfig(embedding=8, hidden=8, dropout=0.0), {}
+
+
+def _tags() -> Parts:
+    data = TextDataConfig(problem="tags", sample=TaggedTweetsConfig(rows=64, eval_rows=20), batch_size=8)
+    return data, TransformerConfig(**SMALL, **NO_DROPOUT), {}
+
+
+def _cells() -> Parts:
+    data = SequenceDataConfig(sample=CELLS, lookback=12, stride=5, batch_size=4)
+    return data, RNNConfig(hidden=8, residual="ridge"), {}
+
+
+def _chunks() -> Parts:
+    return SequenceDataConfig(sample=CELLS, chunk=20, batch_size=2), RNNConfig(hidden=8, smoothing="ema"), {}
+
+
+def _bits() -> Parts:
+    task = GramsConfig(exposure=False)
+    data = BitsDataConfig(sample=PeopleConfig(rows=100), batch_size=16, **BITS)
+    return data, BitMLPConfig(widths=[8], dropout=0.0), {"task": task}
+
+
+CASES: dict[str, Callable[[], Parts]] = {
+    "texts": _texts,
+    "tags": _tags,
+    "windows of recordings": _cells,
+    "chunks of recordings": _chunks,
+    "bits": _bits,
+}
+
+
+def train(name: str, folder: Path) -> None:
+    """Two epochs on the CPU, then one and a resumed one elsewhere; ends the process with 1 where they differ."""
+    ending_with_1(lambda: _compare(name, folder))
+
+
+def _compare(name: str, folder: Path) -> None:
+    alone: list[float] = []
+
+    def try_alone(task: Task, feeds: Feeds, *rest: Any) -> None:
+        alone.append(alone_ms(task, feeds, 0.01))
+
+    run.judge = try_alone  # type: ignore[assignment]  # which tries nothing where the machine is busy
+    device = add_device()  # before the first backward pass, which counts devices
+    expected = _fit(name, folder / "here", 2)
+    Ranks.device = lambda *unused: device  # type: ignore[method-assign]
+    Ranks.lightning_settings = lambda *unused: {"strategy": OneDevice()}  # type: ignore[method-assign]
+    with_kernels_of_a_gpu()
+    _fit(name, folder / "there", 1)
+    found = _fit(name, folder / "there", 2, resume=str(folder / "there"))
+    assert found.predictor.device == device, found.predictor.device
+    assert len(alone) == 3 and min(alone) > 0, alone
+    assert found.metrics == pytest.approx(expected.metrics, rel=1e-3, abs=1e-4)
+    if name == "texts":
+        asked = ["one", "two words"]
+        ours, theirs = (result.predictor.predict(asked) for result in (found, expected))
+        assert [row.label for row in ours] == [row.label for row in theirs]
+
+
+def _fit(name: str, folder: Path, epochs: int, **settings: Any) -> Result:
+    data, model, others = CASES[name]()
+    optim = OptimConfig(lr=0.003, ema=0.5, schedule="constant", warmup=0.0, eps=1e-6)
+    quiet = MonitorConfig(progress=False)
+    given: dict[str, Any] = {"precision": "fp32", "logger": "none", "monitor": quiet, "optim": optim, "seed": 3}
+    return fit(data, model, folder=folder, epochs=epochs, **given, **others, **settings)
