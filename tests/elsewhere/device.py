@@ -147,7 +147,7 @@ def add_device() -> torch.device:
             operator, _, overload = name.partition(".")
             rules.impl(name, _cast_to(kind, getattr(getattr(torch.ops.aten, operator), overload or "default")))
     plain = torch.library.Library("aten", "IMPL", "AutogradPrivateUse1")
-    for name, cell in (("lstm.input", lstm_impl), ("gru.input", gru_impl)):
+    for name, cell in (("lstm.input", _with_shapes(lstm_impl)), ("gru.input", _with_shapes(gru_impl))):
         plain.impl(name, cell)
         rules.impl(name, _cast_to(torch.float16, cell, only=torch.float16))
     plain.impl("_flash_attention_forward", _flash)
@@ -166,6 +166,17 @@ def _copy_list(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
         raise WaitError(f"{list(source.shape)} numbers of a list are copied")
     _numbers(target).copy_(_numbers(source))
     return target
+
+
+def _with_shapes(cell: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's own way to take a cell apart, whose last states have a dimension too many in torch 2.11."""
+
+    def run(inputs: Tensor, before: Any, *rest: Any) -> Any:
+        states, *after = cell(inputs, before, *rest)
+        like = [before] if isinstance(before, Tensor) else before
+        return states, *(end.reshape(start.shape) for end, start in zip(after, like, strict=True))
+
+    return run
 
 
 def _enter_no_grad(context: Any) -> None:

@@ -50,7 +50,7 @@ def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tu
 def _in_bf16(layer: nn.RNNBase, weights: list[Tensor], kind: str) -> list[Tensor]:
     """The weights cast, in one piece of memory, as cuDNN wants them."""
     found = [weight.bfloat16() for weight in weights]
-    if kind == "cuda":
+    if kind == "cuda" and hasattr(torch, "_cudnn_rnn_flatten_weight"):
         mode = torch.backends.cudnn.rnn.get_cudnn_mode(layer.mode)
         with torch.no_grad():
             torch._cudnn_rnn_flatten_weight(found, 4, layer.input_size, mode, layer.hidden_size, 0, 1, False, False)

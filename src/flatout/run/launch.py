@@ -187,9 +187,9 @@ def _on_ranks(build: RunBuilder, devices: list[int], folder: Path, overrides: Se
 def _launch_of(count: int) -> LaunchConfig:
     """So many processes on this machine, on ports that are free; one that dies is not started again."""
     has_server = "forkserver" in multiprocessing.get_all_start_methods()
-    # Older releases pass on no other signals than their own four.
-    passes_on = "signals_to_handle" in LaunchConfig.__dataclass_fields__
-    signals: dict[str, Any] = {"signals_to_handle": ",".join(each.name for each in asking())} if passes_on else {}
+    # Older releases pass on no other signals than their own four, and wait half a minute.
+    newer = {"signals_to_handle": ",".join(each.name for each in asking()), "shutdown_timeout": _SHUTDOWN_S}
+    known: Any = {name: value for name, value in newer.items() if name in LaunchConfig.__dataclass_fields__}
     return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -200,8 +200,7 @@ def _launch_of(count: int) -> LaunchConfig:
         local_addr="localhost",
         max_restarts=0,
         start_method="forkserver" if has_server else multiprocessing.get_start_method(),
-        shutdown_timeout=_SHUTDOWN_S,
-        **signals,
+        **known,
     )
 
 
