@@ -37,7 +37,7 @@ _PLACES = {
     "TransformerConfig": "flatout.models.encoder.transformer",
     "TaggingConfig": "flatout.tasks.tagging",
     "MaskedLanguageConfig": "flatout.tasks.masked_language",
-    "MaskedWordPredictor": "flatout.inference.masked_words",
+    "MaskedWordPredictor": "flatout.inference.text",
     "TweetsConfig": "flatout.data.samples.tweets",
     "TaggedTweetsConfig": "flatout.data.samples.tweets",
     "GramPredictor": "flatout.bits.predictor",

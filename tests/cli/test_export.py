@@ -28,7 +28,7 @@ from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.problem import Problem
 from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
-from flatout.inference.export_encoder import export, made_up_rows
+from flatout.inference.export import export, made_up_rows
 from flatout.inference.folder import WEIGHTS
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
@@ -316,7 +316,7 @@ def test_a_tokenizer_that_would_answer_otherwise_is_not_handed_over(
 def test_logits_that_differ_are_not_handed_over(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from flatout.inference import export_encoder as module
+    from flatout.inference import export as module
 
     opened = module._opened
 

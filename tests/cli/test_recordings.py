@@ -15,7 +15,7 @@ import pytest
 from flatout import CellsConfig, CheckpointConfig, MonitorConfig, OptimConfig, RNNConfig, SequenceDataConfig, fit
 from flatout.data.samples.cells import CellsTable
 from flatout.data.tables.formats.in_memory import table_of
-from flatout.inference.export_recordings import stream_onnx
+from flatout.inference.export import stream_onnx
 from flatout.inference.sequences import SequencePredictor
 from flatout.models.window_mlp import WindowMLPConfig
 from flatout.run.kinds import load_predictor

@@ -25,7 +25,7 @@ from flatout import (
 )
 from flatout.bits.encodings import EncodingKind
 from flatout.models.bit_mlp import Norm, Start
-from flatout.models.pooling import Pooling
+from flatout.models.words import Pooling
 
 FOLDER = Path(__file__).parent
 MODELS = {

@@ -128,7 +128,7 @@ FUNCTIONS: list[Settings] = [
     {"_target_": "torchmetrics.metric.torch.save", "_args_": [1, "<canary>"]},
     {"_target_": "flatout.run.stages.os.mkdir", "_args_": ["<canary>"]},
     {"_target_": "flatout.checkpoints.exact.shutil.copy", "_args_": ["<bait>/evil.py", "<canary>"]},
-    {"_target_": "flatout.models.vectors.Path.touch", "_args_": [{"_target_": "pathlib.Path", "_args_": ["<canary>"]}]},
+    {"_target_": "flatout.models.words.Path.touch", "_args_": [{"_target_": "pathlib.Path", "_args_": ["<canary>"]}]},
     {"_target_": "flatout.report.summary.write_atomically", "path": "<canary>", "text": "x"},
     {"_target_": "flatout.__main__.main", "_args_": [["sweep", "+hydra.callbacks.x._target_=evil.Evil"]]},
     {"_target_": "train.main", "_args_": [["--experimental-rerun", "<bait>/payload.pickle"]]},

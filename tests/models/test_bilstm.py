@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.errors import UserError
 from flatout.models.bilstm import BiLSTM, BiLSTMConfig
-from flatout.models.pooling import Pooling
-from flatout.models.turned_places import turned_places
+from flatout.models.recurrent import turned_places
+from flatout.models.words import Pooling
 
 ROWS = [[4, 5, 6, 7, 8], [9], [3, 4], [5, 6, 7], [8, 9, 3, 4, 5]]
 

@@ -14,8 +14,8 @@ from flatout.models.bit_mlp import BitMLPConfig, Norm
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Outputs, Transformer, TransformerConfig
 from flatout.models.flops import forward_flops
-from flatout.models.pooling import Pooling
 from flatout.models.textcnn import TextCNNConfig
+from flatout.models.words import Pooling
 
 META = torch.device("meta")
 EVEN = [[3, 4, 5, 6, 7], [4, 4, 4, 4, 4], [5, 6, 7, 8, 9]]

@@ -12,7 +12,7 @@ import torch
 from flatout.errors import UserError
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.textcnn import TextCNNConfig
-from flatout.models.vectors import load_vectors
+from flatout.models.words import load_vectors
 
 WORDS = {"<pad>": 0, "cat": 1, "dog": 2, "zebra": 3}
 

@@ -251,7 +251,7 @@ DEFECTS = [
     ),
     Defect(
         "masked places stay on the host",
-        "tasks/masking.py",
+        "tasks/masked_language.py",
         "order_T[on_device(chosen_K, device)]",
         "order_T[on_device(chosen_K, torch.device('cpu'))]",
         _ELSEWHERE + "[masked words]",
@@ -265,7 +265,7 @@ DEFECTS = [
     ),
     Defect(
         "sizes of noise stay on the host",
-        "tasks/augment.py",
+        "tasks/sequences.py",
         "self._move(values_BLC.device)",
         "self._move(self._device)",
         _ELSEWHERE + "[forecast]",

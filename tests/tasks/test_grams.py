@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from flatout import BitMLPConfig, BitsDataConfig, EncodingConfig, GramsConfig, OptimConfig, PeopleConfig
 from flatout.bits.grams import FIELD_END, LABELS
 from flatout.bits.info import GramLabels
-from flatout.bits.recombine import Recombined, recombined_texts
-from flatout.bits.task import GramDecoder, GramLoss, gram_loss, gram_weights
+from flatout.bits.task import GramDecoder, GramLoss, Recombined, gram_loss, gram_weights, recombined_texts
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import multi_hot
 from flatout.data.batches.plan import PlanSettings

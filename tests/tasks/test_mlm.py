@@ -25,7 +25,7 @@ from flatout.data.problem import Problem
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Outputs, Transformer
 from flatout.run.stages import Result
 from flatout.tasks import Classifier, MaskedLanguageModel
-from flatout.tasks.masking import NO_TARGET, Masking
+from flatout.tasks.masked_language import NO_TARGET, Masking
 from tests.faults.plants import Planted, RaiseAt
 from tests.verbs import verb
 

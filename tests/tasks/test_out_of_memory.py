@@ -10,8 +10,7 @@ import torch
 from flatout import BitMLPConfig, BitsDataConfig, EncodingConfig, GramsConfig, OptimConfig, PeopleConfig
 from flatout.bits.grams import LABELS
 from flatout.bits.info import GramLabels
-from flatout.bits.recombine import Recombined
-from flatout.bits.task import GramDecoder
+from flatout.bits.task import GramDecoder, Recombined
 from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import Layout, PlanSettings

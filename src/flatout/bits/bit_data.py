@@ -19,11 +19,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.bits.columns import BitColumn, Form, known_numbers
-from flatout.bits.data import BitsDataConfig
+from flatout.bits.data import KNOWN_BITS, BitsDataConfig, Record, RecordSource
 from flatout.bits.encodings import EncodingKind, Packed, Sets
 from flatout.bits.grams import FIELD_END, LABELS, GramIndex, label_index, padded, plain_texts, targets_of
 from flatout.bits.info import BitInfo
-from flatout.bits.records import KNOWN_BITS, Record, RecordSource
 from flatout.data.feeding import require_other_content
 from flatout.data.store.cache import Cache, Recipe
 from flatout.data.store.progress import Progress

@@ -1,15 +1,29 @@
-"""Settings of records: where they are, how they are encoded, how they become batches."""
+"""Settings of records, and records as tables hold them: the role of each column, the split of each record.
+
+The plain text is every column before the encoding and the one that names each record, unless settings name others;
+the encoding is found by its usual names. A mistake is reported with file and row before anything is encoded.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
 from flatout.bits.columns import Form
 from flatout.bits.encodings import EncodingConfig
-from flatout.bits.people import PeopleConfig
+from flatout.bits.grams import FIELD_END, raw_texts
+from flatout.bits.people import PeopleConfig, PeopleTable
 from flatout.data.feeding import FeedingConfig, require_other_files
-from flatout.errors import as_choice, require
+from flatout.data.tables.sources import open_source
+from flatout.data.tables.splits import SPLITS, assign_splits
+from flatout.data.tables.table import Table, require_columns
+from flatout.errors import UserError, as_choice, require
 
 
 @dataclass(kw_only=True, slots=True)
@@ -47,3 +61,152 @@ class BitsDataConfig(FeedingConfig):
         require(self.vocabulary >= 1, "data.vocabulary", f"{self.vocabulary}", allowed="1 or more")
         given = {"source": self.source, "validation": self.validation, "test": self.test}
         require_other_files(given, ("source",))
+
+
+KNOWN_BITS = ("bloomfilter", "tabminhash", "minhash", "twostephash", "bits")
+"""Names that a column of encodings goes by; found where no setting names it."""
+_ROWS_NAMED = 5
+_NAME_TEXTS = "Name the columns of plain text: data.columns=[GivenName,Surname]."
+
+
+@dataclass(slots=True)
+class Record:
+    """One block of records of one split."""
+
+    fields: list[pa.Array]
+    bits: pa.Array | None
+    rows: NDArray[np.int64]
+    source: str
+    """Whose rows they are."""
+
+    @property
+    def raw(self) -> pa.Array:
+        return raw_texts(self.fields)
+
+
+class RecordSource:
+    """The tables of a BitsDataConfig, read as records."""
+
+    def __init__(self, config: BitsDataConfig) -> None:
+        self.config = config
+        self.tables = self._open_tables()
+        source = self.tables["train"]
+        self.bits = self._bits_column(source)
+        """Column of the encodings; None where records are encoded here."""
+        self.columns = self._text_columns(source)
+        """Columns of plain text, in the order in which they are joined."""
+        self.has_uid = config.uid in source.columns
+        wanted = {f"data.columns[{number}]": name for number, name in enumerate(self.columns)}
+        for table in self.tables.values():
+            require_columns(table, {**wanted, **({"data.bits": self.bits} if self.bits else {})})
+
+    def records(self, advance: Callable[[int], None], *, with_bits: bool = True) -> Iterator[tuple[str, Record]]:
+        """Every record with the split it belongs to."""
+        bits_column = self.bits if with_bits else None
+        wanted = [*self.columns, *([bits_column] if bits_column else [])]
+        for name, table in self.tables.items():
+            first_row = 0
+            asked = [*wanted, *([self.config.uid] if self.has_uid and self.config.uid in table.columns else [])]
+            for block in table.blocks(asked):
+                rows = np.arange(first_row, first_row + block.num_rows)
+                first_row += block.num_rows
+                if self.config.uid in block.schema.names:
+                    self._require_uids(block.column(self.config.uid), rows, table.name)
+                fields = [self._text(block.column(column), column, table.name) for column in self.columns]
+                bits = block.column(bits_column) if bits_column else None
+                for split, mask in self._assigned(name, fields):
+                    if mask is None:
+                        yield split, Record(fields, bits, rows, table.name)
+                    else:
+                        keep = pa.array(mask)
+                        kept = [column.filter(keep) for column in fields]
+                        kept_bits = None if bits is None else bits.filter(keep)
+                        yield split, Record(kept, kept_bits, rows[mask], table.name)
+                advance(block.num_rows)
+
+    def first(self) -> Record:
+        """Some records whose encodings show how all are written."""
+        table = self.tables["train"]
+        for block in table.blocks([self.bits] if self.bits else [], rows_per_block=64):
+            return Record([], block.column(self.bits), np.arange(block.num_rows), table.name)
+        raise UserError("data.source", f"no records in {table.name}", hint="Name a file with records.")
+
+    def _open_tables(self) -> dict[str, Table]:
+        config = self.config
+        if config.source is None:
+            return {"train": PeopleTable(config.sample)}
+        tables: dict[str, Table] = {}
+        for split, given in zip(SPLITS, (config.source, config.validation, config.test), strict=True):
+            if given is not None:
+                where = f"data.{'source' if split == 'train' else split}"
+                tables[split] = open_source(given, where=where, reading=config.read)
+        return tables
+
+    def _bits_column(self, table: Table) -> str | None:
+        if self.config.bits is not None:
+            require_columns(table, {"data.bits": self.config.bits})
+            return self.config.bits
+        found = [name for name in table.columns if name.lower() in KNOWN_BITS]
+        if len(found) > 1:
+            raise UserError(
+                "data.bits",
+                f"{table.name} has several encodings",
+                allowed=", ".join(found),
+                hint=f"Name one: data.bits={found[0]}.",
+            )
+        return found[0] if found else None
+
+    def _text_columns(self, table: Table) -> list[str]:
+        """The plain text: what is named, else every column before the encoding and the uid."""
+        if self.config.columns is not None:
+            require(
+                bool(self.config.columns),
+                "data.columns",
+                "an empty list",
+                hint="Name columns, or leave the setting out.",
+            )
+            return list(self.config.columns)
+        ends = [table.columns.index(name) for name in (self.bits, self.config.uid) if name in table.columns]
+        found = list(table.columns[: min(ends)]) if ends else list(table.columns)
+        if not found:
+            listed = ", ".join(table.columns)
+            what = f"no column of {table.name} stands before the encoding"
+            raise UserError("data.columns", what, allowed=listed, hint=_NAME_TEXTS)
+        return found
+
+    def _text(self, column: pa.Array, name: str, source: str) -> pa.Array:
+        kind = column.type
+        if pa.types.is_dictionary(kind):
+            column = column.dictionary_decode()
+        elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
+            if not pa.types.is_primitive(kind):
+                raise UserError(
+                    "data.columns",
+                    f"column {name!r} of {source} holds {kind}",
+                    allowed="texts",
+                    hint=_NAME_TEXTS,
+                )
+            column = column.cast(pa.string())
+        # The character that parts fields in the store is no part of anybody's name.
+        return pc.replace_substring(pc.fill_null(column.cast(pa.large_string()), ""), FIELD_END, " ")
+
+    def _require_uids(self, uids: pa.Array, rows: NDArray[np.int64], source: str) -> None:
+        missing = pc.is_null(uids, nan_is_null=True)
+        if pa.types.is_string(uids.type) or pa.types.is_large_string(uids.type):
+            missing = pc.or_(missing, pc.equal(pc.utf8_trim_whitespace(pc.fill_null(uids, "")), ""))
+        if (without := np.flatnonzero(missing.to_numpy(zero_copy_only=False))).size:
+            named = ", ".join(str(row + 1) for row in rows[without[:_ROWS_NAMED]])
+            more = ", …" if len(without) > _ROWS_NAMED else ""
+            hint = "Fill it in, or name another column: data.uid=COLUMN."
+            raise UserError("data.uid", f"{source}: no {self.config.uid} in row {named}{more}", hint=hint)
+
+    def _assigned(self, name: str, fields: list[pa.Array]) -> Iterator[tuple[str, NDArray[np.bool_] | None]]:
+        validation_share, test_share = self.config.taken_shares(self.tables)
+        if name != "train" or not (validation_share or test_share):
+            yield name, None
+            return
+        seed = self.config.split_seed
+        splits = assign_splits(raw_texts(fields), validation_share=validation_share, test_share=test_share, seed=seed)
+        for number, split in enumerate(SPLITS):
+            if (mask := splits == number).any():
+                yield split, mask

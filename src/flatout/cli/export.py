@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from flatout.errors import UserError, require
-from flatout.inference.export_encoder import ONNX
+from flatout.inference.export import ONNX
 from flatout.inference.folder import ModelFolder
 from flatout.run.kinds import kind_of_run
 

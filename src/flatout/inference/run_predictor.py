@@ -33,7 +33,7 @@ from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, read_encoder
 from flatout.engine.precision import Precision
 from flatout.errors import require
 from flatout.inference.dotted_settings import built
-from flatout.inference.export_encoder import export_encoder
+from flatout.inference.export import export_encoder
 from flatout.inference.folder import ENCODER, TOKENIZER, ModelFolder
 from flatout.models import kind_of, model_class
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig

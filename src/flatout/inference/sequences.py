@@ -40,7 +40,7 @@ from flatout.data.tables.sources import open_source
 from flatout.data.tables.table import Table
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError, require
-from flatout.inference.export_recordings import export_recordings
+from flatout.inference.export import export_recordings
 from flatout.inference.folder import ModelFolder
 from flatout.inference.run_predictor import (
     Advance,

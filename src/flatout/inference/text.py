@@ -1,4 +1,4 @@
-"""A trained model and its vocabulary, as one thing that answers: texts in, classes with probabilities out.
+"""Trained models on texts with their vocabulary: texts in, classes with probabilities out, or words for masked ones.
 
 A run leaves a `model/` folder: the tokenizer, the weights, the class names and the settings that rebuild the model.
 Rows are sorted by length inside a block, so prediction pads as little as training does, and given back in their order.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor, nn
 
+from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.checks.characters import decode_escapes
 from flatout.data.checks.cleaning import clean_block, read_texts
 from flatout.data.checks.cleaning_settings import Escapes
@@ -26,7 +27,7 @@ from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table
-from flatout.data.tokens.subwords import PAIR, Encoder
+from flatout.data.tokens.subwords import PAIR, Encoder, Subwords
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError, require
 from flatout.inference.folder import ModelFolder
@@ -49,9 +50,10 @@ from flatout.inference.run_predictor import (
     saved_config,
     with_answers,
 )
-from flatout.models.encoder.transformer import Outputs, TransformerConfig
+from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 from flatout.tasks.calibration import Sureness
 from flatout.tasks.classification import Classifier
+from flatout.tasks.masked_language import MaskedLanguageModel
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics
 
 
@@ -282,3 +284,85 @@ def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
     hot = torch.zeros(len(labels), len(classes))
     hot[torch.repeat_interleave(torch.arange(len(labels)), counts), numbers] = 1.0
     return hot
+
+
+_ROWS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """A word that may stand at a mask token."""
+
+    word: str
+    probability: float
+
+
+@dataclass(slots=True)
+class MaskedWordPredictor(RunPredictor):
+    """Fills in masked words; made by `MaskedWordPredictor.load(RUN)` or from a run's Result."""
+
+    problems = ("none",)
+    answers_to = "masked words"
+
+    model: Transformer
+    vocabulary: Subwords
+    max_length: int
+    roles: Roles
+    """Columns of the texts it was trained on."""
+    precision: Precision = Precision.auto
+
+    @classmethod
+    def of(cls, task: MaskedLanguageModel) -> MaskedWordPredictor:
+        """The predictor of a trained task."""
+        info = task.info
+        return cls(cast(Transformer, task.model.eval()), info.vocabulary, info.max_length, info.roles)
+
+    @classmethod
+    def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> MaskedWordPredictor:
+        data = settings["data"]
+        columns = data["columns"]
+        roles = Roles(tuple(columns["texts"]), "", columns["join"])
+        model, vocabulary = load_encoder(folder, Outputs([], "words"), roles)
+        return cls(model, vocabulary, data["max_length"], roles)
+
+    def save(self, folder: Path, model_config: Any) -> None:
+        data = {"max_length": self.max_length, "columns": asdict(self.roles)}
+        settings = {"problem": self.problems[0], "data": data}
+        save_network(folder, self.model, model_config, [], settings, self.vocabulary)
+
+    @torch.inference_mode()
+    def predict(self, texts: Sequence[str] | str, most: int = 5) -> list[list[list[Filling]]]:
+        """For each text and each of its mask tokens the likeliest words, the likeliest first."""
+        given = [texts] if isinstance(texts, str) else list(texts)
+        found: list[list[list[Filling]]] = []
+        self.model.eval()
+        with answering(self.precision, self.device):
+            for start in range(0, len(given), _ROWS_AT_ONCE):
+                found += self._fill(given[start : start + _ROWS_AT_ONCE], most)
+        return found
+
+    def _fill(self, texts: list[str], most: int) -> list[list[list[Filling]]]:
+        encoded = self.vocabulary.encode(pa.array(texts, pa.string()), max_length=self.max_length)
+        rows = [row.tolist() for row in np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1])]
+        batch = flat_batch(rows).to(self.device)
+        is_mask_T = batch.tokens == self.vocabulary.require_mask("the tokenizer")
+        batch.places = is_mask_T.nonzero().flatten()
+        found: list[list[list[Filling]]] = [[] for _ in texts]
+        if not len(batch.places):
+            return found
+        shares, ids = self.model(batch).float().softmax(-1).topk(min(most, self.vocabulary.size))
+        in_order = torch.repeat_interleave(batch.rows, batch.lengths)[is_mask_T.cpu()].tolist()
+        for row, words, probabilities in zip(in_order, ids.tolist(), shares.tolist(), strict=True):
+            named = (self.vocabulary.tokenizer.decode([word]) for word in words)
+            found[row].append([Filling(*each) for each in zip(named, probabilities, strict=True)])
+        return found
+
+    def open(self, file: str, verb: str) -> NoReturn:
+        hint = "Fine-tune it: python -m train model=transformer model.pretrained=RUN, or export it."
+        raise UserError(verb, "a run of task=mlm answers masked words, not rows", hint=hint)
+
+    def answer_table(self, table: Table, options: FileOptions, others: Sequence[Any]) -> Iterator[Answered]:
+        self.open(table.name, "predict")
+
+    def score_table(self, table: Table, options: FileOptions, others: Sequence[Any], advance: Advance) -> Scored:
+        self.open(table.name, "evaluate")

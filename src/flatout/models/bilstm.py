@@ -22,10 +22,8 @@ from flatout.errors import as_choice, require
 from flatout.models.contract import Network
 from flatout.models.flops import Lengths, Product, look_up, through
 from flatout.models.lean import LeanDropout
-from flatout.models.pooling import Pool, Pooling
-from flatout.models.turned_places import turn, turned_places
-from flatout.models.two_streams import run_both
-from flatout.models.vectors import load_vectors
+from flatout.models.recurrent import run_both, turn, turned_places
+from flatout.models.words import Pool, Pooling, load_vectors
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch

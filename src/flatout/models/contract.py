@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from flatout.data.batches.flat_batch import FlatBatch
-    from flatout.models.carried_state import CarriedState, State
     from flatout.models.flops import Lengths, Product
+    from flatout.models.recurrent import CarriedState, State
 
 
 class Network:

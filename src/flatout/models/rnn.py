@@ -17,14 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import as_choice, require
-from flatout.models.carried_state import CarriedState
 from flatout.models.contract import Network
 from flatout.models.flops import Lengths, Product, through
 from flatout.models.lean import LeanDropout
-from flatout.models.series import flatten, is_even, last_of, rectangle, windows_of
-from flatout.models.turned_places import turn, turned_places
-from flatout.models.two_streams import State, run_both, run_layer
-from flatout.models.window_ridge import Residual, WindowRidge
+from flatout.models.recurrent import CarriedState, State, run_both, run_layer, turn, turned_places
+from flatout.models.series import Residual, WindowRidge, flatten, is_even, last_of, rectangle, windows_of
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch

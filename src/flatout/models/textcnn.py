@@ -18,8 +18,7 @@ from flatout.errors import require
 from flatout.models.contract import Network
 from flatout.models.flops import Lengths, Product, look_up, through
 from flatout.models.lean import LeanDropout
-from flatout.models.pooling import padding_bias
-from flatout.models.vectors import load_vectors
+from flatout.models.words import load_vectors, padding_bias
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch

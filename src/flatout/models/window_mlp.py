@@ -14,8 +14,7 @@ from flatout.errors import as_choice, require
 from flatout.models.contract import Network
 from flatout.models.flops import Lengths, Product, through
 from flatout.models.lean import LeanDropout
-from flatout.models.series import windows_of
-from flatout.models.window_ridge import Residual, WindowRidge, own_pasts
+from flatout.models.series import Residual, WindowRidge, own_pasts, windows_of
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from flatout.data.batches.feed import Feeds
 from flatout.report.figures import Chart, Curve, line_chart
-from flatout.tasks.sequence_answers import KeptAnswers, keep_answers
+from flatout.tasks.sequence_scores import KeptAnswers, keep_answers
 
 RECORDINGS, TARGETS = "recordings.csv", "targets.csv"
 Floats = NDArray[np.float64]

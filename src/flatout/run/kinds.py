@@ -31,11 +31,10 @@ from flatout.data.tokens.vocabulary import VocabularyKind
 from flatout.engine.precision import Precision
 from flatout.errors import require
 from flatout.inference.folder import ModelFolder
-from flatout.inference.masked_words import MaskedWordPredictor
 from flatout.inference.run_predictor import RunPredictor
 from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
-from flatout.inference.text import Predictor
+from flatout.inference.text import MaskedWordPredictor, Predictor
 from flatout.models import MODELS
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from flatout.data.batches.flat_batch import flat_batch
-from flatout.models import two_streams
+from flatout.models import recurrent
 from flatout.models.bilstm import BiLSTM, BiLSTMConfig
 
 BESIDE, HERE = "the stream beside", "the stream here"
@@ -45,8 +45,8 @@ def told(monkeypatch):
         yield
         current.pop()
 
-    monkeypatch.setattr(two_streams, "_has_streams", lambda device: True)
-    monkeypatch.setattr(two_streams, "_stream_beside", lambda device: Recorded(BESIDE, found))
+    monkeypatch.setattr(recurrent, "_has_streams", lambda device: True)
+    monkeypatch.setattr(recurrent, "_stream_beside", lambda device: Recorded(BESIDE, found))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Recorded(HERE, found))
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(
@@ -61,7 +61,7 @@ def test_on_a_gpu_one_direction_runs_beside_the_other_and_each_waits_where_it_re
     ahead, back = Layer(3, 4), Layer(3, 4)
     ahead.title, back.title = "ahead", "back"
     inputs, turned = torch.randn(5, 2, 3), torch.randn(5, 2, 3)
-    both = two_streams.run_both(ahead, back, inputs, turned)
+    both = recurrent.run_both(ahead, back, inputs, turned)
     assert told[:4] == [
         f"{BESIDE} waits for {HERE}",
         f"back runs on {BESIDE}",
@@ -74,10 +74,10 @@ def test_on_a_gpu_one_direction_runs_beside_the_other_and_each_waits_where_it_re
 
 
 def test_a_cpu_and_ranks_of_ddp_stay_on_one_stream(monkeypatch):
-    assert not two_streams._has_streams(torch.device("cpu"))
-    assert two_streams._has_streams(torch.device("cuda"))
+    assert not recurrent._has_streams(torch.device("cpu"))
+    assert recurrent._has_streams(torch.device("cuda"))
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    assert not two_streams._has_streams(torch.device("cuda"))
+    assert not recurrent._has_streams(torch.device("cuda"))
 
 
 def test_the_private_operator_that_lays_weights_in_one_piece_takes_what_it_is_given():
@@ -101,7 +101,7 @@ def test_weights_in_bf16_are_laid_in_one_piece_for_cudnn(monkeypatch):
     monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", lambda *all_of_it: given.extend(all_of_it), raising=False)
     monkeypatch.setattr(torch.backends.cudnn.rnn, "get_cudnn_mode", {"LSTM": 2, "GRU": 3}.__getitem__)
     layer = nn.GRU(3, 4)
-    found = two_streams._in_bf16(layer, layer._flat_weights, "cuda")
+    found = recurrent._in_bf16(layer, layer._flat_weights, "cuda")
     assert [each.dtype for each in found] == [torch.bfloat16] * 4
     assert given == [found, 4, 3, 3, 4, 0, 1, False, False]
 
