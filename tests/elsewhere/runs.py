@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.card.every_model import BITS, CELLS, HEADLINES, SMALL
 
 from flatout import (
     BiLSTMConfig,
@@ -30,7 +31,7 @@ from flatout.perf.verdict.experiments import alone_ms
 from flatout.run import run
 from flatout.tasks.task import Task
 from tests.elsewhere.device import OneDevice, add_device
-from tests.elsewhere.steps import BITS, CELLS, HEADLINES, SMALL, ending_with_1, with_kernels_of_a_gpu
+from tests.elsewhere.steps import ending_with_1, with_kernels_of_a_gpu
 
 Parts = tuple[Any, Any, dict[str, Any]]
 NO_DROPOUT: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
