@@ -43,8 +43,11 @@ class _Windows(Dataset[tuple[Tensor, Tensor]]):
 class UsualLoop:
     """An epoch as it is usually written."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor, hidden: int, batch: int, lr: float = 1e-3) -> None:
-        self.model = UsualLSTM(inputs.shape[2], 1, {"hidden": hidden, "layers": 1}, keeps_state=False)
+    def __init__(
+        self, inputs: Tensor, targets: Tensor, hidden: int, batch: int, lr: float = 1e-3, device: str = "cpu"
+    ) -> None:
+        self.device = device
+        self.model = UsualLSTM(inputs.shape[2], 1, {"hidden": hidden, "layers": 1}, keeps_state=False).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
         self.loader = DataLoader(_Windows(inputs, targets), batch_size=batch, shuffle=True)
         self.log = logging.getLogger("usual")
@@ -55,7 +58,8 @@ class UsualLoop:
     def epoch(self) -> float:
         """Seconds."""
         started, total, worst = time.perf_counter(), 0.0, 0.0
-        for number, (inputs, targets) in enumerate(self.loader):
+        for number, batch in enumerate(self.loader):
+            inputs, targets = (part.to(self.device) for part in batch)
             self.optimizer.zero_grad()
             answers = self.model(inputs)
             loss = nn.functional.mse_loss(answers, targets)
@@ -71,16 +75,18 @@ class UsualLoop:
 class TunedLoop:
     """An epoch without what is easily left out."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor, hidden: int, batch: int, lr: float = 1e-3) -> None:
-        self.inputs, self.targets, self.batch = inputs, targets, batch
-        self.model = UsualLSTM(inputs.shape[2], 1, {"hidden": hidden, "layers": 1}, keeps_state=False)
+    def __init__(
+        self, inputs: Tensor, targets: Tensor, hidden: int, batch: int, lr: float = 1e-3, device: str = "cpu"
+    ) -> None:
+        self.inputs, self.targets, self.batch = inputs.to(device), targets.to(device), batch
+        self.model = UsualLSTM(inputs.shape[2], 1, {"hidden": hidden, "layers": 1}, keeps_state=False).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
 
     def passes(self) -> float:
         """Seconds of the LSTM's own forward and backward passes in an epoch: no loop can be faster with this LSTM."""
         started, lstm = time.perf_counter(), self.model.lstm
         for windows_BLF in self.inputs.split(self.batch):
-            zeros = torch.zeros(1, len(windows_BLF), self.model.hidden)
+            zeros = windows_BLF.new_zeros(1, len(windows_BLF), self.model.hidden)
             states_BLH, _ = lstm(windows_BLF, (zeros, zeros))
             states_BLH[:, -1].sum().backward()
         self.optimizer.zero_grad()
@@ -89,7 +95,7 @@ class TunedLoop:
     def epoch(self) -> float:
         """Seconds."""
         started, total = time.perf_counter(), 0.0
-        order = torch.randperm(len(self.inputs))
+        order = torch.randperm(len(self.inputs), device=self.inputs.device)
         for chosen in order.split(self.batch):
             self.optimizer.zero_grad()
             loss = nn.functional.mse_loss(self.model(self.inputs[chosen]), self.targets[chosen])

@@ -1,7 +1,7 @@
 """Every test starts from the same seeds, treats warnings as errors, and has a cache folder of its own.
 
 Each worker of pytest-xdist computes on one thread, and so do the processes that its tests start. A test outside
-`tests/soak/` may use 20 s of processor time, its child processes included.
+`tests/soak/` and `tests/gpu/` may use 20 s of processor time, its child processes included.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def processor_time() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    if item.get_closest_marker("soak") or "COVERAGE_RUN" in os.environ:
+    is_free = item.get_closest_marker("soak") or item.get_closest_marker("gpu")
+    if is_free or "COVERAGE_RUN" in os.environ:
         return (yield)
     before = processor_time()
     result = yield

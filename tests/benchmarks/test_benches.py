@@ -43,12 +43,13 @@ FIRST_ROWS = {
     ],
     "sequences": ["training epoch against the usual loop", "training epoch against a tuned loop"],
     "bert": ["albert, flat: largest difference of a logit", "albert, flat: largest difference of a gradient"],
+    "gpu": ["fork server: its processes find no CUDA context", "python -m train: test accuracy"],
     "tune": ["BiLSTM, defaults: chosen against as set", "BiLSTM, defaults: time to choose"],
     "scale": ["bert_tiny: two processes, one thread each", "tokens of the fullest of 2 ranks above the mean"],
     "doctor": ["8 batches of 4 a step", "a callback that waits"],
     "quality": ["tweeteval_emotion, test macro_f1", "tweeteval_irony, test f1"],
 }
-IN_SECONDS = ["spine", "shortcuts", "sources", "headlines", "bits", "sequences", "protections"]
+IN_SECONDS = ["spine", "shortcuts", "sources", "headlines", "bits", "sequences", "protections", "gpu"]
 """Those whose smallest sizes take seconds; of the others even one row starts many runs."""
 
 

@@ -136,21 +136,6 @@ def pa_words(texts: list[str]):
     return pa.array([text.split() for text in texts], pa.list_(pa.large_string()))
 
 
-# The fused kernel is of GPUs alone; how it is called, and what answers in its place, is tested on any machine.
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_gpu_answers_by_the_fused_kernel(classes, monkeypatch):
-    from flatout.models.encoder import attention
-
-    calls, kernel = [], attention._varlen
-    counted = lambda *given, **named: calls.append(1) or kernel(*given, **named)  # noqa: E731  # one line beside the next
-    monkeypatch.setitem(attention.KERNELS, attention.Kernel.varlen, counted)
-    texts = table(60, seed=2)["text"]
-    found = load_predictor(classes.folder, "cuda").predict(texts)
-    assert len(calls) == SMALL.layers
-    assert [row.label for row in found] == [row.label for row in load_predictor(classes.folder, "cpu").predict(texts)]
-
-
 def test_what_is_saved_is_the_running_mean_of_the_weights(classes):
     best = FolderCheckpointIO().load_checkpoint(classes.folder / "checkpoints" / "best")
     saved = load_file(classes.folder / "model" / "model.safetensors")

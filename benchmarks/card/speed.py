@@ -1,0 +1,97 @@
+"""How fast a card trains: an encoder against transformers' Trainer at its best, an LSTM against the usual loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pyarrow as pa
+import torch
+
+from benchmarks.bert import base_claims
+from benchmarks.card.place import Place
+from benchmarks.claim import Claim, at_least, in_turn, quiet
+from benchmarks.sequences import Clock, Silent
+from benchmarks.usual_sequences import CLIP, TunedLoop, UsualLoop, copy_windows
+from flatout.callbacks.run_curves import RunCurves
+from flatout.data.sequence_data import SequenceData
+from flatout.engine.fast_loop import FastLoop
+from flatout.engine.optimizer import OptimConfig
+from flatout.models.rnn import RNNConfig
+from flatout.tasks.sequences import SequenceRegressionConfig, SequenceRegressor
+
+ENCODER_ROWS = (
+    "BERT-base, texts: tokens a second, Trainer's best",
+    "BERT-base, tweets: tokens a second, Trainer's best",
+    "BERT-base: MFU of real tokens",
+    "BERT-base: waits for the device in",
+)
+"""How the rows of `bench bert` for GPUs begin: 32 texts of some 128 tokens, 32 tweets, 16,384 tokens a pass."""
+
+
+def encoder_claims(place: Place, shape: dict[str, Any] | None = None) -> Iterator[Claim]:
+    """In one round; `--quick` leaves the compiled Trainer out. `shape`: another encoder than BERT-base."""
+    yield from base_claims(place.folder, replace(place.options, asked_rounds=1), place.device, shape)
+
+
+LSTM_ROWS = ("LSTM: training epoch against the usual loop", "LSTM: training epoch against a tuned loop")
+_HIDDEN, _BATCH, _LOOKBACK = 32, 32, 30
+
+
+def lstm_claims(place: Place) -> Iterator[Claim]:
+    """Windows of one long recording through the same LSTM at the same batch, all on the device."""
+    samples = place.options.choose(20_000, 6_000, 400)
+    values = np.random.default_rng(0).standard_normal((samples, 4)).cumsum(0)
+    table = pa.table({name: values[:, number] for number, name in enumerate(["a", "b", "c", "y"])})
+    cut = {"split_by": "time", "split_at": [int(samples * 0.98), samples], "batch_size": _BATCH, "lookback": _LOOKBACK}
+    config: dict[str, Any] = {"features": ["a", "b", "c"], "target": "y", "cache": str(place.folder / "lstm"), **cut}
+    data = SequenceData(source=table, log=Silent(), **config)
+    data.setup()
+    scaled = np.asarray(data.info.rows_of("train").values[: int(samples * 0.98)])
+    inputs, targets = copy_windows(scaled, _LOOKBACK, 3)
+    device = str(place.device)
+    usual, tuned = (kind(inputs, targets, _HIDDEN, _BATCH, device=device) for kind in (UsualLoop, TunedLoop))
+
+    def ours() -> float:
+        clock = WaitingClock(place.device)
+        task = SequenceRegressor(
+            RNNConfig(hidden=_HIDDEN), SequenceRegressionConfig(baselines=False), OptimConfig(lr=1e-3)
+        )
+        with quiet():
+            trainer_of(place, clock).fit(task, datamodule=SequenceData(source=table, log=Silent(), **config))
+        return clock.ended - clock.started
+
+    fast, slow, less_slow = in_turn([ours, usual.epoch, tuned.epoch], place.options.rounds)
+    note = f"{len(inputs):,} windows of {_LOOKBACK}, batch {_BATCH}, hidden {_HIDDEN}, fp32, a second epoch"
+    for row, theirs, goal in zip(LSTM_ROWS, (slow, less_slow), (3.0, 1.3), strict=True):
+        yield at_least(row, len(inputs) / fast, len(inputs) / theirs, "windows/s", goal, note)
+
+
+def trainer_of(place: Place, clock: L.Callback) -> L.Trainer:
+    """Two epochs of ours, of which the clock times the second."""
+    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    callbacks = [clock, FastLoop(), RunCurves([])]
+    settings: dict[str, Any] = {"accelerator": place.accelerator, "devices": 1, "max_epochs": 2, "limit_val_batches": 0}
+    return L.Trainer(gradient_clip_val=CLIP, callbacks=callbacks, default_root_dir=place.folder, **settings, **off)
+
+
+class WaitingClock(Clock):
+    """Waits at both ends of an epoch for what a GPU still computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.started = self._now()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.ended = self._now()
