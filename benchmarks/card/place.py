@@ -18,7 +18,7 @@ import torch
 from benchmarks.claim import Options
 
 ROOT = Path(__file__).parents[2]
-_COMMAND_S = 240
+_COMMAND_S = 600
 _AT_ONCE = 4
 
 
@@ -91,7 +91,11 @@ class Place:
 
     def outcome(self, name: str, process: Any) -> Trained:
         """Wait for a command, and read what it left in the folder of this name."""
-        said, _ = process.communicate(timeout=_COMMAND_S)
+        try:
+            said, _ = process.communicate(timeout=_COMMAND_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
         folder = self.folder / name
         return Trained(folder, process.returncode, said, losses_of(folder), summary_of(folder))
 

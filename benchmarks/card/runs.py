@@ -274,7 +274,7 @@ def repeated(place: Place) -> Claim:
     words = place.words("unused", *experiment(place, "headlines_cnn", "seed=1,2"))
     words = [word for word in words if not word.startswith("hydra.run.dir=")]
     process = place.begin([words[0], "-m", *words[1:], f"hydra.sweep.dir={place.folder / 'repeated'}"])
-    said, _ = process.communicate(timeout=240)
+    said, _ = process.communicate(timeout=600)
     folders = [place.folder / "repeated" / str(number) for number in range(2)]
     found = [summary_of(folder) for folder in folders]
     count = sum(summary.get("status") == "finished" for summary in found)
