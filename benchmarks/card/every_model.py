@@ -48,6 +48,8 @@ class Case:
     precision: str = "bf16"
     calls: tuple[str, ...] = ()
     """Operators that a GPU's step calls, besides the optimizer's."""
+    waits: bool = False
+    """Whether the host has to know if a gradient is finite, as the optimizer cannot be told to leave a step out."""
 
 
 def _text(times: int, model: Any) -> Parts:
@@ -55,11 +57,9 @@ def _text(times: int, model: Any) -> Parts:
     return TextData(sample=sample, batch_size=8), Classifier(model, optim=OPTIM)
 
 
-def _encoder(times: int, **settings: Any) -> Parts:
-    sample = replace(HEADLINES, rows=64 * times)
-    return TextData(sample=sample, max_length=24, **PIECES), Classifier(
-        TransformerConfig(**SMALL, **settings), optim=OPTIM
-    )
+def _encoder(times: int, optim: OptimConfig = OPTIM, **settings: Any) -> Parts:
+    data = TextData(sample=replace(HEADLINES, rows=64 * times), max_length=24, **PIECES)
+    return data, Classifier(TransformerConfig(**SMALL, **settings), optim=optim)
 
 
 def _cells(times: int, model: Any, **settings: Any) -> Parts:
@@ -104,6 +104,9 @@ CASES: dict[str, Case] = {
     "textcnn": Case(lambda times: _text(times, TextCNNConfig(embedding=8, filters=4))),
     "bert": Case(_encoder, calls=(FLASH,)),
     "bert in fp32": Case(lambda times: _encoder(times, attention_dropout=0.0), "fp32", (EFFICIENT,)),
+    "an optimizer that is not fused": Case(
+        lambda times: _encoder(times, OptimConfig(name="muon")), "fp16", (FLASH,), True
+    ),
     "modernbert": Case(lambda times: _encoder(times, family="modernbert"), calls=(FLASH,)),
     "padded rows": Case(lambda times: _encoder(times, compute="padded")),
     "tags": Case(_tags, calls=(FLASH,)),

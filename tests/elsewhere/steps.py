@@ -78,11 +78,11 @@ def _train(name: str) -> None:
         limit_val_batches=0,
         accumulate_grad_batches=2,
         gradient_clip_val=0.5,
-        callbacks=[FastLoop(), AfterFirst()],
+        callbacks=[FastLoop(), *([] if case.waits else [AfterFirst()])],
         **settings,
     )
     trainer.fit(task, datamodule=data)
     assert trainer.global_step == 3
-    missing = {*case.calls, "_fused_adamw_"} - set(There.called)
+    missing = set() if case.waits else {*case.calls, "_fused_adamw_"} - set(There.called)
     assert not missing, missing
     assert all(bool(weight.detach().isfinite().all()) for weight in task.parameters())
