@@ -41,6 +41,7 @@ FOREIGN_WARNINGS = (
     "ignore:.*pkg_resources.*:DeprecationWarning",
     "ignore:.*pynvml package is deprecated.*:FutureWarning",
     "ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning",
+    "ignore:.*torch.jit.script.*:DeprecationWarning",
 )
 
 
