@@ -52,7 +52,7 @@ from flatout.engine.precision import (
 )
 from flatout.errors import UserError
 from flatout.models.encoder.transformer import Compute, Outputs, Transformer, TransformerConfig
-from flatout.run.fit import fit
+from flatout.run.launch import fit
 
 _BATCH, _LR = 32, 2e-5
 _WARM = 8

@@ -47,8 +47,8 @@ from flatout.data.batches.plan import PlanSettings
 from flatout.engine.allocator import keep_freed_memory
 from flatout.engine.optimizer import OptimConfig
 from flatout.models.bit_mlp import BitMLPConfig
-from flatout.run.fit import fit
-from flatout.run.stages import Result
+from flatout.run.closing import Result
+from flatout.run.launch import fit
 
 _SEEDS = 3
 

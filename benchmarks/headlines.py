@@ -32,8 +32,8 @@ from flatout.data.text import TextDataConfig
 from flatout.engine.optimizer import OptimConfig, Schedule
 from flatout.ladder.usual.headlines import WordVocabulary
 from flatout.models.bilstm import BiLSTMConfig
-from flatout.run.fit import fit
-from flatout.run.stages import Result
+from flatout.run.closing import Result
+from flatout.run.launch import fit
 
 _BATCH, _CLASSES, _LR, _CLIP = 512, 41, 2e-3, 0.5
 _MODEL = BiLSTMConfig(embedding=200, hidden=256, dropout=0.3)

@@ -31,7 +31,7 @@ from flatout.engine.fast_loop import FastLoop
 from flatout.files import sync_file, sync_folder
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
-from flatout.run.fit import fit
+from flatout.run.launch import fit
 
 
 def claims(options: Options) -> Iterator[Claim]:

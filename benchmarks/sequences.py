@@ -35,8 +35,8 @@ from flatout.engine.fast_loop import FastLoop
 from flatout.engine.optimizer import OptimConfig
 from flatout.models.rnn import RNNConfig
 from flatout.models.window_mlp import WindowMLPConfig
-from flatout.run.fit import fit
-from flatout.run.stages import Result
+from flatout.run.closing import Result
+from flatout.run.launch import fit
 from flatout.tasks.sequences import SequenceRegressionConfig, SequenceRegressor
 
 HIDDEN, BATCH, LOOKBACK = 32, 32, 30

@@ -25,7 +25,8 @@ from flatout.perf.tune.probe import Measured, Setting
 from flatout.perf.tune.prober import Child
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.tuning import asked_of, measured_for
-from flatout.run.build import RunBuilder
+from flatout.run.kinds import kind_of
+from flatout.run.measured_settings import open_settings, probe, question, with_answers
 from flatout.run_log import PrintLog
 
 _LEAST = 0.95
@@ -54,15 +55,14 @@ def claims(options: Options) -> Iterator[Claim]:
 def of_case(name: str, config: RunConfig, options: Options) -> Iterator[Claim]:
     """One choice, what it brings, and what it took."""
     device, ranks = Ranks().device(config.trainer.get("accelerator", "auto")), Ranks()
-    build = RunBuilder(config)
-    data = build.build_data(PrintLog())
+    data = kind_of(config.data).data.of(config.data, seed=config.seed, log=PrintLog())
     data.prepare_data()
     data.setup()
-    question = build.question(data, ranks, device, ["tune=auto"], counts_time=False)
-    found = measured_for(question, lambda line: None).answers
-    chosen = asked_of(replace(question, settings=build.with_answers(found.values).open_settings)).start
-    start = asked_of(question).start
-    child = Child(build.probe(ranks, device), torch.get_num_threads())
+    asked = question(config, data, ranks, device, ["tune=auto"], counts_time=False)
+    found = measured_for(asked, lambda line: None).answers
+    chosen = asked_of(replace(asked, settings=open_settings(with_answers(config, found.values)))).start
+    start = asked_of(asked).start
+    child = Child(probe(config, ranks, device), torch.get_num_threads())
     try:
         # Where nothing was found to be faster both sides are one, and measured once.
         sides = [partial(rate, child, setting) for setting in dict.fromkeys((chosen, start))]

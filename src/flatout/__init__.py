@@ -9,8 +9,8 @@ import importlib
 from typing import Any
 
 _PLACES = {
-    "fit": "flatout.run.fit",
-    "Result": "flatout.run.stages",
+    "fit": "flatout.run.launch",
+    "Result": "flatout.run.closing",
     "RunConfig": "flatout.config",
     "MonitorConfig": "flatout.config",
     "TextDataConfig": "flatout.data.text",

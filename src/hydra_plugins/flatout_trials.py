@@ -56,8 +56,7 @@ class TrialLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from flatout.cli.boundary import read_config
-        from flatout.run.build import RunBuilder
-        from flatout.run.job import RunJob
+        from flatout.run.launch import RunJob
         from flatout.sweep.many import Multirun, run_all
         from flatout.sweep.trial import Trial
 
@@ -70,7 +69,7 @@ class TrialLauncher(Launcher):
             shown = [word for word in filter_overrides(words) if word not in common]
             config = read_config(without_hydra(composed[-1]), words)
             folder, is_again = self._folder(composed[-1]), self.begun is not None
-            trials.append(Trial(number, folder, RunJob(RunBuilder(config)), words, shown, is_again=is_again))
+            trials.append(Trial(number, folder, RunJob(config), words, shown, is_again=is_again))
         of = Multirun(self.folder, self.words, self.again, self.is_again)
         found = run_all(trials, parallel=self.parallel, limit=self.limit, of=of)
         return [_returned(*parts) for parts in zip(job_overrides, composed, found, strict=True)]
@@ -113,12 +112,11 @@ class TrialSweeper(Sweeper):
 
     def _compose(self, words: Sequence[str], number: int) -> Any:
         from flatout.cli.boundary import read_config
-        from flatout.run.build import RunBuilder
-        from flatout.run.job import RunJob
+        from flatout.run.launch import RunJob
 
         with explain_errors():
             config = read_config(without_hydra(self.composer.compose(words, number)), words)
-        return RunJob(RunBuilder(config))
+        return RunJob(config)
 
     def _begun(self, fixed: list[str]) -> Any:
         """How the person began this sweep, and what trains one of its trials alone."""

@@ -22,7 +22,7 @@ from flatout import (
     UserError,
     fit,
 )
-from flatout.run.stages import Result
+from flatout.run.closing import Result
 from tests.scarce import Scarce
 
 SOAK = pytest.mark.soak(seconds=30)

@@ -28,8 +28,8 @@ from flatout import (
 )
 from flatout.data.problem import Problem
 from flatout.distributed.ranks import Ranks
+from flatout.run.closing import Result
 from flatout.run.launch import devices_wanted
-from flatout.run.stages import Result
 
 ENCODER = TransformerConfig(hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0)
 HEADLINES = HeadlinesConfig(rows=203, eval_rows=51, classes=4)

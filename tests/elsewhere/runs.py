@@ -28,7 +28,7 @@ from flatout.bits.task import GramsConfig
 from flatout.data.batches.feed import Feeds
 from flatout.distributed.ranks import Ranks
 from flatout.perf.verdict.experiments import alone_ms
-from flatout.run import run
+from flatout.run import closing
 from flatout.tasks.task import Task
 from tests.elsewhere.device import OneDevice, add_device
 from tests.elsewhere.steps import ending_with_1, with_kernels_of_a_gpu
@@ -81,7 +81,7 @@ def _compare(name: str, folder: Path) -> None:
     def try_alone(task: Task, feeds: Feeds, *rest: Any) -> None:
         alone.append(alone_ms(task, feeds, 0.01))
 
-    run.judge = try_alone  # type: ignore[assignment]  # which tries nothing where the machine is busy
+    closing.judge = try_alone  # type: ignore[assignment]  # which tries nothing where the machine is busy
     device = add_device()  # before the first backward pass, which counts devices
     expected = _fit(name, folder / "here", 2)
     Ranks.device = lambda *unused: device  # type: ignore[method-assign]

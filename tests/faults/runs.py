@@ -44,7 +44,7 @@ from flatout.errors import EXIT_CODE, RunBroke, UserError
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
-from flatout.run.fit import fit
+from flatout.run.launch import fit
 
 FAMILIES = ("bilstm", "encoder", "bits")
 _WORDS = "ash birch cedar elm fir hazel larch maple oak pine rowan willow yew".split()

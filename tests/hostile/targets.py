@@ -126,7 +126,7 @@ FUNCTIONS: list[Settings] = [
         "_args_": ["configuration_evil.EvilConfig", "<bait>/remote"],
     },
     {"_target_": "torchmetrics.metric.torch.save", "_args_": [1, "<canary>"]},
-    {"_target_": "flatout.run.stages.os.mkdir", "_args_": ["<canary>"]},
+    {"_target_": "flatout.run.resolve.os.mkdir", "_args_": ["<canary>"]},
     {"_target_": "flatout.checkpoints.exact.shutil.copy", "_args_": ["<bait>/evil.py", "<canary>"]},
     {"_target_": "flatout.models.words.Path.touch", "_args_": [{"_target_": "pathlib.Path", "_args_": ["<canary>"]}]},
     {"_target_": "flatout.report.summary.write_atomically", "path": "<canary>", "text": "x"},

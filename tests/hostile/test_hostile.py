@@ -74,7 +74,7 @@ def test_the_tables_are_as_long_as_they_are_said_to_be_and_no_case_is_there_twic
 LIVE = ("os.mkdir", "os.makedirs", "shutil.copy", "joblib.load", "torch.load", "numpy.savetxt", "torch.os.mkdir")
 LIVE += (
     "torch.save",
-    "flatout.run.stages.os.mkdir",
+    "flatout.run.resolve.os.mkdir",
     "hydra.utils.get_class",
     "lightning.pytorch.loggers.csv_logs.os.mkdir",
 )

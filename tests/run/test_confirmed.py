@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,10 @@ from flatout.perf.measure.intervals import Interval
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.tuning import asked_of, measured_for
 from flatout.perf.verdict.confirmation import Confirmation, Confirmed, keep_confirmation
-from flatout.report.summary import hardware, versions
-from flatout.run.build import RunBuilder
-from flatout.run.confirmed import find_confirmed
-from flatout.run.run_folder import SETTINGS
+from flatout.report.summary import hardware, plain, versions
+from flatout.run.kinds import kind_of
+from flatout.run.measured_settings import find_confirmed, question
+from flatout.run.run_folder import SETTINGS, folder_of_runs
 from flatout.run_log import PrintLog
 from tests.perf.tune.planted import SMALL
 
@@ -26,17 +27,22 @@ CPU = torch.device("cpu")
 WORDS = ["tune=auto", "data.sample.rows=400"]
 
 
-def build_run(output: Path, **data) -> RunBuilder:
+def build_run(output: Path, **data) -> RunConfig:
     settings = {"sample": SMALL, "batch_size": 32, "cache": str(output / "cache")} | data
     tune = TuneConfig(enabled=True, compile=False, budget_s=20, steps=2)
-    return RunBuilder(RunConfig(data=TextDataConfig(**settings), model=BiLSTMConfig(embedding=8, hidden=8),
-                                output=str(output), tune=tune))  # fmt: skip
+    return RunConfig(data=TextDataConfig(**settings), model=BiLSTMConfig(embedding=8, hidden=8),
+                                output=str(output), tune=tune)  # fmt: skip
 
 
-def confirm_beside(build: RunBuilder, override: str, gain: float, **changed) -> None:
-    run = build.runs / "2026-01-01_00-00-00"
+def runs_of(build: RunConfig) -> tuple[Path, dict[str, Any]]:
+    """Where its runs are, and its settings as they keep them."""
+    return folder_of_runs(build.output, build.name), plain(build)
+
+
+def confirm_beside(build: RunConfig, override: str, gain: float, **changed) -> None:
+    run = runs_of(build)[0] / "2026-01-01_00-00-00"
     run.mkdir(parents=True, exist_ok=True)
-    (run / SETTINGS).write_text(yaml.safe_dump(build.settings), encoding="utf-8")
+    (run / SETTINGS).write_text(yaml.safe_dump(plain(build)), encoding="utf-8")
     measured = Interval(gain, gain * 0.98, gain * 1.02)
     device, version = hardware(CPU, 1, "")["device"], versions()["flatout"]
     given = {"override": override, "predicted": None, "measured": measured, "steps": 60, "rates": ((1.0,), (gain,)),
@@ -48,7 +54,7 @@ def test_a_confirmed_override_is_taken_and_one_that_slows_is_left_out(tmp_path):
     build = build_run(tmp_path)
     confirm_beside(build, "data.feed=threaded", 1.4)
     confirm_beside(build, "precision=bf16", 0.7)
-    found = find_confirmed(build.runs, build.settings, CPU, WORDS)
+    found = find_confirmed(*runs_of(build), CPU, WORDS)
     assert found.values == {"data.feed": "threaded"} and found.slower == {"precision=bf16"}
     assert found.why["data.feed"].startswith("confirmed by doctor: 1.40× (1.37–1.43) in 2026")
 
@@ -67,33 +73,33 @@ def test_a_confirmed_override_is_taken_and_one_that_slows_is_left_out(tmp_path):
 def test_what_is_uncertain_or_of_another_machine_or_not_to_be_tuned_is_not_taken(tmp_path, override, gain, changed):
     build = build_run(tmp_path)
     confirm_beside(build, override, gain, **changed)
-    assert find_confirmed(build.runs, build.settings, CPU, WORDS) == Confirmed()
+    assert find_confirmed(*runs_of(build), CPU, WORDS) == Confirmed()
 
 
 def test_what_was_typed_or_set_otherwise_is_not_replaced(tmp_path):
     build = build_run(tmp_path)
     confirm_beside(build, "data.feed=threaded", 1.4)
-    assert find_confirmed(build.runs, build.settings, CPU, [*WORDS, "data.feed=auto"]) == Confirmed()
+    assert find_confirmed(*runs_of(build), CPU, [*WORDS, "data.feed=auto"]) == Confirmed()
     for other in (build_run(tmp_path, batch_size=16), build_run(tmp_path, feed="resident")):
-        assert find_confirmed(other.runs, other.settings, CPU, WORDS) == Confirmed()
+        assert find_confirmed(*runs_of(other), CPU, WORDS) == Confirmed()
 
 
 def test_rows_of_a_step_stay_where_batches_are_put_together(tmp_path):
     build = build_run(tmp_path, batch_size=8, accumulate=4)
     confirm_beside(build, "data.batch_size=32 data.accumulate=1", 2.0)
-    found = find_confirmed(build.runs, build.settings, CPU, WORDS)
+    found = find_confirmed(*runs_of(build), CPU, WORDS)
     assert found.values == {"data.batch_size": 32, "data.accumulate": 1}
 
 
 def test_tune_sets_what_was_confirmed_and_names_its_evidence(tmp_path):
     build = build_run(tmp_path)
     confirm_beside(build, "data.feed=threaded", 1.4)
-    data = build.build_data(PrintLog())
+    data = kind_of(build.data).data.of(build.data, seed=build.seed, log=PrintLog())
     data.prepare_data()
     data.setup()
-    question = build.question(data, Ranks(), CPU, WORDS, counts_time=False)
-    assert asked_of(question).start.feed == "threaded"
-    answers = measured_for(replace(question, prober=NoProber()), lambda line: None).answers
+    asked = question(build, data, Ranks(), CPU, WORDS, counts_time=False)
+    assert asked_of(asked).start.feed == "threaded"
+    answers = measured_for(replace(asked, prober=NoProber()), lambda line: None).answers
     choice = next(each for each in answers.choices if each.name == "feed")
     assert answers.values["data.feed"] == choice.value == "threaded"
     assert "confirmed by doctor: 1.40×" in choice.why

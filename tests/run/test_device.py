@@ -10,7 +10,7 @@ import pytest
 from flatout import CellsConfig, MonitorConfig, OptimConfig, RNNConfig, SequenceDataConfig, fit
 from flatout.data.batches.feed import Feeds
 from flatout.perf.verdict.experiments import alone_ms
-from flatout.run import run
+from flatout.run import closing
 from flatout.tasks.task import Task
 
 
@@ -32,7 +32,7 @@ def test_answers_are_kept_and_other_ways_are_tried_on_the_device_of_the_run(tmp_
     def judge_alone(task: Task, feeds: Feeds, *rest: Any) -> None:
         alone.append(alone_ms(task, feeds, 0.1))
 
-    monkeypatch.setattr(run, "judge", judge_alone)  # which tries nothing where the machine is busy
+    monkeypatch.setattr(closing, "judge", judge_alone)  # which tries nothing where the machine is busy
     data = SequenceDataConfig(sample=CellsConfig(cells=4, cycles=3, samples=60), lookback=12, stride=3, batch_size=4)
     fit(
         data,

@@ -17,7 +17,7 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine.fast_loop import fast_loop_of
 from flatout.errors import UserError
 from flatout.perf.notes import FOLDER, Limit, MicroBatches
-from flatout.run.stages import Result
+from flatout.run.closing import Result
 from flatout.tasks.task import Task
 from tests.scarce import Scarce
 

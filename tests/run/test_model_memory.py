@@ -16,8 +16,8 @@ import train
 from flatout import BiLSTMConfig, BitMLPConfig, TextCNNConfig, TransformerConfig, UserError
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs
-from flatout.run import model_memory
-from flatout.run.model_memory import require_memory, training_bytes
+from flatout.run import memory
+from flatout.run.memory import require_memory, training_bytes
 
 CPU = torch.device("cpu")
 Build = Callable[[Any], nn.Module]
@@ -89,7 +89,7 @@ def test_the_estimate_is_that_of_the_model_itself(case, monkeypatch):
     weights = list(build(settings).parameters())
     needed = sum(weight.nbytes * (4 if weight.requires_grad else 1) for weight in weights)
     assert training_bytes(settings, build) == needed
-    monkeypatch.setattr(model_memory, "free_bytes", lambda: needed)
+    monkeypatch.setattr(memory, "free_bytes", lambda: needed)
     require_memory(settings, build, CPU)
     require_memory(settings, build, CPU, 0.5)
     with pytest.raises(UserError, match="are free"):

@@ -34,8 +34,7 @@ from flatout import (
 from flatout.distributed.signals import asking
 from flatout.errors import RunBroke, as_seconds
 from flatout.report.summary import read_summary
-from flatout.run.build import RunBuilder
-from flatout.run.job import RunJob
+from flatout.run.launch import RunJob
 from flatout.sweep.board import Board
 from flatout.sweep.many import Multirun, begun_with, newest_of, run_all, to_go_on
 from flatout.sweep.trial import Ending, Status, Trial
@@ -56,7 +55,7 @@ def config(**settings: Any) -> RunConfig:
 
 
 def trial(folder: Path, number: int = 0, **settings: Any) -> Trial:
-    return Trial(number, folder / str(number), RunJob(RunBuilder(config(**settings))), [], [f"number={number}"])
+    return Trial(number, folder / str(number), RunJob(config(**settings)), [], [f"number={number}"])
 
 
 def ended(trials: list[Trial], parallel: int = 1, **settings: Any) -> dict[int, Ending]:
@@ -85,7 +84,7 @@ def test_what_goes_wrong_stays_with_its_trial(tmp_path):
     wrong = TextDataConfig(train=str(tmp_path / "nothing.csv"))
     trials = [trial(tmp_path, number, **settings) for number, settings in planted.items()]
     trials += [
-        Trial(2, tmp_path / "2", RunJob(RunBuilder(RunConfig(data=wrong, model=MODEL))), [], []),
+        Trial(2, tmp_path / "2", RunJob(RunConfig(data=wrong, model=MODEL)), [], []),
         trial(tmp_path, 3),
     ]
     found = ended(trials)

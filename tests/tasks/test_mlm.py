@@ -23,7 +23,7 @@ from flatout.data.batches.cut import cut_batch
 from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.data.problem import Problem
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Outputs, Transformer
-from flatout.run.stages import Result
+from flatout.run.closing import Result
 from flatout.tasks import Classifier, MaskedLanguageModel
 from flatout.tasks.masked_language import NO_TARGET, Masking
 from tests.faults.plants import Planted, RaiseAt

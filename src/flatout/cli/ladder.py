@@ -137,14 +137,13 @@ class _Climber:
     def _climb(self, config: RunConfig, overrides: list[str]) -> None:
         from flatout.ladder.choose import choose_ladder
         from flatout.ladder.run_ladder import Asked, run_ladder
-        from flatout.run.build import RunBuilder
+        from flatout.run.resolve import clip_of
         from flatout.run.run_folder import name_folder, numbered
 
         require(not config.has_own_parts, "ladder", "parts of your own have no usual program", hint="Leave them out.")
         ladder = self.ladder or choose_ladder(config.data, config.model, self.folders)
         if self.ladder is None:
             print(f"rungs chosen for your data: {', '.join(rung.name for rung in ladder.rungs)}", flush=True)
-        build = RunBuilder(config)
         for folder in numbered(name_folder(Path(config.output) / f"ladder_{ladder.name}").absolute()):
             with suppress(FileExistsError):
                 folder.mkdir(parents=True)
@@ -154,8 +153,8 @@ class _Climber:
             data=config.data,
             model=config.model,
             optim=config.optim,
-            clip=build.clip,
-            epochs=int(build.trainer.get("max_epochs") or 1),
+            clip=clip_of(config),
+            epochs=int(config.trainer.get("max_epochs") or 1),
             seed=config.seed,
             folder=folder,
             command=self.command,
@@ -178,13 +177,12 @@ class _Composer:
 
         from flatout.cli.boundary import read_config
         from flatout.cli.composing import explain_errors
-        from flatout.run.build import RunBuilder
-        from flatout.run.job import RunJob
+        from flatout.run.launch import RunJob
 
         given = [*self.overrides, *words]
         with explain_errors():
             composed = compose("train", overrides=given)
-            return RunJob(RunBuilder(read_config(composed, given)))
+            return RunJob(read_config(composed, given))
 
 
 def _say(line: str) -> None:

@@ -29,12 +29,11 @@ def job(cfg: DictConfig) -> float | None:
         _remove_empty(folder)  # all ranks write to the folder of the first
     try:
         config = read_config(cfg, overrides)
-        from flatout.run.build import RunBuilder
         from flatout.run.launch import start
         from flatout.run.run_folder import claim_folder, claim_named_folder
 
         claim = claim_named_folder if is_shared else claim_folder
-        result = start(RunBuilder(config), folder=folder, overrides=overrides, claim=claim)
+        result = start(config, folder=folder, overrides=overrides, claim=claim)
         if result.folder != folder.absolute():
             _remove_empty(folder)  # Hydra made it, but the run resumed another one
         return result.objective

@@ -58,28 +58,27 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     """Measure for these settings, and print what was found."""
     from flatout.distributed.ranks import Ranks
     from flatout.perf.tune.tuning import Found, device_key, measured_for, override_line, smallest
-    from flatout.run.build import RunBuilder
     from flatout.run.launch import devices_wanted
-    from flatout.run.run import prepare_data
+    from flatout.run.measured_settings import question
+    from flatout.run.parts import open_data, require_memory_for_model
+    from flatout.run.resolve import share_processor
     from flatout.run.run_folder import unwritten_run
-    from flatout.run.stages import share_processor
 
-    build = RunBuilder(config)
-    numbers = devices_wanted(build.trainer)
+    numbers = devices_wanted(config.trainer)
     ranks = Ranks(0, len(numbers), 0, len(numbers))
     alone = Ranks()
     with unwritten_run() as folder:
-        each_device = (alone.device(build.accelerator, number) for number in numbers)
+        each_device = (alone.device(str(config.trainer.get("accelerator", "auto")), number) for number in numbers)
         devices = {str(device_key(device)): device for device in each_device}
-        share_processor(build, ranks, next(iter(devices.values())), folder)
-        data = prepare_data(build, alone, folder)
+        share_processor(config.threads, ranks, next(iter(devices.values())), folder)
+        data = open_data(config, alone, folder)
         for device in devices.values():
-            build.require_memory_for_model(data, ranks, device)
+            require_memory_for_model(config, data, ranks, device)
     print(data.info.report.line(), flush=True)
     found: list[Found] = []
     for device in devices.values():
-        question = build.question(data, ranks, device, overrides, counts_time=False)
-        found.append(measured_for(question, _say))
+        asked = question(config, data, ranks, device, overrides, counts_time=False)
+        found.append(measured_for(asked, _say))
     for line in (line for each in found for line in each.lines):
         print(line)
     answers = smallest([each.answers for each in found])
@@ -89,7 +88,7 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     for choice in answers.choices:
         print(f"{choice.name}: {choice.value} ({choice.why}; {choice.evidence})")
     nothing = "nothing was left open, or nothing could be measured: train with these settings"
-    print(override_line(answers.values, build.open_settings.optim) or nothing)
+    print(override_line(answers.values, config.optim) or nothing)
 
 
 def _say(line: str) -> None:

@@ -107,12 +107,13 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
 
     # The feeds
 
-    def place(self, placement: Placement) -> None:
-        """Set rank, device and layout instead of reading them from the Trainer.
+    def place(self, placement: Placement, config: Config | None = None) -> None:
+        """Set rank, device and layout instead of reading them from the Trainer, and settings of batches measured since.
 
         `data.accumulate` and `data.effective_batch` then decide the batches of a step, whatever the Trainer has.
         """
         self._placement = placement
+        self.config = self.config if config is None else config
 
     @property
     def feeds(self) -> Feeds:

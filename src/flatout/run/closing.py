@@ -1,25 +1,104 @@
-"""The end of a run: its model, its summary and its reports."""
+"""The end of a run: what it leaves behind, its model, its summary, its verdict and its reports."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import nn
 
 from flatout.callbacks.profile_steps import TABLE, TRACE
 from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.data.batches.feed import Feeds
-from flatout.distributed.ranks import Ranks
+from flatout.distributed.ranks import Ranks, others_watched
+from flatout.engine.compile import is_compiled
+from flatout.engine.passes import TRAINING
 from flatout.engine.peaks import measured_peak
+from flatout.engine.precision import Precision
 from flatout.inference.folder import Answers
+from flatout.perf.ladder_notes import measured_before
+from flatout.perf.verdict.collect import evidence_of_own
+from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
+from flatout.perf.verdict.judge import Judging, judge
+from flatout.perf.verdict.rules import verdict
 from flatout.report.closing import print_closing
 from flatout.report.dashboard import write_dashboard
 from flatout.report.figures import Chart
 from flatout.report.page import read_curves, write_page
+from flatout.report.summary import read_summary
+from flatout.run.kinds import kind_of, load_predictor
+from flatout.run.own_parts import NoAnswers
 from flatout.run.run_folder import RunFolder
-from flatout.run.trainer import Training
+from flatout.run.trainer import settings_to_compare
 from flatout.tasks.task import Task
+
+if TYPE_CHECKING:
+    from flatout.config import RunConfig
+    from flatout.run.resolve import Settings
+    from flatout.run.trainer import Training
+
+
+@dataclass(slots=True)
+class Result:
+    """What a finished run leaves behind."""
+
+    folder: Path
+    metrics: dict[str, float]
+    """`val/…` of the best checkpoint and `test/…`."""
+    per_class: list[dict[str, Any]]
+    predictor: Answers
+    summary: dict[str, Any]
+    metric: str
+    """Name of the validation metric that decided which checkpoint is best."""
+
+    @property
+    def verdict(self) -> dict[str, Any] | None:
+        """What limited the run; None where it was too short to tell."""
+        return self.summary["verdict"]
+
+    @property
+    def objective(self) -> float:
+        """The validation metric of the best checkpoint: what a sweep compares; NaN where a module logs none."""
+        return self.metrics.get(f"val/{self.metric}", math.nan)
+
+    def predict(self, rows: Sequence[Any]) -> list[Any]:
+        """Answers for new texts, or for new encodings."""
+        return self.predictor.predict(rows)
+
+
+def answers_of(config: RunConfig, folder: Path) -> Answers:
+    """What a finished run answers with."""
+    return NoAnswers(type(config.task).__name__) if config.has_own_parts else load_predictor(folder)
+
+
+def finished_result(folder: Path, answers: Answers) -> Result:
+    """What a run has left that has finished before."""
+    summary = read_summary(folder)
+    metrics = {name: float(value) for name, value in summary["metrics"].items() if value is not None}
+    return Result(folder, metrics, [], answers, summary, summary["metric"] or "loss")
+
+
+def keep_answers(
+    config: RunConfig, module: Any, feeds: Feeds | None, training: Training, ranks: Ranks, folder: RunFolder
+) -> tuple[Answers, list[dict[str, Any]], list[Chart]]:
+    """What the trained network answers with, which is saved; its scores by class, and charts of its answers."""
+    if feeds is None:
+        return NoAnswers(type(module).__name__), [], []
+    kind, strategy = kind_of(config.data), cast(Any, training.trainer.strategy)
+    if module.shares_weights:  # ranks hold slices: all of them on each rank's host, to answer and to be saved with
+        with others_watched():
+            module.model = strategy.gathered(module.model)
+        module.shares_weights = False
+    per_class, predictor = module.per_class(), kind.predictor.of(module)
+    charts = kind.draw(module, feeds, folder.path)
+    if ranks.is_first:
+        save_model(predictor, config.model, folder)
+    find_peak(training, feeds, ranks)
+    return predictor, per_class, charts
 
 
 def find_peak(training: Training, feeds: Feeds, ranks: Ranks) -> None:
@@ -41,24 +120,13 @@ def save_model(predictor: Answers, network: Any, folder: RunFolder) -> None:
         predictor.save(folder.path / "model", network)
 
 
-def summarise(folder: RunFolder, task: Task, feeds: Feeds, training: Training, seconds: float) -> None:
+def summarise(module: Any, feeds: Feeds | None, training: Training, seconds: float, folder: RunFolder) -> None:
     """Fill the summary with what was trained, on what, and how fast."""
-    rows_per_step = feeds.train.plan.rows_per_batch * feeds.train.plan.parts
-    summarise_speed(
-        folder, task.model, training, seconds, rows_per_step=rows_per_step, counts_tokens=task.counts_tokens
-    )
-
-
-def summarise_speed(
-    folder: RunFolder,
-    model: nn.Module,
-    training: Training,
-    seconds: float,
-    *,
-    rows_per_step: int,
-    counts_tokens: bool = False,
-) -> None:
-    """Fill the summary for any model."""
+    model = module if feeds is None else module.model
+    counts_tokens = feeds is not None and module.counts_tokens
+    plan = None if feeds is None else feeds.train.plan
+    rows = training.curves.throughput.total.rows / max(1, training.trainer.global_step)
+    rows_per_step = round(rows) if plan is None else plan.rows_per_batch * plan.parts
     summary, curves = folder.summary, training.curves
     throughput, timer = curves.throughput, curves.timer
     rates = throughput.total.values()
@@ -99,14 +167,56 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 3)
 
 
-def write_reports(
+def write_verdict(
+    config: RunConfig,
+    settings: Settings,
+    module: Any,
+    feeds: Feeds | None,
+    training: Training,
+    device: torch.device,
     folder: RunFolder,
-    task: Task,
+) -> None:
+    """Judge what held the run back, and write evidence and verdict into the summary."""
+    if feeds is None:
+        evidence = _judge_own(training, device, folder)
+    else:
+        evidence = judge(
+            module, feeds, training.curves, _what_was_set(config, settings, module, training, folder), folder
+        )
+    if evidence is not None and folder.is_first:
+        folder.summary.update("evidence", evidence.as_dict())
+        words = verdict(evidence)
+        folder.summary.update("verdict", {**words, "ladder": measured_before(words["override"])})
+
+
+def _what_was_set(config: RunConfig, settings: Settings, task: Task, training: Training, folder: RunFolder) -> Judging:
+    is_measured = "precision" in (folder.summary.values["tune"] or {}).get("values", {})
+    return Judging(
+        batches_in_epoch=settings.batches or 1,
+        effective_batch=config.data.effective_batch,
+        is_precision_asked=config.precision in (Precision.fp32, Precision.bf16) and not is_measured,
+        is_compiled=bool(config.compile) or is_compiled(task.model),
+        may_try=config.monitor.verdict and not config.shares_weights,
+        pieces=training.loop.passes.pieces[TRAINING],
+    )
+
+
+def _judge_own(training: Training, device: torch.device, folder: RunFolder) -> Evidence | None:
+    trainer, curves = training.trainer, training.curves
+    epochs = curves.throughput.total.batches / max(1, float(trainer.num_training_batches))
+    evidence = evidence_of_own(curves, device, str(trainer.precision), epochs)
+    if evidence is None:
+        folder.say(f"verdict: none, a verdict needs {LEAST_STEPS} steps")
+    return evidence
+
+
+def write_reports(
+    config: RunConfig,
+    settings: Settings,
+    module: Any,
     per_class: list[dict[str, Any]],
-    *,
-    settings: dict[str, Any],
-    has_tensorboard: bool,
-    charts: Sequence[Chart] = (),
+    charts: Sequence[Chart],
+    folder: RunFolder,
 ) -> None:
     """Write the page, print the closing table, and complete what TensorBoard shows of these settings."""
     values = {**folder.summary.values, "status": "finished"}
@@ -116,5 +226,5 @@ def write_reports(
     written = {name: path for name, path in artifacts.items() if (folder.path / path).exists()}
     folder.summary.update("artifacts", written)
     print_closing(values, folder.path, per_class)
-    if has_tensorboard:
-        write_dashboard(folder.path, values, settings, task.counted)
+    if "tensorboard" in config.logger and not config.has_own_parts:
+        write_dashboard(folder.path, values, settings_to_compare(settings), module.counted)

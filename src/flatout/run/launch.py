@@ -1,11 +1,13 @@
-"""One run on several devices: a process a device, started by the launcher behind torchrun, watched until all are done.
+"""Start a run: on one device or several, from a command, from Python (`fit`), or as the job of a sweep (`RunJob`).
 
 `start` trains in this process where there is one device, or where torchrun, srun or Ray has started the ranks already.
-Otherwise it starts them, passes on what the first rank found, and when one dies ends the others and says which and why.
+Otherwise it starts a process a device by the launcher behind torchrun, passes on what the first rank found, and when
+one dies ends the others and says which and why.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import multiprocessing
@@ -17,28 +19,35 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from flatout.checkpoints.kept import CHECKPOINTS
+from flatout.bits.data import BitsDataConfig
+from flatout.checkpoints.kept import CHECKPOINTS, find_checkpoint
+from flatout.config import RunConfig
+from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.data.store_data import StoreData
+from flatout.data.text import TextDataConfig
 from flatout.distributed.processes import end_with_parent, interrupt_once, redirect_output, warm_start
 from flatout.distributed.ranks import Ranks, cores_here, why_no_gpu
 from flatout.distributed.signals import asking
+from flatout.engine.run_length import validations
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require, write_for_launcher
-from flatout.inference.folder import Answers
-from flatout.report.summary import mark_broken, read_summary
-from flatout.run.build import RunBuilder
-from flatout.run.kinds import load_predictor
-from flatout.run.own_parts import NoAnswers, run_own_parts
+from flatout.report.summary import mark_broken
+from flatout.run.closing import Result, answers_of, finished_result
+from flatout.run.kinds import kind_of
 from flatout.run.resume import find_run, unfinished_before
 from flatout.run.run import run
-from flatout.run.run_folder import claim_folder, name_folder
-from flatout.run.stages import Result
+from flatout.run.run_folder import OVERRIDES, claim_folder, folder_of_runs, name_folder
+from flatout.tasks.task import Task
 
 _SHUTDOWN_S = 20
 """How long a rank may take to end when another has died, before it is killed."""
@@ -47,7 +56,7 @@ _LATER_S = 2
 
 
 def start(
-    build: RunBuilder,
+    config: RunConfig,
     *,
     folder: Path | None = None,
     overrides: Sequence[str] = (),
@@ -58,71 +67,64 @@ def start(
     `claim` makes the folder of a new run; a resumed run keeps its old one.
     """
     ranks = Ranks.here()
-    wanted = devices_wanted(build.trainer)
+    wanted = devices_wanted(config.trainer)
     if ranks.are_several:
-        given = build.trainer.get("devices") not in (None, "auto", -1)
+        given = config.trainer.get("devices") not in (None, "auto", -1)
         started = f"{ranks.local_world} ranks are running on this machine"
         hint = "Leave trainer.devices out: who starts the ranks decides."
         require(not given or len(wanted) == ranks.local_world, "trainer.devices", started, hint=hint)
-    elif build.trainer.get("num_nodes", 1) != 1:
-        what = f"{build.trainer['num_nodes']}, but no rank runs on another machine"
+    elif config.trainer.get("num_nodes", 1) != 1:
+        what = f"{config.trainer['num_nodes']}, but no rank runs on another machine"
         raise UserError("trainer.num_nodes", what, hint="Start the run on each machine with torchrun or srun.")
     are_alone = not ranks.are_several and len(wanted) == 1
     what = "a single device has no other to share weights with"
     hint = "Set trainer.devices=N, or leave it out."
-    require(not (build.shards_weights and are_alone), "trainer.strategy: fsdp", what, hint=hint)
+    require(not (config.shares_weights and are_alone), "trainer.strategy: fsdp", what, hint=hint)
     if not (ranks.are_several or are_alone):
-        _require_copies(build)
-    chosen = json.loads(ranks.agreed("folder", lambda: json.dumps(_choose_folder(build, folder, overrides, claim))))
+        _require_copies(config)
+    chosen = json.loads(ranks.agreed("folder", lambda: json.dumps(_choose_folder(config, folder, overrides, claim))))
     path = Path(chosen["folder"])
     if chosen["is_finished"]:
-        return finished_result(path, _answers_of(build, path))
-    build = build.resuming(chosen["resume"])
+        return finished_result(path, answers_of(config, path))
+    config = replace(config, resume=chosen["resume"])
     if ranks.are_several or are_alone:
-        return _run_here(build, path, overrides, wanted[0])
-    return _on_ranks(build, wanted, path, overrides)
+        return run(config, path, overrides=overrides, number=wanted[0])
+    return _on_ranks(config, wanted, path, overrides)
 
 
-def _require_copies(build: RunBuilder) -> None:
+def _require_copies(config: RunConfig) -> None:
     """Refuse what cannot be handed to the processes that train."""
-    if build.has_own_network:
+    if isinstance(config.model, nn.Module):
         hint = "Start your script with torchrun, or name the model's settings."
         raise UserError("trainer.devices", "a model of your own cannot be handed to other processes", hint=hint)
-    if build.has_own_parts:
-        build.require_picklable()
+    if config.has_own_parts:
+        require_picklable(config)
 
 
-def _run_here(build: RunBuilder, folder: Path, overrides: Sequence[str], number: int = 0) -> Result:
-    train = run_own_parts if build.has_own_parts else run
-    return train(build, folder, overrides=overrides, number=number)
-
-
-def _answers_of(build: RunBuilder, folder: Path) -> Answers:
-    """What a finished run answers with."""
-    return NoAnswers(build.own_settings.name_of_module) if build.has_own_parts else load_predictor(folder)
+def require_picklable(config: RunConfig) -> None:
+    """Refuse parts of the user's that cannot be sent to other processes."""
+    for where, part in (("task", config.task), ("data", config.data)):
+        try:
+            ForkingPickler.dumps(part)
+        except Exception as error:  # pickling runs methods of all its attributes, which may raise anything
+            what = f"{type(part).__name__} cannot be sent to other processes: {error}"
+            hint = "Start the command with torchrun: each process then builds its parts."
+            raise UserError(where, what, hint=hint) from None
 
 
 def _choose_folder(
-    build: RunBuilder, folder: Path | None, overrides: Sequence[str], claim: Callable[[Path], Path]
+    config: RunConfig, folder: Path | None, overrides: Sequence[str], claim: Callable[[Path], Path]
 ) -> dict[str, Any]:
     """The run's folder, and whether it holds a run to resume."""
-    request = build.request(overrides)
-    found = find_run(request)
+    found = find_run(config, overrides)
     for line in found.lines:
         print(line, flush=True)
     if found.folder is not None:
         return {"folder": str(found.folder), "resume": str(found.folder), "is_finished": found.is_finished}
-    if not build.is_resumed and (hint := unfinished_before(request)):
+    if config.resume is None and (hint := unfinished_before(config, overrides)):
         print(hint, flush=True)
-    claimed = claim((folder or name_folder(build.runs)).absolute())
+    claimed = claim((folder or name_folder(folder_of_runs(config.output, config.name))).absolute())
     return {"folder": str(claimed), "resume": None, "is_finished": False}
-
-
-def finished_result(folder: Path, answers: Answers) -> Result:
-    """What a run has left that has finished before."""
-    summary = read_summary(folder)
-    metrics = {name: float(value) for name, value in summary["metrics"].items() if value is not None}
-    return Result(folder, metrics, [], answers, summary, summary["metric"] or "loss")
 
 
 def devices_wanted(trainer: dict[str, Any]) -> list[int]:
@@ -161,17 +163,18 @@ def devices_wanted(trainer: dict[str, Any]) -> list[int]:
     return list(asked)
 
 
-def _on_ranks(build: RunBuilder, devices: list[int], folder: Path, overrides: Sequence[str]) -> Result:
+def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Sequence[str]) -> Result:
     """Start a process a device, wait for all of them, and tell what the first one found."""
     warm_start()
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # they tell in pages what we say in a line
     launch = elastic_launch(_launch_of(len(devices)), _rank)
     started = time.time()
+    alone = replace(config, trainer={**config.trainer, "devices": None})  # each rank counts the devices it sees
     try:
         with _handlers_given_back():
-            environment = _environment(build.accelerator, devices)
-            found = launch(build.for_one_rank(), folder, list(overrides), environment)[0]
+            environment = _environment(str(config.trainer.get("accelerator", "auto")), devices)
+            found = launch(alone, folder, list(overrides), environment)[0]
     except ChildFailedError as error:
         failure = explain_failure(error, len(devices), folder)
         mark_broken(folder, started, "interrupted" if isinstance(failure, SystemExit) else "failed")
@@ -181,7 +184,7 @@ def _on_ranks(build: RunBuilder, devices: list[int], folder: Path, overrides: Se
         if stopped.sigval is signal.SIGINT:
             raise KeyboardInterrupt from None
         raise SystemExit(128 + stopped.sigval) from None
-    return Result(predictor=_answers_of(build, folder), **found)
+    return Result(predictor=answers_of(config, folder), **found)
 
 
 def _launch_of(count: int) -> LaunchConfig:
@@ -228,7 +231,7 @@ def _environment(accelerator: str, devices: list[int]) -> dict[str, str]:
 
 
 @record
-def _rank(build: RunBuilder, folder: Path, overrides: list[str], environment: dict[str, str]) -> dict[str, Any] | None:
+def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: dict[str, str]) -> dict[str, Any] | None:
     """One rank of a run, in its own process."""
     end_with_parent()
     signal.signal(signal.SIGINT, interrupt_once)
@@ -236,7 +239,9 @@ def _rank(build: RunBuilder, folder: Path, overrides: list[str], environment: di
     os.environ |= {name: value for name, value in environment.items() if name not in ours}
     redirect_output()
     try:
-        result = _run_here(build.with_copied_weights(), folder, overrides)
+        if config.has_own_parts:
+            config = copy.deepcopy(config)  # a module that came from another process shares its memory
+        result = run(config, folder, overrides=overrides)
     except UserError as mistake:
         write_for_launcher(mistake)
         sys.exit(EXIT_CODE)
@@ -292,3 +297,96 @@ def _first_cause(error: ChildFailedError) -> tuple[int, ProcessFailure]:
 
 
 _BEGINNINGS = (EXIT_CODE, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
+
+
+def fit(
+    data: TextDataConfig | BitsDataConfig | SequenceDataConfig | StoreData[Any, Any] | None = None,
+    model: Any = None,
+    *,
+    epochs: int | None = None,
+    max_epochs: int | None = None,
+    folder: str | Path | None = None,
+    **settings: Any,
+) -> Result:
+    """Train a model on a table. `settings` are fields of RunConfig; `max_epochs` is short for `trainer.max_epochs`.
+
+    `data` is a DataModule or its Config; `model` a task, the Config of a network, or a network. `epochs` is another
+    name for `max_epochs`.
+    """
+    require(epochs is None or max_epochs is None, "fit", "epochs and max_epochs", hint="Leave one of them out.")
+    epochs = epochs if max_epochs is None else max_epochs
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        what = "is called while another process reads this script"
+        raise UserError("fit", what, hint="Put it below: if __name__ == '__main__':")
+    if isinstance(data, StoreData):
+        settings.setdefault("seed", data.seed)
+        data = data.config
+    if isinstance(model, Task):
+        settings = {"task": model.config, "optim": model.optim, **settings}
+        model = model.model if model.model_config is None else model.model_config
+    given: dict[str, Any] = {name: value for name, value in (("data", data), ("model", model)) if value is not None}
+    unknown = settings.keys() - RunConfig.__dataclass_fields__.keys()
+    if unknown:
+        allowed = ", ".join(RunConfig.__dataclass_fields__)
+        raise UserError("fit", f"no setting {', '.join(sorted(unknown))}", allowed=allowed)
+    config = RunConfig(**given, **settings)
+    if epochs is not None:
+        config.trainer = {**config.trainer, "max_epochs": epochs}
+    return start(config, folder=None if folder is None else Path(folder))
+
+
+@dataclass(frozen=True, slots=True)
+class RunJob:
+    """One run that a sweep can start; it can be pickled."""
+
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    @property
+    def metric(self) -> str:
+        """The validation metric that the settings name, else the usual one; known before there is any data."""
+        return self.config.checkpoint.metric or kind_of(self.config.data).usual_metric(self.config.data)
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics to choose from; some depend on the data, as those of two classes do."""
+        return kind_of(self.config.data).metrics(self.config.data)
+
+    @property
+    def validations(self) -> int:
+        """How many times it validates, if nothing stops it early."""
+        return validations(self.config.trainer)
+
+    def train(self, folder: Path, overrides: Sequence[str], *, resumes: bool) -> Result:
+        """Train it in a folder, from the beginning or from its last checkpoint."""
+        monitor = replace(self.config.monitor, verdict=False)  # trials of a sweep wait for each other
+        config = replace(self.config, monitor=monitor, resume=str(folder) if resumes else None)
+        return start(config, folder=folder, overrides=overrides, claim=Path.absolute)  # the folder is its trial's
+
+    def has_begun(self, folder: Path, overrides: Sequence[str]) -> bool:
+        """Whether a folder is of this very run, and of no other."""
+        try:
+            words = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return False
+        return words == list(overrides) and not folder.is_symlink()
+
+    def can_resume(self, folder: Path, overrides: Sequence[str]) -> bool:
+        """Whether this very run left a whole checkpoint in the folder."""
+        return self.has_begun(folder, overrides) and find_checkpoint(folder / CHECKPOINTS)[0] is not None
+
+    def is_finished(self, folder: Path, overrides: Sequence[str]) -> bool:
+        """Whether this very run has nothing left to train."""
+        if not self.has_begun(folder, overrides):
+            return False
+        try:
+            return find_run(replace(self.config, resume=str(folder)), overrides).is_finished
+        except UserError:  # no summary, or half of one: it is trained
+            return False

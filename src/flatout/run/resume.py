@@ -1,6 +1,6 @@
-"""Find the run that `resume` asks for: `auto` is the newest one that this command has begun, FOLDER names one.
+"""Find the run and the checkpoint to resume: `auto` is the newest run that this command has begun, FOLDER names one.
 
-Its checkpoint is found by `checkpoints/kept.py` and compared by `checkpoints/same_run.py`. A new start is reported.
+The checkpoint is found by `checkpoints/kept.py` and compared by `checkpoints/same_run.py`. A new start is reported.
 """
 
 from __future__ import annotations
@@ -9,35 +9,24 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flatout.checkpoints.kept import CHECKPOINTS, newest_first
-from flatout.checkpoints.same_run import have_same_settings, is_free
-from flatout.errors import UserError
+from flatout.checkpoints.folder import require_whole
+from flatout.checkpoints.kept import CHECKPOINTS, Start, find_checkpoint, newest_first, set_aside
+from flatout.checkpoints.same_run import have_same_settings, is_free, require_same_run
+from flatout.distributed.ranks import Ranks
+from flatout.engine.run_length import EPOCHS
+from flatout.errors import UserError, require
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import plain, read_summary
-from flatout.run.run_folder import OVERRIDES, SETTINGS
+from flatout.run.run_folder import OVERRIDES, SETTINGS, RunFolder, folder_of_runs
+
+if TYPE_CHECKING:
+    from flatout.config import RunConfig
 
 AUTO = "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """What a command asks for, as the search for an earlier run compares it."""
-
-    resume: str | None
-    runs: Path
-    """The folder of the runs of this name."""
-    settings: dict[str, Any]
-    """All settings as plain values."""
-    overrides: Sequence[str]
-
-    @property
-    def length(self) -> dict[str, Any]:
-        """How long it shall train."""
-        return length_of(self.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,36 +41,38 @@ class Found:
     """Whether everything it was asked for is done."""
 
 
-def find_run(request: RunRequest) -> Found:
+def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
     """The run that `resume` asks for."""
-    if request.resume is None:
+    if config.resume is None:
         return Found(None)
-    if request.resume != AUTO:
-        folder = Path(request.resume).expanduser()
+    settings = plain(config)
+    if config.resume != AUTO:
+        folder = Path(config.resume).expanduser()
         read_summary(folder)  # refuses what is not the folder of a run
-        return _found(request, folder.absolute())
-    runs = sorted(request.runs.glob(f"*/{SUMMARY}"), key=lambda path: path.parent.name, reverse=True)
-    same = [path.parent for path in runs if _is_same_command(path.parent, request)]
+        return _found(settings, folder.absolute())
+    place = folder_of_runs(config.output, config.name)
+    runs = sorted(place.glob(f"*/{SUMMARY}"), key=lambda path: path.parent.name, reverse=True)
+    same = [path.parent for path in runs if _is_same_command(path.parent, settings, overrides)]
     if not same:
         count = f"none of the {len(runs)} runs" if runs else "no run"
         hint = "; resume=FOLDER resumes one of your choice" if runs else ""
-        return Found(None, [f"resume: {count} in {request.runs} was begun by this command; a new one begins{hint}"])
-    return _found(request, same[0].absolute())
+        return Found(None, [f"resume: {count} in {place} was begun by this command; a new one begins{hint}"])
+    return _found(settings, same[0].absolute())
 
 
-def _found(request: RunRequest, folder: Path) -> Found:
-    if read_summary(folder)["status"] == "finished" and _is_all_done(request, folder):
+def _found(settings: dict[str, Any], folder: Path) -> Found:
+    if read_summary(folder)["status"] == "finished" and _is_all_done(settings, folder):
         return Found(folder, [f"resume: {folder} has finished; there is nothing left to train"], is_finished=True)
     return Found(folder)
 
 
-def _is_same_command(folder: Path, request: RunRequest) -> bool:
+def _is_same_command(folder: Path, settings: dict[str, Any], overrides: Sequence[str]) -> bool:
     """Whether a run began with the same words, or from Python with the same settings; free ones may differ."""
     try:
         words = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
-        if words or request.overrides:
-            return _deciding(words) == _deciding(request.overrides)
-        return have_same_settings(_settings_in(folder), request.settings)
+        if words or overrides:
+            return _deciding(words) == _deciding(overrides)
+        return have_same_settings(_settings_in(folder), settings)
     except (OSError, ValueError, yaml.YAMLError):
         return False
 
@@ -96,11 +87,11 @@ def _deciding(words: Sequence[str]) -> list[str]:
     return sorted(word for word in words if not is_free(word.lstrip("+~").partition("=")[0], but))
 
 
-def _is_all_done(request: RunRequest, folder: Path) -> bool:
+def _is_all_done(settings: dict[str, Any], folder: Path) -> bool:
     """Whether a finished run did all that is asked for: the same settings, and no more epochs, steps or time."""
     try:
         then = _settings_in(folder)
-        return have_same_settings(then, request.settings) and request.length == length_of(then)
+        return have_same_settings(then, settings) and length_of(settings) == length_of(then)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return False
 
@@ -112,11 +103,15 @@ def length_of(settings: dict[str, Any]) -> dict[str, Any]:
     return {**lengths, "patience": settings["checkpoint"]["patience"]}
 
 
-def unfinished_before(request: RunRequest) -> str | None:
+def unfinished_before(config: RunConfig, overrides: Sequence[str]) -> str | None:
     """A line about an earlier run of this command that did not finish; None without one."""
     try:
-        newest = max(request.runs.glob(f"*/{SUMMARY}"), key=lambda path: path.parent.name, default=None)
-        if newest is None or not _is_same_command(newest.parent, request):
+        newest = max(
+            folder_of_runs(config.output, config.name).glob(f"*/{SUMMARY}"),
+            key=lambda path: path.parent.name,
+            default=None,
+        )
+        if newest is None or not _is_same_command(newest.parent, plain(config), overrides):
             return None
         status = read_summary(newest.parent)["status"]
         has_any = bool(newest_first(newest.parent / CHECKPOINTS))
@@ -125,3 +120,50 @@ def unfinished_before(request: RunRequest) -> str | None:
     if status == "finished" or not has_any:
         return None
     return f"an earlier run of this command ended early ({os.path.relpath(newest.parent)}): resume=auto resumes it"
+
+
+def where_to_start(
+    config: RunConfig, trainer: dict[str, Any], about: dict[str, Any], ranks: Ranks, folder: RunFolder
+) -> Start | None:
+    """The checkpoint to resume from, where the run is still the same; None at the beginning."""
+    found: list[Start] = []
+
+    def look() -> str:
+        if config.resume is None:
+            return ""
+        start, lines = find_checkpoint(folder.path / CHECKPOINTS)
+        for line in lines:
+            folder.say(line)
+        if start is None:
+            if lines and not config.resume_anyway:
+                hint = "Add resume_anyway=true to train it from the beginning."
+                raise UserError("resume", f"{folder.path} has no whole checkpoint left", hint=hint)
+            why = "has no whole checkpoint left" if lines else "has no checkpoint yet"
+            folder.say(f"resume: {folder.path} {why}: it starts from the beginning")
+            return ""
+        found.append(start)
+        return str(start.checkpoint)
+
+    path = ranks.agreed("checkpoint", look)
+    start = None
+    if path:
+        start = found[0] if found else Start(Path(path), require_whole(Path(path)))
+        for line in require_same_run(start.about, about, anyway=config.resume_anyway):
+            folder.say(line)
+        _require_more_to_train(trainer, start)
+        folder.summary.set("training.resumed_from", start.step)
+        position = start.about["position"]
+        folder.say(f"resume: continuing from step {start.step}, in epoch {position['epoch'] + 1} ({path})")
+    folder.begin()
+    if start is not None and folder.is_first:
+        set_aside(start, folder.path / CHECKPOINTS)
+    return start
+
+
+def _require_more_to_train(trainer: dict[str, Any], start: Start) -> None:
+    """A run cannot be asked for less than it has done."""
+    epochs, most = trainer.get("max_epochs") or EPOCHS, trainer.get("max_steps") or -1
+    begun = start.about["position"]["epoch"] + 1
+    hint = "The run's model/ and report are what it has reached so far."
+    require(epochs >= begun, "trainer.max_epochs", f"{epochs}, but epoch {begun} has begun", hint=hint)
+    require(most == -1 or most >= start.step, "trainer.max_steps", f"{most}, but {start.step} are done", hint=hint)

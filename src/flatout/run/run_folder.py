@@ -13,8 +13,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
+from flatout.data.store.store import Store
 from flatout.errors import RunBroke, UserError, out_of_space, require
 from flatout.files import REFUSALS, fcntl, refused_folder
 from flatout.report.page import read_curves, write_page
@@ -24,6 +28,7 @@ from flatout.run_log import LogFile
 
 OVERRIDES, SETTINGS, LOG = "overrides.txt", "config.yaml", "log.txt"
 """What was typed, a word a line; all settings; and what was printed, whose file says whose the folder is."""
+SPLIT_ROWS = "splits.parquet"
 _PATIENCE_S = 30.0
 """How long a run that is just ending may still hold its folder."""
 
@@ -53,6 +58,11 @@ class RunFolder:
     def has_begun(self) -> bool:
         return self.summary.path is not None
 
+    def put(self, facts: dict[str, Any]) -> None:
+        """Put what a part has found into the summary."""
+        for name, value in facts.items():
+            self.summary.set(name, value)
+
     def say(self, text: str) -> None:
         """Report one line."""
         self.log.say(text)
@@ -72,21 +82,19 @@ class RunFolder:
         self.log.say(f"{name}: {value} ({why}; {evidence})")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RunTitle:
-    """What a run folder writes down of its run at the beginning."""
-
-    name: str
-    seed: int
-    settings: dict[str, Any]
-    """All settings as plain values."""
-    overrides: Sequence[str]
-
-
 @contextmanager
-def open_run_folder(path: Path, run: RunTitle, *, is_first: bool = True, is_again: bool = False) -> Iterator[RunFolder]:
+def open_run_folder(
+    path: Path,
+    *,
+    name: str,
+    seed: int,
+    settings: dict[str, Any],
+    overrides: Sequence[str],
+    is_first: bool = True,
+    is_again: bool = False,
+) -> Iterator[RunFolder]:
     """The folder of a run that is about to begin or resume; closes its summary with how the run ended."""
-    command = shlex.join(["python", "-m", "train", *run.overrides])
+    command = shlex.join(["python", "-m", "train", *overrides])
     if not is_first:
         with unwritten_run(path) as place:
             yield place
@@ -95,10 +103,10 @@ def open_run_folder(path: Path, run: RunTitle, *, is_first: bool = True, is_agai
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise refused_folder(error, path) from None
-    summary = Summary(None, experiment=run.name, command=command, seed=run.seed)
+    summary = Summary(None, experiment=name, command=command, seed=seed)
     files = {
-        SETTINGS: yaml.safe_dump(run.settings, sort_keys=False, allow_unicode=True),
-        OVERRIDES: "".join(f"{override}\n" for override in run.overrides),
+        SETTINGS: yaml.safe_dump(settings, sort_keys=False, allow_unicode=True),
+        OVERRIDES: "".join(f"{override}\n" for override in overrides),
     }
     try:
         with LogFile(path / LOG) as log:
@@ -175,6 +183,11 @@ def _is_claimed(place: Path) -> bool:
         raise refused_folder(error, place) from None
 
 
+def folder_of_runs(output: str, name: str) -> Path:
+    """The folder of all runs of a name."""
+    return Path(output) / name
+
+
 def name_folder(parent: Path) -> Path:
     """A folder named after this moment."""
     return parent / time.strftime("%Y-%m-%d_%H-%M-%S")
@@ -216,3 +229,15 @@ def _lock_of(folder: Path) -> Iterator[bool]:
         yield is_free
     finally:
         os.close(handle)
+
+
+def save_split_rows(store: Store, path: Path) -> None:
+    """Write which row of its table, counted from 1, each row of each split is."""
+    schema = pa.schema([("split", pa.dictionary(pa.int8(), pa.string())), ("row", pa.int64())])
+    with pq.ParquetWriter(
+        path, schema, column_encoding={"row": "DELTA_BINARY_PACKED"}, use_dictionary=["split"]
+    ) as file:
+        for name, split in store.splits.items():
+            rows = pa.array(split.fixed("rows") + 1)
+            words = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(rows), np.int8)), pa.array([name]))
+            file.write_table(pa.Table.from_arrays([words, rows], schema=schema))

@@ -1,12 +1,13 @@
-"""Parts of Lightning's Trainer for one run: defaults, strategy, monitor, profile, early stopping."""
+"""The Trainer of a run, built once from arguments a reader can see: ours, then the user's own, which win."""
 
 from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -16,21 +17,35 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from flatout.callbacks.hardware_monitor import HardwareMonitor, hardware_of
-from flatout.callbacks.loggers import RunLoggers
+from flatout.callbacks.loggers import RunLoggers, RunPlace, build_loggers
 from flatout.callbacks.profile_steps import ProfileConfig, ProfileSteps
-from flatout.callbacks.run_curves import RunCurves
+from flatout.callbacks.progress_line import ProgressLine
+from flatout.callbacks.run_curves import Listener, MetricsFile, RunCurves
+from flatout.callbacks.step_timer import StepTimer
+from flatout.callbacks.throughput import Throughput
 from flatout.checkpoints.exact import ExactCheckpoint
 from flatout.checkpoints.folder import FolderCheckpointIO
-from flatout.checkpoints.settings import CheckpointConfig, best_mode
-from flatout.data.batches.feed import free_memory
+from flatout.checkpoints.kept import CHECKPOINTS, Start
+from flatout.checkpoints.settings import CheckpointConfig
+from flatout.data.batches.feed import Feed, Feeds, free_memory
 from flatout.distributed.ranks import Ranks
+from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop
+from flatout.engine.lightning_internals import disable_signal_handling
+from flatout.engine.limits import limits
 from flatout.engine.passes import BATCH_NORMS
 from flatout.engine.precision import Precision, PrecisionChoice
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
+from flatout.report.dashboard import compared_settings, layout
+from flatout.report.summary import hardware
+from flatout.run.own_parts import KeepResults, WithoutValidations
 from flatout.run.run_folder import RunFolder
 from flatout.run_log import RunLog
+
+if TYPE_CHECKING:
+    from flatout.config import RunConfig
+    from flatout.run.resolve import Settings
 
 FSDP = "fsdp"
 """The name of the strategy that keeps a slice of each weight on each rank."""
@@ -49,7 +64,123 @@ class Training:
     """Those of `checkpoint.patience`; callbacks of the user are not among them."""
 
 
-def lightning_defaults(precision: PrecisionChoice, ranks: Ranks, folder: Path) -> dict[str, Any]:
+def build_training(
+    config: RunConfig,
+    settings: Settings,
+    module: L.LightningModule,
+    feeds: Feeds | None,
+    device: torch.device,
+    ranks: Ranks,
+    folder: RunFolder,
+    *,
+    about: dict[str, Any],
+    signals: Signals,
+    start: Start | None,
+) -> Training:
+    """Lightning's Trainer with our callbacks, around a task of ours with its feeds or around the user's own module."""
+    strategy = choose_strategy(settings.trainer, module, device, settings.precision, ranks, folder)
+    first = 0 if config.resume is not None else None  # a resumed run may have ended before its first checkpoint
+    after = first if start is None else start.step
+    monitor = HardwareMonitor(sources=hardware_of(device) if folder.is_first else [], say=folder.say)
+    has_card = any(each.name == "gpu" for each in monitor.watch.sources)
+    loggers = _build_loggers(config, settings, module, folder, after, has_card=has_card)
+    every = config.monitor.flush_every
+    curves = RunCurves(
+        _listeners(config, settings, module, folder, loggers, is_new=not after),
+        every,
+        timer=StepTimer(callbacks=config.callbacks),
+        throughput=Throughput(),
+        monitor=monitor,
+    )
+    checkpoints = ExactCheckpoint(
+        folder.path / CHECKPOINTS,
+        every_steps=config.checkpoint.every_steps,
+        every_minutes=config.checkpoint.every_minutes,
+        monitor=settings.monitor,
+        mode=settings.mode,
+        min_delta=config.checkpoint.min_delta,
+        about=about,
+        signals=signals,
+        others_draw=config.has_own_parts or bool(config.callbacks),
+        log=folder,
+    )
+    rows = None if feeds is None else rows_of_steps(settings, feeds.train)
+    loop = FastLoop(not_finite=config.optim.not_finite, **({} if rows is None else {"describe_rows": rows}))
+    arguments = {
+        **_lightning_defaults(settings.precision, ranks, folder.path),
+        "use_distributed_sampler": isinstance(config.data, L.LightningDataModule),
+        "log_every_n_steps": every if settings.batches is None else min(every, settings.batches),
+        **settings.trainer,
+        **ranks.lightning_settings(device),  # one process a device runs already
+        **strategy,
+        "logger": loggers.for_trainer(is_first=folder.is_first),
+    }
+    if feeds is not None:
+        arguments |= {
+            "accumulate_grad_batches": feeds.train.plan.accumulate,
+            "gradient_clip_val": settings.clip or None,
+        }
+    results = [KeepResults(settings.monitor)] if config.has_own_parts else []
+    stopping = _early_stopping(config.checkpoint, settings)
+    profile = _build_profile(config.monitor.profile, folder)
+    callbacks = [loop, *results, curves, *profile, *stopping, *config.callbacks.values(), checkpoints]
+    trainer = _quiet_trainer(arguments, callbacks)
+    disable_signal_handling(trainer)
+    folder.summary.update("hardware", hardware(device, ranks.world, str(trainer.precision)) | limits().facts())
+    return Training(trainer, curves, loggers, checkpoints, loop, stopping)
+
+
+def _listeners(
+    config: RunConfig, settings: Settings, module: Any, folder: RunFolder, loggers: RunLoggers, *, is_new: bool
+) -> list[Listener]:
+    """What receives the curves; nothing on ranks after the first."""
+    if not folder.is_first:
+        return []
+    metric = settings.metric or "loss"
+    names = sorted({"loss", metric}) if config.has_own_parts else ["loss", *module.metric_names]
+    file = MetricsFile(folder.path / "metrics.csv", names, is_new=is_new)
+    shown = WithoutValidations(loggers) if config.has_own_parts else loggers
+    live, steps = config.monitor.progress, settings.total_steps
+    return [file, shown, ProgressLine(metric=metric, total_steps=steps, say=folder.say, live=live)]
+
+
+def _build_loggers(
+    config: RunConfig, settings: Settings, module: Any, folder: RunFolder, after: int | None, *, has_card: bool
+) -> RunLoggers:
+    """The loggers of the settings, on the first rank; they write from the step `after` on."""
+    if not folder.is_first:
+        return RunLoggers({})
+    place = RunPlace(folder.path, config.name, after)
+    found = build_loggers(config.logger, place, settings.trainer.get("logger"))
+    folder.summary.set("loggers", list(found))
+    if config.has_own_parts:
+        return RunLoggers(found, settings=dict(module.hparams))
+    names = [f"val/{name}" for name in ("loss", *module.metric_names)]
+    charts = layout(module.metric_names, has_card=has_card)
+    return RunLoggers(found, metrics=names, settings=settings_to_compare(settings), charts=charts)
+
+
+def settings_to_compare(settings: Settings) -> dict[str, Any]:
+    """The settings that dashboards compare, with the learning rate that was chosen."""
+    return compared_settings(settings.values) | {"optim.lr": settings.optim.highest}
+
+
+def rows_of_steps(settings: Settings, feed: Feed) -> Callable[[int], str]:
+    """Names the rows of an optimizer step of the run."""
+    steps_an_epoch = (settings.batches or 1) // feed.plan.accumulate
+    return lambda step: describe_rows(feed, *divmod(step, steps_an_epoch))
+
+
+def describe_rows(feed: Feed, epoch: int, step: int, most: int = 12) -> str:
+    """The rows of the table that an optimizer step trains, in words."""
+    numbers = feed.rows_of_step(epoch, step)
+    if "rows" in feed.split.columns:
+        numbers = feed.split.fixed("rows")[numbers] + 1
+    shown = ", ".join(str(number) for number in sorted(numbers.tolist())[:most])
+    return f" (rows {shown}{', …' if len(numbers) > most else ''} of the table)"
+
+
+def _lightning_defaults(precision: PrecisionChoice, ranks: Ranks, folder: Path) -> dict[str, Any]:
     """What is set unless the user sets it otherwise: what flatout does itself is off."""
     return {
         "max_epochs": EPOCHS,
@@ -63,7 +194,7 @@ def lightning_defaults(precision: PrecisionChoice, ranks: Ranks, folder: Path) -
     }
 
 
-def quiet_trainer(settings: dict[str, Any], callbacks: list[L.Callback]) -> L.Trainer:
+def _quiet_trainer(settings: dict[str, Any], callbacks: list[L.Callback]) -> L.Trainer:
     """Lightning's Trainer, without its own messages; what it refuses is a user's mistake."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -73,17 +204,12 @@ def quiet_trainer(settings: dict[str, Any], callbacks: list[L.Callback]) -> L.Tr
         raise UserError("trainer", str(error), hint="These settings go to Lightning's Trainer.") from None
 
 
-def build_profile(asked: ProfileConfig, folder: RunFolder) -> list[ProfileSteps]:
+def _build_profile(asked: ProfileConfig, folder: RunFolder) -> list[ProfileSteps]:
     """A profile of some steps of the first rank, where it is asked for."""
     if not (asked.enabled and folder.is_first):
         return []
     window = {"wait": asked.wait, "warmup": asked.warmup, "active": asked.active}
     return [ProfileSteps(**window, folder=folder.path, say=folder.say)]
-
-
-def build_monitor(device: torch.device, folder: RunFolder) -> HardwareMonitor:
-    """The first rank monitors its machine and its card; the others monitor nothing."""
-    return HardwareMonitor(sources=hardware_of(device) if folder.is_first else [], say=folder.say)
 
 
 def choose_strategy(
@@ -150,16 +276,16 @@ def _has_means(module: L.LightningModule) -> bool:
     return any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
 
 
-def early_stopping(settings: CheckpointConfig, metric: str) -> list[EarlyStopping]:
+def _early_stopping(asked: CheckpointConfig, settings: Settings) -> list[EarlyStopping]:
     """Ends training when the metric gets no better, where the settings ask for it."""
-    if settings.patience is None:
+    if asked.patience is None or settings.monitor is None:
         return []
     return [
         EarlyStopping(
-            f"val/{metric}",
-            mode=best_mode(metric),
-            patience=settings.patience or 1,
-            min_delta=settings.min_delta,
+            settings.monitor,
+            mode=settings.mode,
+            patience=asked.patience or 1,
+            min_delta=asked.min_delta,
             check_on_train_epoch_end=False,
         )
     ]

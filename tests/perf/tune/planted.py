@@ -13,7 +13,7 @@ import torch
 from flatout import BiLSTMConfig, HeadlinesConfig, RunConfig, TextDataConfig, UserError
 from flatout.distributed.ranks import Ranks
 from flatout.perf.tune.probe import Parts
-from flatout.run.build import RunBuilder, build_parts
+from flatout.run.parts import build_parts
 
 SMALL = HeadlinesConfig(rows=400, eval_rows=40, classes=3)
 
@@ -25,7 +25,7 @@ def config(**settings) -> RunConfig:
 
 def small_parts() -> Parts:
     """A BiLSTM on four hundred headlines."""
-    return build_parts(RunBuilder(config()), Ranks(), torch.device("cpu"))
+    return build_parts(config(), Ranks(), torch.device("cpu"))
 
 
 def mistaken() -> Parts:

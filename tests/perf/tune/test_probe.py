@@ -17,7 +17,7 @@ from flatout.distributed.ranks import Ranks
 from flatout.engine.precision import Precision
 from flatout.perf.tune import probe
 from flatout.perf.tune.probe import Parts, Setting, about, feeds_alone, longest_batch, losses, measure
-from flatout.run.build import RunBuilder, build_parts
+from flatout.run.parts import build_parts
 from flatout.tasks import SequenceRegressor
 from tests.perf.tune.planted import config, small_parts
 
@@ -88,14 +88,14 @@ def test_what_weights_will_bring_is_counted_before_anything_is_computed(parts):
 
 
 def test_a_rank_probes_its_share_of_a_step():
-    parts = build_parts(RunBuilder(config()), Ranks(0, 2, 0, 2), torch.device("cpu"))
+    parts = build_parts(config(), Ranks(0, 2, 0, 2), torch.device("cpu"))
     assert parts.plan.world == 2
     found = measure(parts, SETTING, steps=2, until=time.time() + 60)
     assert found.rows_per_s == pytest.approx(32 / found.step_s, rel=0.2)
 
 
 def test_a_cap_on_tokens_is_probed_as_it_is():
-    parts = build_parts(RunBuilder(config(data={"tokens_per_batch": 256})), Ranks(), torch.device("cpu"))
+    parts = build_parts(config(data={"tokens_per_batch": 256}), Ranks(), torch.device("cpu"))
     seen = []
     parts.task.model.register_forward_pre_hook(lambda model, inputs: seen.append(inputs[0]))
     measure(parts, SETTING, steps=2, until=time.time() + 60)

@@ -21,8 +21,8 @@ from flatout.perf.tune.search import Asked
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.tuning import RunSettings, is_outdated, kept, override_line, smallest
 from flatout.report.summary import read_summary
-from flatout.run.build import RunBuilder
-from flatout.run.stages import Result
+from flatout.run.closing import Result
+from flatout.run.measured_settings import answers_in, open_settings, with_answers
 from tests.cli.test_train import run_train
 from tests.perf.tune.planted import SMALL
 from tests.verbs import verb
@@ -55,7 +55,7 @@ def composed(*words: str) -> tuple[RunSettings, list[str]]:
     from tests.cli.test_train import compose_run
 
     config = compose_run(["tune=auto", *words])
-    return RunBuilder(config).open_settings, ["tune=auto", *words]
+    return open_settings(config), ["tune=auto", *words]
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_what_a_step_is_made_of_stays_open_where_only_its_rows_are_said(word):
 
 def test_from_python_what_differs_from_the_default_was_asked_for():
     python = RunConfig(data=TextDataConfig(batch_size=32), tune=TuneConfig(enabled=True))
-    assert kept(RunBuilder(python).open_settings, [])["data.batch_size"] == "asked for"
-    assert "data.batch_size" not in kept(RunBuilder(RunConfig(tune=TuneConfig(enabled=True))).open_settings, [])
+    assert kept(open_settings(python), [])["data.batch_size"] == "asked for"
+    assert "data.batch_size" not in kept(open_settings(RunConfig(tune=TuneConfig(enabled=True))), [])
 
 
 def test_answers_become_settings_and_words():
@@ -98,20 +98,20 @@ def test_answers_become_settings_and_words():
         "data.accumulate": 4,
         "compile": True,
     }
-    config = RunBuilder(RunConfig()).with_answers(values).config
+    config = with_answers(RunConfig(), values)
     assert (config.data.feed, config.precision, config.compile) == ("threaded", Precision.bf16, True)
     assert config.data.batches(1) == (16, 4)
-    shared = RunBuilder(RunConfig(data=TextDataConfig(effective_batch=64))).with_answers(values).config
+    shared = with_answers(RunConfig(data=TextDataConfig(effective_batch=64)), values)
     assert shared.data.batches(1) == (16, 4)
     assert override_line(values) == (
         "data.feed=threaded precision=bf16 data.batch_size=16 data.accumulate=4 compile=true"
     )
-    assert RunBuilder(config).with_answers({}).config is config
+    assert with_answers(config, {}) is config
 
 
 def test_a_rate_that_was_found_is_not_scaled_again():
     optim = OptimConfig(scale_lr="linear", base_batch=32)
-    config = RunBuilder(RunConfig(optim=optim)).with_answers({"optim.lr": 1e-3}).config
+    config = with_answers(RunConfig(optim=optim), {"optim.lr": 1e-3})
     assert (config.optim.lr, config.optim.scale_lr) == (1e-3, "none")
     assert override_line({"optim.lr": 1e-3}, optim) == "optim.lr=0.001 optim.scale_lr=none"
     assert override_line({"optim.lr": 1e-3}, OptimConfig()) == "optim.lr=0.001"
@@ -255,7 +255,7 @@ def test_a_run_that_is_gone_on_with_has_the_answers_it_was_begun_with(tmp_path, 
     assert code == 0
     assert "tune: as at the beginning of this run (data.feed=threaded precision=fp32 data.batch_size=16" in told
     assert read_summary(folder)["tune"]["values"]["data.batch_size"] == 16
-    answers = RunBuilder(RunConfig(resume=str(folder)))._answers_in(folder)
+    answers = answers_in(str(folder), folder)
     assert answers is not None and answers["values"]["data.batch_size"] == 16
 
 

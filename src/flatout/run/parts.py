@@ -1,0 +1,98 @@
+"""The parts of a run: its data, opened; its module, whose network is built; and a feed a split for this rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+import torch
+from torch import nn
+
+from flatout.data.batches.feed import Feeds
+from flatout.data.batches.plan import Layout
+from flatout.data.plans import Placement
+from flatout.distributed.ranks import Ranks
+from flatout.errors import UserError
+from flatout.perf.tune.probe import Parts
+from flatout.run.kinds import kind_of
+from flatout.run.memory import require_memory
+from flatout.run.resolve import clip_of, resolve_length, resolve_rate
+from flatout.run.run_folder import RunFolder, unwritten_run
+from flatout.run_log import RunLog
+from flatout.tasks.networks import report_network
+from flatout.tasks.task import Task
+
+if TYPE_CHECKING:
+    from flatout.config import RunConfig
+
+
+def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> Any:
+    """The DataModule, its store opened, which the first rank builds where it is missing; the user's own as it is."""
+    if config.has_own_parts:
+        is_own = isinstance(config.data, L.LightningDataModule)
+        data = config.data if is_own else kind_of(config.data).data.of(config.data, seed=config.seed)
+        folder.summary.update("data", {"source": type(data).__name__})
+        return data
+    data = kind_of(config.data).data.of(config.data, seed=config.seed, log=folder)
+
+    def prepare() -> str:
+        data.prepare_data()
+        return str(data.info.key)
+
+    key = ranks.agreed("store", prepare)
+    data.setup()
+    if data.info.key != key:
+        what = f"rank {ranks.rank} sees other data than the first rank"
+        raise UserError("data", what, hint="Every machine needs the same files, or one folder that all can read.")
+    facts = data.info.summary()
+    rows = {_SHORT[split]: count for split, count in facts.pop("rows").items()}
+    report = data.info.report
+    cache = {"key": report.key, "hit": report.hit, "seconds": round(report.seconds, 4)}
+    folder.summary.update("data", {"source": data.info.source, "rows": rows, **facts, "cache": cache})
+    return data
+
+
+_SHORT = {"train": "train", "validation": "val", "test": "test"}
+
+
+def require_memory_for_model(config: RunConfig, data: Any, ranks: Ranks, device: torch.device) -> None:
+    """Refuse a model that this device cannot train, before it is built."""
+    if config.has_own_parts:
+        return
+    copies = ranks.local_world if device.type == "cpu" else 1
+    shares = ranks.world if config.shares_weights else 1
+
+    def build(model: Any) -> nn.Module:
+        return kind_of(config.data).task(model, config.task).build(data.info)
+
+    require_memory(config.model, build, device, copies / shares)
+
+
+def build_module(config: RunConfig, data: Any, log: RunLog) -> Any:
+    """The task of the data, with the network of the settings or the user's own; or the user's own module."""
+    if config.has_own_parts:
+        return config.task
+    task = kind_of(config.data).task(config.model, config.task, config.optim)
+    report_network(task.build(data.info), config.model, data.info, log)
+    return task
+
+
+def place_feeds(config: RunConfig, data: Any, task: Task, device: torch.device, ranks: Ranks) -> Feeds:
+    """One feed a split, for this rank and for the layout that the network reads."""
+    repeats = bool(config.trainer.get("overfit_batches"))
+    data.place(Placement(ranks.rank, ranks.world, device, Layout.of(task.model), repeats), config.data)
+    feeds: Feeds = data.feeds
+    return feeds
+
+
+def build_parts(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
+    """Task and feed as a run has them, to measure how fast they are; in another process, by its name."""
+    with unwritten_run() as folder:
+        L.seed_everything(config.seed, verbose=False)
+        data = open_data(config, Ranks(), folder)
+        task = build_module(config, data, folder)
+        feeds = place_feeds(config, data, task, device, ranks)
+        _, task.total_steps = resolve_length(config.trainer, feeds.train, folder)
+        task.optim = resolve_rate(config, task.model_config, feeds.train.plan, folder)
+        task.prepare_probe(feeds, config.seed)
+        return Parts(task, feeds.train.split, feeds.train.plan, device, config.data.workers, clip_of(config))

@@ -1,0 +1,243 @@
+"""What a run decides before it trains: its threads, its length, its learning rate, its number format, its metric.
+
+Each decision is made here, once, and printed with its reason. `Settings` holds them; no later stage changes one.
+What `tune` measures is decided before (`measured_settings.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flatout.checkpoints.settings import best_mode
+from flatout.data.batches.feed import Feed, Feeds
+from flatout.data.batches.gather import TOKENS
+from flatout.data.batches.plan import PlanSettings
+from flatout.distributed.ranks import Ranks, cores_here
+from flatout.engine.allocator import keep_freed_memory, let_segments_grow
+from flatout.engine.compile import CompileChoice, choose_compile, compile_in_place, compiles_layers
+from flatout.engine.optimizer import OptimConfig, ScaleRate
+from flatout.engine.precision import Precision, PrecisionChoice, choose_precision, fast_fp32_products
+from flatout.engine.run_length import batches_in_epoch, planned_steps, whole_steps
+from flatout.errors import UserError
+from flatout.models.contract import Recommended
+from flatout.report.summary import plain
+from flatout.run.own_parts import mode_of, plain_name
+from flatout.run.run_folder import RunFolder
+from flatout.tasks.metrics import require_metric
+from flatout.tasks.task import Task
+
+if TYPE_CHECKING:
+    from flatout.config import RunConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a run has decided; the rest of its settings is as they were asked for."""
+
+    values: dict[str, Any]
+    """All settings as plain values, as checkpoints and dashboards compare them."""
+    trainer: dict[str, Any]
+    """Arguments of Lightning's Trainer; epochs and validations end where an optimizer step does."""
+    precision: PrecisionChoice
+    optim: OptimConfig
+    clip: float | None
+    """The longest gradient; None: as the Trainer's arguments say."""
+    batches: int | None
+    """Of an epoch; None where the user's own DataModule decides."""
+    total_steps: int | None
+    metric: str | None
+    """The validation metric that decides which checkpoint is best, by its plain name; None: none does."""
+    monitor: str | None
+    """The name under which it is logged."""
+    mode: str
+    """Whether it is better when higher (`max`) or lower (`min`)."""
+
+
+def resolve(
+    config: RunConfig,
+    task: Task,
+    feeds: Feeds | None,
+    device: torch.device,
+    ranks: Ranks,
+    folder: RunFolder,
+    before: dict[str, Any] | None,
+) -> Settings:
+    """Decide, and give the task its length and its learning rate; `before`: the number format of a resumed run.
+
+    Without feeds the user's own module trains: optimizer, clipping and epochs are its own and its Trainer's.
+    """
+    if feeds is None:
+        return _resolve_own(config, device, ranks, folder, before)
+    trainer, total_steps = resolve_length(config.trainer, feeds.train, folder)
+    optim = resolve_rate(config, task.model_config, feeds.train.plan, folder)
+    task.total_steps, task.optim = total_steps, optim
+    precision = resolve_precision(config.precision, device, ranks, folder, before)
+    metric = config.checkpoint.metric
+    if metric is not None:
+        require_metric(metric, [*task.metric_names, "loss"], "checkpoint.metric")
+    metric = metric or task.usual_metric
+    return Settings(
+        values=plain(replace(config, trainer=trainer)),
+        trainer=trainer,
+        precision=precision,
+        optim=optim,
+        clip=clip_of(config),
+        batches=batches_in_epoch(trainer, feeds.train),
+        total_steps=total_steps,
+        metric=metric,
+        monitor=f"val/{metric}",
+        mode=best_mode(metric),
+    )
+
+
+def _resolve_own(
+    config: RunConfig, device: torch.device, ranks: Ranks, folder: RunFolder, before: dict[str, Any] | None
+) -> Settings:
+    monitor = config.checkpoint.metric
+    return Settings(
+        values=plain(config),
+        trainer=config.trainer,
+        precision=resolve_precision(config.precision, device, ranks, folder, before),
+        optim=config.optim,
+        clip=None,
+        batches=None,
+        total_steps=None,
+        metric=None if monitor is None else plain_name(monitor, "val"),
+        monitor=monitor,
+        mode=mode_of(monitor or ""),
+    )
+
+
+def clip_of(config: RunConfig) -> float:
+    """The longest gradient: the setting's, or what the model recommends; 0: no clipping."""
+    clip = config.optim.clip
+    return Recommended.by(config.model).clip if clip is None else float(clip)
+
+
+def resolve_length(trainer: dict[str, Any], feed: Feed, folder: RunFolder) -> tuple[dict[str, Any], int]:
+    """The Trainer's arguments on whole steps, and the steps of the whole run."""
+    trainer = whole_steps(trainer, feed, folder)
+    return trainer, planned_steps(trainer, feed)
+
+
+def resolve_rate(config: RunConfig, model_config: Any, plan: PlanSettings, folder: RunFolder) -> OptimConfig:
+    """The learning rate that was asked for or that suits the model, scaled to the rows of a step where that is asked.
+
+    `model_config`: the Config of the network; None for a network of the user's own.
+    """
+    optim = config.optim
+    if optim.lr is None and (rate := Recommended.by(model_config).lr) is not None:
+        folder.choose("optim.lr", f"{rate:g}", "usual for such a model", "set optim.lr for another", replaces=True)
+        optim = replace(optim, lr=rate)
+    if config.data.effective_batch is None and optim.scale_lr is ScaleRate.none:
+        return optim
+    if plan.tokens_per_batch is not None:
+        what = f"{optim.scale_lr.value}, but data.tokens_per_batch makes steps of unequal rows"
+        raise UserError("optim.scale_lr", what, hint="Leave one of them out.")
+    rows = plan.rows_per_batch * plan.parts
+    scaled = optim.scaled(rows)
+    product, rates = f"{plan.rows_per_batch} × {plan.accumulate} × {plan.world}", (optim.highest, scaled.highest)
+    is_capped = scaled is not optim and scaled.highest == optim.max_lr
+    how = "not scaled" if scaled is optim else f"{optim.scale_lr.value} from {optim.base_batch} rows"
+    value = f"{product} = {rows} rows, lr {rates[0]:g} → {rates[1]:g}"
+    folder.choose("micro × accumulation × devices", value, "as asked", f"lr {how}{', capped' if is_capped else ''}")
+    return scaled
+
+
+def resolve_precision(
+    asked: Precision, device: torch.device, ranks: Ranks, folder: RunFolder, before: dict[str, Any] | None
+) -> PrecisionChoice:
+    """The first rank's choice, on all; `before`: that of the run that resumes here."""
+
+    def choose() -> str:
+        found = choose_precision(asked, device, before["value"] if before else None)
+        return json.dumps([found.precision, found.why, found.evidence])
+
+    name, why, evidence = json.loads(ranks.agreed("precision", choose))
+    folder.decision("precision", name, why, evidence)
+    return PrecisionChoice(Precision(name), why, evidence)
+
+
+# What is set in the process, and measured on the network that stands.
+
+
+@contextmanager
+def restore_threads() -> Iterator[None]:
+    """The next run of this process computes with as many threads as this one found."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def share_processor(threads: int | None, ranks: Ranks, device: torch.device, folder: RunFolder) -> None:
+    """Divide the cores among the ranks of this machine, as torchrun would leave each a single thread; keep memory."""
+    if device.type == "cpu" and keep_freed_memory():
+        folder.choose(
+            "allocator", "malloc keeps freed memory", "avoids page faults in each step", "mallopt accepted it"
+        )
+    if device.type == "cuda" and let_segments_grow():
+        why, evidence = "batches have another shape in each step, and gaps would stay", "PYTORCH_ALLOC_CONF was not set"
+        folder.choose("allocator", "segments of a GPU's memory grow", why, evidence)
+    if threads is not None:
+        torch.set_num_threads(threads)
+        return
+    has_own = "SLURM_CPUS_PER_TASK" in os.environ  # srun has divided them
+    if ranks.local_world > 1 and not has_own and os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        threads = max(1, len(cores_here()) // ranks.local_world)
+        torch.set_num_threads(threads)
+        if device.type == "cpu":
+            evidence = f"{len(cores_here())} cores, {ranks.local_world} ranks on this machine"
+            folder.choose("threads a rank", threads, "an equal share of the cores", evidence)
+
+
+@contextmanager
+def exact_products(precision: Precision, feeds: Feeds | None, folder: RunFolder) -> Iterator[None]:
+    """Products of fp32 in the faster of two ways that are as exact, while a run computes; as torch is set without."""
+    if feeds is None:
+        yield
+        return
+    with fast_fp32_products(precision, feeds.train.device) as found:
+        if found is not None:
+            folder.choose("fp32 products", found.value, found.why, found.evidence)
+        yield
+
+
+def compile_network(
+    config: RunConfig,
+    settings: Settings,
+    task: Task,
+    feeds: Feeds | None,
+    ranks: Ranks,
+    folder: RunFolder,
+    before: dict[str, Any] | None,
+) -> None:
+    """Compile as asked; by default the layers of a flat encoder where that pays. `before`: a resumed run's choice."""
+    if feeds is None:
+        return
+    asked, device, plan = config.compile, feeds.train.device, feeds.train.plan
+    if asked:
+        compile_in_place(task.model, device)
+        folder.decision("compile", True, "asked for", "the first step waits for it")
+    if asked is not None or not compiles_layers(task.model):
+        return
+    if before is not None:
+        choice = CompileChoice(before["value"], before["why"], before["evidence"])
+        if choice.value:
+            compile_in_place(task.model, device)
+    elif ranks.are_several:
+        choice = CompileChoice(False, "compile=auto measures on one device", "compile=true compiles on several")
+    else:
+        rows = plan.rows_per_batch * float(feeds.train.split.lengths(TOKENS).mean())
+        tokens = int(min(rows, plan.tokens_per_batch or rows))
+        passes = (task.total_steps or 1) * plan.accumulate
+        choice = choose_compile(task.model, device, settings.precision.precision, tokens=tokens, passes=passes)
+    folder.decision("compile", choice.value, choice.why, choice.evidence)

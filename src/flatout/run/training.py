@@ -1,0 +1,154 @@
+"""Train, take the best weights, and evaluate them; what ended training early is reported."""
+
+from __future__ import annotations
+
+import math
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, cast
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from flatout.checkpoints.folder import read_weights
+from flatout.checkpoints.kept import Start
+from flatout.data.batches.feed import Feeds
+from flatout.data.store_data import StoreData
+from flatout.distributed.ranks import others_watched
+from flatout.distributed.signals import Signals, requeue_with_slurm
+from flatout.errors import UserError, require
+from flatout.report.closing import EARLY_END
+from flatout.run.own_parts import has_own, plain_name
+from flatout.run.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from flatout.run.trainer import Training
+
+
+def fit_to_end(
+    training: Training,
+    module: Any,
+    data: L.LightningDataModule,
+    feeds: Feeds | None,
+    folder: RunFolder,
+    signals: Signals,
+    start: Start | None,
+) -> None:
+    """Train to the end, or to where nothing gets better, from a checkpoint where there is one."""
+    trainer, curves, listeners = training.trainer, training.curves, list(training.curves.listeners)
+    if feeds is not None:
+        count, plan = sum(p.numel() for p in module.model.parameters()), feeds.train.plan
+        rows = plan.rows_per_batch * plan.parts
+        folder.say(f"training: {count:,} parameters, {module.total_steps:,} steps of {rows} rows")
+    with without_loader_advice(), others_watched(), signals.waiting():
+        try:
+            trainer.fit(module, datamodule=data, ckpt_path=None if start is None else start.checkpoint)
+        except SystemExit:
+            number = training.checkpoints.when.stopped_by
+            if not number and trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
+                raise KeyboardInterrupt from None
+            if number:
+                report_signal(number, training, folder)
+            raise
+        finally:
+            for listener in listeners:
+                with suppress(OSError):
+                    listener.close()
+    curves.steps, curves.epochs = trainer.global_step, trainer.current_epoch
+    require(trainer.global_step > 0, "trainer", "not one step was planned", hint="Give it rows, epochs and time.")
+    report_early_end(training, folder)
+    if skipped := training.loop.skipped:
+        described = training.loop.losses.describe_rows(skipped[0])
+        folder.say(f"{len(skipped)} steps were skipped, their gradient was not finite: the first{described}")
+
+
+def report_early_end(training: Training, folder: RunFolder) -> None:
+    """Say after which epoch patience has ended training, which setting decided, and which epoch's weights are kept."""
+    trainer, best = training.trainer, training.checkpoints.best_so_far
+    last = trainer.max_epochs or -1
+    for stopping in trainer.early_stopping_callbacks if trainer.current_epoch != last else []:
+        is_lost = not math.isfinite(float(trainer.callback_metrics.get(stopping.monitor, 0.0)))
+        if not trainer.should_stop or not (is_lost or stopping.wait_count >= stopping.patience):
+            continue
+        after = f"after epoch {trainer.current_epoch}{f' of {last}' if last > 0 else ''}"
+        no_better = "is not finite" if is_lost else f"was no better in {stopping.wait_count} validations"
+        setting = "checkpoint.patience=" if stopping in training.stopping else "your EarlyStopping with patience="
+        found = f"step {best.step}" if best.epoch is None else f"epoch {best.epoch}"
+        kept = "the last weights are kept" if best.value is None else f"{best.value:.4f} after {found}, which is kept"
+        folder.choose(EARLY_END, after, f"{stopping.monitor} {no_better}, {setting}{stopping.patience}", kept)
+
+
+def report_signal(number: int, training: Training, folder: RunFolder) -> None:
+    """Say where training stopped; where SLURM gave the warning, ask it for another turn."""
+    name, step = signal.Signals(number).name, training.checkpoints.boundary.at.step
+    folder.say(f"stopped by {name} after step {step}: the same command with resume=auto resumes there")
+    if folder.is_first and (line := requeue_with_slurm(number)):
+        folder.say(line)
+
+
+def load_best(training: Training, task: L.LightningModule) -> None:
+    """The weights that were best on the validation rows."""
+    with others_watched():
+        training.trainer.strategy.barrier()  # the first rank may still be linking it
+    state, strategy = _best_weights(training), cast(Any, training.trainer.strategy)
+    if getattr(task, "shares_weights", False):
+        strategy.hand_out(task, state)
+    elif state is not None:
+        task.load_state_dict(state)
+
+
+def _best_weights(training: Training) -> dict[str, Tensor] | None:
+    """Those of the best checkpoint, or of the last; None where this machine has none that is whole."""
+    kept = [training.checkpoints.folder / name for name in ("best", "last")]
+    for path in (path for path in kept if path.exists()):
+        try:
+            return read_weights(path)
+        except UserError as error:  # spoilt since it was written
+            warnings.warn(f"{error}; passed over", UserWarning, stacklevel=2)
+    return None
+
+
+def evaluate(
+    training: Training, module: Any, data: Any, feeds: Feeds | None, device: torch.device, folder: RunFolder
+) -> dict[str, float]:
+    """Metrics on the validation rows, and on the test rows where there are any; answers are tuned before."""
+    metrics: dict[str, float] = {}
+    if feeds is not None:
+        module.to(device)  # Lightning has taken it back to the host
+        folder.put(module.tune_answers(feeds, folder))
+    judges = {"val": training.trainer.validate, "test": training.trainer.test}
+    for split, judge in judges.items():
+        if not (has_own(module, data, split) and _has_rows(data, split)):
+            continue
+        with without_loader_advice(), others_watched():
+            logged = judge(module, datamodule=data, verbose=False)
+        if feeds is None:
+            found = {plain_name(name, split): float(value) for each in logged for name, value in each.items()}
+        else:
+            found = module.results
+        metrics |= {f"{split}/{name}": value for name, value in found.items()}
+        if split == "val" and feeds is not None:
+            module.count_answers()
+    module.to(device)  # Lightning has taken it to the host; answers are kept and ways tried there
+    folder.summary.update("metrics", metrics)
+    return metrics
+
+
+def _has_rows(data: Any, split: str) -> bool:
+    return split == "val" or not isinstance(data, StoreData) or split in data.store.splits
+
+
+@contextmanager
+def without_loader_advice() -> Iterator[None]:
+    """Lightning advises DataLoader workers to any loader, and to share metrics that are shared already: no news."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist=True.*")
+        warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+        warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")
+        warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
+        warnings.filterwarnings("ignore", message=".*Be aware that when using `ckpt_path`.*")
+        yield
