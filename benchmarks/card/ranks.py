@@ -19,8 +19,8 @@ from flatout.distributed.ranks import Ranks
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import RunBroke
 from flatout.models.encoder.transformer import TransformerConfig
-from flatout.run.fit import fit
-from flatout.run.stages import Result
+from flatout.run.closing import Result
+from flatout.run.launch import fit
 
 _ALLOWED = {"ddp": 0.02, "ddp_bf16": 0.05, "fsdp": 0.02}
 RANK_ROWS = (

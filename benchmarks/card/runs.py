@@ -24,7 +24,7 @@ from flatout.distributed.processes import warm_start
 from flatout.engine.optimizer import OptimConfig
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.report.summary import choice_of
-from flatout.run.fit import fit
+from flatout.run.launch import fit
 
 _NO_DROPOUT = ["model.dropout=0", "model.attention_dropout=0", "model.head_dropout=0"]
 _TINY = {
