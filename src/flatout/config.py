@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -22,7 +22,7 @@ from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.text import TextDataConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.precision import Precision
-from flatout.errors import as_choice, did_you_mean, require
+from flatout.errors import LARGEST_SEED, check_settings, did_you_mean, require, setting
 from flatout.models import MODELS
 from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
 from flatout.tasks.classification import ClassificationConfig
@@ -51,64 +51,85 @@ _PLAIN_NAME = re.compile(r"\w[\w.+-]*")
 class MonitorConfig:
     """What a run prints and measures while it trains."""
 
-    flush_every: int = 50
-    """Optimizer steps between two rows of metrics.csv; losses stay on the device until then."""
-    progress: bool = True
-    """Whether a terminal shows a progress line."""
-    profile: ProfileConfig = field(default_factory=ProfileConfig)
-    """The profiler, for a few steps."""
-    verdict: bool = True
-    """Whether the end of a run measures what could be faster, in at most a tenth of the training time."""
+    flush_every: int = setting(
+        50, "Optimizer steps between two rows of metrics.csv; losses stay on the device until then.", least=1
+    )
+    progress: bool = setting(True, "Whether a terminal shows a progress line.")
+    profile: ProfileConfig = setting(ProfileConfig, "The profiler, for a few steps.")
+    verdict: bool = setting(
+        True, "Whether the end of a run measures what could be faster, in at most a tenth of the training time."
+    )
 
     def __post_init__(self) -> None:
-        require(self.flush_every >= 1, "monitor.flush_every", f"{self.flush_every}", allowed="1 or more")
+        check_settings(self, "monitor")
 
 
 @dataclass(kw_only=True, slots=True)
 class RunConfig:
     """One run."""
 
-    data: Any = None
-    """The data; null: the built-in headlines."""
-    model: Any = None
-    """The model; null: a BiLSTM for texts, a bitmlp for bit strings."""
-    task: Any = None
-    """The loss; null: classification for texts, grams for bit strings."""
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    """The optimizer and its schedule."""
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """What counts as best, and when to stop."""
-    monitor: MonitorConfig = field(default_factory=MonitorConfig)
-    """What a run prints and measures."""
-    trainer: dict[str, Any] = field(default_factory=dict)
-    """Arguments of Lightning's Trainer."""
-    logger: Any = None
-    """Loggers of curves: tensorboard, csv, wandb, mlflow, none, or several; null: tensorboard."""
-    callbacks: dict[str, Any] = field(default_factory=dict)
-    """Your own Lightning callbacks, each under a name of your choice."""
-    allow_targets: list[str] = field(default_factory=list)
-    """Packages of yours whose classes a `_target_` may name; on the command line only."""
-    precision: Precision = Precision.auto
-    """Number format of products; auto: bf16 where native and faster, else fp16 on a GPU, else fp32; tf32: on GPUs."""
-    compile: Any = None
-    """auto (null): torch compiles the layers of a flat encoder where that pays; true: it compiles the model; false."""
-    tune: TuneConfig = field(default_factory=TuneConfig)
-    """What a run measures before training; auto: all that the settings leave open."""
-    resume: str | None = None
-    """auto: continue the last run of this command; a run folder: continue that run; null: a new run."""
-    resume_anyway: bool = False
-    """Whether a run resumes although its data or settings have changed."""
-    threads: int | None = None
-    """Threads that compute on a CPU; null: one for each core, shared among the ranks of a machine."""
-    seed: int = 0
-    """Seed of all random numbers."""
-    name: str = "default"
-    """Name of the run: its folder lies in OUTPUT/NAME/."""
-    output: str = "outputs"
-    """Folder of all runs."""
+    data: Any = setting(None, "The data; null: the built-in headlines.")
+    model: Any = setting(None, "The model; null: a BiLSTM for texts, a bitmlp for bit strings.")
+    task: Any = setting(None, "The loss; null: classification for texts, grams for bit strings.")
+    optim: OptimConfig = setting(OptimConfig, "The optimizer and its schedule.")
+    checkpoint: CheckpointConfig = setting(CheckpointConfig, "What counts as best, and when to stop.")
+    monitor: MonitorConfig = setting(MonitorConfig, "What a run prints and measures.")
+    trainer: dict[str, Any] = setting(dict, "Arguments of Lightning's Trainer.")
+    logger: Any = setting(
+        None,
+        "Loggers of curves: tensorboard, csv, wandb, mlflow, none, or several; null: tensorboard.",
+        allowed="tensorboard, csv, wandb, mlflow, none, or a list of them",
+        example="[tensorboard,csv]",
+    )
+    callbacks: dict[str, Any] = setting(
+        dict,
+        "Your own Lightning callbacks, each under a name of your choice.",
+        allowed="a mapping of names to `_target_` and its arguments",
+        example="+callbacks.stop._target_=lightning.pytorch.callbacks.Timer +callbacks.stop.duration=00:01:00:00",
+    )
+    allow_targets: list[str] = setting(
+        list,
+        "Packages of yours whose classes a `_target_` may name; on the command line only.",
+        allowed="a list of packages, modules or classes",
+        example="[my_package]",
+    )
+    precision: Precision = setting(
+        Precision.auto,
+        "Number format of products; auto: bf16 where native and faster, else fp16 on a GPU, else fp32; tf32: on GPUs.",
+    )
+    compile: Any = setting(
+        None,
+        "auto (null): torch compiles the layers of a flat encoder where that pays; true: it compiles the model; false.",
+        allowed="auto, true, false",
+        example="false",
+    )
+    tune: TuneConfig = setting(
+        TuneConfig, "What a run measures before training; auto: all that the settings leave open."
+    )
+    resume: str | None = setting(
+        None,
+        "auto: continue the last run of this command; a run folder: continue that run; null: a new run.",
+        allowed="auto, the path of a run folder, null",
+        example="auto",
+    )
+    resume_anyway: bool = setting(False, "Whether a run resumes although its data or settings have changed.")
+    threads: int | None = setting(
+        None,
+        "Threads that compute on a CPU; null: one for each core, shared among the ranks of a machine.",
+        least=1,
+        example="4",
+    )
+    seed: int = setting(0, "Seed of all random numbers.", least=0, most=LARGEST_SEED)
+    name: str = setting(
+        "default",
+        "Name of the run: its folder lies in OUTPUT/NAME/.",
+        example="mine",
+        allowed="letters, digits, '_', '-', '+' and '.'",
+    )
+    output: str = setting("outputs", "Folder of all runs.", allowed="the path of a folder", example="/data/runs")
 
     def __post_init__(self) -> None:
-        self.precision = as_choice(Precision, self.precision, "precision")
+        check_settings(self)
         self.compile = None if self.compile == "auto" else self.compile
         require(self.compile in (None, True, False), "compile", f"{self.compile}", allowed="auto, true, false")
         if isinstance(self.tune, str):
@@ -130,8 +151,6 @@ class RunConfig:
                 f"{type(callback).__name__} is no callback of Lightning",
                 hint="Name a subclass of lightning.Callback.",
             )
-        require(0 <= self.seed < 2**63, "seed", f"{self.seed}", allowed="0 or more")
-        require(self.threads is None or self.threads >= 1, "threads", f"{self.threads}", allowed="1 or more, or null")
         self._require_trainer_settings()
         if self.has_own_parts:
             require_own_parts(self.task, self.data)

@@ -1,8 +1,11 @@
-"""Messages for a user's mistake: each says how to fix it.
+"""Messages for a user's mistake: each says how to fix it; and the settings, each described once, that they speak of.
 
 They have one shape: where (a key, a file, a row), what is wrong (with the value), what is allowed, how to fix it.
 Entry points print it without a traceback and exit with code 2;
 an error of any other class is a defect of ours and keeps its traceback.
+
+A field of a Config is `setting(default, sentence, …)` with its range and an example. `check_settings` holds values to
+it, and `python -m flatout settings` prints it. Models import this module and nothing else of ours.
 """
 
 from __future__ import annotations
@@ -10,16 +13,19 @@ from __future__ import annotations
 import difflib
 import errno
 import json
+import math
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
 EXIT_CODE = 2
+LARGEST_SEED = 2**63 - 1
 Choice = TypeVar("Choice", bound=StrEnum)
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -93,6 +99,92 @@ def require(condition: bool, where: str, what: str, *, allowed: str = "", hint: 
     """Check one setting; used by the Config classes in `__post_init__`."""
     if not condition:
         raise UserError(where, what, allowed=allowed, hint=hint)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class About:
+    """What the fields of Configs say of themselves."""
+
+    does: str
+    example: str = ""
+    """A value, or whole words of a command line where other settings belong to it."""
+    allowed: str = ""
+    """What the setting may be, where its type and its range do not say it."""
+    hint: str = ""
+    choices: type[StrEnum] | None = None
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    @property
+    def range(self) -> str:
+        """The bounds in words; empty where there are none."""
+        bounds = (self.least, self.above, self.most, self.below)
+        least, above, most, below = map(_in_words, bounds)
+        if self.most is not None:
+            return f"{least} to {most}" if self.above is None else f"above {above}, at most {most}"
+        if self.below is not None:
+            return f"{least} to below {below}" if self.above is None else f"above {above} and below {below}"
+        return f"{least} or more" if self.least is not None else "" if self.above is None else f"above {above}"
+
+    def holds(self, number: float) -> bool:
+        """Whether a finite number lies within the bounds."""
+        is_high = (self.least is None or number >= self.least) and (self.above is None or number > self.above)
+        is_low = (self.most is None or number <= self.most) and (self.below is None or number < self.below)
+        return is_high and is_low and math.isfinite(number)
+
+
+def _in_words(bound: float | None) -> str:
+    return "" if bound is None else "2**63 - 1" if bound == LARGEST_SEED else f"{bound:,}"
+
+
+def setting(default: Any, does: str, **about: Any) -> Any:
+    """A field of a Config with all that is known of it; `about` are the other fields of `About`.
+
+    `default` is a value, or a class or function that makes one. Choices are those of a default that is of an Enum.
+    """
+    if isinstance(default, StrEnum):
+        about.setdefault("choices", type(default))
+    metadata: dict[str, Any] = {_ABOUT: About(does=does, **about)}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+_ABOUT = "about"
+
+
+def about_settings(kind: Any) -> dict[str, About]:
+    """What the fields of a Config say, by their names."""
+    return {each.name: each.metadata[_ABOUT] for each in fields(kind) if _ABOUT in each.metadata}
+
+
+def check_settings(config: Any, prefix: str = "") -> None:
+    """Hold a Config to its fields: choices become members of their Enum, numbers are in range, in lists and maps too.
+
+    A null is taken where the type has it; what several settings have to do with each other is checked elsewhere.
+    """
+    types = {each.name: str(each.type) for each in fields(config)}
+    for name, about in about_settings(config).items():
+        value, where = getattr(config, name), f"{prefix}.{name}".lstrip(".")
+        may_be_null = "None" in types[name]
+        if value is None and may_be_null:
+            continue
+        if about.choices is not None:
+            setattr(config, name, as_choice(about.choices, value, where))
+        elif about.range:
+            range_of_one = f"{about.range}{', or null' if may_be_null else ''}"
+            allowed = range_of_one if isinstance(value, Mapping) else about.allowed or range_of_one
+            for place, shown, number in _numbers(where, value):
+                require(about.holds(number), place, f"{shown}", allowed=allowed, hint=about.hint)
+
+
+def _numbers(where: str, value: Any) -> list[tuple[str, Any, float]]:
+    """Each number of a setting: where it stands, what of the setting a message shows, and the number."""
+    if isinstance(value, Mapping):
+        return [(f"{where}.{name}", number, number) for name, number in value.items()]
+    return [(where, value, number) for number in (value if isinstance(value, list | tuple) else [value])]
 
 
 def out_of_space(error: OSError, place: Path, needed: int | None, where: str, hint: str) -> UserError:

@@ -76,7 +76,7 @@ MISTAKES = {
     "+trainer.gradient_clip_val=1": "trainer.gradient_clip_val: has a setting of its own. Set optim.clip instead.",
     "+trainer.precision=32": "trainer.precision: has a setting of its own. Set precision instead.",
     "optim.eps=-1": "optim.eps: -1.0 (0 or more)",
-    "model=transformer model.intermediate=0": "model.intermediate: 0 (1 or more)",
+    "model=transformer model.intermediate=0": "model.intermediate: 0 (1 or more, or null)",
     "trainer.max_epochs=0": "trainer.max_epochs: 0 (1 or more)",
     "data.train=nowhere.csv": "data.train: no such file: nowhere.csv",
     "data.test=some.csv": "data.test: is set without training rows. Set data.train=FILE or data.source=FILE.",

@@ -217,7 +217,7 @@ def test_a_label_is_a_class_or_a_number_of_a_recording(tmp_path):
         ({}, {"split_at": [10, 20]}, "data.split_at: with split_by=auto. Set data.split_by=time."),
         ({}, {"split_by": "group"}, "data.split_by: group without data.group."),
         ({}, {"noise": {"z": 0.1}}, "data.noise.z: no such feature (a, b)"),
-        ({}, {"step": 0}, "data.step: 0 (above 0)"),
+        ({}, {"step": 0}, "data.step: 0 (above 0, or null)"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(tmp_path, changes, settings, message):

@@ -70,5 +70,5 @@ def test_a_vocabulary_survives_being_written():
 
 
 def test_a_size_without_room_for_words_is_refused():
-    with pytest.raises(UserError, match=r"data.vocabulary.size: 3 entries \(over 3\)"):
+    with pytest.raises(UserError, match=r"data.vocabulary.size: 3 \(above 3\)"):
         VocabularyConfig(size=3)

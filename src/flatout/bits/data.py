@@ -7,7 +7,7 @@ the encoding is found by its usual names. A mistake is reported with file and ro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,46 +19,61 @@ from flatout.bits.columns import Form
 from flatout.bits.encodings import EncodingConfig
 from flatout.bits.grams import FIELD_END, raw_texts
 from flatout.bits.people import PeopleConfig, PeopleTable
-from flatout.data.feeding import FeedingConfig, require_other_files
+from flatout.data.feeding import FILES, SOURCES, FeedingConfig, require_other_files
 from flatout.data.tables.sources import open_source
 from flatout.data.tables.splits import SPLITS, assign_splits
 from flatout.data.tables.table import Table, require_columns
-from flatout.errors import UserError, as_choice, require
+from flatout.errors import UserError, require, setting
 
 
 @dataclass(kw_only=True, slots=True)
 class BitsDataConfig(FeedingConfig):
     """A table of people with their encodings, or one that is encoded here."""
 
-    source: Any = None
-    """File with the records (csv, tsv, json, jsonl, parquet, npy, hdf5); null: the built-in people.
-    From Python also a mapping of columns, or a pandas, pyarrow or datasets table."""
-    validation: Any = None
-    """File with the validation records; null: taken from the source."""
-    test: Any = None
-    """File with the test records; null: taken from the source when no validation file is given either."""
-    columns: list[str] | None = None
-    """Columns of plain text, in the order in which they were encoded; null: all before the bits and the uid."""
-    bits: str | None = None
-    """Column of the encodings; null: bloomfilter, tabminhash, minhash, twostephash or bits where there is one,
-    else the records are encoded here."""
-    form: Form = Form.auto
-    """How bits are written: binary (0 and 1), hex, base64, packed (bytes, lists) or numbers (sets); auto: as seen."""
-    uid: str = "uid"
-    """Column that names each record; it may be missing, its values may not."""
-    encoding: EncodingConfig = field(default_factory=EncodingConfig)
-    """How records are encoded that come without bits."""
-    sample: PeopleConfig = field(default_factory=PeopleConfig)
-    """The built-in people, used when there is no source."""
-    vocabulary: int = 4_096
-    """Numbers of a two-step hash that have an input each, the commonest first."""
-    batch_size: int = 256
-    """Records one device computes at once."""
+    source: Any = setting(
+        None,
+        "File with the records (csv, tsv, json, jsonl, parquet, npy, hdf5); null: the built-in people. From "
+        "Python also a mapping of columns, or a pandas, pyarrow or datasets table.",
+        allowed=SOURCES,
+        example="people.csv",
+    )
+    validation: Any = setting(
+        None,
+        "File with the validation records; null: taken from the source.",
+        allowed=FILES,
+        example="data.source=people.csv data.validation=more.csv",
+    )
+    test: Any = setting(
+        None,
+        "File with the test records; null: taken from the source when no validation file is given either.",
+        allowed=FILES,
+        example="data.source=people.csv data.test=more.csv",
+    )
+    columns: list[str] | None = setting(
+        None,
+        "Columns of plain text, in the order in which they were encoded; null: all before the bits and the uid.",
+        example="[name,born]",
+    )
+    bits: str | None = setting(
+        None,
+        "Column of the encodings; null: bloomfilter, tabminhash, minhash, twostephash or bits where there is "
+        "one, else the records are encoded here.",
+        example="filter",
+    )
+    form: Form = setting(
+        Form.auto,
+        "How bits are written: binary (0 and 1), hex, base64, packed (bytes, lists) or numbers (sets); auto: as seen.",
+    )
+    uid: str = setting("uid", "Column that names each record; it may be missing, its values may not.", example="id")
+    encoding: EncodingConfig = setting(EncodingConfig, "How records are encoded that come without bits.")
+    sample: PeopleConfig = setting(PeopleConfig, "The built-in people, used when there is no source.")
+    vocabulary: int = setting(
+        4_096, "Numbers of a two-step hash that have an input each, the commonest first.", least=1
+    )
+    batch_size: int = setting(256, "Records one device computes at once.", least=1)
 
     def __post_init__(self) -> None:
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()
-        self.form = as_choice(Form, self.form, "data.form")
-        require(self.vocabulary >= 1, "data.vocabulary", f"{self.vocabulary}", allowed="1 or more")
         given = {"source": self.source, "validation": self.validation, "test": self.test}
         require_other_files(given, ("source",))
 

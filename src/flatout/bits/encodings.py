@@ -25,7 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from flatout.bits.grams import GramIndex, distinct, padded
-from flatout.errors import as_choice, require
+from flatout.errors import check_settings, require, setting
 
 _BYTES_AT_ONCE, _GRAMS_A_RECORD = 1 << 21, 24  # a block's gathered table rows should stay in the cache
 _ROWS_AT_ONCE = 4096
@@ -57,31 +57,40 @@ class Hashing(StrEnum):
 class EncodingConfig:
     """An encoding of records, and its strength."""
 
-    kind: EncodingKind = EncodingKind.bloom
-    """Bloom filter, one bit of each tabulation MinHash, or a two-step hash (a set of numbers)."""
-    size: int = 1024
-    """Bits of a Bloom filter, MinHash functions, or columns of a two-step hash."""
-    hashes: int = 10
-    """Bits a gram sets in a Bloom filter, or rows of a two-step hash."""
-    hashing: Hashing = Hashing.keyed
-    """Bloom filter: independent positions from keyed BLAKE2b, or double hashing with HMAC-SHA1 and HMAC-MD5."""
-    padding: bool = True
-    """Whether a blank stands before and after the text, so that its first and last letter are hashed as such."""
-    secret: str = "flatout"
-    """What the hash functions follow from; who knows it can encode guesses."""
-    fold: int = 0
-    """Bloom filter: times the filter is halved by XOR of its halves."""
-    diffusion: int = 0
-    """Bloom filter: bits whose XOR each output bit is; 0: none."""
+    kind: EncodingKind = setting(
+        EncodingKind.bloom, "Bloom filter, one bit of each tabulation MinHash, or a two-step hash (a set of numbers)."
+    )
+    size: int = setting(
+        1024,
+        "Bits of a Bloom filter, MinHash functions, or columns of a two-step hash.",
+        least=1,
+        allowed="a whole number, 1 or more; bits of a filter: a multiple of 8, at most 65,536",
+    )
+    hashes: int = setting(10, "Bits a gram sets in a Bloom filter, or rows of a two-step hash.", least=1)
+    hashing: Hashing = setting(
+        Hashing.keyed,
+        "Bloom filter: independent positions from keyed BLAKE2b, or double hashing with HMAC-SHA1 and HMAC-MD5.",
+    )
+    padding: bool = setting(
+        True, "Whether a blank stands before and after the text, so that its first and last letter are hashed as such."
+    )
+    secret: str = setting(
+        "flatout",
+        "What the hash functions follow from; who knows it can encode guesses.",
+        example="'data.encoding.secret=${oc.env:FLATOUT_SECRET}'",
+    )
+    fold: int = setting(0, "Bloom filter: times the filter is halved by XOR of its halves.", least=0)
+    diffusion: int = setting(
+        0,
+        "Bloom filter: bits whose XOR each output bit is; 0: none.",
+        least=0,
+        allowed="a whole number, 0 to the bits of the filter",
+    )
 
     def __post_init__(self) -> None:
-        self.kind = as_choice(EncodingKind, self.kind, "encoding.kind")
-        self.hashing = as_choice(Hashing, self.hashing, "encoding.hashing")
-        for name in ("size", "hashes"):
-            require(getattr(self, name) >= 1, f"encoding.{name}", f"{getattr(self, name)}", allowed="1 or more")
+        check_settings(self, "encoding")
         for name in ("fold", "diffusion"):
             value = getattr(self, name)
-            require(value >= 0, f"encoding.{name}", f"{value}", allowed="0 or more")
             hardens = value == 0 or self.kind is EncodingKind.bloom
             require(
                 hardens,

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 
 from flatout.data.samples.made_up import Syllables, draw_long_tailed, made_up_words
 from flatout.data.tables.table import Table
-from flatout.errors import require
+from flatout.errors import LARGEST_SEED, check_settings, setting
 
 GENERATOR_VERSION = 1
 FIELDS = ("GivenName", "Surname", "Birthday")
 _BLOCK = 16_384
-_LARGEST_SEED = 2**63 - 1
 _NUM_GIVEN, _NUM_SURNAMES = 1_500, 12_000
 _FIRST_UID = 100_001
 
@@ -51,17 +50,12 @@ _DAYS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 class PeopleConfig:
     """How many people are made up, and how well they are typed."""
 
-    rows: int = 20_000
-    """People."""
-    typos: float = 0.0
-    """Share of records with one typing error in the name."""
-    seed: int = 11
-    """Another seed, other people."""
+    rows: int = setting(20_000, "People.", least=1)
+    typos: float = setting(0.0, "Share of records with one typing error in the name.", least=0, most=1)
+    seed: int = setting(11, "Another seed, other people.", least=0, most=LARGEST_SEED)
 
     def __post_init__(self) -> None:
-        require(self.rows >= 1, "data.sample.rows", f"{self.rows}", allowed="1 or more")
-        require(0 <= self.typos <= 1, "data.sample.typos", f"{self.typos}", allowed="0 to 1")
-        require(0 <= self.seed <= _LARGEST_SEED, "data.sample.seed", f"{self.seed}", allowed="0 to 2**63 - 1")
+        check_settings(self, "data.sample")
 
 
 class PeopleTable(Table):

@@ -25,7 +25,7 @@ from flatout.bits.scores import NAMES, GramMetrics
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot
 from flatout.engine.optimizer import OptimConfig
-from flatout.errors import as_choice, require
+from flatout.errors import check_settings, require, setting
 from flatout.run_log import RunLog
 from flatout.tasks.task import Task, real_rows
 
@@ -46,20 +46,21 @@ class GramLoss(StrEnum):
 class GramsConfig:
     """The loss of a model that reads grams off encodings."""
 
-    loss: GramLoss = GramLoss.bce
-    """bce: cross-entropy; weighted: rare grams weigh more; soft_margin: a smooth hinge with margin 1; focal:
-    sure answers weigh less."""
-    detector_weight: float = 1.0
-    """Weight of the hashed grams' loss beside the answers'; without effect on detectors that are not trained."""
-    recombine: float = 0.5
-    """Recombined texts a step, for each record of the batch; 0: none."""
-    exposure: bool = True
-    """Whether an exposure report is written when training is over."""
+    loss: GramLoss = setting(
+        GramLoss.bce,
+        "bce: cross-entropy; weighted: rare grams weigh more; soft_margin: a smooth hinge with margin 1; "
+        "focal: sure answers weigh less.",
+    )
+    detector_weight: float = setting(
+        1.0,
+        "Weight of the hashed grams' loss beside the answers'; without effect on detectors that are not trained.",
+        least=0,
+    )
+    recombine: float = setting(0.5, "Recombined texts a step, for each record of the batch; 0: none.", least=0)
+    exposure: bool = setting(True, "Whether an exposure report is written when training is over.")
 
     def __post_init__(self) -> None:
-        self.loss = as_choice(GramLoss, self.loss, "task.loss")
-        for name in ("detector_weight", "recombine"):
-            require(getattr(self, name) >= 0, f"task.{name}", f"{getattr(self, name)}", allowed="0 or more")
+        check_settings(self, "task")
 
 
 class GramDecoder(Task):

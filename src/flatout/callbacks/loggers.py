@@ -14,7 +14,7 @@ import socket
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,7 +23,7 @@ import xxhash
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from flatout.errors import UserError, did_you_mean, require
+from flatout.errors import UserError, check_settings, did_you_mean, require, setting
 from flatout.files import is_plain_part
 
 _RUN_ID = "mlflow_run_id"
@@ -45,13 +45,10 @@ class RunPlace:
 class TensorBoardConfig:
     """An event file in the run folder."""
 
-    flush_seconds: int = 120
-    """Seconds until new points are on disk at the latest."""
+    flush_seconds: int = setting(120, "Seconds until new points are on disk at the latest.", least=1)
 
     def __post_init__(self) -> None:
-        require(
-            self.flush_seconds >= 1, "logger.tensorboard.flush_seconds", f"{self.flush_seconds}", allowed="1 or more"
-        )
+        check_settings(self, "logger.tensorboard")
 
     def build(self, place: RunPlace) -> Logger:
         purge = None if place.resumed_from is None else place.resumed_from + 1
@@ -69,8 +66,12 @@ class TensorBoardConfig:
 class CSVConfig:
     """Lightning's table of all that is logged, in a folder of the run folder."""
 
-    folder: str = "csv"
-    """Its folder. A resumed run begins another table beside the first."""
+    folder: str = setting(
+        "csv",
+        "Its folder. A resumed run begins another table beside the first.",
+        allowed="a name",
+        example="curves",
+    )
 
     def __post_init__(self) -> None:
         require(is_plain_part(self.folder), "logger.csv.folder", f"{self.folder!r}", allowed="a name")
@@ -84,18 +85,14 @@ class CSVConfig:
 class WandbConfig:
     """A run in Weights & Biases; its files lie in the run folder."""
 
-    project: str | None = None
-    """Its project; null: the experiment's name."""
-    name: str | None = None
-    """Its name; null: that of the run folder."""
-    entity: str | None = None
-    """User or team; null: yours."""
-    group: str | None = None
-    """Group of runs in the project."""
-    tags: list[str] = field(default_factory=list)
-    """Tags of the run."""
-    offline: bool = False
-    """Whether nothing is sent: `wandb sync` does it later. WANDB_MODE=offline does the same."""
+    project: str | None = setting(None, "Its project; null: the experiment's name.", example="news")
+    name: str | None = setting(None, "Its name; null: that of the run folder.", example="first")
+    entity: str | None = setting(None, "User or team; null: yours.", example="my_team")
+    group: str | None = setting(None, "Group of runs in the project.", example="lstm")
+    tags: list[str] = setting(list, "Tags of the run.", example="[lstm,news]")
+    offline: bool = setting(
+        False, "Whether nothing is sent: `wandb sync` does it later. WANDB_MODE=offline does the same."
+    )
 
     def build(self, place: RunPlace) -> Logger:
         from lightning.pytorch.loggers import WandbLogger
@@ -117,12 +114,13 @@ class WandbConfig:
 class MLflowConfig:
     """A run in MLflow."""
 
-    tracking_uri: str | None = None
-    """Server or database; null: MLFLOW_TRACKING_URI, else a SQLite file in the run folder."""
-    experiment: str | None = None
-    """Its experiment; null: the experiment's name."""
-    name: str | None = None
-    """Its name; null: that of the run folder."""
+    tracking_uri: str | None = setting(
+        None,
+        "Server or database; null: MLFLOW_TRACKING_URI, else a SQLite file in the run folder.",
+        example="http://server:5000",
+    )
+    experiment: str | None = setting(None, "Its experiment; null: the experiment's name.", example="news")
+    name: str | None = setting(None, "Its name; null: that of the run folder.", example="first")
 
     def build(self, place: RunPlace) -> Logger:
         from lightning.pytorch.loggers import MLFlowLogger

@@ -23,7 +23,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from flatout.callbacks.curve_source import leave_out
-from flatout.errors import require
+from flatout.errors import check_settings, setting
 
 TRACE, TABLE = "trace.json.gz", "operators.csv"
 _MOST_OPERATORS = 10
@@ -36,22 +36,15 @@ _MOST_PLACES = 64
 class ProfileConfig:
     """Which steps are profiled; monitor=profile switches it on."""
 
-    enabled: bool = False
-    """Whether some steps are profiled, into trace.json.gz and operators.csv."""
-    wait: int = 20
-    """Optimizer steps before the profiler starts."""
-    warmup: int = 3
-    """Steps that the profiler runs for but does not keep."""
-    active: int = 8
-    """Steps that are kept."""
+    enabled: bool = setting(
+        False, "Whether some steps are profiled, into trace.json.gz and operators.csv.", example="monitor=profile"
+    )
+    wait: int = setting(20, "Optimizer steps before the profiler starts.", least=0)
+    warmup: int = setting(3, "Steps that the profiler runs for but does not keep.", least=1)
+    active: int = setting(8, "Steps that are kept.", least=1, most=1000, hint="A trace of more is large.")
 
     def __post_init__(self) -> None:
-        for name, least in (("wait", 0), ("warmup", 1), ("active", 1)):
-            value = getattr(self, name)
-            require(value >= least, f"monitor.profile.{name}", f"{value}", allowed=f"{least} or more")
-        require(
-            self.active <= 1000, "monitor.profile.active", f"{self.active}", allowed="at most 1000: a trace is large"
-        )
+        check_settings(self, "monitor.profile")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flatout.errors import require
+from flatout.errors import check_settings, setting
 from flatout.tasks.metrics import BEST_MODE
 
 
@@ -12,24 +12,25 @@ from flatout.tasks.metrics import BEST_MODE
 class CheckpointConfig:
     """What counts as best, when to stop waiting for better, and how often a checkpoint is made."""
 
-    metric: str | None = None
-    """Validation metric to choose by, such as accuracy or macro_f1; null: the problem's usual one."""
-    patience: int | None = 5
-    """Validations without a better metric before training stops; null: never."""
-    min_delta: float = 0.0
-    """Least change that counts as better."""
-    every_minutes: float | None = 10.0
-    """Minutes between two checkpoints while training; null: only after validations."""
-    every_steps: int | None = None
-    """Optimizer steps between two checkpoints; null: minutes decide."""
+    metric: str | None = setting(
+        None,
+        "Validation metric to choose by, such as accuracy or macro_f1; null: the problem's usual one.",
+        allowed="a metric of the problem, with a loss as val_loss, or null",
+        example="macro_f1",
+    )
+    patience: int | None = setting(
+        5, "Validations without a better metric before training stops; null: never.", least=1
+    )
+    min_delta: float = setting(0.0, "Least change that counts as better.", least=0, example="0.001")
+    every_minutes: float | None = setting(
+        10.0, "Minutes between two checkpoints while training; null: only after validations.", above=0
+    )
+    every_steps: int | None = setting(
+        None, "Optimizer steps between two checkpoints; null: minutes decide.", above=0, example="1000"
+    )
 
     def __post_init__(self) -> None:
-        ok = self.patience is None or self.patience >= 1
-        require(ok, "checkpoint.patience", f"{self.patience}", allowed="1 or more, or null")
-        require(self.min_delta >= 0, "checkpoint.min_delta", f"{self.min_delta}", allowed="0 or more")
-        for name in ("every_minutes", "every_steps"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"checkpoint.{name}", f"{value}", allowed="above 0, or null")
+        check_settings(self, "checkpoint")
 
 
 def best_mode(metric: str) -> str:

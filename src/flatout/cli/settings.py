@@ -1,25 +1,21 @@
 """`python -m flatout settings [KEY]`: what each setting does, what it may be, its default, and an example.
 
-The text below a field says what it does, its type says what it may be, and the `require` calls of its module name the
-range. Examples stand in `setting_examples.py`.
+All of it is read off the fields of the Configs (`flatout.errors.setting`); Lightning's Trainer describes its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import difflib
 import inspect
 import re
 import shutil
-import sys
 import textwrap
+import types
 import typing
-from collections.abc import Iterator
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from enum import Enum
-from functools import cache
-from types import ModuleType
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from enum import Enum, StrEnum
 from typing import Any
 
 import lightning as L
@@ -27,15 +23,40 @@ import yaml
 
 from flatout.callbacks.loggers import LOGGERS
 from flatout.cli.conf_folder import conf_folder
-from flatout.cli.setting_examples import MAY_BE, example_of
 from flatout.cli.sweep_settings import LauncherSettings, SweeperSettings, in_short
 from flatout.config import COMPONENTS, REPLACED, RunConfig
-from flatout.errors import UserError
-from flatout.inference.dotted_settings import describe_type
+from flatout.errors import About, UserError, about_settings
 
 _KEY_WIDTH = 42
 _LEAST_WIDTH, _MOST_WIDTH = 80, 140
 _MOST_NEAR = 5
+_TYPES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    list: "a list",
+    dict: "a mapping",
+    type(None): "null",
+    Any: "any value",
+}
+_BESIDE = {
+    "tune.": "tune=auto",
+    "monitor.profile.": "monitor=profile",
+    **{f"logger.{name}.": f"logger={name}" for name in LOGGERS},
+}
+"""What stands before the example of a setting that has no effect alone."""
+_OF_TRAINER = {
+    "accelerator": "trainer.accelerator=cpu",
+    "strategy": "trainer.strategy=fsdp",
+    "logger": "logger=csv",
+    "max_time": "+trainer.max_time=00:01:30:00",
+    "log_every_n_steps": "monitor.flush_every=10",
+    "profiler": "monitor=profile",
+    "plugins": "+trainer.plugins=[]",
+    "model_registry": "+trainer.model_registry=news",
+}
+"""Examples of arguments of the Trainer that are neither switches nor numbers, or have a setting of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +69,8 @@ class Setting:
     does: str
     allowed: str
     default: str
-
-    @property
-    def example(self) -> str:
-        """One way to set it, as typed on the command line."""
-        is_switch = self.option == "trainer" and self.default in ("true", "false")
-        return example_of(self.option, self.key, "true or false" if is_switch else self.allowed, self.default)
+    example: str
+    """One way to set it, as typed on the command line."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,6 +104,15 @@ def find_settings(key: str, known: list[Setting]) -> list[Setting]:
 
 def all_settings() -> Iterator[Setting]:
     """Every setting: of each run, of each option of each group, of Lightning's Trainer, of sweeps."""
+    ours = list(_settings_of_runs())
+    yield from ours
+    yield from _settings_of_trainer({each.key: each.example for each in ours})
+    yield from _settings_of(LauncherSettings, "launcher.", "python -m train -m")
+    for each in _settings_of(SweeperSettings, "hydra.sweeper.", "python -m flatout sweep"):
+        yield replace(each, key=in_short(f"{each.key}=").rstrip("="), example=in_short(each.example))
+
+
+def _settings_of_runs() -> Iterator[Setting]:
     groups = {group.partition(".")[0] for group in COMPONENTS} | {"trainer"}
     yield from (each for each in _settings_of(RunConfig, "", "run") if each.key.partition(".")[0] not in groups)
     for group, classes in COMPONENTS.items():
@@ -94,116 +120,72 @@ def all_settings() -> Iterator[Setting]:
             yield from _settings_of(settings, f"{group}.", f"{group.partition('.')[0]}={name}")
     for name, settings in LOGGERS.items():
         yield from _settings_of(settings, f"logger.{name}.", f"logger={name}")
-    yield from _settings_of_trainer()
-    yield from _settings_of(LauncherSettings, "launcher.", "python -m train -m")
-    for each in _settings_of(SweeperSettings, "hydra.sweeper.", "python -m flatout sweep"):
-        key = in_short(f"{each.key}=").rstrip("=")
-        yield Setting(key, each.option, each.does, MAY_BE.get(key, each.allowed), each.default)
 
 
 def _settings_of(kind: type, prefix: str, option: str) -> Iterator[Setting]:
     """The settings of a class, and of the classes of its fields."""
-    hints, does, ranges = typing.get_type_hints(kind), _texts_below_fields(kind), _ranges(kind)
+    hints, about = typing.get_type_hints(kind), about_settings(kind)
     for field in fields(kind):
-        key = f"{prefix}{field.name}"
-        if isinstance(hints[field.name], type) and is_dataclass(hints[field.name]):
-            yield from _settings_of(hints[field.name], f"{key}.", option)
-        elif not field.name.startswith("_"):
-            allowed = MAY_BE.get(key) or _join_ranges(describe_type(hints[field.name]), ranges.get(key))
-            yield Setting(key, option, does.get(field.name, ""), allowed, _as_word(_default(field)))
+        key, hint = f"{prefix}{field.name}", hints[field.name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            yield from _settings_of(hint, f"{key}.", option)
+        elif said := about.get(field.name):
+            allowed = said.allowed or ", ".join(filter(None, (describe_type(hint), said.range)))
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            yield Setting(key, option, said.does, allowed, as_word(default), _example(key, said, default))
 
 
-def _join_ranges(kind: str, allowed: str | None) -> str:
-    """What the type allows and what the checks allow, each part once."""
-    parts = [part.strip() for part in kind.split(",")]
-    known = {*parts, "or null"} if "null" in parts else set(parts)
-    added = [part.strip() for part in (allowed or "").split(",")]
-    return ", ".join([*parts, *(part for part in added if part and part not in known)])
+def _example(key: str, about: About, default: Any) -> str:
+    """Words of a command line that set a setting: those of its field, else another choice or number."""
+    words = about.example or as_word(_another(default, about))
+    if "=" not in words.partition(" ")[0]:
+        words = f"{key}={words}"
+    beside = next((f"{others} " for group, others in _BESIDE.items() if key.startswith(group)), "")
+    return words if beside.startswith(words) else f"{beside}{words}"
 
 
-def _settings_of_trainer() -> Iterator[Setting]:
-    """Arguments of Lightning's Trainer, in Lightning's words."""
+def _another(default: Any, about: About) -> Any:
+    """A value that is not the default: a switch turned, another choice, half of a number."""
+    if isinstance(default, bool):
+        return not default
+    if about.choices is not None:
+        return next(each for each in about.choices if each != default)
+    if isinstance(default, int):
+        other: float = default // 2 if default > 1 else default + 1
+    elif isinstance(default, float):
+        other = default / 2 or 0.1
+    else:
+        return default
+    return other if about.holds(other) else default
+
+
+def describe_type(hint: Any) -> str:
+    """What a setting of this type may be: names of an Enum's members, or words for plain types."""
+    words = []
+    for part in typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,):
+        kind = typing.get_origin(part) or part
+        is_choice = isinstance(kind, type) and issubclass(kind, StrEnum)
+        words += [str(member.value) for member in kind] if is_choice else [_TYPES[kind]]
+    return ", ".join(words)
+
+
+def _settings_of_trainer(examples: Mapping[str, str]) -> Iterator[Setting]:
+    """Arguments of Lightning's Trainer, in Lightning's words; `examples` are those of our settings."""
     ours = yaml.safe_load((conf_folder() / "trainer" / "default.yaml").read_text(encoding="utf-8"))
-    does = dict(re.findall(r"^ {12}(\w+): (.+?)(?=^ {12}\w+:|^ {8}Raises|\Z)", _doc_of_trainer(), re.M | re.S))
+    described = L.Trainer.__init__.__doc__ or ""
+    does = dict(re.findall(r"^ {12}(\w+): (.+?)(?=^ {12}\w+:|^ {8}Raises|\Z)", described, re.M | re.S))
     for name, argument in list(inspect.signature(L.Trainer.__init__).parameters.items())[1:]:
-        default = _as_word(ours.get(name, argument.default))
+        key, default = f"trainer.{name}", as_word(ours.get(name, argument.default))
         about = " ".join(does.get(name, "").split()).partition(". ")[0]
-        elsewhere = f"set {REPLACED[name]} instead" if name in REPLACED else ""
-        yield Setting(f"trainer.{name}", "trainer", about, elsewhere or "as in Lightning's Trainer", default)
-
-
-def _doc_of_trainer() -> str:
-    return L.Trainer.__init__.__doc__ or ""
-
-
-@cache
-def _texts_below_fields(kind: type) -> dict[str, str]:
-    """The text below each field of a class and of the classes it extends."""
-    found: dict[str, str] = {}
-    for each in reversed(kind.__mro__):
-        if not is_dataclass(each):
+        if name in REPLACED:
+            yield Setting(key, "trainer", about, f"set {REPLACED[name]} instead", default, examples[REPLACED[name]])
             continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
-        assert isinstance(tree, ast.ClassDef)
-        for field, below in zip(tree.body, tree.body[1:], strict=False):
-            name = field.target if isinstance(field, ast.AnnAssign) else None
-            if isinstance(name, ast.Name) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-                found[name.id] = " ".join(str(below.value.value).split())
-    return found
+        value = "false" if argument.default is True else "true" if "bool" in str(argument.annotation) else "2"
+        example = _OF_TRAINER.get(name, f"{'' if name in ours else '+'}{key}={value}")
+        yield Setting(key, "trainer", about, "as in Lightning's Trainer", default, example)
 
 
-def _ranges(kind: type) -> dict[str, str]:
-    """Allowed values by key, from the modules of a class and of the classes it extends."""
-    modules = [sys.modules[each.__module__] for each in reversed(kind.__mro__) if is_dataclass(each)]
-    return {key: allowed for module in modules for key, allowed in _ranges_in(module).items()}
-
-
-@cache
-def _ranges_in(module: ModuleType) -> dict[str, str]:
-    """`allowed` of each `require(…, key, …, allowed=…)`; a loop over constants counts once for each of them."""
-    tree = ast.parse(inspect.getsource(module))
-    scopes: list[tuple[ast.AST, dict[str, object]]] = [(tree, {})]
-    scopes += [(loop, values) for loop in ast.walk(tree) if isinstance(loop, ast.For) for values in _turns(loop)]
-    found: dict[str, str] = {}
-    for scope, values in scopes:
-        for call in ast.walk(scope):
-            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "require" and len(call.args) > 1:
-                named = [_text(word.value, values) for word in call.keywords if word.arg == "allowed"]
-                if named and named[0] and (key := _text(call.args[1], values)):
-                    found.setdefault(key, named[0])
-    return found
-
-
-def _turns(loop: ast.For) -> Iterator[dict[str, object]]:
-    """The names that a loop over constants sets, turn by turn."""
-    for item in loop.iter.elts if isinstance(loop.iter, ast.Tuple) else ():
-        pairs = zip(_parts(loop.target), _parts(item), strict=False)
-        yield {
-            name.id: value.value
-            for name, value in pairs
-            if isinstance(name, ast.Name) and isinstance(value, ast.Constant)
-        }
-
-
-def _parts(node: ast.expr) -> list[ast.expr]:
-    return node.elts if isinstance(node, ast.Tuple) else [node]
-
-
-def _text(node: ast.expr, values: dict[str, object]) -> str:
-    """The text of a literal or an f-string; empty where a part is unknown."""
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.FormattedValue):
-        return str(values.get(getattr(node.value, "id", ""), ""))
-    parts = [_text(part, values) for part in node.values] if isinstance(node, ast.JoinedStr) else []
-    return "".join(parts) if all(parts) else ""
-
-
-def _default(field: Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
-
-
-def _as_word(value: Any) -> str:
+def as_word(value: Any) -> str:
     """A value as typed on the command line."""
     value = value.value if isinstance(value, Enum) else value
     known = {None: "null", True: "true", False: "false", "": "''"}

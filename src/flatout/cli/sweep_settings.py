@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+
+from flatout.errors import setting
 
 _MODULE = "hydra_plugins.flatout_trials"
 SHORT = {
@@ -29,10 +31,18 @@ class LauncherSettings:
     """`hydra/launcher=flatout`: each trial is a process of its own."""
 
     _target_: str = f"{_MODULE}.TrialLauncher"
-    parallel: int = 1
-    """Trials at once; each gets an equal share of the GPUs, or of the cores."""
-    limit: str | None = None
-    """The longest a trial may take, such as 90s or 20m."""
+    parallel: int = setting(
+        1,
+        "Trials at once; each gets an equal share of the GPUs, or of the cores.",
+        least=1,
+        allowed="a whole number, 1 to the number of GPUs or cores",
+    )
+    limit: str | None = setting(
+        None,
+        "The longest a trial may take, such as 90s or 20m.",
+        allowed="a time such as 90s or 20m, or null",
+        example="20m",
+    )
 
 
 @dataclass
@@ -40,24 +50,28 @@ class SweeperSettings:
     """`hydra/sweeper=flatout`: settings are suggested, poor trials pruned, and the sweep can be resumed."""
 
     _target_: str = f"{_MODULE}.TrialSweeper"
-    space: dict[str, Any] = field(default_factory=dict)
-    """What is searched: a setting, and its values in the words of Hydra's command line."""
-    trials: int = 20
-    """How many; a grid has as many as it has."""
-    sampler: str = "tpe"
-    """tpe, random or grid."""
-    pruner: str = "asha"
-    """asha, hyperband, median or none."""
-    metric: str | None = None
-    """Validation metric to compare by; null: the problem's usual one."""
-    time: str | None = None
-    """How long the sweep may take, such as 30m or 2h; what runs then is stopped."""
-    confirm: int = 0
-    """Runs of the best settings with other seeds, at the end."""
-    seed: int = 0
-    """Start of the sampler's random numbers."""
-    resume: bool = False
-    """Resume the sweep in the folder."""
+    space: dict[str, Any] = setting(
+        dict,
+        "What is searched: a setting, and its values in the words of Hydra's command line.",
+        example="optim.lr=tag(log,interval(1e-4,1e-2))",
+    )
+    trials: int = setting(20, "How many; a grid has as many as it has.", least=1)
+    sampler: str = setting("tpe", "tpe, random or grid.", allowed="tpe, random, grid", example="random")
+    pruner: str = setting(
+        "asha", "asha, hyperband, median or none.", allowed="asha, hyperband, median, none", example="none"
+    )
+    metric: str | None = setting(
+        None, "Validation metric to compare by; null: the problem's usual one.", example="macro_f1"
+    )
+    time: str | None = setting(
+        None,
+        "How long the sweep may take, such as 30m or 2h; what runs then is stopped.",
+        allowed="a time such as 30m or 2h, or null",
+        example="30m",
+    )
+    confirm: int = setting(0, "Runs of the best settings with other seeds, at the end.", least=0)
+    seed: int = setting(0, "Start of the sampler's random numbers.")
+    resume: bool = setting(False, "Resume the sweep in the folder.")
 
 
 def register() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from flatout.cli.setting_examples import MAY_BE
 from flatout.cli.settings import Setting, all_settings
 
 USAGE = """\
@@ -147,7 +146,7 @@ def _row(cfg: DictConfig, key: str, setting: Setting | None) -> str:
     plain = list(value) if key == "logger" and value else value
     shown = _as_word(plain)
     does = _SHORT.get(key) or (_in_short(setting.does, is_null=value is None) if setting else "")
-    allowed = f" ({setting.allowed})" if setting and key not in MAY_BE and _is_choice(setting.allowed) else ""
+    allowed = f" ({setting.allowed})" if setting and _is_choice(setting.allowed) else ""
     head = f"  {key}={shown}".replace("'", "").ljust(_KEY_WIDTH)
     return textwrap.fill(
         f"{does}{allowed}", _width(), initial_indent=f"{head} ", subsequent_indent=" " * (_KEY_WIDTH + 1)

@@ -4,61 +4,73 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.data.batches.effective import divided
 from flatout.data.batches.feed_kind import FeedKind
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.splits import SPLITS
-from flatout.errors import UserError, as_choice, require
+from flatout.errors import UserError, check_settings, require, setting
+
+FILES = "a file, a pattern, a list of files; from Python a table"
+FOLDERS = "a file, a pattern, a list of files, a folder; from Python a table"
+SOURCES = "a file, a pattern, a list of files, a folder, a name of the Hub; from Python a table"
 
 
 @dataclass(kw_only=True, slots=True)
 class FeedingConfig:
     """Splits, batches and the store: the settings that texts and bit strings share."""
 
-    validation_share: float = 0.1
-    """Share of the training rows taken for validation when no file is given."""
-    test_share: float = 0.1
-    """Share of the training rows taken for the test when neither file is given."""
-    split_seed: int = 0
-    """Chooses which rows are taken; the same content always falls in the same split."""
-    batch_size: int = 128
-    """Rows one device computes at once."""
-    tokens_per_batch: int | None = None
-    """Cap on the tokens one device computes at once; replaces batch_size."""
-    accumulate: int = 1
-    """Batches one device computes before the optimizer steps."""
-    effective_batch: int | None = None
-    """Rows of each step over all devices: batch_size is then the most one computes at once, accumulate follows."""
-    eval_batch_size: int = 1024
-    """Rows one device computes at once in validation and test."""
-    feed: FeedKind = FeedKind.auto
-    """Where batches are gathered: on the device, in a thread, in worker processes, or the best that fits."""
-    workers: int = 2
-    """Processes of the `workers` feed."""
-    cache: str | None = None
-    """Folder of the finished stores; null: $FLATOUT_CACHE, else the user's cache folder."""
-    read: ReadingConfig = field(default_factory=ReadingConfig)
-    """How files are written, where they do not say so themselves."""
+    validation_share: float = setting(
+        0.1, "Share of the training rows taken for validation when no file is given.", above=0, below=0.5
+    )
+    test_share: float = setting(
+        0.1, "Share of the training rows taken for the test when neither file is given.", above=0, below=0.5
+    )
+    split_seed: int = setting(
+        0,
+        "Chooses which rows are taken; the same content always falls in the same split.",
+        allowed="a whole number, each one another split",
+    )
+    batch_size: int = setting(128, "Rows one device computes at once.", least=1)
+    tokens_per_batch: int | None = setting(
+        None,
+        "Cap on the tokens one device computes at once; replaces batch_size.",
+        least=1,
+        allowed="a whole number, null, the tokens of the longest row or more",
+        example="4096",
+    )
+    accumulate: int = setting(1, "Batches one device computes before the optimizer steps.", least=1)
+    effective_batch: int | None = setting(
+        None,
+        "Rows of each step over all devices: batch_size is then the most one computes at once, accumulate follows.",
+        least=1,
+        allowed="a whole number, null, 1 or more, without data.accumulate and data.tokens_per_batch",
+        example="512",
+    )
+    eval_batch_size: int = setting(1024, "Rows one device computes at once in validation and test.", least=1)
+    feed: FeedKind = setting(
+        FeedKind.auto,
+        "Where batches are gathered: on the device, in a thread, in worker processes, or the best that fits.",
+    )
+    workers: int = setting(2, "Processes of the `workers` feed.", least=1, example="data.feed=workers data.workers=4")
+    cache: str | None = setting(
+        None,
+        "Folder of the finished stores; null: $FLATOUT_CACHE, else the user's cache folder.",
+        example="/data/cache",
+    )
+    read: ReadingConfig = setting(ReadingConfig, "How files are written, where they do not say so themselves.")
 
     def __post_init__(self) -> None:
-        self.feed = as_choice(FeedKind, self.feed, "data.feed")
-        for name in ("batch_size", "eval_batch_size", "accumulate", "workers"):
-            value = getattr(self, name)
-            require(value >= 1, f"data.{name}", f"{value}", allowed="1 or more")
+        check_settings(self, "data")
         wanted = self.effective_batch
         if wanted is not None:
             where, hint = "data.effective_batch", "Leave one of them out."
-            require(wanted >= 1, where, f"{wanted}", allowed="1 or more")
             require(
                 self.accumulate == 1, where, f"{wanted} with accumulate={self.accumulate}, which it sets", hint=hint
             )
             require(self.tokens_per_batch is None, where, f"{wanted} rows with tokens_per_batch", hint=hint)
-        for name in ("validation_share", "test_share"):
-            value = getattr(self, name)
-            require(0 < value < 0.5, f"data.{name}", f"{value}", allowed="above 0 and below 0.5")
 
     def batches(self, world: int) -> tuple[int, int]:
         """Rows that each of so many devices computes at once, and how many such batches make a step."""

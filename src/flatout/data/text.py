@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flatout.data.checks.assignment import Splitting
 from flatout.data.checks.cleaning_settings import CleaningConfig
-from flatout.data.feeding import FeedingConfig, require_other_files
+from flatout.data.feeding import FILES, FOLDERS, SOURCES, FeedingConfig, require_other_files
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.samples.tweets import TaggedTweetsConfig, TaggedTweetsTable, TweetsConfig, TweetsTable
 from flatout.data.tables.splits import SPLITS, SplitBy
 from flatout.data.tables.table import Table
 from flatout.data.tokens.vocabulary import VocabularyConfig
-from flatout.errors import as_choice, require
+from flatout.errors import require, setting
 
 SAMPLES: dict[type, Callable[[Any, str], Table]] = {
     HeadlinesConfig: HeadlinesTable,
@@ -29,55 +29,97 @@ SAMPLES: dict[type, Callable[[Any, str], Table]] = {
 class TextDataConfig(FeedingConfig):
     """Texts and labels: where they are, what their columns are, how they become batches."""
 
-    source: Any = None
-    """Everything at once: a file whose rows are split here, a folder with a file for each split or a folder of texts
-    for each class, or a data set of the Hub by its name (`name` or `owner/name`, with `:configuration` if it has any).
-    From Python also a mapping of columns, or a pandas, pyarrow or datasets table or dictionary of tables."""
-    train: Any = None
-    """The training rows: a file (csv, tsv, json, jsonl, parquet, arrow; gzipped or not), a pattern such as
-    'part-*.csv', a list of files, a folder, or a table from Python; null: the built-in headlines."""
-    validation: Any = None
-    """The validation rows; null: taken from the training rows."""
-    test: Any = None
-    """The test rows; null: taken from the training rows when no validation rows are given either."""
-    text: Any = None
-    """Column of the texts, or a list of columns to be joined; null: found by its name."""
-    join: str = " "
-    """What stands between the texts of several columns."""
-    pair: bool = False
-    """Whether the two columns of `data.text` are read as a pair, parted as the tokenizer of an encoder parts pairs."""
-    label: str | None = None
-    """Column of the labels; null: found by its name."""
-    problem: Problem = Problem.single
-    """One class a row, several, a number, a tag for each word, or none: texts without labels, for task=mlm."""
-    label_delimiter: str | None = None
-    """What separates the labels of a row when there are several in one string."""
-    max_classes: int | None = None
-    """Most classes; null: half the training rows and at most 20,000, because a column of ids is no label."""
-    split_by: SplitBy = SplitBy.content
-    """How rows are taken for validation and test: by a hash of the text, so that a grown file keeps its old split;
-    stratified: with the same share of each class; group: whole groups of `data.group`."""
-    group: str | None = None
-    """Column whose equal values stay in one split, for split_by=group."""
-    clean: CleaningConfig = field(default_factory=CleaningConfig)
-    """What is done with rows that are not as they should be."""
-    sample: Any = None
-    """The built-in sample for a run without a source: settings of headlines, tweets or tagged tweets.
-    null: tagged tweets for tags, else headlines."""
-    max_length: int = 128
-    """Longest row in tokens; what is longer is cut, and counted."""
-    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
-    """How texts become numbers in models trained from scratch."""
-    tokenizer: str | None = None
-    """Folder or name of a tokenizer of transformers; null: the pretrained model's own, else a vocabulary of the
-    training rows."""
+    source: Any = setting(
+        None,
+        "Everything at once: a file whose rows are split here, a folder with a file for each split or a "
+        "folder of texts for each class, or a data set of the Hub by its name (`name` or `owner/name`, with "
+        "`:configuration` if it has any). From Python also a mapping of columns, or a pandas, pyarrow or "
+        "datasets table or dictionary of tables.",
+        allowed=SOURCES,
+        example="news.csv",
+    )
+    train: Any = setting(
+        None,
+        "The training rows: a file (csv, tsv, json, jsonl, parquet, arrow; gzipped or not), a pattern such as "
+        "'part-*.csv', a list of files, a folder, or a table from Python; null: the built-in headlines.",
+        allowed=FOLDERS,
+        example="train.csv",
+    )
+    validation: Any = setting(
+        None,
+        "The validation rows; null: taken from the training rows.",
+        allowed=FILES,
+        example="data.train=train.csv data.validation=dev.csv",
+    )
+    test: Any = setting(
+        None,
+        "The test rows; null: taken from the training rows when no validation rows are given either.",
+        allowed=FILES,
+        example="data.train=train.csv data.test=test.csv",
+    )
+    text: Any = setting(
+        None,
+        "Column of the texts, or a list of columns to be joined; null: found by its name.",
+        allowed="a column, or a list of columns",
+        example="[title,body]",
+    )
+    join: str = setting(
+        " ", "What stands between the texts of several columns.", example="data.text=[title,body] data.join=' - '"
+    )
+    pair: bool = setting(
+        False,
+        "Whether the two columns of `data.text` are read as a pair, parted as the tokenizer of an encoder parts pairs.",
+        example="model=transformer data.text=[premise,hypothesis] data.pair=true",
+        allowed="true or false, with data.text=[FIRST,SECOND]",
+    )
+    label: str | None = setting(None, "Column of the labels; null: found by its name.", example="topic")
+    problem: Problem = setting(
+        Problem.single,
+        "One class a row, several, a number, a tag for each word, or none: texts without labels, for task=mlm.",
+        example="regression",
+    )
+    label_delimiter: str | None = setting(
+        None,
+        "What separates the labels of a row when there are several in one string.",
+        example="data.problem=multi data.label_delimiter='|'",
+    )
+    max_classes: int | None = setting(
+        None,
+        "Most classes; null: half the training rows and at most 20,000, because a column of ids is no label.",
+        least=2,
+        example="5000",
+    )
+    split_by: SplitBy = setting(
+        SplitBy.content,
+        "How rows are taken for validation and test: by a hash of the text, so that a grown file keeps its "
+        "old split; stratified: with the same share of each class; group: whole groups of `data.group`.",
+        example="stratified",
+    )
+    group: str | None = setting(
+        None,
+        "Column whose equal values stay in one split, for split_by=group.",
+        example="data.split_by=group data.group=author",
+    )
+    clean: CleaningConfig = setting(CleaningConfig, "What is done with rows that are not as they should be.")
+    sample: Any = setting(
+        None,
+        "The built-in sample for a run without a source: settings of headlines, tweets or tagged tweets. "
+        "null: tagged tweets for tags, else headlines.",
+        allowed="chosen by data=headlines, tweets, tagged_tweets or people",
+        example="data=tweets data.sample.rows=5000",
+    )
+    max_length: int = setting(128, "Longest row in tokens; what is longer is cut, and counted.", least=1)
+    vocabulary: VocabularyConfig = setting(VocabularyConfig, "How texts become numbers in models trained from scratch.")
+    tokenizer: str | None = setting(
+        None,
+        "Folder or name of a tokenizer of transformers; null: the pretrained model's own, else a vocabulary "
+        "of the training rows.",
+        example="model=transformer data.tokenizer=bert-base-uncased",
+    )
 
     def __post_init__(self) -> None:
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()
-        self.problem = as_choice(Problem, self.problem, "data.problem")
         self._require_fitting_sample()
-        self.split_by = as_choice(SplitBy, self.split_by, "data.split_by")
-        require(self.max_length >= 1, "data.max_length", f"{self.max_length}", allowed="1 or more")
         if self.text is not None:
             names = [self.text] if isinstance(self.text, str) else self.text
             is_named = isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names)
@@ -86,12 +128,6 @@ class TextDataConfig(FeedingConfig):
         num_texts = len(self.text) if isinstance(self.text, list | tuple) else 1
         require(
             not self.pair or num_texts == 2, "data.pair", f"{num_texts} columns", allowed="data.text=[FIRST,SECOND]"
-        )
-        require(
-            self.max_classes is None or self.max_classes >= 2,
-            "data.max_classes",
-            f"{self.max_classes}",
-            allowed="2 or more",
         )
         self._require_fitting_split()
         both = self.source is not None and self.train is not None

@@ -14,7 +14,7 @@ from torch.optim import AdamW, Optimizer
 from flatout.distributed.slices import is_share
 from flatout.engine.muon import MATRICES, MuonAndAdamW
 from flatout.engine.step_losses import NotFinite
-from flatout.errors import UserError, as_choice, require
+from flatout.errors import UserError, check_settings, require, setting
 from flatout.models.contract import contract
 
 _USUAL_RATE = 2e-3
@@ -47,60 +47,71 @@ class ScaleRate(StrEnum):
 class OptimConfig:
     """The optimizer, its schedule and the clipping of gradients."""
 
-    name: OptimizerName = OptimizerName.adamw
-    """adamw; or muon: Muon for the matrices of an encoder's layers, AdamW for all other weights."""
-    lr: float | None = None
-    """Highest learning rate; null: what the model recommends, else 0.002."""
-    scale_lr: ScaleRate = ScaleRate.none
-    """How lr grows with the rows of a step over all devices, beyond base_batch: not at all, by their root, or alike."""
-    base_batch: int | None = None
-    """Rows a step that lr was chosen for; scale_lr needs it."""
-    max_lr: float | None = None
-    """Most that scaling may make of lr; null: no cap."""
-    weight_decay: float = 0.01
-    """Decay of weight matrices; biases and norms have none."""
-    beta1: float = 0.9
-    """Memory of the mean gradient."""
-    beta2: float = 0.999
-    """Memory of the squared gradient."""
-    eps: float = 1e-8
-    """Added to the denominator."""
-    schedule: Schedule = Schedule.linear
-    """How the learning rate falls after the warm-up."""
-    warmup: float = 0.06
-    """Share of all steps in which the learning rate rises; 1 or more: that many steps."""
-    final_lr_share: float = 0.0
-    """Learning rate at the last step, as a share of the highest."""
-    layer_decay: float = 1.0
-    """Learning rate of each layer of an encoder, as a share of the layer above it; the head has all of it."""
-    ema: float = 0.0
-    """Memory of a running mean of the weights, which validation, test and the saved model then use; 0: none."""
-    clip: float | None = None
-    """Longest gradient; null: what the model recommends; 0: no clipping."""
-    not_finite: NotFinite = NotFinite.stop
-    """What happens at a step whose gradient is not finite: stop before the update, or skip the step and count it."""
+    name: OptimizerName = setting(
+        OptimizerName.adamw,
+        "adamw; or muon: Muon for the matrices of an encoder's layers, AdamW for all other weights.",
+    )
+    lr: float | None = setting(
+        None, "Highest learning rate; null: what the model recommends, else 0.002.", above=0, example="1e-3"
+    )
+    scale_lr: ScaleRate = setting(
+        ScaleRate.none,
+        "How lr grows with the rows of a step over all devices, beyond base_batch: not at all, by their root, "
+        "or alike.",
+        example="sqrt optim.base_batch=128",
+    )
+    base_batch: int | None = setting(
+        None,
+        "Rows a step that lr was chosen for; scale_lr needs it.",
+        least=1,
+        example="optim.scale_lr=sqrt optim.base_batch=128",
+    )
+    max_lr: float | None = setting(
+        None,
+        "Most that scaling may make of lr; null: no cap.",
+        above=0,
+        example="optim.scale_lr=linear optim.base_batch=128 optim.max_lr=0.01",
+    )
+    weight_decay: float = setting(0.01, "Decay of weight matrices; biases and norms have none.", least=0)
+    beta1: float = setting(0.9, "Memory of the mean gradient.", least=0, below=1, example="0.95")
+    beta2: float = setting(0.999, "Memory of the squared gradient.", least=0, below=1, example="0.98")
+    eps: float = setting(1e-8, "Added to the denominator.", least=0, example="1e-6")
+    schedule: Schedule = setting(Schedule.linear, "How the learning rate falls after the warm-up.")
+    warmup: float = setting(
+        0.06,
+        "Share of all steps in which the learning rate rises; 1 or more: that many steps.",
+        least=0,
+        allowed="0 or more: a share below 1, or a number of steps",
+        example="100",
+    )
+    final_lr_share: float = setting(0.0, "Learning rate at the last step, as a share of the highest.", least=0, most=1)
+    layer_decay: float = setting(
+        1.0,
+        "Learning rate of each layer of an encoder, as a share of the layer above it; the head has all of it.",
+        above=0,
+        most=1,
+        example="0.9",
+    )
+    ema: float = setting(
+        0.0,
+        "Memory of a running mean of the weights, which validation, test and the saved model then use; 0: none.",
+        least=0,
+        below=1,
+        example="0.999",
+    )
+    clip: float | None = setting(
+        None, "Longest gradient; null: what the model recommends; 0: no clipping.", least=0, example="1"
+    )
+    not_finite: NotFinite = setting(
+        NotFinite.stop,
+        "What happens at a step whose gradient is not finite: stop before the update, or skip the step and count it.",
+    )
 
     def __post_init__(self) -> None:
-        self.name = as_choice(OptimizerName, self.name, "optim.name")
-        self.schedule = as_choice(Schedule, self.schedule, "optim.schedule")
-        self.not_finite = as_choice(NotFinite, self.not_finite, "optim.not_finite")
-        self.scale_lr = as_choice(ScaleRate, self.scale_lr, "optim.scale_lr")
-        base, cap = self.base_batch, self.max_lr
-        require(base is None or base >= 1, "optim.base_batch", f"{base}", allowed="1 or more")
-        require(cap is None or cap > 0, "optim.max_lr", f"{cap}", allowed="above 0")
-        is_based = self.scale_lr is ScaleRate.none or base is not None
+        check_settings(self, "optim")
+        is_based = self.scale_lr is ScaleRate.none or self.base_batch is not None
         hint = "Set optim.base_batch to the rows a step that optim.lr was chosen for."
         require(is_based, "optim.scale_lr", f"{self.scale_lr.value} without a base", hint=hint)
-        require(self.lr is None or self.lr > 0, "optim.lr", f"{self.lr}", allowed="above 0")
-        require(self.weight_decay >= 0, "optim.weight_decay", f"{self.weight_decay}", allowed="0 or more")
-        for name in ("beta1", "beta2"):
-            require(0 <= getattr(self, name) < 1, f"optim.{name}", f"{getattr(self, name)}", allowed="0 to below 1")
-        require(self.eps >= 0, "optim.eps", f"{self.eps}", allowed="0 or more")
-        require(self.warmup >= 0, "optim.warmup", f"{self.warmup}", allowed="a share below 1, or a number of steps")
-        require(0 <= self.final_lr_share <= 1, "optim.final_lr_share", f"{self.final_lr_share}", allowed="0 to 1")
-        require(0 < self.layer_decay <= 1, "optim.layer_decay", f"{self.layer_decay}", allowed="above 0, at most 1")
-        require(0 <= self.ema < 1, "optim.ema", f"{self.ema}", allowed="0 to below 1")
-        require(self.clip is None or self.clip >= 0, "optim.clip", f"{self.clip}", allowed="0 or more, or null")
 
     @property
     def highest(self) -> float:

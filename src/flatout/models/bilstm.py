@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import as_choice, require
+from flatout.errors import check_settings, require, setting
 from flatout.models.contract import Network
 from flatout.models.flops import Lengths, Product, look_up, through
 from flatout.models.lean import LeanDropout
@@ -36,32 +36,29 @@ class BiLSTMConfig:
     recommended_clip: ClassVar[float] = 0.5
     """Recurrent gradients explode now and then."""
 
-    embedding: int = 128
-    """Numbers a word."""
-    hidden: int = 128
-    """State of each direction."""
-    layers: int = 1
-    """LSTMs on top of each other."""
-    dropout: float = 0.3
-    """Share of values dropped between layers and before the output."""
-    embedding_dropout: float | None = None
-    """Share of values dropped from the word vectors; as much as `dropout` unless given."""
-    pooling: Pooling = Pooling.max
-    """What a row's vector is made of: final states, maximum, mean or learned attention."""
-    vectors: str | None = None
-    """Text file of word vectors to start from."""
-    freeze_vectors: bool = False
-    """Whether the word vectors stay as they are."""
+    embedding: int = setting(128, "Numbers a word.", least=1)
+    hidden: int = setting(128, "State of each direction.", least=1)
+    layers: int = setting(1, "LSTMs on top of each other.", least=1)
+    dropout: float = setting(0.3, "Share of values dropped between layers and before the output.", least=0, below=1)
+    embedding_dropout: float | None = setting(
+        None,
+        "Share of values dropped from the word vectors; as much as `dropout` unless given.",
+        least=0,
+        below=1,
+        example="0.2",
+    )
+    pooling: Pooling = setting(
+        Pooling.max, "What a row's vector is made of: final states, maximum, mean or learned attention."
+    )
+    vectors: str | None = setting(None, "Text file of word vectors to start from.", example="glove.txt")
+    freeze_vectors: bool = setting(
+        False, "Whether the word vectors stay as they are.", example="model.vectors=glove.txt model.freeze_vectors=true"
+    )
 
     def __post_init__(self) -> None:
-        self.pooling = as_choice(Pooling, self.pooling, "model.pooling")
+        check_settings(self, "model")
         has_vectors = self.vectors is not None or not self.freeze_vectors
         require(has_vectors, "model.freeze_vectors", "is set without model.vectors", hint="Set model.vectors=FILE.")
-        for name in ("embedding", "hidden", "layers"):
-            require(getattr(self, name) >= 1, f"model.{name}", f"{getattr(self, name)}", allowed="1 or more")
-        for name in ("dropout", "embedding_dropout"):
-            share = getattr(self, name)
-            require(share is None or 0 <= share < 1, f"model.{name}", f"{share}", allowed="0 to below 1")
 
     def build(
         self,

@@ -16,14 +16,14 @@ Shapes: B records, D bits (or known numbers of a set), H hashed grams, C answers
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import as_choice, require
+from flatout.errors import check_settings, require, setting
 from flatout.models.contract import Network
 from flatout.models.flops import Lengths, Product, look_up, through
 from flatout.models.lean import LeanDropout
@@ -68,34 +68,32 @@ class BitMLPConfig:
 
     recommended_clip: ClassVar[float] = 0.0
 
-    widths: list[int] = field(default_factory=lambda: [256])
-    """Width of each hidden layer."""
-    depth: int = 1
-    """Times each hidden layer stands one after the other."""
-    residual: bool = False
-    """Whether hidden layers of equal width add to what they get."""
-    norm: Norm = Norm.none
-    """What follows each hidden layer: none, layer or batch normalisation."""
-    dropout: float = 0.0
-    """Share of hidden values dropped."""
-    init: Init = Init.he
-    """How other weights start: xavier or he."""
-    detectors: bool = True
-    """Whether the grams that were hashed are detected first; else a plain network on the bits."""
-    start: Start = Start.ridge
-    """Where detectors start: at ridge regression's solution, or at random."""
-    train_detectors: bool = False
-    """Whether detectors are trained further after a start at ridge's solution; random ones always are."""
-    straight: bool = True
-    """Whether answers have a straight path past the hidden layers."""
-    blend: bool = True
-    """Whether ridge regression has a vote in the answers, as large as the validation records say."""
+    widths: list[int] = setting(
+        lambda: [256],
+        "Width of each hidden layer.",
+        least=1,
+        allowed="widths of 1 or more",
+        example="[3,4,5]",
+    )
+    depth: int = setting(1, "Times each hidden layer stands one after the other.", least=1)
+    residual: bool = setting(False, "Whether hidden layers of equal width add to what they get.")
+    norm: Norm = setting(Norm.none, "What follows each hidden layer: none, layer or batch normalisation.")
+    dropout: float = setting(0.0, "Share of hidden values dropped.", least=0, below=1)
+    init: Init = setting(Init.he, "How other weights start: xavier or he.")
+    detectors: bool = setting(
+        True, "Whether the grams that were hashed are detected first; else a plain network on the bits."
+    )
+    start: Start = setting(Start.ridge, "Where detectors start: at ridge regression's solution, or at random.")
+    train_detectors: bool = setting(
+        False, "Whether detectors are trained further after a start at ridge's solution; random ones always are."
+    )
+    straight: bool = setting(True, "Whether answers have a straight path past the hidden layers.")
+    blend: bool = setting(
+        True, "Whether ridge regression has a vote in the answers, as large as the validation records say."
+    )
 
     def __post_init__(self) -> None:
-        self.norm, self.init = as_choice(Norm, self.norm, "model.norm"), as_choice(Init, self.init, "model.init")
-        self.start = as_choice(Start, self.start, "model.start")
-        are_widths = all(width >= 1 for width in self.widths)
-        require(are_widths, "model.widths", f"{self.widths}", allowed="widths of 1 or more")
+        check_settings(self, "model")
         has_path = bool(self.widths) or self.straight
         require(
             has_path,
@@ -103,8 +101,6 @@ class BitMLPConfig:
             "an empty list without model.straight leaves no way from bits to answers",
             hint="Set model.straight=true, or name widths: model.widths=[512].",
         )
-        require(self.depth >= 1, "model.depth", f"{self.depth}", allowed="1 or more")
-        require(0 <= self.dropout < 1, "model.dropout", f"{self.dropout}", allowed="0 to below 1")
 
     @property
     def starts_at_ridge(self) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import as_choice, require
+from flatout.errors import check_settings, require, setting
 from flatout.models.contract import Network
 from flatout.models.flops import Lengths, Product, through
 from flatout.models.lean import LeanDropout
@@ -49,28 +49,22 @@ class RNNConfig:
     recommended_clip: ClassVar[float] = 0.5
     """Recurrent gradients explode now and then."""
 
-    cell: Cell = Cell.lstm
-    """lstm or gru."""
-    hidden: int = 64
-    """State of a layer."""
-    layers: int = 1
-    """Layers on top of each other."""
-    dropout: float = 0.0
-    """Share of values dropped between layers and before the output."""
-    bidirectional: bool = False
-    """Whether recordings are read in both directions; for data.problem=label only."""
-    smoothing: Smoothing = Smoothing.none
-    """ema: a learned exponential mean of the answers over time, one memory for each target."""
-    residual: Residual = Residual.none
-    """ridge: the network learns what ridge regression on the window leaves."""
+    cell: Cell = setting(Cell.lstm, "lstm or gru.")
+    hidden: int = setting(64, "State of a layer.", least=1)
+    layers: int = setting(1, "Layers on top of each other.", least=1)
+    dropout: float = setting(0.0, "Share of values dropped between layers and before the output.", least=0, below=1)
+    bidirectional: bool = setting(
+        False,
+        "Whether recordings are read in both directions; for data.problem=label only.",
+        example="data.problem=label model.bidirectional=true task=classification",
+    )
+    smoothing: Smoothing = setting(
+        Smoothing.none, "ema: a learned exponential mean of the answers over time, one memory for each target."
+    )
+    residual: Residual = setting(Residual.none, "ridge: the network learns what ridge regression on the window leaves.")
 
     def __post_init__(self) -> None:
-        self.cell = as_choice(Cell, self.cell, "model.cell")
-        self.smoothing = as_choice(Smoothing, self.smoothing, "model.smoothing")
-        self.residual = as_choice(Residual, self.residual, "model.residual")
-        for name in ("hidden", "layers"):
-            require(getattr(self, name) >= 1, f"model.{name}", f"{getattr(self, name)}", allowed="1 or more")
-        require(0 <= self.dropout < 1, "model.dropout", f"{self.dropout}", allowed="0 to below 1")
+        check_settings(self, "model")
 
     def build(self, *, shape: SequenceShape) -> RNN:
         what = "reads what comes later, which is not known then"

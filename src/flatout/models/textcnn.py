@@ -8,13 +8,13 @@ Shapes: B rows, L longest row, E embedding, F filters of one width, C outputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import require
+from flatout.errors import check_settings, require, setting
 from flatout.models.contract import Network
 from flatout.models.flops import Lengths, Product, look_up, through
 from flatout.models.lean import LeanDropout
@@ -30,30 +30,27 @@ class TextCNNConfig:
 
     recommended_clip: ClassVar[float] = 0.0
 
-    embedding: int = 128
-    """Numbers a word."""
-    filters: int = 128
-    """Filters of each width."""
-    widths: list[int] = field(default_factory=lambda: [2, 3, 4])
-    """Words that a filter sees at once."""
-    dropout: float = 0.5
-    """Share of values dropped before the output."""
-    embedding_dropout: float = 0.1
-    """Share of values dropped from the word vectors."""
-    vectors: str | None = None
-    """Text file of word vectors to start from."""
-    freeze_vectors: bool = False
-    """Whether the word vectors stay as they are."""
+    embedding: int = setting(128, "Numbers a word.", least=1)
+    filters: int = setting(128, "Filters of each width.", least=1)
+    widths: list[int] = setting(
+        lambda: [2, 3, 4],
+        "Words that a filter sees at once.",
+        least=1,
+        allowed="a list of one or more widths of 1 or more",
+        example="[3,4,5]",
+    )
+    dropout: float = setting(0.5, "Share of values dropped before the output.", least=0, below=1)
+    embedding_dropout: float = setting(0.1, "Share of values dropped from the word vectors.", least=0, below=1)
+    vectors: str | None = setting(None, "Text file of word vectors to start from.", example="glove.txt")
+    freeze_vectors: bool = setting(
+        False, "Whether the word vectors stay as they are.", example="model.vectors=glove.txt model.freeze_vectors=true"
+    )
 
     def __post_init__(self) -> None:
+        check_settings(self, "model")
         has_vectors = self.vectors is not None or not self.freeze_vectors
         require(has_vectors, "model.freeze_vectors", "is set without model.vectors", hint="Set model.vectors=FILE.")
-        for name in ("embedding", "filters"):
-            require(getattr(self, name) >= 1, f"model.{name}", f"{getattr(self, name)}", allowed="1 or more")
-        is_list = bool(self.widths) and all(width >= 1 for width in self.widths)
-        require(is_list, "model.widths", f"{self.widths}", allowed="one or more widths of 1 or more")
-        for name in ("dropout", "embedding_dropout"):
-            require(0 <= getattr(self, name) < 1, f"model.{name}", f"{getattr(self, name)}", allowed="0 to below 1")
+        require(bool(self.widths), "model.widths", f"{self.widths}", allowed="one or more widths of 1 or more")
 
     def build(
         self,

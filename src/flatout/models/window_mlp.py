@@ -5,12 +5,12 @@ Shapes: B rows, L samples of the window, F inputs, K targets, H samples of the h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from flatout.errors import as_choice, require
+from flatout.errors import check_settings, require, setting
 from flatout.models.contract import Network
 from flatout.models.flops import Lengths, Product, through
 from flatout.models.lean import LeanDropout
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 class WindowMLPConfig:
     """A feed-forward network on all numbers of a window."""
 
-    widths: list[int] = field(default_factory=lambda: [128])
-    """Units of each hidden layer."""
-    dropout: float = 0.0
-    """Share of values dropped after each layer."""
-    shared: bool = False
-    """Of forecasts: one network for all series, each from its own past."""
-    residual: Residual = Residual.none
-    """ridge: the network learns what ridge regression on the window leaves."""
+    widths: list[int] = setting(
+        lambda: [128],
+        "Units of each hidden layer.",
+        least=1,
+        allowed="a list of one or more widths of 1 or more",
+        example="[3,4,5]",
+    )
+    dropout: float = setting(0.0, "Share of values dropped after each layer.", least=0, below=1)
+    shared: bool = setting(False, "Of forecasts: one network for all series, each from its own past.")
+    residual: Residual = setting(Residual.none, "ridge: the network learns what ridge regression on the window leaves.")
 
     def __post_init__(self) -> None:
-        self.residual = as_choice(Residual, self.residual, "model.residual")
-        is_fine = bool(self.widths) and all(width >= 1 for width in self.widths)
-        require(is_fine, "model.widths", f"{self.widths}", allowed="one number or more, each 1 or more")
-        require(0 <= self.dropout < 1, "model.dropout", f"{self.dropout}", allowed="0 to below 1")
+        check_settings(self, "model")
+        require(bool(self.widths), "model.widths", f"{self.widths}", allowed="one number or more, each 1 or more")
 
     def build(self, *, shape: SequenceShape) -> WindowMLP:
         hint = "Set data.lookback, or model=rnn."

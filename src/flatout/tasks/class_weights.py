@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import torch
 from torch import Tensor
 
-from flatout.errors import UserError, as_choice, did_you_mean, require
+from flatout.errors import UserError, did_you_mean, require
 
 _MOST_NAMED = 20
 
@@ -21,14 +20,11 @@ class ClassWeights(StrEnum):
     auto = "auto"
 
 
-def checked(choice: object, weights: Mapping[str, float]) -> tuple[ClassWeights, dict[str, float]]:
-    """`task.class_weights` and `task.weights`, of which one may be set."""
-    chosen = as_choice(ClassWeights, choice, "task.class_weights")
-    for name, weight in weights.items():
-        require(0 <= weight < math.inf, f"task.weights.{name}", f"{weight}", allowed="0 or more")
+def checked(chosen: ClassWeights, weights: Mapping[str, float]) -> dict[str, float]:
+    """`task.weights`, where `task.class_weights` leaves them free."""
     is_one_way = chosen is ClassWeights.none or not weights
     require(is_one_way, "task.weights", "is set with task.class_weights=auto", hint="Leave out the one or the other.")
-    return chosen, {str(name): float(weight) for name, weight in weights.items()}
+    return {str(name): float(weight) for name, weight in weights.items()}
 
 
 def balanced(counts: Sequence[int]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.engine.optimizer import OptimConfig
-from flatout.errors import require
+from flatout.errors import check_settings, require, setting
 from flatout.models.encoder.transformer import Outputs
 from flatout.run_log import RunLog
 from flatout.tasks.calibration import as_two_classes, best_thresholds, calibrated
@@ -29,17 +29,27 @@ from flatout.tasks.task import Task, real_rows
 class ClassificationConfig:
     """The loss of a classifier."""
 
-    class_weights: ClassWeights = ClassWeights.none
-    """auto: each class weighs by the inverse of its share of the training rows, one on average over rows."""
-    weights: dict[str, float] = field(default_factory=dict)
-    """Weight of a class by its name, for those that are not to weigh 1; instead of class_weights."""
-    label_smoothing: float = 0.0
-    """Share of each target spread over all classes; of several labels a row, over present and absent."""
+    class_weights: ClassWeights = setting(
+        ClassWeights.none,
+        "auto: each class weighs by the inverse of its share of the training rows, one on average over rows.",
+    )
+    weights: dict[str, float] = setting(
+        dict,
+        "Weight of a class by its name, for those that are not to weigh 1; instead of class_weights.",
+        least=0,
+        allowed="0 or more, for classes or tags by name",
+        example="+task.weights.sport=2",
+    )
+    label_smoothing: float = setting(
+        0.0,
+        "Share of each target spread over all classes; of several labels a row, over present and absent.",
+        least=0,
+        below=1,
+    )
 
     def __post_init__(self) -> None:
-        self.class_weights, self.weights = checked(self.class_weights, self.weights)
-        smoothing = self.label_smoothing
-        require(0 <= smoothing < 1, "task.label_smoothing", f"{smoothing}", allowed="0 to below 1")
+        check_settings(self, "task")
+        self.weights = checked(self.class_weights, self.weights)
 
 
 class Classifier(Task):

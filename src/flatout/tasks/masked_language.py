@@ -31,7 +31,7 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import TOKENS, on_device
 from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.engine.optimizer import OptimConfig
-from flatout.errors import require
+from flatout.errors import check_settings, require, setting
 from flatout.models.encoder.transformer import Outputs
 from flatout.run_log import RunLog
 from flatout.tasks.networks import build_text_network
@@ -56,18 +56,22 @@ _JUDGED_SEED, _JUDGED_EPOCH = 0, 0
 class MaskedLanguageConfig:
     """Which tokens are masked, and what they become."""
 
-    mask_share: float = 0.15
-    """Fraction of the tokens of each row that is predicted; one token of a row at least."""
-    mask_token_share: float = 0.8
-    """Fraction of these that the network sees as the mask token."""
-    random_token_share: float = 0.1
-    """Fraction of these that the network sees as a random token; the others stay."""
+    mask_share: float = setting(
+        0.15, "Fraction of the tokens of each row that is predicted; one token of a row at least.", above=0, below=1
+    )
+    mask_token_share: float = setting(
+        0.8,
+        "Fraction of these that the network sees as the mask token.",
+        least=0,
+        most=1,
+        example="1 task.random_token_share=0",
+    )
+    random_token_share: float = setting(
+        0.1, "Fraction of these that the network sees as a random token; the others stay.", least=0, most=1
+    )
 
     def __post_init__(self) -> None:
-        require(0 < self.mask_share < 1, "task.mask_share", f"{self.mask_share}", allowed="above 0 and below 1")
-        for name in ("mask_token_share", "random_token_share"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"task.{name}", f"{value}", allowed="0 to 1")
+        check_settings(self, "task")
         total = self.mask_token_share + self.random_token_share
         hint = "Set task.mask_token_share and task.random_token_share so that they add up to 1 at most."
         require(total <= 1 + 1e-9, "task.random_token_share", f"{total:g} with task.mask_token_share", hint=hint)

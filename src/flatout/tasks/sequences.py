@@ -23,7 +23,7 @@ from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.shape import SequenceShape
 from flatout.engine.optimizer import OptimConfig
-from flatout.errors import as_choice, require
+from flatout.errors import check_settings, require, setting
 from flatout.models.contract import contract
 from flatout.models.recurrent import CarriedState
 from flatout.models.rnn import smooth
@@ -50,13 +50,14 @@ class SequenceLoss(StrEnum):
 class SequenceRegressionConfig:
     """The loss of a network on recordings."""
 
-    loss: SequenceLoss = SequenceLoss.mse
-    """mse: squared error; mae: absolute error; huber: squared below one scaled unit, absolute above."""
-    baselines: bool = True
-    """Whether ridge regression and the last value are computed beside."""
+    loss: SequenceLoss = setting(
+        SequenceLoss.mse,
+        "mse: squared error; mae: absolute error; huber: squared below one scaled unit, absolute above.",
+    )
+    baselines: bool = setting(True, "Whether ridge regression and the last value are computed beside.")
 
     def __post_init__(self) -> None:
-        self.loss = as_choice(SequenceLoss, self.loss, "task.loss")
+        check_settings(self, "task")
 
 
 _LOSSES: dict[SequenceLoss, Callable[..., Tensor]] = {

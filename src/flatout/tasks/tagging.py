@@ -6,7 +6,7 @@ never seen by the model; its entities count as missed, as they would where the m
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.info import TagLabels
 from flatout.data.tables.entities import NO_TAG, Entities, find_entities
 from flatout.engine.optimizer import OptimConfig
-from flatout.errors import require
+from flatout.errors import check_settings, require, setting
 from flatout.models.encoder.transformer import Outputs
 from flatout.run_log import RunLog
 from flatout.tasks.calibration import calibrated
@@ -36,17 +36,22 @@ _SPLITS = {"val": "validation", "test": "test"}
 class TaggingConfig:
     """The loss of a tagger."""
 
-    class_weights: ClassWeights = ClassWeights.none
-    """auto: each tag weighs by the inverse of its share of the training words, one on average over words."""
-    weights: dict[str, float] = field(default_factory=dict)
-    """Weight of a tag by its name, for those that are not to weigh 1; instead of class_weights."""
-    label_smoothing: float = 0.0
-    """Share of each target spread over all tags."""
+    class_weights: ClassWeights = setting(
+        ClassWeights.none,
+        "auto: each tag weighs by the inverse of its share of the training words, one on average over words.",
+    )
+    weights: dict[str, float] = setting(
+        dict,
+        "Weight of a tag by its name, for those that are not to weigh 1; instead of class_weights.",
+        least=0,
+        allowed="0 or more, for classes or tags by name",
+        example="+task.weights.sport=2",
+    )
+    label_smoothing: float = setting(0.0, "Share of each target spread over all tags.", least=0, below=1)
 
     def __post_init__(self) -> None:
-        self.class_weights, self.weights = checked(self.class_weights, self.weights)
-        smoothing = self.label_smoothing
-        require(0 <= smoothing < 1, "task.label_smoothing", f"{smoothing}", allowed="0 to below 1")
+        check_settings(self, "task")
+        self.weights = checked(self.class_weights, self.weights)
 
 
 class Tagger(Task):

@@ -189,7 +189,7 @@ def test_mistakes_are_told_before_anything_starts():
     [
         ("tune=atuo", "tune: no option 'atuo' (auto, off). Did you mean 'auto'?"),
         ("tune.bugdet_s=3", "Did you mean 'tune.budget_s'?"),
-        ("tune.budget_s=-1", "tune.budget_s: -1 (above 0)"),
+        ("tune.budget_s=-1", "tune.budget_s: -1.0 (above 0)"),
         ("tune.effective_batch=kep", "(kept, free). Did you mean 'kept'?"),
     ],
 )
@@ -282,7 +282,7 @@ def test_the_verb_prints_a_table_and_a_line_and_a_run_finds_its_answers(tmp_path
 
 def test_the_verb_tells_mistakes(capfd):
     assert verb("tune", "tune.budget_s=0") == 2
-    assert "tune.budget_s: 0 (above 0)" in capfd.readouterr().err
+    assert "tune.budget_s: 0.0 (above 0)" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from flatout.errors import as_choice
+from flatout.errors import check_settings, setting
 
 
 class Rows(StrEnum):
@@ -50,35 +50,24 @@ class Alike(StrEnum):
 class CleaningConfig:
     """Rules for rows that cannot be trained on as written; `refuse` ends the run before it starts."""
 
-    empty: Empty = Empty.by_split
-    """Rows without a text; by_split: dropped in training, kept in validation and test."""
-    unlabelled: Unlabelled = Unlabelled.drop
-    """Rows without a label."""
-    duplicates: Rows = Rows.keep
-    """Training rows with the text and the label of an earlier one."""
-    conflicts: Rows = Rows.keep
-    """Training rows whose text has another label elsewhere."""
-    leaks: Rows = Rows.keep
-    """Training rows whose text is a validation or a test text too, and validation rows whose text is a test text."""
-    odd: Rows = Rows.keep
-    """Rows whose text has control, invisible or broken characters."""
-    escapes: Escapes = Escapes.keep
-    r"""`\u2019` and `&amp;` written out in a text: kept as they are, or decoded."""
-    labels: Alike = Alike.keep
-    """Labels that differ in case, blanks around them or a zero after the point: each a class, or made one."""
+    empty: Empty = setting(
+        Empty.by_split, "Rows without a text; by_split: dropped in training, kept in validation and test."
+    )
+    unlabelled: Unlabelled = setting(Unlabelled.drop, "Rows without a label.")
+    duplicates: Rows = setting(Rows.keep, "Training rows with the text and the label of an earlier one.")
+    conflicts: Rows = setting(Rows.keep, "Training rows whose text has another label elsewhere.")
+    leaks: Rows = setting(
+        Rows.keep,
+        "Training rows whose text is a validation or a test text too, and validation rows whose text is a test text.",
+    )
+    odd: Rows = setting(Rows.keep, "Rows whose text has control, invisible or broken characters.")
+    escapes: Escapes = setting(
+        Escapes.keep, "`\\u2019` and `&amp;` written out in a text: kept as they are, or decoded."
+    )
+    labels: Alike = setting(
+        Alike.keep,
+        "Labels that differ in case, blanks around them or a zero after the point: each a class, or made one.",
+    )
 
     def __post_init__(self) -> None:
-        for name, kind in _CHOICES.items():
-            setattr(self, name, as_choice(kind, getattr(self, name), f"data.clean.{name}"))
-
-
-_CHOICES: dict[str, type[StrEnum]] = {
-    "empty": Empty,
-    "unlabelled": Unlabelled,
-    "duplicates": Rows,
-    "conflicts": Rows,
-    "leaks": Rows,
-    "odd": Rows,
-    "escapes": Escapes,
-    "labels": Alike,
-}
+        check_settings(self, "data.clean")

@@ -17,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from flatout.data.tables.table import Table
-from flatout.errors import require
+from flatout.errors import LARGEST_SEED, check_settings, setting
 
 GENERATOR_VERSION = 1
 STEP_S = 10.0
@@ -33,31 +33,23 @@ Floats = NDArray[np.float64]
 class CellsConfig:
     """How many cells are made up, and how noisy their sensors are."""
 
-    cells: int = 16
-    """Cells of the training recordings; a quarter as many, and two at least, for validation and for the test."""
-    cycles: int = 6
-    """Discharges of each cell."""
-    samples: int = 360
-    """Samples of a discharge, one every ten seconds; recordings end earlier where the cell is empty."""
-    soc_noise: float = 0.02
-    """Standard deviation of the reference of the state of charge."""
-    voltage_noise: float = 0.005
-    """Standard deviation of the voltage sensor, in volts."""
-    current_noise: float = 0.01
-    """Standard deviation of the current sensor, in amperes."""
-    temperature_noise: float = 0.1
-    """Standard deviation of the temperature sensor, in kelvins."""
-    seed: int = 7
-    """Another seed, other cells."""
+    cells: int = setting(
+        16,
+        "Cells of the training recordings; a quarter as many, and two at least, for validation and for the test.",
+        least=1,
+    )
+    cycles: int = setting(6, "Discharges of each cell.", least=1)
+    samples: int = setting(
+        360, "Samples of a discharge, one every ten seconds; recordings end earlier where the cell is empty.", least=20
+    )
+    soc_noise: float = setting(0.02, "Standard deviation of the reference of the state of charge.", least=0)
+    voltage_noise: float = setting(0.005, "Standard deviation of the voltage sensor, in volts.", least=0)
+    current_noise: float = setting(0.01, "Standard deviation of the current sensor, in amperes.", least=0)
+    temperature_noise: float = setting(0.1, "Standard deviation of the temperature sensor, in kelvins.", least=0)
+    seed: int = setting(7, "Another seed, other cells.", least=0, most=LARGEST_SEED)
 
     def __post_init__(self) -> None:
-        for name, least in (("cells", 1), ("cycles", 1), ("samples", 20)):
-            value = getattr(self, name)
-            require(value >= least, f"data.sample.{name}", f"{value}", allowed=f"{least} or more")
-        for name in ("soc_noise", "voltage_noise", "current_noise", "temperature_noise"):
-            value = getattr(self, name)
-            require(value >= 0, f"data.sample.{name}", f"{value}", allowed="0 or more")
-        require(0 <= self.seed < 2**63, "data.sample.seed", f"{self.seed}", allowed="0 to 2**63 - 1")
+        check_settings(self, "data.sample")
 
     def floor(self, target: str) -> float | None:
         """The lowest root mean square error that any model can reach; None where it is not known."""

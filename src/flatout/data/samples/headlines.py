@@ -23,14 +23,13 @@ from numpy.typing import NDArray
 
 from flatout.data.samples.made_up import Syllables, draw_long_tailed, long_tail, made_up_words
 from flatout.data.tables.table import Table
-from flatout.errors import require
+from flatout.errors import LARGEST_SEED, check_settings, require, setting
 
 GENERATOR_VERSION = 1
 _BLOCK = 16_384
 _SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}
 _COMMON_PER_TOPIC, _RARE_PER_TOPIC, _NUM_NAMES = 30, 250, 24_000
 _LONGEST = 34
-_LARGEST_SEED = 2**63 - 1
 
 _TOPICS: dict[str, str] = {
     "politics": "senate minister ballot coalition veto lobby mayor treaty referendum cabinet senator congress",
@@ -66,23 +65,14 @@ _NUM_TEMPLATES, _NAME_SHARE, _MOST_OWN = 40, 0.24, 4
 class HeadlinesConfig:
     """Size and difficulty of the built-in headlines."""
 
-    rows: int = 20_000
-    """Training rows."""
-    eval_rows: int = 2_000
-    """Validation rows, and as many test rows."""
-    classes: int = 12
-    """Number of topics, which are the classes."""
-    noise: float = 0.06
-    """Fraction of rows with a wrong label, drawn at random."""
-    seed: int = 7
-    """Seed of the headlines."""
+    rows: int = setting(20_000, "Training rows.", least=1)
+    eval_rows: int = setting(2_000, "Validation rows, and as many test rows.", least=1)
+    classes: int = setting(12, "Number of topics, which are the classes.", least=2, most=64)
+    noise: float = setting(0.06, "Fraction of rows with a wrong label, drawn at random.", least=0, below=0.5)
+    seed: int = setting(7, "Seed of the headlines.", least=0, most=LARGEST_SEED)
 
     def __post_init__(self) -> None:
-        require(self.rows >= 1, "data.sample.rows", f"{self.rows}", allowed="1 or more")
-        require(self.eval_rows >= 1, "data.sample.eval_rows", f"{self.eval_rows}", allowed="1 or more")
-        require(2 <= self.classes <= 64, "data.sample.classes", f"{self.classes}", allowed="2 to 64")
-        require(0 <= self.noise < 0.5, "data.sample.noise", f"{self.noise}", allowed="0 to below 0.5")
-        require(0 <= self.seed <= _LARGEST_SEED, "data.sample.seed", f"{self.seed}", allowed="0 to 2**63 - 1")
+        check_settings(self, "data.sample")
 
 
 class HeadlinesTable(Table):

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from flatout.data.samples.made_up import Syllables, draw_long_tailed, made_up_words
 from flatout.data.tables.table import Table
-from flatout.errors import require
+from flatout.errors import LARGEST_SEED, check_settings, require, setting
 
 GENERATOR_VERSION = 1
 MOODS = ("negative", "neutral", "positive")
@@ -31,7 +31,6 @@ ENTITY_TYPES = ("person", "place", "group", "work")
 TAGS = ("O", *(f"{mark}-{kind}" for kind in ENTITY_TYPES for mark in "BI"))
 _BLOCK = 4_096
 _SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}
-_LARGEST_SEED = 2**63 - 1
 _TWEETS_WORDS_KEY, _TAGGED_WORDS_KEY = 2013, 2017
 _SYLLABLES = Syllables(
     onsets=tuple("b bl c ch d dr f g gl h j k l m n p pr r s sh sk t tw v w y z".split()),
@@ -143,41 +142,28 @@ _NAME_FORMS = {
 class TweetsConfig:
     """Size and difficulty of the built-in tweets."""
 
-    rows: int = 6_000
-    """Training rows."""
-    eval_rows: int = 1_000
-    """Validation rows, and as many test rows."""
-    noise: float = 0.06
-    """Fraction of rows with a wrong label, drawn at random."""
-    seed: int = 0
-    """Seed of the tweets."""
+    rows: int = setting(6_000, "Training rows.", least=1)
+    eval_rows: int = setting(1_000, "Validation rows, and as many test rows.", least=1)
+    noise: float = setting(0.06, "Fraction of rows with a wrong label, drawn at random.", least=0, below=0.5)
+    seed: int = setting(0, "Seed of the tweets.", least=0, most=LARGEST_SEED)
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_settings(self, "data.sample")
 
 
 @dataclass(kw_only=True, slots=True)
 class TaggedTweetsConfig:
     """Size and difficulty of the built-in tagged tweets."""
 
-    rows: int = 4_000
-    """Training rows."""
-    eval_rows: int = 1_000
-    """Validation rows, and as many test rows."""
-    noise: float = 0.04
-    """Fraction of names with the tags of a wrong type, drawn at random."""
-    seed: int = 0
-    """Seed of the tweets; the names stay the same."""
+    rows: int = setting(4_000, "Training rows.", least=1)
+    eval_rows: int = setting(1_000, "Validation rows, and as many test rows.", least=1)
+    noise: float = setting(
+        0.04, "Fraction of names with the tags of a wrong type, drawn at random.", least=0, below=0.5
+    )
+    seed: int = setting(0, "Seed of the tweets; the names stay the same.", least=0, most=LARGEST_SEED)
 
     def __post_init__(self) -> None:
-        _check(self)
-
-
-def _check(config: TweetsConfig | TaggedTweetsConfig) -> None:
-    require(config.rows >= 1, "data.sample.rows", f"{config.rows}", allowed="1 or more")
-    require(config.eval_rows >= 1, "data.sample.eval_rows", f"{config.eval_rows}", allowed="1 or more")
-    require(0 <= config.noise < 0.5, "data.sample.noise", f"{config.noise}", allowed="0 to below 0.5")
-    require(0 <= config.seed <= _LARGEST_SEED, "data.sample.seed", f"{config.seed}", allowed="0 to 2**63 - 1")
+        check_settings(self, "data.sample")
 
 
 class _SampleTable(Table):

@@ -2,79 +2,142 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from flatout.data.feeding import FeedingConfig, require_other_files
+from flatout.data.feeding import FILES, FOLDERS, SOURCES, FeedingConfig, require_other_files
 from flatout.data.samples.cells import CellsConfig
 from flatout.data.sequences.choices import Missing, PartBy, Scale, SequenceProblem
 from flatout.data.tables.splits import SPLITS
-from flatout.errors import as_choice, require
+from flatout.errors import require, setting
 
 
 @dataclass(kw_only=True, slots=True)
 class SequenceDataConfig(FeedingConfig):
     """Recordings of sensors: tables with a row a sample."""
 
-    source: Any = None
-    """All recordings: a file, a pattern, a folder of files, or a folder with a file for each split; null with no
-    data.train: the built-in cells. From Python also a table."""
-    train: Any = None
-    """The training recordings, instead of source."""
-    validation: Any = None
-    """The validation recordings; null: taken from the training recordings."""
-    test: Any = None
-    """The test recordings; null: taken from the training recordings when no validation is given either."""
-    sample: CellsConfig = field(default_factory=CellsConfig)
-    """The built-in cells, used when there is no source."""
-    problem: SequenceProblem = SequenceProblem.estimate
-    """estimate: the target at each time; forecast: its next steps; label: one class or number a recording."""
-    features: list[str] | None = None
-    """Columns that are read; null: of the built-in cells their sensors, of a forecast the targets alone."""
-    target: Any = None
-    """Column that is answered, or a list of columns."""
-    time: str | None = None
-    """Column of the time, in seconds or as dates; null: a row is a step."""
-    group: list[str] | None = None
-    """Columns whose equal values make a recording; null: each file is one."""
-    cumulate: list[str] = field(default_factory=list)
-    """Features whose integral since the recording's beginning is read too, in unit-hours, such as the charge drawn by a
-    current; in unit-samples without data.time."""
-    step: float | None = None
-    """Seconds between two samples: recordings are resampled linearly; null: as they are."""
-    max_gap: float | None = None
-    """Seconds without a sample that end a recording and begin another; null: no gap does."""
-    missing: Missing = Missing.refuse
-    """What happens to rows with a missing value: refuse, fill (linearly over time) or drop."""
-    scale: Scale = Scale.standard
-    """How columns are scaled, by the training rows: standard, minmax or none."""
-    lookback: int | None = None
-    """Samples of a window; null: whole recordings, or chunks."""
-    stride: int = 1
-    """Samples between two training windows; validation and test use every one."""
-    horizon: int = 1
-    """Samples that a forecast answers."""
-    chunk: int | None = None
-    """Samples of a chunk: the hidden state is carried to the recording's next chunk, and cut from its gradient."""
-    split_by: PartBy = PartBy.auto
-    """What stays whole when splits are taken: file, group (by the first column of data.group) or time, which cuts each
-    recording; auto: files where there are three, else groups, else time."""
-    split_at: list[int] | None = None
-    """For split_by=time: samples of each recording at which training, validation and, if given, the test end."""
-    noise: dict[str, float] = field(default_factory=dict)
-    """Training only: standard deviation of noise added to a feature, in its unit, another in each epoch."""
-    offset: dict[str, float] = field(default_factory=dict)
-    """Training only: standard deviation of a constant added to a feature of each row of a batch."""
-    low_pass: dict[str, float] = field(default_factory=dict)
-    """Training only: most that a feature is smoothed; the memory of an exponential mean, drawn for each row."""
-    batch_size: int = 64
-    """Recordings, windows or chunks one device computes at once."""
+    source: Any = setting(
+        None,
+        "All recordings: a file, a pattern, a folder of files, or a folder with a file for each split; null "
+        "with no data.train: the built-in cells. From Python also a table.",
+        allowed=SOURCES,
+        example="cells/ data.features=[voltage,current] data.target=soc",
+    )
+    train: Any = setting(
+        None,
+        "The training recordings, instead of source.",
+        allowed=FOLDERS,
+        example="train/ data.features=[voltage,current] data.target=soc",
+    )
+    validation: Any = setting(
+        None,
+        "The validation recordings; null: taken from the training recordings.",
+        allowed=FILES,
+        example="data.train=train/ data.validation=dev/ data.features=[voltage] data.target=soc",
+    )
+    test: Any = setting(
+        None,
+        "The test recordings; null: taken from the training recordings when no validation is given either.",
+        allowed=FILES,
+        example="data.train=train/ data.test=test/ data.features=[voltage] data.target=soc",
+    )
+    sample: CellsConfig = setting(CellsConfig, "The built-in cells, used when there is no source.")
+    problem: SequenceProblem = setting(
+        SequenceProblem.estimate,
+        "estimate: the target at each time; forecast: its next steps; label: one class or number a recording.",
+        example="forecast data.lookback=96 data.horizon=24",
+    )
+    features: list[str] | None = setting(
+        None,
+        "Columns that are read; null: of the built-in cells their sensors, of a forecast the targets alone.",
+        example="[voltage,current]",
+        allowed="a list, each column once, or null",
+    )
+    target: Any = setting(
+        None, "Column that is answered, or a list of columns.", allowed="a column, or a list of columns", example="soc"
+    )
+    time: str | None = setting(None, "Column of the time, in seconds or as dates; null: a row is a step.", example="t")
+    group: list[str] | None = setting(
+        None, "Columns whose equal values make a recording; null: each file is one.", example="[cell,cycle]"
+    )
+    cumulate: list[str] = setting(
+        list,
+        "Features whose integral since the recording's beginning is read too, in unit-hours, such as the "
+        "charge drawn by a current; in unit-samples without data.time.",
+        example="data.features=[voltage,current] data.cumulate=[current]",
+    )
+    step: float | None = setting(
+        None,
+        "Seconds between two samples: recordings are resampled linearly; null: as they are.",
+        above=0,
+        example="data.time=t data.step=10",
+    )
+    max_gap: float | None = setting(
+        None,
+        "Seconds without a sample that end a recording and begin another; null: no gap does.",
+        above=0,
+        example="data.time=t data.max_gap=60",
+    )
+    missing: Missing = setting(
+        Missing.refuse, "What happens to rows with a missing value: refuse, fill (linearly over time) or drop."
+    )
+    scale: Scale = setting(Scale.standard, "How columns are scaled, by the training rows: standard, minmax or none.")
+    lookback: int | None = setting(
+        None, "Samples of a window; null: whole recordings, or chunks.", least=1, example="96"
+    )
+    stride: int = setting(
+        1,
+        "Samples between two training windows; validation and test use every one.",
+        least=1,
+        example="data.lookback=96 data.stride=12",
+    )
+    horizon: int = setting(
+        1, "Samples that a forecast answers.", least=1, example="data.problem=forecast data.lookback=96 data.horizon=24"
+    )
+    chunk: int | None = setting(
+        None,
+        "Samples of a chunk: the hidden state is carried to the recording's next chunk, and cut from its gradient.",
+        least=1,
+        example="200",
+    )
+    split_by: PartBy = setting(
+        PartBy.auto,
+        "What stays whole when splits are taken: file, group (by the first column of data.group) or time, "
+        "which cuts each recording; auto: files where there are three, else groups, else time.",
+        example="time data.split_at=[8640,11520,14400]",
+    )
+    split_at: list[int] | None = setting(
+        None,
+        "For split_by=time: samples of each recording at which training, validation and, if given, the test end.",
+        example="data.split_by=time data.split_at=[8640,11520,14400]",
+        allowed="two or three rising numbers of samples, or null",
+    )
+    noise: dict[str, float] = setting(
+        dict,
+        "Training only: standard deviation of noise added to a feature, in its unit, another in each epoch.",
+        least=0,
+        allowed="0 or more, for features by name",
+        example="+data.noise.voltage=0.01",
+    )
+    offset: dict[str, float] = setting(
+        dict,
+        "Training only: standard deviation of a constant added to a feature of each row of a batch.",
+        least=0,
+        allowed="0 or more, for features by name",
+        example="+data.offset.voltage=0.02",
+    )
+    low_pass: dict[str, float] = setting(
+        dict,
+        "Training only: most that a feature is smoothed; the memory of an exponential mean, drawn for each row.",
+        least=0,
+        below=1,
+        allowed="0 to below 1, for features by name",
+        example="+data.low_pass.current=0.5",
+    )
+    batch_size: int = setting(64, "Recordings, windows or chunks one device computes at once.", least=1)
 
     def __post_init__(self) -> None:
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()
-        choices = {"problem": SequenceProblem, "missing": Missing, "scale": Scale, "split_by": PartBy}
-        for name, kind in choices.items():
-            setattr(self, name, as_choice(kind, getattr(self, name), f"data.{name}"))
         both = self.source is not None and self.train is not None
         require(not both, "data.train", "is set beside data.source", hint="Set one of the two.")
         require_other_files({name: getattr(self, name) for name in ("source", *SPLITS)}, ("train", "source"))
@@ -126,12 +189,8 @@ class SequenceDataConfig(FeedingConfig):
         require(is_one, where, f"{len(targets)} columns", allowed="one column for data.problem=label")
 
     def _require_counts(self) -> None:
-        for name in ("lookback", "chunk", "stride", "horizon"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"data.{name}", f"{value}", allowed="1 or more")
         for name in ("step", "max_gap"):
             value = getattr(self, name)
-            require(value is None or value > 0, f"data.{name}", f"{value}", allowed="above 0")
             has_time = value is None or self.time is not None
             require(has_time, f"data.{name}", f"{value} without data.time", hint="Name the column: data.time=COLUMN.")
         cuts = self.split_at
@@ -146,12 +205,9 @@ class SequenceDataConfig(FeedingConfig):
             is_known = name in (self.features or [])
             require(is_known, "data.cumulate", f"no such feature {name!r}", allowed=", ".join(self.features or []))
         for name in ("noise", "offset", "low_pass"):
-            for feature, value in getattr(self, name).items():
+            for feature in getattr(self, name):
                 where = f"data.{name}.{feature}"
                 require(feature in inputs, where, "no such feature", allowed=", ".join(inputs))
-                most = 1.0 if name == "low_pass" else float("inf")
-                allowed = "0 to below 1" if name == "low_pass" else "0 or more"
-                require(0 <= value < most, where, f"{value}", allowed=allowed)
 
     def _require_way(self) -> None:
         """Windows, chunks or whole recordings: the one that the problem can use."""

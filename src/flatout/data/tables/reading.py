@@ -6,7 +6,7 @@ import codecs
 from dataclasses import dataclass
 from enum import StrEnum
 
-from flatout.errors import as_choice, require
+from flatout.errors import check_settings, require, setting
 
 
 class Format(StrEnum):
@@ -27,21 +27,28 @@ class Format(StrEnum):
 class ReadingConfig:
     """How files are written; what is null is detected and reported."""
 
-    format: Format | None = None
-    """Kind of file; null: by the name's ending."""
-    encoding: str | None = None
-    """Encoding of csv, json and text files; null: UTF-8, with a byte order mark or without."""
-    delimiter: str | None = None
-    """What stands between two values of a csv; null: found out from the first rows."""
-    quote: str = '"'
-    """What values of a csv may be wrapped in; an empty text: quotes are a part of the value."""
-    columns: list[str] | None = None
-    """Names of the columns of a csv whose first line is a row already; null: the first line names them."""
+    format: Format | None = setting(None, "Kind of file; null: by the name's ending.", choices=Format, example="csv")
+    encoding: str | None = setting(
+        None, "Encoding of csv, json and text files; null: UTF-8, with a byte order mark or without.", example="latin-1"
+    )
+    delimiter: str | None = setting(
+        None,
+        "What stands between two values of a csv; null: found out from the first rows.",
+        example="\"data.read.delimiter=';'\"",
+    )
+    quote: str = setting(
+        '"', "What values of a csv may be wrapped in; an empty text: quotes are a part of the value.", example="''"
+    )
+    columns: list[str] | None = setting(
+        None,
+        "Names of the columns of a csv whose first line is a row already; null: the first line names them.",
+        allowed="a list of names that differ, or null",
+        example="[text,label]",
+    )
 
     def __post_init__(self) -> None:
         where = "data.read"
-        if self.format is not None:
-            self.format = as_choice(Format, self.format, f"{where}.format")
+        check_settings(self, where)
         if self.encoding is not None:
             require(_is_encoding(self.encoding), f"{where}.encoding", f"no encoding {self.encoding!r}", hint=_ENCODINGS)
         if self.delimiter is not None:

@@ -21,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from flatout.errors import UserError, as_choice, require
+from flatout.errors import UserError, check_settings, setting
 
 # Characters of Unicode's private range, so that no word of a text can be taken for one of them.
 PADDING, UNKNOWN, SEPARATOR = "\ue000", "\ue001", "\ue002"
@@ -43,22 +43,17 @@ class VocabularyKind(StrEnum):
 class VocabularyConfig:
     """How texts become numbers in models trained from scratch."""
 
-    kind: VocabularyKind = VocabularyKind.word
-    """Whole words, byte-pair pieces, or the word pieces and frame of BERT (what encoders from scratch always get)."""
-    size: int = 30_000
-    """Most entries to keep, the special ones included."""
-    min_frequency: int = 2
-    """How often an entry must occur in the training rows to be kept."""
-    lowercase: bool = True
-    """Whether `The` and `the` are one word."""
-    strip_accents: bool = False
-    """Whether `é` and `e` are one letter."""
+    kind: VocabularyKind = setting(
+        VocabularyKind.word,
+        "Whole words, byte-pair pieces, or the word pieces and frame of BERT (what encoders from scratch always get).",
+    )
+    size: int = setting(30_000, "Most entries to keep, the special ones included.", above=len(_SPECIAL))
+    min_frequency: int = setting(2, "How often an entry must occur in the training rows to be kept.", least=1)
+    lowercase: bool = setting(True, "Whether `The` and `the` are one word.")
+    strip_accents: bool = setting(False, "Whether `é` and `e` are one letter.")
 
     def __post_init__(self) -> None:
-        self.kind = as_choice(VocabularyKind, self.kind, "data.vocabulary.kind")
-        where = "data.vocabulary"
-        require(self.size > len(_SPECIAL), f"{where}.size", f"{self.size} entries", allowed=f"over {len(_SPECIAL)}")
-        require(self.min_frequency >= 1, f"{where}.min_frequency", f"{self.min_frequency}", allowed="1 or more")
+        check_settings(self, "data.vocabulary")
 
 
 @dataclass(frozen=True, slots=True)

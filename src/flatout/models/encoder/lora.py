@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from flatout.errors import UserError, require
+from flatout.errors import UserError, check_settings, setting
 
 
 @dataclass(kw_only=True, slots=True)
 class LoraConfig:
     """Small matrices beside the frozen ones; the head is trained whole."""
 
-    rank: int = 0
-    """Rank of the small matrices; 0: none, all weights are trained."""
-    alpha: float | None = None
-    """What they count for, over the rank; null: twice the rank."""
-    dropout: float = 0.0
-    """Share of their input dropped."""
-    targets: list[str] = field(default_factory=list)
-    """Names of the layers that get them; empty: every linear layer of the encoder."""
+    rank: int = setting(0, "Rank of the small matrices; 0: none, all weights are trained.", least=0, example="8")
+    alpha: float | None = setting(
+        None,
+        "What they count for, over the rank; null: twice the rank.",
+        above=0,
+        example="model.lora.rank=8 model.lora.alpha=16",
+    )
+    dropout: float = setting(
+        0.0, "Share of their input dropped.", least=0, below=1, example="model.lora.rank=8 model.lora.dropout=0.1"
+    )
+    targets: list[str] = setting(
+        list,
+        "Names of the layers that get them; empty: every linear layer of the encoder.",
+        example="model.lora.rank=8 model.lora.targets=[query,value]",
+    )
 
     def __post_init__(self) -> None:
-        require(self.rank >= 0, "model.lora.rank", f"{self.rank}", allowed="0 or more")
-        require(self.alpha is None or self.alpha > 0, "model.lora.alpha", f"{self.alpha}", allowed="above 0")
-        require(0 <= self.dropout < 1, "model.lora.dropout", f"{self.dropout}", allowed="0 to below 1")
+        check_settings(self, "model.lora")
 
 
 def add_lora(net: Any, config: LoraConfig) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from flatout.data.tokens.run_model import model_of_run
-from flatout.errors import UserError, as_choice, did_you_mean, require
+from flatout.errors import UserError, check_settings, did_you_mean, require, setting
 from flatout.models.encoder.families import FLAT_FAMILIES
 from flatout.models.encoder.lora import LoraConfig, add_lora
 from flatout.models.encoder.network import Compute, Transformer
@@ -40,38 +40,57 @@ class TransformerConfig:
 
     recommended_clip: ClassVar[float] = 1.0
 
-    pretrained: str | None = None
-    """Folder of a run or of transformers, or name of the cache or the Hub; null: random weights."""
-    family: str = "bert"
-    """Kind of encoder for random weights, by transformers' name: bert, roberta, modernbert, ..."""
-    hidden: int = 128
-    """Numbers a token, for random weights."""
-    layers: int = 2
-    """Layers, for random weights."""
-    heads: int = 4
-    """Attention heads a layer, for random weights."""
-    intermediate: int | None = None
-    """Width of the feed-forward layers, for random weights; null: four times `hidden`."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Further settings of the encoder's own configuration, by their names there."""
-    compute: Compute = Compute.auto
-    """Flat (nothing padded) or padded batches; auto: flat where the family can."""
-    dropout: float | None = None
-    """Share dropped from embeddings and after each sub-layer; null: as the encoder has it."""
-    attention_dropout: float | None = None
-    """Share of attention dropped; null: as the encoder has it."""
-    head_dropout: float | None = None
-    """Share dropped before the output; null: as the encoder has it."""
-    freeze_embeddings: bool = False
-    """Whether the embeddings stay as they are."""
-    freeze_layers: int = 0
-    """Layers, from the first on, that stay as they are; the embeddings stay too."""
-    unfreeze_epochs: float = 0.0
-    """Epochs over which frozen layers join the training, from the last to the first; 0: frozen ones stay frozen."""
-    gradient_checkpointing: bool = False
-    """Whether activations are computed again in the backward pass: less memory, about a third more time."""
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    """Train small matrices beside the frozen ones."""
+    pretrained: str | None = setting(
+        None,
+        "Folder of a run or of transformers, or name of the cache or the Hub; null: random weights.",
+        example="bert-base-uncased",
+    )
+    family: str = setting(
+        "bert",
+        "Kind of encoder for random weights, by transformers' name: bert, roberta, modernbert, ...",
+        example="roberta",
+    )
+    hidden: int = setting(128, "Numbers a token, for random weights.", least=1)
+    layers: int = setting(2, "Layers, for random weights.", least=1)
+    heads: int = setting(4, "Attention heads a layer, for random weights.", least=1)
+    intermediate: int | None = setting(
+        None, "Width of the feed-forward layers, for random weights; null: four times `hidden`.", least=1, example="256"
+    )
+    settings: dict[str, Any] = setting(
+        dict,
+        "Further settings of the encoder's own configuration, by their names there.",
+        example="+model.settings.layer_norm_eps=1e-7",
+    )
+    compute: Compute = setting(
+        Compute.auto, "Flat (nothing padded) or padded batches; auto: flat where the family can."
+    )
+    dropout: float | None = setting(
+        None,
+        "Share dropped from embeddings and after each sub-layer; null: as the encoder has it.",
+        least=0,
+        below=1,
+        example="0.1",
+    )
+    attention_dropout: float | None = setting(
+        None, "Share of attention dropped; null: as the encoder has it.", least=0, below=1, example="0"
+    )
+    head_dropout: float | None = setting(
+        None, "Share dropped before the output; null: as the encoder has it.", least=0, below=1, example="0.2"
+    )
+    freeze_embeddings: bool = setting(False, "Whether the embeddings stay as they are.")
+    freeze_layers: int = setting(
+        0, "Layers, from the first on, that stay as they are; the embeddings stay too.", least=0
+    )
+    unfreeze_epochs: float = setting(
+        0.0,
+        "Epochs over which frozen layers join the training, from the last to the first; 0: frozen ones stay frozen.",
+        least=0,
+        example="model.freeze_layers=2 model.unfreeze_epochs=1",
+    )
+    gradient_checkpointing: bool = setting(
+        False, "Whether activations are computed again in the backward pass: less memory, about a third more time."
+    )
+    lora: LoraConfig = setting(LoraConfig, "Train small matrices beside the frozen ones.")
 
     @property
     def recommended_lr(self) -> float:
@@ -79,19 +98,10 @@ class TransformerConfig:
         return 5e-5 if self.pretrained is not None and not self.lora.rank else 1e-3
 
     def __post_init__(self) -> None:
-        self.compute = as_choice(Compute, self.compute, "model.compute")
-        for name in ("hidden", "layers", "heads"):
-            require(getattr(self, name) >= 1, f"model.{name}", f"{getattr(self, name)}", allowed="1 or more")
+        check_settings(self, "model")
         require(
             self.hidden % self.heads == 0, "model.hidden", f"{self.hidden}", allowed=f"a multiple of {self.heads} heads"
         )
-        wide = self.intermediate
-        require(wide is None or wide >= 1, "model.intermediate", f"{wide}", allowed="1 or more")
-        for name in ("dropout", "attention_dropout", "head_dropout"):
-            share = getattr(self, name)
-            require(share is None or 0 <= share < 1, f"model.{name}", f"{share}", allowed="0 to below 1, or null")
-        for name in ("freeze_layers", "unfreeze_epochs"):
-            require(getattr(self, name) >= 0, f"model.{name}", f"{getattr(self, name)}", allowed="0 or more")
         is_frozen = self.freeze_layers > 0 or not self.unfreeze_epochs
         require(is_frozen, "model.unfreeze_epochs", "nothing is frozen", hint="Set model.freeze_layers=N.")
         is_one_way = not (self.lora.rank and (self.freeze_layers or self.freeze_embeddings))

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from flatout.errors import as_choice, did_you_mean, require
+from flatout.errors import check_settings, did_you_mean, require, setting
+
+_OFF = "To measure nothing, set tune=off."
 
 
 class StepRows(StrEnum):
@@ -20,46 +22,44 @@ class StepRows(StrEnum):
 class TuneConfig:
     """What is left open is measured here before training, in processes that are thrown away."""
 
-    enabled: bool = False
-    """Whether anything is measured."""
-    feed: bool = True
-    """Whether to look for the fastest feed, where data.feed=auto."""
-    precision: bool = True
-    """Whether to look for the fastest arithmetic, where precision=auto."""
-    batch_size: bool = True
-    """Whether to look for the fastest number of rows computed at once, where none is typed."""
-    learning_rate: bool = False
-    """Whether to look for a learning rate by a range test; it is then used."""
-    compile: bool = True
-    """Whether to see if compiling the model pays within the run, where it is not typed."""
-    effective_batch: StepRows = StepRows.kept
-    """Rows of an optimizer step: kept as they are set, or free to grow, which changes what is learnt."""
-    budget_s: float = 60.0
-    """Most seconds that measuring may take."""
-    share: float = 0.05
-    """Most of the expected run's time that measuring may take; above 1 where a short run shall be measured too."""
-    memory_margin: float = 0.1
-    """Share of the free memory that is left alone."""
-    gain: float = 0.05
-    """By how much faster something must be to be taken in another's place; noise is less."""
-    steps: int = 8
-    """Optimizer steps of each probe, warming up apart; more where they are quick, fewer where the time is short."""
-    loss_tolerance: float = 0.01
-    """By how much the loss of an arithmetic may differ from that of fp32 on the same rows, as a share of it."""
-    fresh: bool = False
-    """Whether to repeat earlier measurements."""
+    enabled: bool = setting(False, "Whether anything is measured.", example="tune=auto")
+    feed: bool = setting(True, "Whether to look for the fastest feed, where data.feed=auto.")
+    precision: bool = setting(True, "Whether to look for the fastest arithmetic, where precision=auto.")
+    batch_size: bool = setting(
+        True, "Whether to look for the fastest number of rows computed at once, where none is typed."
+    )
+    learning_rate: bool = setting(False, "Whether to look for a learning rate by a range test; it is then used.")
+    compile: bool = setting(True, "Whether to see if compiling the model pays within the run, where it is not typed.")
+    effective_batch: StepRows = setting(
+        StepRows.kept, "Rows of an optimizer step: kept as they are set, or free to grow, which changes what is learnt."
+    )
+    budget_s: float = setting(60.0, "Most seconds that measuring may take.", above=0, hint=_OFF)
+    share: float = setting(
+        0.05,
+        "Most of the expected run's time that measuring may take; above 1 where a short run shall be measured too.",
+        above=0,
+        hint=_OFF,
+    )
+    memory_margin: float = setting(0.1, "Share of the free memory that is left alone.", least=0, below=1)
+    gain: float = setting(
+        0.05, "By how much faster something must be to be taken in another's place; noise is less.", least=0, below=1
+    )
+    steps: int = setting(
+        8,
+        "Optimizer steps of each probe, warming up apart; more where they are quick, fewer where the time is short.",
+        least=2,
+    )
+    loss_tolerance: float = setting(
+        0.01,
+        "By how much the loss of an arithmetic may differ from that of fp32 on the same rows, as a share of it.",
+        above=0,
+    )
+    fresh: bool = setting(False, "Whether to repeat earlier measurements.")
 
     def __post_init__(self) -> None:
-        self.effective_batch = as_choice(StepRows, self.effective_batch, "tune.effective_batch")
-        require(self.budget_s > 0, "tune.budget_s", f"{self.budget_s:g}", allowed="above 0", hint=_OFF)
-        require(self.share > 0, "tune.share", f"{self.share:g}", allowed="above 0", hint=_OFF)
-        require(0 <= self.memory_margin < 1, "tune.memory_margin", f"{self.memory_margin:g}", allowed="0 to below 1")
-        require(0 <= self.gain < 1, "tune.gain", f"{self.gain:g}", allowed="0 to below 1")
-        require(self.steps >= 2, "tune.steps", f"{self.steps}", allowed="2 or more")
-        require(self.loss_tolerance > 0, "tune.loss_tolerance", f"{self.loss_tolerance:g}", allowed="above 0")
+        check_settings(self, "tune")
 
 
-_OFF = "To measure nothing, set tune=off."
 MODES = ("off", "auto")
 
 
