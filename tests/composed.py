@@ -12,7 +12,7 @@ import train
 from flatout.cli import start
 from flatout.cli import words as words_of
 from flatout.cli.boundary import read_config
-from flatout.cli.conf_folder import conf_folder
+from flatout.cli.conf_files import conf_folder
 from flatout.config import RunConfig
 
 CONF = conf_folder()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import signal
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NoReturn
 
-from flatout.cli.parser import Parser
 from flatout.distributed.imports import importing
 from flatout.errors import EXIT_CODE, UserError, did_you_mean
 
@@ -68,6 +69,34 @@ def _parsed(given: list[str]) -> tuple[ModuleType, argparse.Namespace]:
         return command, verb_parser.parse_intermixed_args(given[1:])  # options may stand anywhere
     except TypeError:  # a verb with actions of its own cannot have that
         return command, verb_parser.parse_args(given[1:])
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser whose mistakes are a UserError."""
+
+    def error(self, message: str) -> NoReturn:
+        known = self._unknown_option(message) or self._unknown_choice(message)
+        raise known or UserError(self.prog, message, hint=self._usage())
+
+    def _unknown_option(self, message: str) -> UserError | None:
+        found = re.match(r"unrecognized arguments: (\S+)", message)
+        if found is None:
+            return None
+        word, known = found[1].partition("=")[0], list(self._option_string_actions)
+        what = "no such option" if word.startswith("-") else "one argument too many"
+        return UserError(f"{self.prog}: {word}", what, hint=did_you_mean(word, known) or self._usage())
+
+    def _unknown_choice(self, message: str) -> UserError | None:
+        found = re.match(r"argument (.+?): invalid choice: '(.*?)' \(choose from (.*)\)$", message)
+        if found is None:
+            return None
+        name, word, known = found[1], found[2], found[3].replace("'", "")
+        hint = did_you_mean(word, known.split(", "))
+        return UserError(f"{self.prog}: {name}", f"no choice {word!r}", allowed=known, hint=hint)
+
+    def _usage(self) -> str:
+        """How the command is written, in one line."""
+        return f"Write {' '.join(self.format_usage().removeprefix('usage: ').split())}."
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from flatout.callbacks.loggers import (
 )
 from flatout.cli import start
 from flatout.cli.boundary import read_config
-from flatout.cli.conf_folder import conf_folder
+from flatout.cli.conf_files import conf_folder
 from flatout.report.summary import read_summary
 
 ALL = ["tensorboard", "csv", "wandb", "mlflow"]

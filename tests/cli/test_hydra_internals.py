@@ -11,7 +11,7 @@ from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from flatout.cli.conf_folder import conf_folder
+from flatout.cli.conf_files import conf_folder
 from flatout.cli.hydra_internals import GuardedLoader, guard_hydra, require_signature
 from flatout.cli.start import register_schemas
 from flatout.errors import UserError

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from flatout.cli import words as words_of
-from flatout.cli.conf_folder import conf_folder
+from flatout.cli.conf_files import conf_folder
 from flatout.cli.train_help import SECTIONS
 from flatout.config import RunConfig
 from flatout.errors import UserError

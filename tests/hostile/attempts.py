@@ -96,7 +96,7 @@ def _compose(words: list[str], environment: dict[str, str]) -> None:
     from flatout.cli import start
     from flatout.cli.boundary import read_config
     from flatout.cli.composing import explain_errors
-    from flatout.cli.conf_folder import conf_folder
+    from flatout.cli.conf_files import conf_folder
     from flatout.cli.hydra_internals import guard_hydra
 
     guard_hydra()

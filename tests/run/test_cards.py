@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flatout import UserError
-from flatout.cli.rows import answering_devices
+from flatout.cli.predict import answering_devices
 from flatout.distributed import ranks
 from flatout.engine.precision import Precision, choose_precision
 from flatout.run.launch import devices_wanted

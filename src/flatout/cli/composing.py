@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
-from flatout.cli.moved_keys import find_moved
-from flatout.cli.unknown_keys import as_typed, find_key, takes_list, unknown_key
+from flatout.cli.unknown_keys import as_typed, find_key, find_moved, takes_list, unknown_key
 from flatout.errors import RunBroke, UserError, did_you_mean
 
 

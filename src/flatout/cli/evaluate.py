@@ -11,7 +11,7 @@ import sys
 
 from rich.console import Console
 
-from flatout.cli.rows import FILES, add_computing, file_options, load_predictors, readable
+from flatout.cli.predict import FILES, add_computing, file_options, load_predictors, readable
 from flatout.data.store.progress import Progress
 from flatout.report.closing import class_table
 from flatout.report.summary import json_safe

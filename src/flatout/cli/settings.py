@@ -22,7 +22,7 @@ import lightning as L
 import yaml
 
 from flatout.callbacks.loggers import LOGGERS
-from flatout.cli.conf_folder import conf_folder
+from flatout.cli.conf_files import conf_folder
 from flatout.cli.sweep_settings import LauncherSettings, SweeperSettings, in_short
 from flatout.config import COMPONENTS, REPLACED, RunConfig
 from flatout.errors import About, UserError, about_settings

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from flatout.cli.conf_folder import conf_folder
+from flatout.cli.conf_files import conf_folder
 from flatout.cli.words import for_hydra, refuse_pickles_and_packages
 from flatout.distributed.imports import importing
 from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, write_for_launcher

@@ -1,4 +1,4 @@
-"""Messages for keys that do not exist: the nearest key, and where the list is."""
+"""Messages for keys that do not exist: the nearest key, and where the list is; or the words that replace an old key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import lightning as L
 import yaml
 
 from flatout.callbacks.loggers import LOGGERS
-from flatout.cli.conf_folder import conf_folder
+from flatout.cli.conf_files import conf_folder
 from flatout.cli.words import GROUPS
 from flatout.config import COMPONENTS, OWN_PARTS_MAY_SET, REPLACED, RunConfig
 from flatout.errors import UserError, nearest
@@ -148,3 +148,22 @@ def _ours_of_trainer() -> list[str]:
 
 def _trainer_arguments() -> list[str]:
     return list(inspect.signature(L.Trainer.__init__).parameters)[1:]
+
+
+_MOVED = {
+    "experiment": "name={value}",
+    "data.builtin": "data={value}",
+    "data.tweets": "data=tweets data.sample{rest}={value}",
+    "data.tagged_tweets": "data=tagged_tweets data.sample{rest}={value}",
+}
+"""Old key: new words. `{rest}` is what follows the old key."""
+
+
+def find_moved(key: str, value: str) -> UserError | None:
+    """The mistake of a key that moved; None for any other key. `value` may be empty."""
+    for old, new in _MOVED.items():
+        if key == old or key.startswith(f"{old}."):
+            words = new.format(rest=key.removeprefix(old), value=value or "VALUE")
+            where = f"{key}={value}" if value else key
+            return UserError(where, "has moved", hint=f"Use {words}.")
+    return None
