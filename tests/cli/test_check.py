@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from itertools import product
 
 import pytest
 
+from flatout.cli.check import read_settings
 from flatout.data.checks.cleaning_settings import CleaningConfig, Rows
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
-from flatout.inference.dotted_settings import with_overrides
+from tests.composed import compose_run
 from tests.stores import open_store
 from tests.verbs import verb
 
@@ -44,7 +46,7 @@ def test_the_folder_of_a_file_is_printed_once_beside_the_command(rows, capsys):
 def test_the_command_at_the_end_is_one_that_works(rows, capsys, tmp_path):
     verb("check", rows)
     command = capsys.readouterr().out.rsplit("python -m train ", 1)[1].split()
-    assert open_store(with_overrides(TextDataConfig, command, "data")).store.splits.keys() == {
+    assert open_store(read_settings(TextDataConfig, command)).store.splits.keys() == {
         "train",
         "validation",
         "test",
@@ -121,15 +123,17 @@ def test_escape_codes_and_markup_in_the_data_are_printed_harmlessly(tmp_path, ca
 
 
 MISTAKES = {
-    "data.labl=x": "data.labl: no such key .* Did you mean 'label'?",
+    "data.labl=x": "data.labl: no such key.* Did you mean 'data.label'",
     "data.max_length=abc": r"data.max_length: 'abc' does not fit \(a whole number\)",
-    "data.max_length=true": r"data.max_length: True does not fit",
+    "data.max_length=true": r"data.max_length: 'True' does not fit",
     "data.clean.leaks=dorp": "data.clean.leaks: 'dorp'.*Did you mean 'drop'",
     "data.clean=3": "data.clean: is a group of settings",
-    "data.label.more=3": "data.label.more: label is no group of settings",
+    "data.label.more=3": "data.label.more: data.label is no group of settings",
     "clean.leaks=drop": "command line: cannot read 'clean.leaks=drop'. Write data.KEY=VALUE",
     "data.text": "command line: cannot read 'data.text'",
-    "data.text=[a": r"data.text: cannot read '\[a'",
+    "data.text=[a": r"command line: cannot read 'data.text=\[a'",
+    "data.max_length=null": "data.max_length: null does not fit",
+    "data.text=title,body": r"data.text: several values .* Write 'data.text=\[FIRST,SECOND\]'",
     "data.validation_share=0.9": "data.validation_share: 0.9",
 }
 
@@ -137,11 +141,11 @@ MISTAKES = {
 @pytest.mark.parametrize("override", MISTAKES)
 def test_a_mistake_in_a_setting_is_told_with_its_key(override):
     with pytest.raises(UserError, match=MISTAKES[override]):
-        with_overrides(TextDataConfig, [override], "data")
+        read_settings(TextDataConfig, [override])
 
 
 def test_settings_are_what_they_are_for_training():
-    config = with_overrides(
+    config = read_settings(
         TextDataConfig,
         [
             "data.clean.leaks=drop",
@@ -150,7 +154,6 @@ def test_settings_are_what_they_are_for_training():
             "data.label=007",
             "data.read.quote=",
         ],
-        "data",
         train={"title": ["a"], "body": ["b"], "007": ["c"]},
     )
     assert config.clean == CleaningConfig(leaks=Rows.drop)
@@ -160,3 +163,13 @@ def test_settings_are_what_they_are_for_training():
 def test_a_check_starts_without_torch():
     code = "import sys, flatout.cli.check; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_command_of_a_file_with_an_odd_name_and_delimiter_can_be_typed(tmp_path, capsys):
+    path = tmp_path / "rows, and (more).csv"
+    lines = [f"some words of row {i};{'ab'[i % 2]}" for i in range(60)]
+    path.write_text("\n".join(["text;label", *lines]), encoding="utf-8")
+    assert verb("check", path, "data.read.delimiter=';'") == 0
+    command = shlex.split(capsys.readouterr().out.rsplit("python -m train ", 1)[1])
+    assert read_settings(TextDataConfig, command).source == str(path)
+    assert compose_run(command).data.read.delimiter == ";"

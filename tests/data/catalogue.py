@@ -23,7 +23,7 @@ from flatout.data.checks.checkup import check
 from flatout.data.checks.findings import Level
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
-from flatout.inference.dotted_settings import built
+from flatout.inference.run_predictor import built
 
 WORDS = "amber birch cedar delta ember fjord grove heath islet jetty knoll lagoon".split()
 

@@ -9,14 +9,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar, cast
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.markup import escape
 
+from flatout.cli.words import quote_letters, quoted
 from flatout.data.checks.checkup import check
 from flatout.data.checks.findings import Level, counted, lines_of
 from flatout.data.problem import Problem
@@ -25,9 +31,9 @@ from flatout.data.sequences.choices import SequenceProblem
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.text import TextDataConfig
 from flatout.engine.allocator import keep_freed_memory
-from flatout.errors import EXIT_CODE, UserError
-from flatout.inference.dotted_settings import with_overrides
+from flatout.errors import EXIT_CODE, UserError, require
 
+Settings = TypeVar("Settings")
 _STRICT_CODE = 1
 _MARKS = {Level.error: "[red]error[/red]  ", Level.warning: "[yellow]warning[/yellow]", Level.note: "note   "}
 
@@ -50,11 +56,11 @@ def run(arguments: argparse.Namespace) -> None:
     keep_freed_memory()
     key = "train" if _names_parts(settings) else "source"
     kind = kind_of(settings)
-    found = kind.check(with_overrides(kind.settings, settings, "data", **{key: source}))
+    found = kind.check(read_settings(kind.settings, settings, **{key: source}))
     if arguments.json:
         print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
     else:
-        show(found, found.command(key, source, settings))
+        show(found, found.command(key, quoted(source), settings))
     if found.count(Level.error):
         sys.exit(EXIT_CODE)
     if arguments.strict and found.count(Level.warning):
@@ -74,6 +80,35 @@ def _parted(words: list[str]) -> tuple[str, list[str]]:
         if any(setting.startswith(f"data.{name}=") for setting in settings):
             raise UserError(f"data.{name}", "SOURCE is what is checked", hint="Leave it out.")
     return sources[0], settings
+
+
+def read_settings(kind: type[Settings], words: Sequence[str], **given: Any) -> Settings:
+    """Settings of data from words such as `data.clean.leaks=drop`, which Hydra reads as it does for training."""
+    try:
+        root = OmegaConf.create({"data": OmegaConf.structured(kind)})
+        for name, value in given.items():
+            OmegaConf.update(root, f"data.{name}", value)
+        for word in OverridesParser.create().parse_overrides([quote_letters(word) for word in words]):
+            _set(root, word)
+        found: Any = OmegaConf.to_object(root.data)
+        return cast(Settings, found)
+    except (HydraException, OmegaConfBaseException):
+        from flatout.cli.composing import explain_errors  # imports torch: for a mistake alone
+
+        with explain_errors():
+            raise
+
+
+def _set(root: DictConfig, word: Override) -> None:
+    key = word.get_key_element()
+    group = key.rpartition(".")[0]
+    require(key.startswith("data."), "command line", f"cannot read {word.input_line!r}", hint="Write data.KEY=VALUE.")
+    require(not word.is_sweep_override(), key, "several values for one check", hint=f"Write '{key}=[FIRST,SECOND]'.")
+    require(OmegaConf.is_dict(OmegaConf.select(root, group)), key, f"{group} is no group of settings")
+    is_group = is_dataclass(OmegaConf.get_type(OmegaConf.select(root, key)))
+    hint = f"Name one of them: {key}.NAME=VALUE."
+    require(not is_group or isinstance(word.value(), dict), key, "is a group of settings", hint=hint)
+    OmegaConf.update(root, key, word.value())
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,8 @@ def _wrong_value(error: ComposeError) -> UserError:
     allowed = names.get(wanted, wanted)
     value = error.value if error.value != "None" else _first(r"[Vv]alue '([^']*)'", message)
     hint = did_you_mean(value, allowed.split(", ")) if "," in allowed else ""
+    if "is not Optional" in error.message:
+        return UserError(as_typed(error.key), "null does not fit", hint="Give it a value, or leave it out.")
     if "is not a ListConfig" in message:
         allowed, hint = "a list", f"Write {as_typed(error.key)}=[{value}]."
     return UserError(as_typed(error.key), f"{value!r} does not fit", allowed=allowed, hint=hint)

@@ -11,6 +11,7 @@ from typing import Any
 
 from flatout.cli.sweep_settings import SHORT, in_full
 from flatout.cli.train import main
+from flatout.cli.words import quoted
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, nearest
 
@@ -80,9 +81,3 @@ def _trusts(word: str) -> bool:
     key = word.lstrip("+~").partition("=")[0]
     is_ours = key in (*SHORT.values(), "hydra/sweeper", "hydra/launcher", "hydra.sweep.dir", "hydra.mode")
     return key.startswith(("allow_targets", "-")) or (key.startswith("hydra") and not is_ours)
-
-
-def quoted(text: str) -> str:
-    """A text as a value on Hydra's command line, whatever is in it."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

@@ -46,6 +46,14 @@ def _quoted(found: re.Match[str]) -> str:
     return f'"{found[0].strip()}"'
 
 
+def quoted(text: str) -> str:
+    """A text as a value on Hydra's command line, whatever is in it."""
+    if re.fullmatch(r"[\w./:+%@-]+", text, re.ASCII):
+        return text
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
 def with_own_parts(words: Sequence[str]) -> list[str]:
     """The words without the option of a group whose `_target_` is typed: a class of yours takes its place."""
     found = list(words)

@@ -7,11 +7,12 @@ file is: a block a device is under way, and one more waits.
 from __future__ import annotations
 
 import queue
+import typing
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -32,7 +33,6 @@ from flatout.data.tables.table import Table, require_columns
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, read_encoder
 from flatout.engine.precision import Precision
 from flatout.errors import require
-from flatout.inference.dotted_settings import built
 from flatout.inference.export import export_encoder
 from flatout.inference.folder import ENCODER, TOKENIZER, ModelFolder
 from flatout.models import kind_of, model_class
@@ -173,6 +173,13 @@ def saved_config(folder: ModelFolder) -> Any:
     without = {"vectors": None, "freeze_vectors": False, "pretrained": None}
     values = {name: without.get(name, value) for name, value in described["config"].items()}
     return built(model_class(described["kind"], folder.settings_file), values)
+
+
+def built(kind: type, values: dict[str, Any]) -> Any:
+    """Settings of a class from plain values; a mapping becomes a group of settings."""
+    hints = typing.get_type_hints(kind)
+    nested = {name: value for name, value in values.items() if isinstance(value, dict) and is_dataclass(hints[name])}
+    return kind(**{**values, **{name: built(hints[name], value) for name, value in nested.items()}})
 
 
 def load_network(folder: ModelFolder, **sizes: Any) -> nn.Module:
