@@ -311,9 +311,7 @@ def test_a_check_of_recordings_prints_lengths_and_columns_and_a_command_that_tra
     assert verb("check", folder, *COLUMNS, "data.noise.c=0.01") == 2
     assert capsys.readouterr().err.rstrip() == "data.noise.c: no such feature (a, b)"
     assert verb("check", folder, "data.features=a", "data.target=y") == 2
-    assert (
-        capsys.readouterr().err.rstrip() == "data.features: 'a' does not fit (a list, null). Write data.features=[a]."
-    )
+    assert capsys.readouterr().err.rstrip() == "data.features: 'a' does not fit (a list). Write data.features=[a]."
     quick = ["trainer.max_epochs=1", "monitor.progress=false", "logger=none", f"output={tmp_path / 'out'}"]
     assert run_train([*words, *quick], monkeypatch) == 0
 
@@ -335,7 +333,7 @@ def test_a_check_of_recordings_warns_of_another_unit_and_names_mistakes(tmp_path
     [
         ("model=bilstm", "model: bilstm does not fit sequences. Set model=rnn or model=window_mlp"),
         ("task=classification", "task: classification with data.problem=estimate. Set task=sequence."),
-        ("data.lookback=0", "data.lookback: 0 (1 or more)"),
+        ("data.lookback=0", "data.lookback: 0 (1 or more, or null)"),
         ("data.target=voltage", "data.features: 'voltage' is the target"),
         ("model.hiden=3", "model.hiden: no such key"),
     ],

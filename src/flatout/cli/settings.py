@@ -28,7 +28,7 @@ from flatout.config import COMPONENTS, REPLACED, RunConfig
 from flatout.errors import About, UserError, about_settings
 
 _KEY_WIDTH = 42
-_LEAST_WIDTH, _MOST_WIDTH = 80, 140
+_LEAST_WIDTH, _MOST_WIDTH = 80, 120
 _MOST_NEAR = 5
 _TYPES: dict[Any, str] = {
     int: "a whole number",
@@ -196,7 +196,7 @@ def as_word(value: Any) -> str:
 def _print_one(setting: Setting) -> None:
     print(f"{setting.key}  ({setting.option})")
     for name, text in _lines_of(setting):
-        print(textwrap.fill(text, _width(), initial_indent=f"  {name:9}", subsequent_indent=" " * 11))
+        print(textwrap.fill(text, width(), initial_indent=f"  {name:9}", subsequent_indent=" " * 11))
 
 
 def _lines_of(setting: Setting) -> Iterator[tuple[str, str]]:
@@ -213,8 +213,9 @@ def _print_list(settings: list[Setting]) -> None:
             print(f"{'' if option is None else chr(10)}{each.option}")
             option = each.option
         head = f"  {each.key}={each.default}".ljust(_KEY_WIDTH)
-        print(textwrap.fill(each.does, _width(), initial_indent=f"{head} ", subsequent_indent=" " * (_KEY_WIDTH + 1)))
+        print(textwrap.fill(each.does, width(), initial_indent=f"{head} ", subsequent_indent=" " * (_KEY_WIDTH + 1)))
 
 
-def _width() -> int:
+def width() -> int:
+    """Characters in a line of the terminal, within bounds that read well."""
     return min(_MOST_WIDTH, max(_LEAST_WIDTH, shutil.get_terminal_size().columns))

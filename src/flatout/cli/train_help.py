@@ -6,7 +6,6 @@ Hydra's own help prints every value without a word about it. `python -m flatout 
 from __future__ import annotations
 
 import re
-import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from flatout.cli.settings import Setting, all_settings
+from flatout.cli.settings import Setting, all_settings, as_word, width
 
 USAGE = """\
 flatout trains classifiers, taggers, readers of bit strings and networks on sensor data, as fast as the hardware allows.
@@ -79,7 +78,6 @@ _SHORT = {
 """Words of our own where a setting's own text is long, or Lightning's."""
 _GROUPS = ("data", "model", "task", "trainer", "callbacks", "logger", "monitor", "tune", "experiment", "sweep", "debug")
 _KEY_WIDTH = 36
-_MOST_WIDTH = 120
 
 
 def help_text(words: Sequence[str], conf: Path) -> str:
@@ -113,7 +111,7 @@ def _groups(conf: Path) -> Iterator[str]:
     """The options of each group, as the files of `conf/` have them."""
     for group in _GROUPS:
         names = ", ".join(sorted(path.stem for path in (conf / group).glob("*.yaml")))
-        yield textwrap.fill(names, _width(), initial_indent=f"  {group}: ", subsequent_indent=" " * 4)
+        yield textwrap.fill(names, width(), initial_indent=f"  {group}: ", subsequent_indent=" " * 4)
 
 
 def _expand(cfg: DictConfig, keys: str) -> Iterator[str]:
@@ -144,12 +142,12 @@ def _row(cfg: DictConfig, key: str, setting: Setting | None) -> str:
     """`key=value` and what it does, in one line or more."""
     value: Any = OmegaConf.select(cfg, key)
     plain = list(value) if key == "logger" and value else value
-    shown = _as_word(plain)
+    shown = as_word(plain)
     does = _SHORT.get(key) or (_in_short(setting.does, is_null=value is None) if setting else "")
     allowed = f" ({setting.allowed})" if setting and _is_choice(setting.allowed) else ""
     head = f"  {key}={shown}".replace("'", "").ljust(_KEY_WIDTH)
     return textwrap.fill(
-        f"{does}{allowed}", _width(), initial_indent=f"{head} ", subsequent_indent=" " * (_KEY_WIDTH + 1)
+        f"{does}{allowed}", width(), initial_indent=f"{head} ", subsequent_indent=" " * (_KEY_WIDTH + 1)
     )
 
 
@@ -160,15 +158,6 @@ def _in_short(does: str, *, is_null: bool) -> str:
     return f"{first}; null: {null[1].strip()}" if is_null and null and null[0] not in first else first
 
 
-def _as_word(value: Any) -> str:
-    """A value as typed on the command line."""
-    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
-
-
 def _is_choice(allowed: str) -> bool:
     """Whether the allowed values are words to choose from."""
     return all(re.fullmatch(r"[\w]+", each) for each in allowed.split(", ")) and ", " in allowed
-
-
-def _width() -> int:
-    return min(_MOST_WIDTH, max(80, shutil.get_terminal_size().columns))
