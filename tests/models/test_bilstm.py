@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.errors import UserError
 from flatout.models.bilstm import BiLSTM, BiLSTMConfig
-from flatout.models.recurrent import turned_places
+from flatout.models.recurrent import reversed_places
 from flatout.models.words import Pooling
 
 ROWS = [[4, 5, 6, 7, 8], [9], [3, 4], [5, 6, 7], [8, 9, 3, 4, 5]]
@@ -105,7 +105,7 @@ def test_rows_of_one_length_take_the_short_way_to_the_same_answer(pooling, layer
 
 
 def test_each_row_is_turned_round_by_itself_and_padding_stays():
-    places = turned_places(torch.tensor([1, 3, 4]), 4)
+    places = reversed_places(torch.tensor([1, 3, 4]), 4)
     assert places.view(4, 3).tolist() == [[0, 7, 11], [3, 4, 8], [6, 1, 5], [9, 10, 2]]
     assert torch.equal(places[places], torch.arange(12))
 

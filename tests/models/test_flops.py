@@ -13,7 +13,6 @@ from flatout.models.bilstm import BiLSTM, BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig, Norm
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Outputs, Transformer, TransformerConfig
-from flatout.models.flops import forward_flops
 from flatout.models.textcnn import TextCNNConfig
 from flatout.models.words import Pooling
 
@@ -33,7 +32,7 @@ def counted(model: nn.Module, batch: FlatBatch) -> tuple[int, int]:
 def assert_counted(model: nn.Module, batch: FlatBatch) -> None:
     lengths = batch.lengths.numpy()
     forward, both = counted(model, batch)
-    assert forward_flops(model.products(lengths)) == forward
+    assert sum(each.flops for each in model.products(lengths)) == forward
     assert model.training_flops(lengths) == both
 
 
@@ -73,7 +72,7 @@ def test_a_bilstm_is_counted_as_if_it_were_unrolled_by_hand(layers, pooling, is_
     model, batch = config.build(num_outputs=3, vocabulary_size=10), flat_batch(EVEN)
     model.embedding.weight.requires_grad_(not is_frozen)
     lengths, answers = batch.lengths.numpy(), model(batch)
-    expected = forward_flops(model.products(lengths)), model.training_flops(lengths)
+    expected = sum(each.flops for each in model.products(lengths)), model.training_flops(lengths)
     by_hand = unrolled(model)
     torch.testing.assert_close(by_hand(batch), answers)
     assert counted(by_hand, batch) == expected
@@ -91,7 +90,7 @@ def test_a_filter_of_even_width_has_a_window_more_than_a_row_has_words():
     model = TextCNNConfig(embedding=6, filters=4, widths=[2, 4]).build(num_outputs=3, vocabulary_size=10)
     batch = flat_batch(EVEN)
     forward, _ = counted(model.to(META), batch.to(META))
-    assert forward_flops(model.products(batch.lengths.numpy())) == forward
+    assert sum(each.flops for each in model.products(batch.lengths.numpy())) == forward
 
 
 def bits_batch(rows: int, num_bytes: int) -> FlatBatch:

@@ -101,7 +101,7 @@ def test_weights_in_bf16_are_laid_in_one_piece_for_cudnn(monkeypatch):
     monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", lambda *all_of_it: given.extend(all_of_it), raising=False)
     monkeypatch.setattr(torch.backends.cudnn.rnn, "get_cudnn_mode", {"LSTM": 2, "GRU": 3}.__getitem__)
     layer = nn.GRU(3, 4)
-    found = recurrent._in_bf16(layer, layer._flat_weights, "cuda")
+    found = recurrent._in_bf16(layer, layer.all_weights[0], "cuda")
     assert [each.dtype for each in found] == [torch.bfloat16] * 4
     assert given == [found, 4, 3, 3, 4, 0, 1, False, False]
 

@@ -145,11 +145,7 @@ class BitColumn:
         try:
             return values.cast(pa.int32()).to_numpy(zero_copy_only=False), lengths
         except pa.ArrowInvalid as error:
-            raise UserError(
-                "data.bits",
-                f"column {self.name!r} of {self.source}: {error}",
-                hint="Name another column (data.bits=COLUMN), or the form (data.form=hex).",
-            ) from None
+            raise self._no_numbers(error) from None
 
     def _written_numbers(self, column: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
         """Texts such as `[12, 7]`, `{12, 7}` or `12 7` as lists."""
@@ -169,11 +165,11 @@ class BitColumn:
         try:
             return pa.ListArray.from_arrays(offsets, lists.flatten().filter(filled).cast(pa.int64()))
         except pa.ArrowInvalid as error:
-            raise UserError(
-                "data.bits",
-                f"column {self.name!r} of {self.source}: {error}",
-                hint="Name another column (data.bits=COLUMN), or the form (data.form=hex).",
-            ) from None
+            raise self._no_numbers(error) from None
+
+    def _no_numbers(self, error: Exception) -> UserError:
+        hint = "Name another column (data.bits=COLUMN), or the form (data.form=hex)."
+        return UserError("data.bits", f"column {self.name!r} of {self.source}: {error}", hint=hint)
 
     def _fail(self, row: int, what: str) -> None:
         raise UserError(

@@ -21,10 +21,19 @@ from torch import Tensor
 
 from flatout.bits.exposure_page import write_exposure
 from flatout.bits.grams import FIELD_END
-from flatout.bits.info import BitInfo, GramLabels
+from flatout.bits.info import BitInfo
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.reconstruct import Rates, rates
-from flatout.bits.ridge import COMMONEST, EVERYBODY, MOST_RECORDS, PENALTIES, STEEPNESS, Ridge, RidgeSums, neighbours
+from flatout.bits.ridge import (
+    COMMONEST,
+    EVERYBODY,
+    MOST_RECORDS,
+    PENALTIES,
+    Ridge,
+    RidgeSums,
+    neighbours,
+    start_detectors,
+)
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.bits.task import GramDecoder
 from flatout.data.batches.feed import Feed, Feeds
@@ -85,57 +94,6 @@ def most_and_least(names: tuple[str, ...], counts: GramCounts) -> tuple[list[dic
     return rows(order[:_GRAMS_SHOWN]), rows(order[::-1][:_GRAMS_SHOWN])
 
 
-class LearningCurve:
-    """Dice on the test records after training on fewer and fewer known pairs of text and encoding.
-
-    Ridge regression is solved again for every size. The network keeps its composer, which needs texts but no
-    encodings, and has its detectors solved again.
-    """
-
-    def __init__(self, model: Any, *, num_inputs: int, is_set: bool, num_labels: int, num_targets: int) -> None:
-        self.model = copy.deepcopy(model)
-        self.num_inputs, self.is_set = num_inputs, is_set
-        self.num_labels, self.num_targets = num_labels, num_targets
-
-    def points(self, train: Feed, validation: Feed, test: Feed, steepness: float) -> Iterator[dict[str, float]]:
-        """From few records to all of them."""
-        total = min(train.split.num_rows, MOST_RECORDS)
-        sizes = sorted({min(total, max(_FEWEST, total >> halvings)) for halvings in range(_SIZES)})
-        sums = RidgeSums(
-            num_inputs=self.num_inputs, is_set=self.is_set, num_grams=self.num_targets, device=train.device
-        )
-        parts = (slice(0, self.num_labels), slice(self.num_labels, self.num_targets))
-        refits = self.model.detectors is not None and self.model.starts_at_ridge and not self.model.trains_detectors
-        penalties: tuple[float, ...] = PENALTIES
-        for size in sums.read(train, sizes):
-            answers, hashed = sums.best(validation, parts, penalties)
-            penalties = tuple(sorted({*neighbours(answers.penalty), *neighbours(hashed.penalty)}))
-            point = {"records": float(size), "ridge": self._ridge_dice(sums, answers, test)}
-            if refits:
-                self.model.start_detectors(steepness * hashed.weight, steepness * (hashed.bias - hashed.threshold))
-                point["model"] = self._model_dice(validation, test)
-            yield point
-
-    def _ridge_dice(self, sums: RidgeSums, ridge: Ridge, test: Feed) -> float:
-        metrics = GramMetrics(ridge.threshold)
-        for inputs_ND, grams_NG in sums.blocks(test):
-            metrics.update(ridge.scores(inputs_ND), grams_NG[:, : self.num_labels])
-        return metrics.compute()["dice"]
-
-    @torch.inference_mode()
-    def _model_dice(self, validation: Feed, test: Feed) -> float:
-        self.model.eval()
-        metrics = GramMetrics()
-        for feed in (validation, test):
-            metrics.reset()
-            for batch in feed.afresh():
-                targets = batch.multi_hot(self.num_labels)
-                metrics.update(self.model(batch)[:, : self.num_labels].float().sigmoid(), targets)
-            values = metrics.compute()
-            metrics.given = metrics.threshold
-        return values["dice"]
-
-
 def conclusion(dice: float, trivial: float, rates: Rates, with_names: Rates | None) -> list[str]:
     """What the numbers mean, in plain words."""
     gained = (dice - trivial) / max(1e-9, 1 - trivial)
@@ -170,14 +128,14 @@ _CAUTION = (
 class ExposureStudy:
     """What the encodings of unseen records give away to a trained model."""
 
-    def __init__(
-        self, data: BitInfo, labels: GramLabels, task: GramDecoder, predictor: GramPredictor, feeds: Feeds
-    ) -> None:
-        self.data, self.labels, self.task, self.predictor, self.feeds = data, labels, task, predictor, feeds
+    def __init__(self, task: GramDecoder, predictor: GramPredictor, feeds: Feeds) -> None:
+        self.task, self.predictor, self.feeds = task, predictor, feeds
+        self.data: BitInfo = task.info
+        self.labels = task.labels
         self.judged, self.split = ("validation", "val") if feeds.test is None else ("test", "test")
         self.held: Feed = feeds.validation if feeds.test is None else feeds.test
 
-    def measure(self, summary: dict[str, Any], *, steepness: float) -> dict[str, Any]:
+    def measure(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Everything the report shows; `summary` holds the run's metrics and baselines."""
         rows, probabilities, detected, targets = self._answers()
         counts = count_grams(probabilities, targets, self.task.threshold)
@@ -186,13 +144,6 @@ class ExposureStudy:
         baselines = summary["baseline"]["metrics"]
         trivial = baselines[f"{self.split}/{EVERYBODY}"]
         alone, with_names = self._rebuilt(rows, detected)
-        curve = LearningCurve(
-            self.task.model,
-            num_inputs=self.data.num_inputs,
-            is_set=self.data.is_set,
-            num_labels=self.labels.num_outputs,
-            num_targets=self.labels.num_targets,
-        )
         return {
             "schema": 1,
             "encoding": self.data.facts["about"],
@@ -204,7 +155,7 @@ class ExposureStudy:
                 "ridge regression": baselines[f"{self.split}/dice"],
                 f"the {COMMONEST} commonest 2-grams for everybody": trivial,
             },
-            "learning": list(curve.points(self.feeds.train, self.feeds.validation, self.held, steepness)),
+            "learning": list(self._learning_curve()),
             "frequency": by_frequency(counts, np.array(self.labels.counts)),
             "most": most,
             "least": least,
@@ -227,6 +178,46 @@ class ExposureStudy:
                 break
         rows, answers, detected, targets = (torch.cat(parts)[:_JUDGED] for parts in zip(*found, strict=True))
         return rows, answers, detected, targets
+
+    def _learning_curve(self) -> Iterator[dict[str, float]]:
+        """Dice after training on few known pairs of text and encoding, on more, and on all of them.
+
+        Ridge regression is solved again for every size. The network keeps its composer, which needs texts but no
+        encodings, and has its detectors solved again.
+        """
+        train, model = self.feeds.train, copy.deepcopy(self.task.model)
+        assert isinstance(model, BitMLP)
+        total = min(train.split.num_rows, MOST_RECORDS)
+        sizes = sorted({min(total, max(_FEWEST, total >> halvings)) for halvings in range(_SIZES)})
+        sums = RidgeSums.of(self.data, self.labels, train.device)
+        refits = model.detectors is not None and model.starts_at_ridge and not model.trains_detectors
+        penalties: tuple[float, ...] = PENALTIES
+        for size in sums.read(train, sizes):
+            answers, hashed = sums.best(self.feeds.validation, self.labels.parts, penalties)
+            penalties = tuple(sorted({*neighbours(answers.penalty), *neighbours(hashed.penalty)}))
+            point = {"records": float(size), "ridge": self._ridge_dice(sums, answers)}
+            if refits:
+                start_detectors(model, hashed)
+                point["model"] = self._model_dice(model)
+            yield point
+
+    def _ridge_dice(self, sums: RidgeSums, ridge: Ridge) -> float:
+        metrics = GramMetrics(ridge.threshold)
+        for inputs_ND, grams_NG in sums.blocks(self.held):
+            metrics.update(ridge.scores(inputs_ND), grams_NG[:, : self.labels.num_outputs])
+        return metrics.compute()["dice"]
+
+    @torch.inference_mode()
+    def _model_dice(self, model: BitMLP) -> float:
+        model.eval()
+        metrics, num_labels = GramMetrics(), self.labels.num_outputs
+        for feed in (self.feeds.validation, self.held):
+            metrics.reset()
+            for batch in feed.afresh():
+                metrics.update(model(batch)[:, :num_labels].float().sigmoid(), batch.multi_hot(num_labels))
+            values = metrics.compute()
+            metrics.given = metrics.threshold
+        return values["dice"]
 
     def _rebuilt(self, rows: Tensor, detected: Tensor) -> tuple[Rates, Rates | None]:
         """How often texts are rebuilt, from the grams alone and with the names of the training records."""
@@ -257,8 +248,7 @@ def report_exposure(
         log.say("exposure.html is not written: a model without detectors rebuilds no texts")
         return
     task.to(feeds.validation.device)
-    study = ExposureStudy(task.info, task.labels, task, predictor, feeds)
-    exposure = study.measure(summary, steepness=STEEPNESS)
+    exposure = ExposureStudy(task, predictor, feeds).measure(summary)
     write_exposure(folder, exposure)
     for line in exposure["conclusion"]:
         log.say(line)

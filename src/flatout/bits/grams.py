@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
-Rows = tuple[Ids, Ids]
+RaggedIds = tuple[Ids, Ids]
 """Ids row after row, and how many each row has."""
 
 FIELD_END = "\x1f"
@@ -72,7 +72,7 @@ class GramIndex:
     def __len__(self) -> int:
         return len(self.names)
 
-    def rows(self, texts: pa.Array) -> Rows:
+    def rows(self, texts: pa.Array) -> RaggedIds:
         """The distinct grams of each text, by number; unnumbered ones are left out."""
         keys, lengths = _pairs(texts)
         ids = self._ids(keys)
@@ -114,7 +114,7 @@ def label_index() -> GramIndex:
     return GramIndex(LABELS, is_frozen=True)
 
 
-def distinct(ids: NDArray[np.integer], lengths: NDArray[np.integer]) -> Rows:
+def distinct(ids: NDArray[np.integer], lengths: NDArray[np.integer]) -> RaggedIds:
     """Each row's ids in rising order, every one once."""
     if len(ids) == 0:
         return ids.astype(np.int32), lengths.astype(np.int32)
@@ -154,13 +154,13 @@ def _key(gram: str) -> int:
     return ord(gram[0]) << 32 | ord(gram[1])
 
 
-def targets_of(raw: pa.Array, hashed: GramIndex) -> Rows:
+def targets_of(raw: pa.Array, hashed: GramIndex) -> RaggedIds:
     """Targets as the store keeps them: answers first, then hashed grams, numbered after each other."""
     ids, lengths = hashed.rows(padded(raw))
     return joined_rows(label_index().rows(plain_texts(raw)), (ids + len(LABELS), lengths))
 
 
-def joined_rows(first: Rows, second: Rows) -> Rows:
+def joined_rows(first: RaggedIds, second: RaggedIds) -> RaggedIds:
     """Two ragged columns as one: each row's ids of the first, then of the second."""
     (first_ids, first_lengths), (second_ids, second_lengths) = first, second
     lengths = first_lengths + second_lengths

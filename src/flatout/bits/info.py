@@ -37,6 +37,11 @@ class GramLabels:
         """Answers and hashed grams together, as targets number them."""
         return len(self.names) + len(self.hashed)
 
+    @property
+    def parts(self) -> tuple[slice, slice]:
+        """Where the answers, and where the hashed grams stand among the targets."""
+        return slice(0, self.num_outputs), slice(self.num_outputs, self.num_targets)
+
     def hashed_of_label(self) -> list[int]:
         """Each answer's number among the hashed grams, or -1."""
         places = {name: number for number, name in enumerate(self.hashed)}

@@ -30,7 +30,7 @@ PENALTIES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 COMMONEST = 20
 EVERYBODY = f"dice of the {COMMONEST} commonest"
 """Name of the trivial baseline: the same grams for every record."""
-STEEPNESS = 15.0
+_STEEPNESS = 15.0
 """Logits of a detector for each unit of ridge's score, which is 0 for an absent gram and 1 for a present one."""
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -75,6 +75,11 @@ class RidgeSums:
         self.grams_DG = torch.zeros(num_inputs, num_grams, device=device)
         self.sum_D, self.sum_G = torch.zeros(num_inputs, device=device), torch.zeros(num_grams, device=device)
         self.num_records = 0
+
+    @classmethod
+    def of(cls, info: BitInfo, labels: GramLabels, device: torch.device) -> RidgeSums:
+        """Those of some data, with the hashed grams after the answers."""
+        return cls(num_inputs=info.num_inputs, is_set=info.is_set, num_grams=labels.num_targets, device=device)
 
     def blocks(self, feed: Feed) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs `[B, D]` and grams `[B, G]` of each batch of a feed, as zeros and ones."""
@@ -155,11 +160,9 @@ def _solved(products_DD: Tensor, products_DG: Tensor, *, narrow: bool) -> Tensor
 
 def start_at_ridge(network: nn.Module, labels: GramLabels, info: BitInfo, feeds: Feeds, log: RunLog) -> dict[str, Any]:
     """Solve ridge regression and start a network's detectors there; the baseline's figures."""
-    num_labels, num_targets = labels.num_outputs, labels.num_targets
-    device = feeds.train.device
-    sums = RidgeSums(num_inputs=info.num_inputs, is_set=info.is_set, num_grams=num_targets, device=device)
+    sums = RidgeSums.of(info, labels, feeds.train.device)
     next(sums.read(feeds.train))
-    baseline, hashed = sums.best(feeds.validation, (slice(0, num_labels), slice(num_labels, num_targets)))
+    baseline, hashed = sums.best(feeds.validation, labels.parts)
     evidence = f"Dice {baseline.dice:.4f} on the validation records, from {baseline.num_records:,} records"
     penalties = ", ".join(f"{penalty:g}" for penalty in PENALTIES)
     log.decision("ridge penalty", baseline.penalty, f"the best of {penalties}", evidence)
@@ -167,10 +170,15 @@ def start_at_ridge(network: nn.Module, labels: GramLabels, info: BitInfo, feeds:
         if network.ridge is not None:
             network.take_ridge(baseline.weight, baseline.bias + (0.5 - baseline.threshold))
         if network.detectors is not None and network.starts_at_ridge:
-            network.start_detectors(STEEPNESS * hashed.weight, STEEPNESS * (hashed.bias - hashed.threshold))
+            start_detectors(network, hashed)
             evidence = f"Dice {hashed.dice:.4f} of the hashed grams on the validation records"
             log.decision("detectors", "ridge", "solved in closed form", evidence)
     return {"baseline": {"name": "ridge regression", "metrics": _baselines(labels, sums, baseline, feeds)}}
+
+
+def start_detectors(network: BitMLP, hashed: Ridge) -> None:
+    """Start detectors at ridge regression on the hashed grams."""
+    network.start_detectors(_STEEPNESS * hashed.weight, _STEEPNESS * (hashed.bias - hashed.threshold))
 
 
 def choose_ridge_share(

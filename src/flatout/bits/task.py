@@ -142,10 +142,6 @@ class GramDecoder(Task):
         return network
 
     @property
-    def usual_metric(self) -> str:
-        return "dice"
-
-    @property
     def metric_names(self) -> list[str]:
         return list(NAMES)
 

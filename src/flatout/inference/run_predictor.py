@@ -40,7 +40,7 @@ from flatout.models.encoder.transformer import Outputs, Transformer, Transformer
 
 _ROWS_PER_BLOCK = 16_384
 Piece = TypeVar("Piece")
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 Advance = Callable[[int], None]
 """Is called with each number of rows done."""
 
@@ -189,6 +189,12 @@ def load_network(folder: ModelFolder, **sizes: Any) -> nn.Module:
     return network
 
 
+def saved_roles(settings: dict[str, Any]) -> Roles:
+    """The columns of the tables that a run on texts was trained on."""
+    columns = settings["data"]["columns"]
+    return Roles(tuple(columns["texts"]), columns["label"], columns["join"])
+
+
 def load_vocabulary(folder: ModelFolder) -> Encoder:
     """How a run's model reads texts."""
     return read_encoder((folder.path / TOKENIZER).read_text(encoding="utf-8"))
@@ -236,8 +242,8 @@ def numbered_blocks(table: Table, columns: Sequence[str]) -> Iterator[tuple[int,
 
 
 def in_order(
-    answer: Callable[[Any, Piece], Found], predictors: Sequence[Any], pieces: Iterable[Piece]
-) -> Iterator[Found]:
+    answer: Callable[[Any, Piece], Answer], predictors: Sequence[Any], pieces: Iterable[Piece]
+) -> Iterator[Answer]:
     """What is answered to each piece, in their order; each device answers one while others answer the next ones.
 
     The calling thread makes the pieces, one after the other; only `answer` runs in several threads.
@@ -246,14 +252,14 @@ def in_order(
     for predictor in predictors:
         free.put(predictor)
 
-    def answered(piece: Piece) -> Found:
+    def answered(piece: Piece) -> Answer:
         predictor = free.get()
         try:
             return answer(predictor, piece)
         finally:
             free.put(predictor)
 
-    waiting: deque[Future[Found]] = deque()
+    waiting: deque[Future[Answer]] = deque()
     with ThreadPoolExecutor(len(predictors), thread_name_prefix="answer") as pool:
         for piece in pieces:
             waiting.append(pool.submit(answered, piece))

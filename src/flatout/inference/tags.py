@@ -33,6 +33,7 @@ from flatout.inference.run_predictor import (
     ragged,
     require_rows,
     save_network,
+    saved_roles,
     with_answers,
 )
 from flatout.models.encoder.transformer import Outputs, Transformer
@@ -111,11 +112,10 @@ class TagPredictor(RunPredictor):
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> TagPredictor:
-        names, data = folder.labels(), settings["data"]
-        roles = Roles(tuple(data["columns"]["texts"]), data["columns"]["label"])
+        names, roles = folder.labels(), saved_roles(settings)
         model, vocabulary = load_encoder(folder, Outputs(names, "tags"), roles)
         temperature = settings.get("temperature", 1.0)
-        return cls(model, vocabulary, names, data["max_length"], roles, temperature=temperature)
+        return cls(model, vocabulary, names, settings["data"]["max_length"], roles, temperature=temperature)
 
     def save(self, folder: Path, model_config: Any) -> None:
         settings = {

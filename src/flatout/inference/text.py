@@ -30,7 +30,7 @@ from flatout.data.tables.table import Table
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError, require
-from flatout.inference.folder import ModelFolder
+from flatout.inference.folder import ENCODER, ModelFolder
 from flatout.inference.run_predictor import (
     Advance,
     Answered,
@@ -47,10 +47,10 @@ from flatout.inference.run_predictor import (
     ragged,
     require_text_columns,
     save_network,
-    saved_config,
+    saved_roles,
     with_answers,
 )
-from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.tasks.calibration import Sureness
 from flatout.tasks.classification import Classifier
 from flatout.tasks.masked_language import MaskedLanguageModel
@@ -110,9 +110,8 @@ class Predictor(RunPredictor):
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> Predictor:
         vocabulary, classes = load_vocabulary(folder), folder.labels()
         labels, data = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"]), settings["data"]
-        columns = data["columns"]
-        roles = Roles(tuple(columns["texts"]), columns["label"], columns["join"])
-        if isinstance(saved_config(folder), TransformerConfig):
+        roles = saved_roles(settings)
+        if (folder.path / ENCODER).is_file():
             model: nn.Module = load_encoder(folder, Outputs(classes, settings["problem"]), roles)[0]
         else:
             model = load_network(folder, num_outputs=len(classes), vocabulary_size=vocabulary.size)
@@ -168,16 +167,10 @@ class Predictor(RunPredictor):
 
     def read(self, outputs: Tensor) -> list[Prediction]:
         """Logits as classes with probabilities."""
-        classes = self.labels.classes
-        if self.labels.problem is Problem.regression:
-            return [Prediction(value, None) for value in outputs.squeeze(-1).tolist()]
-        if self.labels.problem is Problem.single:
-            probabilities, ids = self.shares(outputs).max(-1)
-            found = zip(ids.tolist(), probabilities.tolist(), strict=True)
-            return [Prediction(classes[i], probability) for i, probability in found]
-        least, rows = self.least_shares().tolist(), self.shares(outputs).tolist()
-        chosen = [[(c, p) for c, p, t in zip(classes, row, least, strict=True) if p >= t] for row in rows]
-        return [Prediction([c for c, _ in row], [p for _, p in row]) for row in chosen]
+        columns = answer_columns(self, outputs)
+        shares = columns.get("probability", pa.nulls(len(outputs)))
+        found = zip(columns["prediction"].to_pylist(), shares.to_pylist(), strict=True)
+        return [Prediction(label, probability) for label, probability in found]
 
     def shares(self, outputs: Tensor) -> Tensor:
         """Logits as probabilities."""
@@ -319,11 +312,9 @@ class MaskedWordPredictor(RunPredictor):
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> MaskedWordPredictor:
-        data = settings["data"]
-        columns = data["columns"]
-        roles = Roles(tuple(columns["texts"]), "", columns["join"])
+        roles = saved_roles(settings)
         model, vocabulary = load_encoder(folder, Outputs([], "words"), roles)
-        return cls(model, vocabulary, data["max_length"], roles)
+        return cls(model, vocabulary, settings["data"]["max_length"], roles)
 
     def save(self, folder: Path, model_config: Any) -> None:
         data = {"max_length": self.max_length, "columns": asdict(self.roles)}

@@ -22,8 +22,8 @@ from flatout.errors import check_settings, require, setting
 from flatout.models.contract import Network
 from flatout.models.flops import Lengths, Product, look_up, through
 from flatout.models.lean import LeanDropout
-from flatout.models.recurrent import run_both, turn, turned_places
-from flatout.models.words import Pool, Pooling, load_vectors
+from flatout.models.recurrent import reverse_rows, reversed_places, run_both, start_layer
+from flatout.models.words import Pool, Pooling, start_words
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
@@ -69,9 +69,7 @@ class BiLSTMConfig:
         vocabulary: dict[str, int] | None = None,
     ) -> BiLSTM:
         model = BiLSTM(self, num_outputs, vocabulary_size, padding_id)
-        if self.vectors is not None:
-            model.vectors_found = load_vectors(self.vectors, vocabulary, model.embedding.weight.data)
-        model.embedding.weight.requires_grad_(not self.freeze_vectors)
+        start_words(model, self, vocabulary)
         return model
 
 
@@ -91,12 +89,17 @@ class BiLSTM(Network, nn.Module):
         self.embedding_dropout = LeanDropout(share)
         self.dropout = LeanDropout(config.dropout)
         self.output = nn.Linear(2 * config.hidden, num_outputs)
-        _initialise(self)
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        with torch.no_grad():
+            self.embedding.weight[padding_id].zero_()
+        for layer in self.layers.modules():
+            if isinstance(layer, nn.LSTM):
+                start_layer(layer)
 
     def forward(self, batch: FlatBatch) -> Tensor:
         tokens_BL, lengths_B = batch.padded(fill=self.padding_id)
         is_even = bool(batch.lengths[0] == batch.lengths[-1])  # sorted and on the host: no wait for the device
-        turned = None if is_even else turned_places(lengths_B, tokens_BL.shape[1])
+        turned = None if is_even else reversed_places(lengths_B, tokens_BL.shape[1])
         states_LBD = self.embedding_dropout(self.embedding(tokens_BL.t()))
         for depth, layer in enumerate(self.layers):
             states_LBD = layer(self.dropout(states_LBD) if depth else states_LBD, turned)
@@ -126,26 +129,5 @@ class _Layer(nn.Module):
         self.back = nn.LSTM(width, hidden)
 
     def forward(self, inputs_LBE: Tensor, turned: Tensor | None) -> Tensor:
-        ahead_LBH, back_LBH = run_both(self.ahead, self.back, inputs_LBE, turn(inputs_LBE, turned))
-        return torch.cat([ahead_LBH, turn(back_LBH, turned)], -1)
-
-
-def _initialise(model: BiLSTM) -> None:
-    """Orthogonal recurrent weights, forget gates open, small word vectors with a zero row for padding."""
-    nn.init.normal_(model.embedding.weight, std=0.1)
-    with torch.no_grad():
-        model.embedding.weight[model.padding_id].zero_()
-    for layer in model.layers.modules():
-        if not isinstance(layer, nn.LSTM):
-            continue
-        for name, weight in layer.named_parameters():
-            if "weight_hh" in name:
-                for gate in torch.chunk(weight.data, 4):
-                    nn.init.orthogonal_(gate)
-            elif "weight_ih" in name:
-                nn.init.xavier_uniform_(weight)
-            else:
-                nn.init.zeros_(weight)
-        # Gates stand in the order input, forget, cell, output.
-        bias = dict(layer.named_parameters())["bias_ih_l0"]
-        bias.data[layer.hidden_size : 2 * layer.hidden_size] = 1.0
+        ahead_LBH, back_LBH = run_both(self.ahead, self.back, inputs_LBE, reverse_rows(inputs_LBE, turned))
+        return torch.cat([ahead_LBH, reverse_rows(back_LBH, turned)], -1)

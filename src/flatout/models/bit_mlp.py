@@ -125,16 +125,16 @@ class BitMLP(Network, nn.Module):
         self, config: BitMLPConfig, num_inputs: int, is_set: bool, hashed_of_label: Sequence[int], num_hashed: int
     ) -> None:
         super().__init__()
-        num_labels = len(hashed_of_label)
+        num_labels, is_plain = len(hashed_of_label), not config.detectors
         self.starts_at_ridge = config.starts_at_ridge
         self._narrow: tuple[Any, tuple[Tensor, Tensor]] | None = None
         sources = torch.tensor(hashed_of_label, dtype=torch.long)
         self.register_buffer("label_sources", sources.clamp(min=0), persistent=False)
         self.register_buffer("has_source", (sources >= 0).float(), persistent=False)
         self.is_set = is_set
-        self.detectors = _first_layer(num_inputs, num_hashed, is_set) if config.detectors else None
-        self.composer = _composer(config, num_hashed if config.detectors else num_inputs, num_labels, self.is_plain_set)
-        self.straight = _first_layer(num_inputs, num_labels, is_set) if self.is_plain and config.straight else None
+        self.detectors = None if is_plain else _first_layer(num_inputs, num_hashed, is_set)
+        self.composer = _composer(config, num_inputs if is_plain else num_hashed, num_labels, is_plain and is_set)
+        self.straight = _first_layer(num_inputs, num_labels, is_set) if is_plain and config.straight else None
         for layer in self.modules():
             if isinstance(layer, nn.Linear | _SetLinear):
                 _start(layer, config.init)
@@ -143,7 +143,7 @@ class BitMLP(Network, nn.Module):
         if self.ridge is not None:
             self.ridge.requires_grad_(False)
             nn.init.zeros_(self.ridge.get_parameter("weight"))
-        self.lean = nn.Parameter(torch.full((num_labels,), 0.0 if config.detectors else _RARE))
+        self.lean = nn.Parameter(torch.full((num_labels,), _RARE if is_plain else 0.0))
         self.sureness = None
         if config.detectors and config.straight:
             self.sureness = nn.Parameter(torch.full((num_labels,), _SURE))
@@ -172,16 +172,6 @@ class BitMLP(Network, nn.Module):
         share, scores_BC = self.ridge_share, self.ridge(self._features(batch)).float()
         mixed_BC = (1 - share) * logits_BC.float().sigmoid() + share * scores_BC
         return torch.logit(mixed_BC, eps=_EPSILON)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there are no detectors."""
-        return self.detectors is None
-
-    @property
-    def is_plain_set(self) -> bool:
-        """Whether the first hidden layer reads sets of numbers."""
-        return self.is_plain and self.is_set
 
     @property
     def trains_detectors(self) -> bool:

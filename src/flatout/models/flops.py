@@ -10,7 +10,6 @@ does not count, nor do rows that a loss makes up. This is what MFU divides by wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,8 +55,3 @@ def look_up(table: Tensor) -> Product:
 def between(flops: float) -> Product:
     """A product of what was computed before with what was computed before."""
     return Product(float(flops), is_between=True)
-
-
-def forward_flops(products: Iterable[Product]) -> float:
-    """Operations of the forward pass alone."""
-    return sum(product.flops for product in products)

@@ -13,7 +13,6 @@ Time comes first, `[L, B, D]`: L longest row, B rows, D numbers a place.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -33,24 +32,20 @@ State = tuple[Tensor, ...]
 def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tuple[Tensor, State]:
     """States of a layer in one direction and the last ones.
 
-    With a state before, its kernel is called past the module in training: 45 µs less a step. Autocast would have cuDNN
-    compute in fp16 without a scaler where bf16 is asked for, so then it is left here and all is cast.
+    Autocast would have cuDNN compute in fp16 without a scaler where bf16 is asked for. There the kernel is called past
+    the module, and all is cast.
     """
     kind, is_lstm = inputs_LBF.device.type, isinstance(layer, nn.LSTM)
     is_cast = kind not in ("cpu", "meta") and torch.is_autocast_enabled(kind)
-    is_bf16 = is_cast and torch.get_autocast_dtype(kind) is torch.bfloat16
-    if not is_bf16 and (before is None or not layer.training or torch.compiler.is_compiling()):
+    if not is_cast or torch.get_autocast_dtype(kind) is not torch.bfloat16:
         given = () if before is None else (before if is_lstm else before[0],)
         states, end = layer(inputs_LBF, *given)
         return states, end if is_lstm else (end,)
-    layer._update_flat_weights()
-    weights = layer._flat_weights
     if before is None:
         before = (inputs_LBF.new_zeros(1, inputs_LBF.shape[1], layer.hidden_size),) * (1 + is_lstm)
-    with torch.autocast(kind, enabled=False) if is_bf16 else nullcontext():
-        if is_bf16:
-            weights = _in_bf16(layer, weights, kind)
-            inputs_LBF, before = inputs_LBF.bfloat16(), tuple(part.bfloat16() for part in before)
+    with torch.autocast(kind, enabled=False):
+        weights = _in_bf16(layer, layer.all_weights[0], kind)
+        inputs_LBF, before = inputs_LBF.bfloat16(), tuple(part.bfloat16() for part in before)
         rest = (True, 1, 0.0, layer.training, False, False)  # of one layer, in one direction
         if is_lstm:
             states, *after = torch.lstm(inputs_LBF, before, weights, *rest)
@@ -67,6 +62,21 @@ def _in_bf16(layer: nn.RNNBase, weights: list[Tensor], kind: str) -> list[Tensor
         with torch.no_grad():
             torch._cudnn_rnn_flatten_weight(found, 4, layer.input_size, mode, layer.hidden_size, 0, 1, False, False)
     return found
+
+
+def start_layer(layer: Any) -> None:
+    """Orthogonal recurrent weights; an LSTM's forget gates are open."""
+    gates = 4 if isinstance(layer, nn.LSTM) else 3
+    for name, weight in layer.named_parameters():
+        if "weight_hh" in name:
+            for gate in torch.chunk(weight.data, gates):
+                nn.init.orthogonal_(gate)
+        elif "weight_ih" in name:
+            nn.init.xavier_uniform_(weight)
+        else:
+            nn.init.zeros_(weight)
+    if gates == 4:  # they stand in the order input, forget, cell, output
+        layer.get_parameter("bias_ih_l0").data[layer.hidden_size : 2 * layer.hidden_size] = 1.0
 
 
 def run_both(ahead: nn.Module, back: nn.Module, inputs: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,7 +105,7 @@ def _stream_beside(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def turned_places(lengths_B: Tensor, longest: int) -> Tensor:
+def reversed_places(lengths_B: Tensor, longest: int) -> Tensor:
     """`[L*B]`: for each place the one it takes when each row is turned round by itself; padding stays."""
     places_L1 = torch.arange(longest, device=lengths_B.device).unsqueeze(1)
     turned_LB = lengths_B - 1 - places_L1
@@ -103,15 +113,15 @@ def turned_places(lengths_B: Tensor, longest: int) -> Tensor:
     return (torch.where(turned_LB >= 0, turned_LB, places_L1) * len(lengths_B) + rows_B).flatten()
 
 
-def turn(states_LBD: Tensor, turned: Tensor | None) -> Tensor:
+def reverse_rows(states_LBD: Tensor, turned: Tensor | None) -> Tensor:
     """States with each row turned round; None: no row is padded."""
     if turned is None:
         return states_LBD.flip(0)
-    found: Tensor = _Turn.apply(states_LBD, turned)
+    found: Tensor = _Reverse.apply(states_LBD, turned)
     return found
 
 
-class _Turn(torch.autograd.Function):
+class _Reverse(torch.autograd.Function):
     """Turning twice changes nothing, so the gradient is turned too: a copy, where autograd would scatter and add."""
 
     @staticmethod

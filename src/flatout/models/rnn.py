@@ -20,7 +20,15 @@ from flatout.errors import check_settings, require, setting
 from flatout.models.contract import Network
 from flatout.models.flops import Lengths, Product, through
 from flatout.models.lean import LeanDropout
-from flatout.models.recurrent import CarriedState, State, run_both, run_layer, turn, turned_places
+from flatout.models.recurrent import (
+    CarriedState,
+    State,
+    reverse_rows,
+    reversed_places,
+    run_both,
+    run_layer,
+    start_layer,
+)
 from flatout.models.series import Residual, WindowRidge, flatten, is_even, last_of, rectangle, windows_of
 
 if TYPE_CHECKING:
@@ -106,7 +114,11 @@ class RNN(Network, nn.Module):
         self.carried_of_others = CarriedState() if shape.is_stateful else None
         """Of validation and test, which come in between."""
         self._zeros: dict[tuple[int, torch.device], State] = {}
-        _initialise(self)
+        for layer in [*self.ahead, *self.back]:
+            start_layer(layer)
+        if self.ridge is not None or shape.horizon:  # starts at the ridge's answers, or repeats the last value
+            nn.init.zeros_(self.output.weight)
+            nn.init.zeros_(self.output.bias)
 
     @property
     def carrier(self) -> CarriedState | None:
@@ -189,12 +201,12 @@ class RNN(Network, nn.Module):
     def _both_ways(self, inputs_BLF: Tensor, batch: FlatBatch) -> Tensor:
         """`[B, 2H]`: the state at the end of a recording, and at its beginning of the way back."""
         lengths_B = batch.offsets[1:] - batch.offsets[:-1]
-        turned = None if is_even(batch) else turned_places(lengths_B, inputs_BLF.shape[1])
+        turned = None if is_even(batch) else reversed_places(lengths_B, inputs_BLF.shape[1])
         states_LBD = inputs_BLF.transpose(0, 1)
         for depth, (ahead, back) in enumerate(zip(self.ahead, self.back, strict=True)):
             states_LBD = self.dropout(states_LBD) if depth else states_LBD
-            there_LBH, back_LBH = run_both(ahead, back, states_LBD, turn(states_LBD, turned))
-            states_LBD = torch.cat([there_LBH, turn(back_LBH, turned)], -1)
+            there_LBH, back_LBH = run_both(ahead, back, states_LBD, reverse_rows(states_LBD, turned))
+            states_LBD = torch.cat([there_LBH, reverse_rows(back_LBH, turned)], -1)
         return torch.cat([_last_of(there_LBH, batch), _last_of(back_LBH, batch)], -1)
 
     def products(self, lengths: Lengths) -> list[Product]:
@@ -232,21 +244,3 @@ def smooth(answers_BLK: Tensor, memory_K: Tensor, before: Tensor) -> tuple[Tenso
 def _last_of(states_LBH: Tensor, batch: FlatBatch) -> Tensor:
     """`[B, H]`: the states at each row's last sample."""
     return states_LBH[-1] if is_even(batch) else last_of(states_LBH.transpose(0, 1), batch)
-
-
-def _initialise(model: RNN) -> None:
-    """Orthogonal recurrent weights, forget gates open; a network beside a ridge starts at its answers."""
-    for layer in [*model.ahead, *model.back]:
-        for name, weight in layer.named_parameters():
-            if "weight_hh" in name:
-                for gate in torch.chunk(weight.data, 4 if model.is_lstm else 3):
-                    nn.init.orthogonal_(gate)
-            elif "weight_ih" in name:
-                nn.init.xavier_uniform_(weight)
-            else:
-                nn.init.zeros_(weight)
-        if model.is_lstm:  # gates stand in the order input, forget, cell, output
-            layer.get_parameter("bias_ih_l0").data[layer.hidden_size : 2 * layer.hidden_size] = 1.0
-    if model.ridge is not None or model.shape.horizon:
-        nn.init.zeros_(model.output.weight)
-        nn.init.zeros_(model.output.bias)

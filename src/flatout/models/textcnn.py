@@ -18,7 +18,7 @@ from flatout.errors import check_settings, require, setting
 from flatout.models.contract import Network
 from flatout.models.flops import Lengths, Product, look_up, through
 from flatout.models.lean import LeanDropout
-from flatout.models.words import load_vectors, padding_bias
+from flatout.models.words import padding_bias, start_words
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
@@ -61,9 +61,7 @@ class TextCNNConfig:
         vocabulary: dict[str, int] | None = None,
     ) -> TextCNN:
         model = TextCNN(self, num_outputs, vocabulary_size, padding_id)
-        if self.vectors is not None:
-            model.vectors_found = load_vectors(self.vectors, vocabulary, model.embedding.weight.data)
-        model.embedding.weight.requires_grad_(not self.freeze_vectors)
+        start_words(model, self, vocabulary)
         return model
 
 

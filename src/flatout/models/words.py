@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +48,13 @@ def load_vectors(path: str, vocabulary: dict[str, int] | None, embedding: Tensor
         with torch.no_grad():
             embedding[torch.tensor(list(found))] = torch.from_numpy(np.stack(list(found.values()))).to(embedding)
     return len(found) / max(1, len(vocabulary))
+
+
+def start_words(model: Any, config: Any, vocabulary: dict[str, int] | None) -> None:
+    """Give a new network the vectors that its Config names, and freeze them where it says so."""
+    if config.vectors is not None:
+        model.vectors_found = load_vectors(config.vectors, vocabulary, model.embedding.weight.data)
+    model.embedding.weight.requires_grad_(not config.freeze_vectors)
 
 
 def _entries(file: Path, width: int) -> Iterator[tuple[int, bytes, bytes]]:

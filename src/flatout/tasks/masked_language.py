@@ -15,7 +15,6 @@ Shapes: T tokens, B rows, K masked tokens, V words.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,10 +130,6 @@ class MaskedLanguageModel(Task):
             f"{self.masked_per_row:.1f} a row; only these pass through the head",
         )
         return {}
-
-    @property
-    def usual_metric(self) -> str:
-        return "perplexity"
 
     @property
     def metric_names(self) -> list[str]:
@@ -269,6 +264,3 @@ def _mix_number(value: int) -> int:
     for _ in range(2):
         value = ((value ^ (value >> 16)) * _FACTOR) & _BITS
     return value ^ (value >> 16)
-
-
-__all__: Sequence[str] = ["METRICS", "MaskedLanguageConfig", "MaskedLanguageModel"]

@@ -22,6 +22,7 @@ from torchmetrics.classification import (
     MulticlassAUROC,
     MulticlassConfusionMatrix,
     MultilabelAUROC,
+    MultilabelExactMatch,
     MultilabelStatScores,
 )
 
@@ -90,10 +91,10 @@ class TaskMetrics(nn.Module, ABC):
         self.classes = classes
 
     @staticmethod
-    def build(problem: Problem, classes: list[str], *, positive: str | None = None) -> TaskMetrics:
-        """`positive` is the class whose F1 is `f1` where there are two; the second one by default."""
+    def build(problem: Problem, classes: list[str]) -> TaskMetrics:
+        """The metrics of a problem."""
         if problem is Problem.single:
-            return SingleMetrics(classes, positive)
+            return SingleMetrics(classes)
         return MultiMetrics(classes) if problem is Problem.multi else NumberMetrics(classes)
 
     @abstractmethod
@@ -134,15 +135,11 @@ class TaskMetrics(nn.Module, ABC):
 
 
 class SingleMetrics(TaskMetrics):
-    """One class a row."""
+    """One class a row; of two classes `f1` is that of the second."""
 
-    def __init__(self, classes: list[str], positive: str | None = None) -> None:
+    def __init__(self, classes: list[str]) -> None:
         super().__init__(classes)
         count = len(classes)
-        if positive is not None and positive not in classes:
-            allowed = ", ".join(classes)
-            raise UserError("positive", f"no class {positive!r}", allowed=allowed, hint=did_you_mean(positive, classes))
-        self.positive = 1 if positive is None else classes.index(positive)
         self.counts = MulticlassConfusionMatrix(count, validate_args=False)
         self.auroc: Metric | None = None
         if count == 2:
@@ -174,7 +171,7 @@ class SingleMetrics(TaskMetrics):
             "macro_recall": float(recall[targets > 0].mean()) if (targets > 0).any() else 0.0,
         }
         if len(self.classes) == 2:
-            values["f1"] = float(f1[self.positive])
+            values["f1"] = float(f1[1])
         if self.auroc is not None:
             values["auroc"] = _mean_over_mixed(self.auroc.compute(), targets, counts.sum())
         return values
@@ -209,7 +206,7 @@ class MultiMetrics(TaskMetrics):
         self.auroc: Metric | None = None
         if count <= _MOST_CLASSES_FOR_AUROC:
             self.auroc = MultilabelAUROC(count, average="none", thresholds=_THRESHOLDS, validate_args=False)
-        self.exact = _ShareOfExactRows()
+        self.exact = MultilabelExactMatch(count, validate_args=False)
         self.register_buffer("thresholds", torch.full((count,), 0.5), persistent=False)
 
     def names(self) -> list[str]:
@@ -278,26 +275,6 @@ class _R2(R2Score):
 
     def compute(self) -> Tensor:
         return super().compute() if int(self.total) > 1 else self.residual.new_tensor(float("nan"))
-
-
-class _ShareOfExactRows(Metric):
-    """Share of rows whose set of classes is answered exactly."""
-
-    full_state_update = False
-    exact: Tensor
-    total: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("exact", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("total", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, probabilities: Tensor, targets: Tensor) -> None:
-        self.exact += ((probabilities >= 0.5).long() == targets).all(-1).sum()
-        self.total += targets.shape[0]
-
-    def compute(self) -> Tensor:
-        return self.exact / self.total.clamp(min=1)
 
 
 def _binned(metric: Metric | None) -> Tensor | None:

@@ -1,4 +1,7 @@
-"""The user's own LightningModule and DataModule: what they must have so that a run can train them."""
+"""The user's own LightningModule and DataModule: what they must have so that a run can train them.
+
+It stands apart from `task.py`, which knows no DataModule.
+"""
 
 from __future__ import annotations
 

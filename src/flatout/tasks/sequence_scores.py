@@ -39,11 +39,6 @@ class SequenceScores:
         self._sums = torch.zeros(5, *shape, dtype=torch.float64)
         self._largest = torch.zeros(shape, dtype=torch.float64)
 
-    @property
-    def names(self) -> list[str]:
-        """Of `values`; of several targets also the error of each."""
-        return names_of(self.targets)
-
     def reset(self) -> None:
         self._sums.zero_()
         self._largest.zero_()

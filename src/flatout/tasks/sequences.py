@@ -329,6 +329,3 @@ def _sizes(given: dict[str, float], columns: list[str], factor: list[float]) -> 
     if not given:
         return None
     return torch.tensor([given.get(name, 0.0) / each for name, each in zip(columns, factor, strict=True)])
-
-
-__all__ = ["SequenceLabeller", "SequenceRegressionConfig", "SequenceRegressor"]

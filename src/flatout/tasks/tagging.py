@@ -97,10 +97,6 @@ class Tagger(Task):
         return build_text_network(config, info, Outputs(self.labels.names, "tags"))
 
     @property
-    def usual_metric(self) -> str:
-        return "f1"
-
-    @property
     def metric_names(self) -> list[str]:
         return list(METRICS)
 

@@ -134,9 +134,9 @@ class Task(internals.ShortHooks):
         """Names of the metrics of a validation, without the loss."""
 
     @property
-    @abstractmethod
     def usual_metric(self) -> str:
-        """The metric that decides which checkpoint is best, unless the settings name one."""
+        """The metric that decides which checkpoint is best, unless the settings name one: the first."""
+        return self.metric_names[0]
 
     def per_class(self) -> list[dict[str, Any]]:
         """Scores of each class over the last evaluation; empty where there are none."""

@@ -57,7 +57,7 @@ class Scores:
     """Tokens this far apart, or further, do not see each other; None: all of a row do."""
 
 
-class Rows(Protocol):
+class RowAttention(Protocol):
     """The rows of a flat batch, as layers see them."""
 
     def attend(self, qkv_T3HD: Tensor, scores: Scores) -> Tensor:

@@ -40,7 +40,7 @@ class Family:
     layers: str
     """The list of layers, by its name inside the backbone."""
     names: PostNormNames | None
-    """None: layers normalise before each product and turn queries and keys by their places."""
+    """None: layers normalise before each product, and have rotary positions."""
     pool: Callable[[Any, Tensor], Tensor]
     """`[N, H]` states of first tokens to what a classifier reads, with dropout."""
     predict: Callable[[Any, Tensor], Tensor]
@@ -90,28 +90,6 @@ _ALBERT = PostNormNames(
 )
 
 
-def _pool_bert(net: Any, states_NH: Tensor) -> Tensor:
-    return net.classifier(net.dropout(torch.tanh(net.bert.pooler.dense(states_NH))))
-
-
-def _pool_albert(net: Any, states_NH: Tensor) -> Tensor:
-    return net.classifier(net.dropout(torch.tanh(net.albert.pooler(states_NH))))
-
-
-def _pool_roberta(net: Any, states_NH: Tensor) -> Tensor:
-    head = net.classifier
-    return head.out_proj(head.dropout(torch.tanh(head.dense(head.dropout(states_NH)))))
-
-
-def _pool_electra(net: Any, states_NH: Tensor) -> Tensor:
-    head = net.classifier
-    return head.out_proj(head.dropout(functional.gelu(head.dense(head.dropout(states_NH)))))
-
-
-def _pool_distilbert(net: Any, states_NH: Tensor) -> Tensor:
-    return net.classifier(net.dropout(torch.relu(net.pre_classifier(states_NH))))
-
-
 def _pool_modernbert(net: Any, states_NH: Tensor) -> Tensor:
     return net.classifier(net.drop(net.head(states_NH)))
 
@@ -124,39 +102,58 @@ def classify_tokens(net: Any, states_NH: Tensor) -> Tensor:
     return logits
 
 
-def _predict_bert(net: Any, states_NH: Tensor) -> Tensor:
-    return net.cls(states_NH)
+def _pool_twice_dropped(activate: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    """A head that drops before both of its products."""
 
+    def pool(net: Any, states_NH: Tensor) -> Tensor:
+        head = net.classifier
+        return head.out_proj(head.dropout(activate(head.dense(head.dropout(states_NH)))))
 
-def _predict_albert(net: Any, states_NH: Tensor) -> Tensor:
-    return net.predictions(states_NH)
-
-
-def _predict_roberta(net: Any, states_NH: Tensor) -> Tensor:
-    return net.lm_head(states_NH)
-
-
-def _predict_electra(net: Any, states_NH: Tensor) -> Tensor:
-    return net.generator_lm_head(net.generator_predictions(states_NH))
+    return pool
 
 
 def _predict_distilbert(net: Any, states_NH: Tensor) -> Tensor:
     return net.vocab_projector(net.vocab_layer_norm(net.activation(net.vocab_transform(states_NH))))
 
 
-def _predict_modernbert(net: Any, states_NH: Tensor) -> Tensor:
-    return net.decoder(net.head(states_NH))
-
-
-_ROBERTA = Family("encoder.layer", _BERT, _pool_roberta, _predict_roberta)
+_ROBERTA = Family(
+    "encoder.layer", _BERT, _pool_twice_dropped(torch.tanh), predict=lambda net, states_NH: net.lm_head(states_NH)
+)
 
 FLAT_FAMILIES = {
-    "albert": Family("encoder.albert_layer_groups", _ALBERT, _pool_albert, _predict_albert),
-    "bert": Family("encoder.layer", _BERT, _pool_bert, _predict_bert),
+    "albert": Family(
+        "encoder.albert_layer_groups",
+        _ALBERT,
+        pool=lambda net, states_NH: net.classifier(net.dropout(torch.tanh(net.albert.pooler(states_NH)))),
+        predict=lambda net, states_NH: net.predictions(states_NH),
+    ),
+    "bert": Family(
+        "encoder.layer",
+        _BERT,
+        pool=lambda net, states_NH: net.classifier(net.dropout(torch.tanh(net.bert.pooler.dense(states_NH)))),
+        predict=lambda net, states_NH: net.cls(states_NH),
+    ),
     "camembert": _ROBERTA,
-    "distilbert": Family("transformer.layer", _DISTILBERT, _pool_distilbert, _predict_distilbert, "activation"),
-    "electra": Family("encoder.layer", _BERT, _pool_electra, _predict_electra),
-    "modernbert": Family("layers", None, _pool_modernbert, _predict_modernbert, "hidden_activation"),
+    "distilbert": Family(
+        "transformer.layer",
+        _DISTILBERT,
+        pool=lambda net, states_NH: net.classifier(net.dropout(torch.relu(net.pre_classifier(states_NH)))),
+        predict=_predict_distilbert,
+        activation="activation",
+    ),
+    "electra": Family(
+        "encoder.layer",
+        _BERT,
+        _pool_twice_dropped(functional.gelu),
+        predict=lambda net, states_NH: net.generator_lm_head(net.generator_predictions(states_NH)),
+    ),
+    "modernbert": Family(
+        "layers",
+        None,
+        _pool_modernbert,
+        predict=lambda net, states_NH: net.decoder(net.head(states_NH)),
+        activation="hidden_activation",
+    ),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }

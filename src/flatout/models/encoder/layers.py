@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flatout.models.encoder.attention import Rows, Scores
+from flatout.models.encoder.attention import RowAttention, Scores
 from flatout.models.encoder.families import PostNormNames, activation_of
 from flatout.models.lean import draw_words, drop_by_words
 
@@ -34,9 +34,9 @@ Weights = tuple[Tensor, Tensor]
 class Pass:
     """What all layers of one forward pass share."""
 
-    rows: Rows
-    turns: dict[str, tuple[Tensor, Tensor]]
-    """Cosines and sines `[T, 1, 1, D]` of the places of tokens, for each kind of layer."""
+    rows: RowAttention
+    rotary: dict[str, tuple[Tensor, Tensor]]
+    """Cosines and sines `[T, 1, 1, D]` of rotary positions, for each kind of layer."""
     kept: Tensor | None = None
     """[K] the tokens that are read after the last layer; None: all."""
     are_first: bool = False
@@ -178,7 +178,7 @@ class LayerGroup(nn.Module):
 
 
 class PreNormLayer(FlatLayer):
-    """ModernBERT's layer: queries and keys are turned by the places of their tokens, some layers see a window."""
+    """ModernBERT's layer: queries and keys have rotary positions, some layers see a window."""
 
     def __init__(self, block: Any, config: Any, activation: Any) -> None:
         super().__init__(block, config, activation)
@@ -189,16 +189,16 @@ class PreNormLayer(FlatLayer):
         kept, attention = shared.kept if is_last else None, self.part("attn")
         share = attention.attention_dropout if self.training else 0.0
         scores = Scores(self.head_size**-0.5, share, attention.sliding_window)
-        normed_TH, turns = _norm(self.part("attn_norm"), states_TH), shared.turns[self.kind]
+        normed_TH, rotary = _norm(self.part("attn_norm"), states_TH), shared.rotary[self.kind]
         # Fused kernels align a window at the end of the keys, where a first token is not.
         is_whole = scores.window is None and type(attention.Wqkv) is nn.Linear
         if kept is not None and shared.are_first and is_whole:
             query, kv = self.project_first(normed_TH, kept)
-            kv = torch.cat((_turn(kv[:, :1], *turns), kv[:, 1:]), 1)
-            read = shared.rows.attend_first(query, kv, scores)  # a first token's place is 0: it turns nothing
+            kv = torch.cat((_rotate(kv[:, :1], *rotary), kv[:, 1:]), 1)
+            read = shared.rows.attend_first(query, kv, scores)  # a first token's position is 0: it rotates nothing
         else:
             qkv = attention.Wqkv(normed_TH).view(-1, 3, self.heads, self.head_size)
-            read = shared.rows.attend(torch.cat((_turn(qkv[:, :2], *turns), qkv[:, 2:]), 1), scores)
+            read = shared.rows.attend(torch.cat((_rotate(qkv[:, :2], *rotary), qkv[:, 2:]), 1), scores)
             read = read if kept is None else read.index_select(0, kept)
         own_KH = states_TH if kept is None else states_TH.index_select(0, kept)
         return self.run_finish(own_KH, read.flatten(1))
@@ -285,8 +285,8 @@ def _drop(states: Tensor, dropout: nn.Dropout, words: Tensor | None) -> Tensor:
     return drop_by_words(states, words, dropout.p)
 
 
-def _turn(parts_TKHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Queries or keys turned by the places of their tokens, in fp32."""
+def _rotate(parts_TKHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Queries or keys rotated by the positions of their tokens, in fp32."""
     plain = parts_TKHD.float()
     low, high = plain.chunk(2, -1)
     return (plain * cos + torch.cat((-high, low), -1) * sin).to(parts_TKHD.dtype)

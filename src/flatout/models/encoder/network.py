@@ -146,7 +146,7 @@ class Transformer(LayeredEncoder):
         states_TH = self._embed(batch.tokens, places_T, pairs_T)
         rows = FlatRows.of(batch.lengths, batch.offsets, self._kernel(states_TH.device))
         kept = starts_B if self.is_narrow else batch.places if self.predicts_words else None
-        shared = Pass(rows, self._turns(states_TH, places_T), kept, self.is_narrow)
+        shared = Pass(rows, self._rotary(states_TH, places_T), kept, self.is_narrow)
         layers = self._in_order()
         for number, layer in enumerate(layers, 1):
             arguments = (states_TH, shared, number == len(layers))
@@ -178,8 +178,8 @@ class Transformer(LayeredEncoder):
                 states_TH = backbone.get_submodule(name)(states_TH)
         return states_TH
 
-    def _turns(self, states_TH: Tensor, places_T: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """How each kind of layer turns the queries and keys of a token, `[T, 1, 1, D]`; empty for most families."""
+    def _rotary(self, states_TH: Tensor, places_T: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Rotary positions of the queries and keys of each kind of layer, `[T, 1, 1, D]`; empty for most families."""
         if (table := getattr(self.net.base_model, "rotary_emb", None)) is None:
             return {}
         found: dict[str, tuple[Tensor, Tensor]] = {}

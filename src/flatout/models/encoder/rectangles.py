@@ -67,6 +67,7 @@ class Layout:
 
         Made once a batch and used by every layer.
         """
+        # Layers that read all tokens ask for 1 and 3 parts, one that reads first tokens for 2 as well.
         if (heads, parts) not in self._by_head:
             there, back = self._of_one(heads) if parts == 1 else self._of_several(heads, parts)
             self._by_head[heads, parts] = torch.from_numpy(there), torch.from_numpy(back)
@@ -77,32 +78,36 @@ class Layout:
         there, back = np.empty(len(self.tokens) * heads, np.int64), np.empty(len(self.tokens) * heads, np.int64)
         for part in self.rectangles:
             own = slice(part.first, part.first + part.places)
+            # With heads outside of lengths, bmm reads `[N*H, L, D]` without a copy; one gather lays all rectangles so.
             spread = slice(own.start * heads, own.stop * heads)
             tokens = self.tokens[own].reshape(part.rows, 1, part.length)
             there[spread] = (tokens * heads + head[:, None]).ravel()
+            # Numbered in the order `[N, H, L]` in which they lie, read off in the order `[N, L, H]` of tokens.
             lies = spread.start + np.arange(part.places * heads).reshape(part.rows, heads, part.length)
             back[spread] = lies.transpose(0, 2, 1).ravel()
+        # Places of padding are left out on the way back: nothing reads their answers.
         return there, back.reshape(-1, heads)[self.places].ravel()
 
     def _of_several(self, heads: int, parts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         there, back = (index.numpy() for index in self.by_head(heads, 1))
         token, head = np.divmod(there, heads)
         part = np.arange(parts)
+        # Queries, keys and values stand side by side in a token, and one after the other where bmm reads them.
         several = token * (parts * heads) + head + part[:, None] * heads
         return several.ravel(), (back.reshape(-1, 1, heads) + part[:, None] * len(there)).ravel()
 
 
 def rectangle_edges(lengths: NDArray[np.integer]) -> list[int]:
     """Where to cut rows into rectangles, of which the last row is the longest; rows in order of length need fewest."""
-    edges, stop, wasted = [len(lengths)], len(lengths), 0
-    longest = int(lengths[-1])
+    edges, longest, wasted = [len(lengths)], int(lengths[-1]), 0
     for row in range(len(lengths) - 1, -1, -1):
         length = int(lengths[row])
+        # Scores grow with the square, so a few short rows beside a long one cost more than a call.
         wasted += longest * longest - length * length
+        # Equal rows waste nothing and stay together. Long ones that differ part at once: each is worth a call.
         if length != longest and (length > longest or longest >= _LONG or wasted > _CALL_SCORES):
             edges.append(row + 1)
-            stop, longest, wasted = row + 1, length, 0
-    assert stop > 0
+            longest, wasted = length, 0
     return [*edges, 0][::-1]
 
 
@@ -117,6 +122,7 @@ def lay_out_rows(lengths: NDArray[np.int64]) -> Layout:
     for begin, end in itertools.pairwise(edges):
         own, length = lengths[begin:end], int(lengths[end - 1])
         place = np.arange(length)
+        # Broadcast `[N, L]` on the host; the masks below get an axis for heads, and one for queries or keys.
         is_real = place < own[:, None]
         bias = padding = None
         if (own != length).any():
@@ -148,6 +154,7 @@ class FlatRows:
     @classmethod
     def of(cls, lengths: Tensor, offsets: Tensor, kernel: Kernel) -> FlatRows:
         """The rows of a batch; the longest is looked for, as a transform may have changed their order."""
+        # On the host: a look at the device's offsets would wait for it.
         longest = -(-int(lengths.numpy().max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
         return cls(lengths, Bounds(offsets.to(torch.int32), longest), kernel)
 
@@ -197,13 +204,17 @@ class _Every(torch.autograd.Function):
         heads = qkv_T3HD.shape[2]
         _, back = rows.by_head(heads, 1)
         query, key, value = laid = _laid_out(qkv_T3HD, rows)
+        # In place, and so kept for backwards: the gradients of keys want the scaled queries.
         query *= scores.scale
+        # Products write into slices of whole tensors, so nothing is joined afterwards.
         answer = torch.empty_like(query)
         factors = _draw_factors([part.rows * heads * part.length**2 for part in rows.rectangles], scores.dropout)
         kept: list[Tensor] = []
         with torch.autocast("cpu", enabled=False):
+            # Recorded rectangle by rectangle in order; backwards takes them off the front in the same order.
             for part, factor in zip(rows.rectangles, factors, strict=True):
                 own = _views((query, key, value, answer), part, heads)
+                # The fused kernel keeps no scores, which pays off where they are many; on a CPU it cannot drop any.
                 is_fused = part.is_long and scores.dropout == 0
                 kept += _fused_forward(own, part, scores) if is_fused else _plain_forward(own, part, scores, factor)
         ctx.save_for_backward(laid, answer, *kept)
@@ -216,6 +227,8 @@ class _Every(torch.autograd.Function):
         rows, scores, heads = ctx.rows, ctx.scores, gradient_THD.shape[1]
         laid, answer, *kept = ctx.saved_tensors
         (incoming,) = _laid_out(gradient_THD.unsqueeze(1), rows)
+        # The softmax's gradient subtracts sum(share * its gradient) over the keys. That equals the answer times its
+        # gradient, summed over D: L times fewer numbers, for all rectangles at once.
         sums = (incoming * answer).sum(-1, keepdim=True)
         outgoing = torch.empty_like(laid)
         whole = (*laid, answer, incoming, sums, *outgoing)
@@ -228,7 +241,9 @@ class _Every(torch.autograd.Function):
                     shares = kept.pop(0)
                     dropped = kept.pop(0) if scores.dropout else shares
                     _plain_back([query, key, value, back, total, *targets], shares, dropped)
+        # Queries were scaled, so the chain rule scales their gradient; that of keys has met scaled queries already.
         outgoing[0] *= scores.scale
+        # One gather puts all three gradients back in the order of tokens, without zeros to add to.
         _, order = rows.by_head(heads, 3)
         found = outgoing.to(gradient_THD.dtype).flatten(0, 1).index_select(0, order)
         return found.view(-1, 3, heads, gradient_THD.shape[2]), None, None
@@ -285,6 +300,7 @@ def _draw_factors(sizes: list[int], dropout: float) -> Sequence[Tensor | None]:
     """For each rectangle what its shares are multiplied by, drawn at once for the layer; None where nothing drops."""
     if not dropout:
         return [None] * len(sizes)
+    # One draw for all rectangles of a layer: fewer calls.
     stays, scale = kept_places(torch.Size([sum(sizes)]), dropout)
     return stays.float().mul_(-scale).split(sizes)  # -1 stays
 
@@ -315,6 +331,7 @@ def _plain_forward(
     """Write the answer; the shares, and with dropout also what is left of them."""
     query, key, value, answer = own
     scores = torch.bmm(query, key.transpose(1, 2))
+    # A mask is one for all heads of a row, so it is added through this view, in place.
     by_row = scores.view(part.rows, -1, *scores.shape[1:])
     if part.bias is not None:
         by_row += part.bias
@@ -335,6 +352,8 @@ def _plain_back(own: list[Tensor], shares: Tensor, dropped: Tensor) -> None:
     query, key, value, incoming, total, to_query, to_key, to_value = own
     torch.bmm(dropped.transpose(1, 2), incoming, out=to_value)
     to_scores = torch.bmm(incoming, value.transpose(1, 2))
+    # Without dropout: shares * (gradient - total). With it, shares are multiplied by their factor first, and what is
+    # left of them (`dropped`) holds that product already: dropped * gradient - shares * total.
     if dropped is shares:
         to_scores.sub_(total).mul_(shares)
     else:
@@ -350,7 +369,9 @@ def _by_row(values: list[Tensor], part: Rectangle) -> list[Tensor]:
 
 def _fused_forward(own: list[Tensor], part: Rectangle, how: Scores) -> list[Tensor]:
     query, key, value, answer = _by_row(own, part)
+    # The scale is in the queries already; `total` is the logarithm of each place's sum, kept for backwards.
     found, total = _fused(query, key, value, 0.0, False, attn_mask=_near(part.length, how.window), scale=1.0)
+    # The operator has no variant that writes into a slice.
     answer.copy_(found)
     return [total]
 
