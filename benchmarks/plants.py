@@ -19,10 +19,10 @@ import torch
 from filelock import FileLock
 from torch.utils.data import get_worker_info
 
-from flatout.data.batches.batch_rows import BatchRows
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import Gatherer, Run
+from flatout.data.batches.plan import BatchRows
 from flatout.distributed.ranks import Ranks
 
 

@@ -16,7 +16,7 @@ import pyarrow.csv as pa_csv
 import xxhash
 
 from benchmarks.claim import Claim, Options, at_most, bounded, in_turn, measured_apart, peak_memory_gb, reaching
-from flatout.data.checks.checkup import check
+from flatout.data.checkup import check
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import open_source, survey

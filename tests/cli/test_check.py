@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 
 from flatout.cli.check import read_settings
-from flatout.data.checks.cleaning_settings import CleaningConfig, Rows
+from flatout.data.checks.cleaning import CleaningConfig, RowRule
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 from tests.composed import compose_run
@@ -156,7 +156,7 @@ def test_settings_are_what_they_are_for_training():
         ],
         train={"title": ["a"], "body": ["b"], "007": ["c"]},
     )
-    assert config.clean == CleaningConfig(leaks=Rows.drop)
+    assert config.clean == CleaningConfig(leaks=RowRule.drop)
     assert (config.text, config.max_length, config.label) == (["title", "body"], 64, "007")
 
 

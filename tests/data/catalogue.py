@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 
-from flatout.data.checks.checkup import check
 from flatout.data.checks.findings import Level
+from flatout.data.checkup import check
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 from flatout.inference.run_predictor import built

@@ -6,7 +6,7 @@ import pytest
 from tests.data.catalogue import CASES, Case
 from tests.stores import open_store
 
-from flatout.data.checks.checkup import check
+from flatout.data.checkup import check
 from flatout.data.problem import Problem
 from flatout.errors import UserError
 

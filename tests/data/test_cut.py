@@ -10,9 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.batches.cut import cut_batch, piece_edges
 from flatout.data.batches.feed import Feed
-from flatout.data.batches.flat_batch import flat_batch
+from flatout.data.batches.flat_batch import cut_batch, flat_batch, piece_edges
 from flatout.data.batches.plan import PlanSettings
 
 

@@ -17,7 +17,7 @@ from tests.warm import begin_function
 
 from flatout.data import TagData, TextData, TextDataConfig
 from flatout.data.batches.plan import Layout
-from flatout.data.plans import Placement
+from flatout.data.store_data import Placement
 from flatout.errors import UserError
 
 

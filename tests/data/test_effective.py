@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from flatout.data.batches.effective import divided
+from flatout.data.feeding import divided
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 

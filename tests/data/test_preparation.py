@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.stores import open_store
 
-from flatout.data.checks.cleaning_settings import CleaningConfig
+from flatout.data.checks.cleaning import CleaningConfig
 from flatout.data.checks.survey import Survey
 from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig

@@ -13,10 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from flatout.data import SequenceData
-from flatout.data.sequences import long_files
-from flatout.data.sequences.choices import Missing
+from flatout.data.sequences import recordings
 from flatout.data.sequences.recordings import ReadingNotes, RecordingRules
-from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.data.sequences.settings import Missing, SequenceDataConfig
 from flatout.data.tables.formats import csv_file
 from flatout.data.tables.sources import open_table
 from flatout.errors import UserError
@@ -370,7 +369,7 @@ def test_a_large_file_is_read_in_blocks_to_the_same_bits(tmp_path, monkeypatch, 
     path = write_long_file(tmp_path / "long.csv")
     stores = []
     for least in (1 << 40, 0):
-        monkeypatch.setattr(long_files, "LEAST_BYTES", least)
+        monkeypatch.setattr(recordings, "LEAST_BYTES", least)
         data = open_data(path, lookback=9, split_by="time", cache=str(tmp_path / f"{least}"), **settings)
         stores.append(data.info.store.folder)
     files = [{each.name: each.read_bytes() for each in store.rglob("*.bin")} for store in stores]
@@ -381,7 +380,7 @@ def test_a_large_file_is_read_in_blocks_to_the_same_bits(tmp_path, monkeypatch, 
 
 
 def test_a_large_file_that_is_not_whole_is_read_and_refused_as_a_small_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(long_files, "LEAST_BYTES", 0)
+    monkeypatch.setattr(recordings, "LEAST_BYTES", 0)
     lacking = write_long_file(tmp_path / "lacking.csv", missing=25_000)
     assert "1 row without a (row 25001)" in refusal(lacking, split_by="time")
     filled = open_data(lacking, split_by="time", missing="fill", cache=str(tmp_path / "cache"))
@@ -391,14 +390,14 @@ def test_a_large_file_that_is_not_whole_is_read_and_refused_as_a_small_one(tmp_p
 
 
 def test_only_a_plain_recording_is_read_in_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(long_files, "LEAST_BYTES", 0)
+    monkeypatch.setattr(recordings, "LEAST_BYTES", 0)
     table = open_table(write_long_file(tmp_path / "long.csv"), where="data.source")
     rules = RecordingRules(
         columns=["a", "b", "y"], time="t", group=[], label=None, step=None, max_gap=None, missing=Missing.refuse
     )
     notes = ReadingNotes()
-    found = long_files.Scratch(tmp_path, rules).read(table, notes)
+    found = recordings.Scratch(tmp_path, rules).read(table, notes)
     assert found is not None and notes.steps == [1.0]
     assert found.values[29_998:40_000].shape == (2, 3) and found.values[5:5].shape == (0, 3)
     for change in ({"step": 2.0}, {"max_gap": 5.0}, {"cumulate": ["a"]}, {"group": ["t"]}):
-        assert long_files.Scratch(tmp_path, replace(rules, **change)).read(table, notes) is None
+        assert recordings.Scratch(tmp_path, replace(rules, **change)).read(table, notes) is None

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from flatout import CellsConfig
 from flatout.data import SequenceData
-from flatout.data.batches.plan import PlanSettings
-from flatout.data.batches.streams import StreamPlan
-from flatout.data.sequences.windows import Segments, chunks, estimate_windows, forecast_windows
+from flatout.data.batches.plan import PlanSettings, StreamPlan
+from flatout.data.sequences.views import Segments, chunks, estimate_windows, forecast_windows
 
 recordings = st.lists(st.integers(1, 60), min_size=1, max_size=30)
 places = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 3))

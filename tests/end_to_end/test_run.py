@@ -31,7 +31,7 @@ from flatout import (
 )
 from flatout.callbacks.gpu import find_card
 from flatout.callbacks.hardware_monitor import HardwareMonitor
-from flatout.data.checks.cleaning_settings import CleaningConfig, Escapes
+from flatout.data.checks.cleaning import CleaningConfig, Escapes
 from flatout.data.problem import Problem
 from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.report.summary import read_summary

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.data.sequence_data import SequenceData
+from flatout.data.datamodules import SequenceData
 from flatout.data.sequences.shape import SequenceShape
 from flatout.engine import FastLoop, fast_loop
 from flatout.engine import lightning_internals as internals

@@ -9,7 +9,7 @@ import pytest
 from flatout import BitsDataConfig, SequenceDataConfig, TextDataConfig, UserError
 from flatout.config import COMPONENTS, RunConfig
 from flatout.data.problem import Problem
-from flatout.data.sequences.choices import SequenceProblem
+from flatout.data.sequences.settings import SequenceProblem
 from flatout.run.kinds import BITS, KINDS, MASKED_WORDS, TEXTS, kind_of, kind_of_run
 
 

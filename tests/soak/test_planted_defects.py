@@ -55,7 +55,7 @@ DEFECTS = [
     ),
     Defect(
         "a piece of a batch weighs as a whole step",
-        "data/batches/cut.py",
+        "data/batches/flat_batch.py",
         "step_rows=batch.step_rows,",
         "step_rows=stop - start,",
         "tests/data/test_cut.py",

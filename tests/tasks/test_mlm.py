@@ -19,8 +19,7 @@ from torch import Tensor
 
 from flatout import MaskedLanguageConfig, OptimConfig, TextDataConfig, TransformerConfig, UserError, fit, load_predictor
 from flatout.data import TextData
-from flatout.data.batches.cut import cut_batch
-from flatout.data.batches.flat_batch import FlatBatch, flat_batch
+from flatout.data.batches.flat_batch import FlatBatch, cut_batch, flat_batch
 from flatout.data.problem import Problem
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Outputs, Transformer
 from flatout.run.closing import Result

@@ -23,12 +23,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from flatout.cli.words import quote_letters, quoted
-from flatout.data.checks.checkup import check
 from flatout.data.checks.findings import Level, counted, lines_of
+from flatout.data.checkup import check, check_recordings
 from flatout.data.problem import Problem
-from flatout.data.sequences.checkup import check_recordings
-from flatout.data.sequences.choices import SequenceProblem
-from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.text import TextDataConfig
 from flatout.engine.allocator import keep_freed_memory
 from flatout.errors import EXIT_CODE, UserError, require

@@ -6,11 +6,11 @@ import importlib
 from typing import Any
 
 _PLACES = {
-    "SequenceData": "flatout.data.sequence_data",
+    "SequenceData": "flatout.data.datamodules",
     "SequenceDataConfig": "flatout.data.sequences.settings",
     "SequenceInfo": "flatout.data.sequences.info",
-    "TextData": "flatout.data.text_data",
-    "TagData": "flatout.data.tag_data",
+    "TextData": "flatout.data.datamodules",
+    "TagData": "flatout.data.datamodules",
     "TextDataConfig": "flatout.data.text",
     "TextInfo": "flatout.data.info",
     "TagInfo": "flatout.data.info",

@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.data.batches.effective import divided
-from flatout.data.batches.feed_kind import FeedKind
+from flatout.data.batches.plan import FeedKind
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.splits import SPLITS
 from flatout.errors import UserError, check_settings, require, setting
@@ -116,3 +115,39 @@ def require_other_content(fingerprints: Mapping[str, str], names: Mapping[str, s
             what = f"{names[split]} holds exactly the {_SPOKEN.get(other, other)} rows, {names[other]}"
             raise UserError(f"data.{split}", what, hint="Leave it out to take rows from the training rows.")
         seen[fingerprint] = split
+
+
+_FURTHEST = 4096
+"""How far from the wanted number others are looked for."""
+
+
+def divided(wanted: int, most: int, world: int) -> tuple[int, int]:
+    """Rows of a batch, at most `most`, and batches a step: their product times the devices is exactly `wanted`.
+
+    >>> divided(512, most=64, world=4)
+    (64, 2)
+    """
+    found = _divided(wanted, most, world)
+    if found is None:
+        nearest = [
+            next((near for near in reach if _divided(near, most, world)), None)
+            for reach in (range(wanted - 1, max(0, wanted - _FURTHEST), -1), range(wanted + 1, wanted + _FURTHEST))
+        ]
+        numbers = " or ".join(str(number) for number in nearest if number is not None)
+        shared = f"{world} devices" if world > 1 else "one device"
+        what = f"{wanted} rows cannot be divided evenly among {shared} in batches of {-(-most // 2)} to {most} rows"
+        require(False, "data.effective_batch", what, hint=f"Set {numbers}, or another data.batch_size.")
+    assert found is not None
+    return found
+
+
+def _divided(wanted: int, most: int, world: int) -> tuple[int, int] | None:
+    """The largest batch that divides a device's share; None where only batches less than half as large as could be do.
+
+    Such would cost more steps of the device than they save: rows are never dropped or filled up for it.
+    """
+    share, rest = divmod(wanted, world)
+    if rest or not share:
+        return None
+    batch = next(rows for rows in range(min(most, share), 0, -1) if share % rows == 0)
+    return (batch, share // batch) if batch == share or 2 * batch >= most else None

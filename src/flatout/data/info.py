@@ -6,18 +6,21 @@ A task builds its network from it, a predictor answers with it, and a report pri
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flatout.data.checks.cleaning_settings import Escapes
 from flatout.data.problem import Problem
-from flatout.data.store.report import CacheReport
-from flatout.data.store.store import Store
-from flatout.data.tables.entities import NO_TAG
-from flatout.data.tables.roles import Roles
-from flatout.data.tokens.subwords import Encoder
 
+if TYPE_CHECKING:
+    from flatout.data.checks.cleaning import Escapes
+    from flatout.data.store.cache import CacheReport
+    from flatout.data.store.store import Store
+    from flatout.data.tables.roles import Roles
+    from flatout.data.tokens.subwords import Encoder
+
+NO_TAG = -100
+"""Stands where a token begins no word."""
 _TOKENS_A_PIECE = 1 << 22
 
 

@@ -8,7 +8,7 @@ on their own: Lightning's distributed sampler finds nothing to replace. The posi
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Generic, Self, TypeVar
 
 import lightning as L
@@ -17,13 +17,55 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from flatout.data.batches.feed import Feed, FeedChoice, Feeds, choose_feed
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.batches.plan import Layout, PlanSettings
+from flatout.data.batches.plan import FeedKind, Layout, PlanSettings
 from flatout.data.feeding import FeedingConfig
 from flatout.data.info import DataInfo
-from flatout.data.plans import Placement, evaluation_kind, evaluation_plan, training_plan
 from flatout.data.store.store import Store
 from flatout.errors import UserError, did_you_mean, require
 from flatout.run_log import PrintLog, RunLog
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a feed's batches are computed: which rank of how many, on which device, in which layout."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    layout: Layout = Layout.flat
+    repeats: bool = False
+    """Whether each epoch has the batches of the first."""
+
+
+def training_plan(config: FeedingConfig, placement: Placement, accumulate: int, seed: int) -> PlanSettings:
+    """The plan of the training rows, `accumulate` batches to a step."""
+    return PlanSettings(
+        rows_per_batch=config.batches(placement.world)[0],
+        tokens_per_batch=config.tokens_per_batch,
+        accumulate=accumulate,
+        layout=placement.layout,
+        repeats=placement.repeats,
+        seed=seed,
+        rank=placement.rank,
+        world=placement.world,
+    )
+
+
+def evaluation_plan(config: FeedingConfig, placement: Placement) -> PlanSettings:
+    """The plan of validation and test rows: all rows by length, the same in each pass."""
+    return PlanSettings(
+        rows_per_batch=config.eval_batch_size,
+        layout=placement.layout,
+        shuffle=False,
+        rank=placement.rank,
+        world=placement.world,
+    )
+
+
+def evaluation_kind(kind: FeedKind) -> FeedKind:
+    """Rows that are only evaluated need no worker processes."""
+    return kind if kind is FeedKind.resident else FeedKind.threaded
+
 
 Config = TypeVar("Config", bound=FeedingConfig)
 Info = TypeVar("Info", bound=DataInfo)

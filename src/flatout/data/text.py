@@ -6,13 +6,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from flatout.data.checks.assignment import Splitting
-from flatout.data.checks.cleaning_settings import CleaningConfig
+from flatout.data.checks.cleaning import CleaningConfig
 from flatout.data.feeding import FILES, FOLDERS, SOURCES, FeedingConfig, require_other_files
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.samples.tweets import TaggedTweetsConfig, TaggedTweetsTable, TweetsConfig, TweetsTable
-from flatout.data.tables.splits import SPLITS, SplitBy
+from flatout.data.tables.splits import SPLITS, SplitBy, Splitting
 from flatout.data.tables.table import Table
 from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.errors import require, setting

@@ -1,4 +1,4 @@
-"""The tables of some texts whose columns are known: their rows read block by block, for the splits they belong to."""
+"""The tables of texts, or of words and tags, whose columns are known: read by the block, split by split."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.checks.assignment import Splitting
-from flatout.data.checks.cleaning import labels_of, read_texts
-from flatout.data.checks.cleaning_settings import Escapes
-from flatout.data.checks.findings import Findings, Level, Remark
+from flatout.data.checks.cleaning import Escapes, labels_of, read_texts
+from flatout.data.checks.findings import Findings, Level, Remark, counted
 from flatout.data.checks.labels import normalise_labels
+from flatout.data.checks.survey import Surveyed
+from flatout.data.checks.tags import COLUMNS, LISTS, TagCensus, TaggedTable
 from flatout.data.feeding import require_other_content
 from flatout.data.problem import Problem
-from flatout.data.tables.roles import Roles
-from flatout.data.tables.splits import SPLITS
-from flatout.data.tables.table import Table, changed, require_unchanged
+from flatout.data.tables.roles import Roles, find_roles
+from flatout.data.tables.splits import SPLITS, Splitting
+from flatout.data.tables.table import Table, changed, require_columns, require_unchanged
+from flatout.data.text import TextDataConfig, splitting_of
 
 TOPIC = "topic"
 """The column of the built-in headlines that knows what a row is about."""
@@ -120,3 +121,60 @@ class TextBlock:
     labels: pa.Array
     rows: NDArray[np.int64]
     block: pa.RecordBatch
+
+
+class TagSource(TextSource):
+    """The tables of a TextDataConfig whose rows are words and tags."""
+
+    def __init__(self, config: TextDataConfig, tables: Mapping[str, Table]) -> None:
+        first = tables["train"]
+        given = find_roles(first, text=config.text, label=config.label, tags=True)
+        for table in tables.values():
+            require_columns(table, {"data.text": given.texts[0], "data.label": given.label})
+        self.fingerprints = fingerprints_of(tables)
+        self.census = TagCensus(first.name)
+        self.tagged = {split: TaggedTable(table, given, split, self.census) for split, table in tables.items()}
+        super().__init__(
+            tables=self.tagged,
+            roles=Roles(COLUMNS[:1], COLUMNS[1]),
+            splitting=splitting_of(config, tables, None),
+            problem=config.problem,
+            is_sample=config.is_sample,
+        )
+        self.columns = given
+
+    def tag_remarks(self, surveyed: Surveyed) -> list[Remark]:
+        """The scheme, the entities, and what was found in the tags."""
+        scheme = self.census.scheme()
+        for split, table in self.tagged.items():
+            findings = surveyed.findings[split]
+            table.tell(findings, scheme)
+            findings.rows_repaired += findings.found["repaired_tag"].count if "repaired_tag" in findings.found else 0
+        train = self.census.entities.get("train", {})
+        kinds = ", ".join(f"{name} {count:,}" for name, count in train.items())
+        what = f"{scheme.value}, {counted(len(self.census.types), 'type')}, {self.census.tokens:,} words"
+        return [
+            Remark(Level.note, "tags", what),
+            Remark(Level.note, "training entities", kinds or "none"),
+            *_unseen_types(self.census),
+        ]
+
+    def remarks(self) -> list[Remark]:
+        how = self.tables["train"].how() or "lists of words and tags"
+        return [] if self.is_sample else [Remark(Level.note, self.name, how)]
+
+    def _columns_read_again(self) -> list[str]:
+        return list(LISTS)
+
+    def _text_block(self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]) -> TextBlock:
+        words, tags = (block.column(column) for column in LISTS)
+        return TextBlock(words, tags, rows, block)
+
+
+def _unseen_types(census: TagCensus) -> Iterator[Remark]:
+    train = census.entities.get("train", {})
+    for split, counts in census.entities.items():
+        if unseen := [name for name in counts if name not in train]:
+            yield Remark(Level.warning, split, f"entities that no training row has: {', '.join(unseen)}")
+    if not train:
+        yield Remark(Level.error, "tags", "the training rows mark nothing", "data.label=COLUMN")

@@ -20,8 +20,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from flatout.data.batches.cut import cut_batch
-from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.flat_batch import FlatBatch, cut_batch
 from flatout.distributed.collectives import SharedMaximum
 from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
 from flatout.engine.random_state import RandomState

@@ -21,20 +21,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flatout.data.problem import Problem
-from flatout.data.sequences.choices import Missing
-from flatout.data.sequences.columns import dates_of
+from flatout.data.sequences.columns import RecordingRules, dates_of, require_rules_columns
 from flatout.data.sequences.info import SequenceInfo
-from flatout.data.sequences.long_files import LongRecording, Scratch, ScratchValues, blocks_of
 from flatout.data.sequences.recordings import (
+    LongRecording,
     ReadingNotes,
     Recording,
-    RecordingRules,
+    Scratch,
+    ScratchValues,
+    blocks_of,
     files_of,
     read_recordings,
-    require_rules_columns,
 )
+from flatout.data.sequences.settings import Missing
 from flatout.data.sequences.shape import Scaler, SequenceShape, describe_units
-from flatout.data.sequences.windows import Rows, Segments, estimate_windows, forecast_windows
+from flatout.data.sequences.views import RowPlaces, Segments, estimate_windows, forecast_windows
 from flatout.data.store.store import Ragged
 from flatout.data.tables.sources import open_source
 from flatout.data.tables.table import Table
@@ -218,7 +219,7 @@ class SequencePredictor(RunPredictor):
         behind = np.lib.stride_tricks.sliding_window_view(scaled[lookback:, -targets:], horizon, axis=0)
         for start in range(0, len(rows.start), _SAMPLES_A_BLOCK):
             block = slice(start, start + _SAMPLES_A_BLOCK)
-            answers = self._of_rows(scaled, Rows(rows.start[block], rows.length[block], rows.recording[block]))
+            answers = self._of_rows(scaled, RowPlaces(rows.start[block], rows.length[block], rows.recording[block]))
             truths = torch.from_numpy(np.ascontiguousarray(behind[block].transpose(0, 2, 1)))
             yield answers.flatten(0, 1), truths.flatten(0, 1)
 
@@ -229,14 +230,16 @@ class SequencePredictor(RunPredictor):
             scaled = self._scale(values[begin : start + _SAMPLES_A_BLOCK])
             rows = _windows(len(scaled), lookback)
             own = slice(start - begin, None)
-            yield self._in_units(self._of_rows(scaled, Rows(rows.start[own], rows.length[own], rows.recording[own])))
+            yield self._in_units(
+                self._of_rows(scaled, RowPlaces(rows.start[own], rows.length[own], rows.recording[own]))
+            )
 
     def _of_steps(self, values: Any, scale: Callable[[Any], NDArray[np.float32]]) -> Iterator[Tensor]:
         """Block after block, with the hidden state carried on."""
         model = contract(self.model)
         state = model.make_state(1, self.device)
         if state is None:  # a network of the user's own sees the whole recording
-            rows = Rows(np.array([0]), np.array([len(values)], np.int32), np.array([0]))
+            rows = RowPlaces(np.array([0]), np.array([len(values)], np.int32), np.array([0]))
             yield self._of_rows(scale(values[:]), rows)
             return
         for start in range(0, len(values), _SAMPLES_A_BLOCK):
@@ -252,18 +255,18 @@ class SequencePredictor(RunPredictor):
         require(len(values) >= lookback, "predict", what, hint="Name a longer recording.")
         scaled = self._scale(values[-lookback:])
         window = np.concatenate([scaled, np.zeros((horizon, scaled.shape[1]), np.float32)])
-        rows = Rows(np.array([0]), np.array([lookback + horizon], np.int32), np.array([0]))
+        rows = RowPlaces(np.array([0]), np.array([lookback + horizon], np.int32), np.array([0]))
         return self._in_units(self._of_rows(window, rows)[0])
 
     def _label(self, scaled: NDArray[np.float32]) -> NDArray[Any]:
-        rows = Rows(np.array([0]), np.array([len(scaled)], np.int32), np.array([0]))
+        rows = RowPlaces(np.array([0]), np.array([len(scaled)], np.int32), np.array([0]))
         outputs = self._of_rows(scaled, rows)[0]
         if self.has_classes:
             return outputs.softmax(-1).numpy()
         mean, spread = self.label_scale
         return (outputs * spread + mean).numpy()
 
-    def _of_rows(self, scaled: NDArray[np.float32], rows: Rows) -> Tensor:
+    def _of_rows(self, scaled: NDArray[np.float32], rows: RowPlaces) -> Tensor:
         """What the network answers to each row, in their order."""
         found, order = [], []
         for batch in self.batches(Ragged(scaled, rows.start, rows.length), len(rows.start), _ROWS_A_BATCH):
@@ -421,6 +424,6 @@ def _naming_training() -> Iterator[None]:
         raise UserError("predict", error.what, hint=hint) from None
 
 
-def _windows(samples: int, lookback: int) -> Rows:
+def _windows(samples: int, lookback: int) -> RowPlaces:
     zero = np.zeros(1, np.int64)
     return estimate_windows(Segments(zero, zero, np.array([samples]), zero), lookback)

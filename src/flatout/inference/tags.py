@@ -12,9 +12,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from flatout.data.checks.tagged_table import LISTS, TaggedTable, word_lists
-from flatout.data.checks.tags import TagCensus, as_bio
-from flatout.data.tables.entities import find_entities
+from flatout.data.checks.tags import LISTS, TagCensus, TaggedTable, as_bio, find_entities, word_lists
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, require_columns
 from flatout.data.tokens.subwords import Subwords

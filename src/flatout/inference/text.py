@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.checks.characters import decode_escapes
-from flatout.data.checks.cleaning import clean_block, read_texts
-from flatout.data.checks.cleaning_settings import Escapes
+from flatout.data.checks.cleaning import Escapes, clean_block, read_texts
 from flatout.data.checks.findings import Findings
 from flatout.data.checks.labels import normalise_labels
 from flatout.data.info import Labels

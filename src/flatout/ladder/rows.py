@@ -18,10 +18,9 @@ from flatout.bits.data import BitsDataConfig
 from flatout.bits.grams import FIELD_END
 from flatout.bits.info import stored_texts
 from flatout.data.checks.survey import Surveyed
+from flatout.data.datamodules import SequenceData
 from flatout.data.problem import Problem
-from flatout.data.sequence_data import SequenceData
-from flatout.data.sequences.choices import SequenceProblem
-from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.tables.splits import SPLITS
 from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import open_source, survey

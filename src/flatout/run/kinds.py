@@ -19,14 +19,11 @@ from flatout.bits.predictor import GramPredictor
 from flatout.bits.scores import NAMES
 from flatout.bits.task import GramDecoder, GramsConfig
 from flatout.data.batches.feed import Feeds
+from flatout.data.datamodules import SequenceData, TagData, TextData
 from flatout.data.problem import Problem
-from flatout.data.sequence_data import SequenceData
-from flatout.data.sequences.choices import SequenceProblem
-from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.store_data import StoreData
-from flatout.data.tag_data import TagData
 from flatout.data.text import TextDataConfig
-from flatout.data.text_data import TextData
 from flatout.data.tokens.vocabulary import VocabularyKind
 from flatout.engine.precision import Precision
 from flatout.errors import require

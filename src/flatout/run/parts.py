@@ -10,7 +10,7 @@ from torch import nn
 
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.plan import Layout
-from flatout.data.plans import Placement
+from flatout.data.store_data import Placement
 from flatout.distributed.ranks import Ranks
 from flatout.errors import UserError
 from flatout.perf.tune.probe import Parts

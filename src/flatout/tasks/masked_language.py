@@ -24,9 +24,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flatout.data.batches.cut import cut_batch
 from flatout.data.batches.feed import Feeds
-from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.flat_batch import FlatBatch, cut_batch
 from flatout.data.batches.gather import TOKENS, on_device
 from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.engine.optimizer import OptimConfig

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
-from flatout.data.sequences.windows import Rows, estimate_windows, forecast_windows
+from flatout.data.sequences.views import RowPlaces, estimate_windows, forecast_windows
 from flatout.models.series import PENALTIES, WindowRidge, own_pasts
 from flatout.tasks.sequence_scores import SequenceScores
 
@@ -123,7 +123,7 @@ def _blocks(
     """`[N, L, F]` windows, their answers, and the recording of each; of very many windows evenly spread ones."""
     shape, segments = ridge.shape, info.segments[split]
     lookback = shape.lookback or 1
-    rows: Rows
+    rows: RowPlaces
     if shape.horizon:
         rows = forecast_windows(segments, lookback, shape.horizon)
     else:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.info import TagLabels
-from flatout.data.tables.entities import NO_TAG, Entities, find_entities
+from flatout.data.checks.tags import Entities, find_entities
+from flatout.data.info import NO_TAG, TagLabels
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import check_settings, require, setting
 from flatout.models.encoder.transformer import Outputs

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.checks.cleaning import clean_block
-from flatout.data.checks.cleaning_settings import CleaningConfig
+from flatout.data.checks.cleaning import CleaningConfig, clean_block
 from flatout.data.checks.findings import Findings, Level, Remark, lines_of
 from flatout.data.checks.labels import LabelCensus, normalise_labels
 from flatout.data.problem import Problem
@@ -34,7 +33,7 @@ def test_training_drops_rows_that_teach_nothing():
     block, findings = clean(is_train=True)
     assert block.texts.to_pylist() == ["fine", "also fine"]
     assert block.rows.tolist() == [100, 105]
-    assert findings.lines() == [
+    assert [remark.line() for remark in findings.remarks()] == [
         "rows.csv: 1 row without a label dropped (row 105); data.clean.unlabelled=refuse",
         "rows.csv: 1 row without a text (null) dropped (row 104); data.clean.empty=keep",
         "rows.csv: 2 rows with an empty text dropped (rows 102, 103); data.clean.empty=keep",
@@ -57,7 +56,7 @@ def test_rows_read_are_rows_kept_and_dropped(is_train):
 
 def test_many_findings_name_only_the_first_rows():
     _, findings = clean(True, texts=[""] * 9 + ["a"], labels=["x"] * 10)
-    assert findings.lines() == [
+    assert [remark.line() for remark in findings.remarks()] == [
         "rows.csv: 9 rows with an empty text dropped (rows 101, 102, 103, 104, 105, …); data.clean.empty=keep"
     ]
 
@@ -65,7 +64,7 @@ def test_many_findings_name_only_the_first_rows():
 def test_numbers_as_texts_are_read_as_written_and_counted():
     block, findings = clean(True, texts=[7, 8], labels=["a", "b"])
     assert block.texts.to_pylist() == ["7", "8"]
-    assert "2 rows whose text is no text read as one" in findings.lines()[0]
+    assert "2 rows whose text is no text read as one" in findings.remarks()[0].line()
 
 
 def test_a_list_is_no_text():
@@ -113,7 +112,10 @@ def test_an_empty_text_is_a_fine_list_of_several_labels():
 def census_of(problem=Problem.single, **splits) -> LabelCensus:
     census = LabelCensus(problem)
     for split, labels in splits.items():
-        census.add(split, pa.array(labels))
+        if problem is Problem.regression:
+            census.add_numbers(np.array(labels))
+        else:
+            census.settle(split, np.bincount(census.code(pa.array(labels))))
     return census
 
 
@@ -217,7 +219,7 @@ def test_the_scale_of_large_numbers_is_exact_over_blocks():
     census = LabelCensus(Problem.regression)
     values = np.random.default_rng(0).normal(1e9, 1.0, 10_000)
     for block in np.array_split(values, 7):
-        census.add("train", pa.array(block))
+        census.add_numbers(block)
     np.testing.assert_allclose(census.scale(), (values.mean(), values.std()), rtol=1e-8)
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.checks.checkup import check
 from flatout.data.checks.tags import Scheme, TagBlock, TagCensus, as_bio, misplaced
+from flatout.data.checkup import check
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 

@@ -22,12 +22,9 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.data.batches.batch_rows import Rows
-from flatout.data.batches.feed_kind import FeedKind
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import TOKENS, Gatherer, Run, await_run, cut_run, move_run
-from flatout.data.batches.plan import Plan, PlanSettings, count_batches
-from flatout.data.batches.streams import StreamPlan
+from flatout.data.batches.plan import FeedKind, Plan, PlanSettings, Rows, StreamPlan, count_batches
 from flatout.data.store.store import StoreSplit
 
 Transform = Callable[[FlatBatch], FlatBatch]

@@ -11,16 +11,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatout.data.batches.batch_rows import BatchRows
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.store.store import Array, Ragged, StoreSplit
+
+if TYPE_CHECKING:
+    from flatout.data.batches.plan import BatchRows
 
 TOKENS, TARGETS = "tokens", "targets"
 

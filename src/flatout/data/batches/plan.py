@@ -11,6 +11,7 @@ finished plan is found in constant time.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,8 +19,35 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.batches.batch_rows import BatchRows, Rows
 from flatout.errors import UserError, require
+
+
+class FeedKind(StrEnum):
+    """Where batches are gathered."""
+
+    auto = "auto"
+    resident = "resident"
+    threaded = "threaded"
+    workers = "workers"
+
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchRows:
+    """A run of consecutive batches: whose rows, how many each, and how many of those count."""
+
+    rows: Rows
+    """[R] row numbers, batch after batch, each batch shortest row first."""
+    bounds: Rows
+    """[batches + 1] where each batch begins in `rows`."""
+    num_real: Rows
+    """[batches] rows that count in each batch."""
+    step_rows: Rows
+    """[batches] real rows of the optimizer step each batch belongs to, over all ranks."""
+    ends_step: NDArray[np.bool_]
+    """[batches] whether the optimizer steps after it."""
 
 
 class Layout(StrEnum):
@@ -90,12 +118,14 @@ class Plan:
     def batches(self, start: int, stop: int) -> BatchRows:
         """Batches `start` to `stop` of this rank, without making those before them."""
         accumulate = self.settings.accumulate
+        # Rows are dealt within whole steps alone, so the steps around the batches are made, and the batches cut out.
         first, last = start // accumulate, -(-stop // accumulate)
         bounds = self.bounds[first : last + 1]
         rows = self.order[bounds[0] : bounds[-1]]
         sizes = np.diff(bounds)
         if self.settings.parts > 1:
             rows, counts, real = _share(rows, sizes, self.lengths, self.settings)
+            # The batches of the first step that come before `start` are dealt as well, and left out here.
             skip, take = start - first * accumulate, stop - start
             begin = int(counts[:skip].sum())
             counts, real = counts[skip : skip + take], real[skip : skip + take]
@@ -106,6 +136,7 @@ class Plan:
             rows=rows,
             bounds=_offsets(counts),
             num_real=real,
+            # Of all ranks: the loss is a sum divided by it, so parts of unequal size weigh what their rows weigh.
             step_rows=np.repeat(sizes, accumulate)[start - first * accumulate :][: stop - start],
             ends_step=(np.arange(start, stop) + 1) % accumulate == 0,
         )
@@ -142,6 +173,7 @@ def _cut_by_rows(
     order: Rows, lengths: NDArray[np.integer], settings: PlanSettings, rows_per_batch: int
 ) -> tuple[Rows, Rows]:
     """Steps of equally many rows, the last one taking what is left."""
+    # The step is cut by its whole product: 8 x 1 and 2 x 4 batches have the same rows in the same step.
     step_rows = rows_per_batch * settings.parts
     bounds = np.append(np.arange(0, len(order), step_rows), len(order))
     if not settings.shuffle:
@@ -192,6 +224,7 @@ def _padded_bounds(sorted_lengths: NDArray[np.integer], parts: int, cap: int) ->
     bounds, total = [0], len(sorted_lengths)
     while bounds[-1] < total:
         start = bounds[-1]
+        # One row a part always fits (the cap holds the longest); more rows than the shortest allows never do.
         fits, too_many = 1, cap // max(1, int(sorted_lengths[start])) + 1
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
@@ -300,6 +333,7 @@ def _evenly_dealt(lengths: NDArray[np.integer], step: Rows, place: Rows, parts: 
 
 
 def _dealt(place: Rows, parts: int) -> Rows:
+    # Back and forth: the first part of one turn is the last of the next, so that none gets the longer row each time.
     turn, seat = np.divmod(place, parts)
     return np.where(turn % 2 == 0, seat, parts - 1 - seat)
 
@@ -317,3 +351,91 @@ def _offsets(counts: Rows) -> Rows:
     offsets = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets
+
+
+class StreamPlan:
+    """One epoch of one rank, of rows that continue each other: chunks of recordings, whose hidden state is carried on.
+
+    A lane is a place in the batch. Each recording is dealt to a lane, the longest first to the lane with the fewest
+    chunks, and a lane's recordings follow one another in random order. The n-th batch holds the n-th chunk of each
+    lane. Loads do not depend on the order in which recordings are dealt, so every epoch has as many batches, on every
+    rank. `recordings` is the number of each row's recording, equal ones side by side.
+    """
+
+    def __init__(
+        self, lengths: NDArray[np.integer], recordings: NDArray[np.integer], settings: PlanSettings, epoch: int = 0
+    ) -> None:
+        self.settings, self.lengths = settings, lengths
+        # Equal numbers stand side by side, so a recording is a run of rows: its first row and its count say all of it.
+        firsts = np.flatnonzero(np.append(True, recordings[1:] != recordings[:-1])) if len(recordings) else np.empty(0)
+        counts = np.diff(np.append(firsts, len(recordings))).astype(np.int64)
+        key = [settings.seed & (2**64 - 1), 0 if settings.repeats else epoch]
+        random = np.random.Generator(np.random.Philox(key=key))
+        # Recordings are shuffled, never their chunks: the order inside one is what a carried state depends on.
+        drawn = random.permutation(len(counts)) if settings.shuffle else np.arange(len(counts))
+        firsts, counts = firsts[drawn].astype(np.int64), counts[drawn]
+        # Lanes are counted over all ranks, so that two ranks train on the recordings of one in the same steps.
+        lane = _deal(counts, settings.rows_per_batch * settings.world)
+        slot = _begin(counts, lane)
+        within = np.arange(len(recordings)) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows, slots, lanes = (np.repeat(each, counts) for each in (firsts, slot, lane))
+        rows, slots = rows + within, slots + within
+        # By batch, then shortest first as every batch is; the lane settles ties, so the order is the same on all ranks.
+        order = np.lexsort((lanes, lengths[rows], slots)) if len(rows) else np.empty(0, np.int64)
+        # A lane stays on its rank: the hidden state that is carried on lies in that rank's memory.
+        self.order, self._rank = rows[order], lanes[order] % settings.world
+        num_slots = int(slots.max()) + 1 if len(slots) else 0
+        self.num_steps = -(-num_slots // settings.accumulate)
+        # Batches beyond the last slot are empty ones that fill up the last step.
+        self._slots = np.searchsorted(slots[order], np.arange(self.num_batches + 1))
+        self.bounds = self._slots[:: settings.accumulate]
+        """Where each optimizer step begins in `order`."""
+
+    @property
+    def num_batches(self) -> int:
+        return self.num_steps * self.settings.accumulate
+
+    def batches(self, start: int, stop: int) -> BatchRows:
+        """Batches `start` to `stop` of this rank; one without a row of its own has a filler that does not count."""
+        accumulate = self.settings.accumulate
+        found: list[Rows] = []
+        real = np.zeros(stop - start, np.int64)
+        for place, number in enumerate(range(start, stop)):
+            whole = slice(self._slots[number], self._slots[number + 1])
+            mine = self.order[whole][self._rank[whole] == self.settings.rank]
+            real[place] = len(mine)
+            # A rank without a row must still make the step, or the others would wait for its gradients for ever.
+            found.append(mine if len(mine) else self.order[:1])
+        step_rows = np.diff(self.bounds)[np.arange(start, stop) // accumulate]
+        counts = np.maximum(real, 1)
+        return BatchRows(
+            rows=np.concatenate(found) if found else np.empty(0, np.int64),
+            bounds=np.append(0, np.cumsum(counts)),
+            num_real=real,
+            step_rows=step_rows,
+            ends_step=(np.arange(start, stop) + 1) % accumulate == 0,
+        )
+
+
+def _deal(counts: Rows, lanes: int) -> Rows:
+    """The lane of each recording: the longest first, to the lane with the fewest chunks."""
+    # Ties go to the lowest lane and recordings of one length are alike, so loads are the same however they are ordered.
+    loads = [(0, lane) for lane in range(lanes)]
+    lane_of = np.zeros(len(counts), np.int64)
+    for number in np.argsort(-counts, kind="stable").tolist():
+        load, lane = loads[0]
+        lane_of[number] = lane
+        heapq.heapreplace(loads, (load + int(counts[number]), lane))
+    return lane_of
+
+
+def _begin(counts: Rows, lane: Rows) -> Rows:
+    """The batch in which each recording begins: after those before it in its lane."""
+    by_lane = np.argsort(lane, kind="stable")
+    sorted_counts, sorted_lane = counts[by_lane], lane[by_lane]
+    before = np.cumsum(sorted_counts) - sorted_counts
+    # Where each one's lane begins: what was summed up before it belongs to other lanes.
+    first = np.searchsorted(sorted_lane, sorted_lane)
+    begin = np.empty(len(counts), np.int64)
+    begin[by_lane] = before - before[first]
+    return begin

@@ -8,6 +8,7 @@ stay comparable. All of it is arithmetic over whole blocks; a row is looked at b
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +16,76 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.data.checks.characters import decode_escapes
-from flatout.data.checks.cleaning_settings import CleaningConfig, Empty, Escapes, Unlabelled
 from flatout.data.checks.findings import Findings
 from flatout.data.problem import Problem
 from flatout.data.tables.roles import Roles
-from flatout.data.tables.values import decoded, is_blank, is_missing, is_plain, is_text, mask_of, written
-from flatout.errors import UserError
+from flatout.data.tables.table import as_texts, decoded, is_blank, is_missing, is_plain, is_text, mask_of
+from flatout.errors import UserError, check_settings, setting
+
+
+class RowRule(StrEnum):
+    """What is done with rows of some sort."""
+
+    keep = "keep"
+    drop = "drop"
+    refuse = "refuse"
+
+
+class Empty(StrEnum):
+    """What is done with rows without a text; by_split: dropped in training, kept in validation and test."""
+
+    by_split = "by_split"
+    keep = "keep"
+    drop = "drop"
+    refuse = "refuse"
+
+
+class Unlabelled(StrEnum):
+    """What is done with rows without a label."""
+
+    drop = "drop"
+    refuse = "refuse"
+
+
+class Escapes(StrEnum):
+    """What is done with `\\u2019` and `&amp;` in a text."""
+
+    keep = "keep"
+    decode = "decode"
+
+
+class Alike(StrEnum):
+    """What is done with labels that differ in nothing but how they are written."""
+
+    keep = "keep"
+    merge = "merge"
+
+
+@dataclass(kw_only=True, slots=True)
+class CleaningConfig:
+    """Rules for rows that cannot be trained on as written; `refuse` ends the run before it starts."""
+
+    empty: Empty = setting(
+        Empty.by_split, "Rows without a text; by_split: dropped in training, kept in validation and test."
+    )
+    unlabelled: Unlabelled = setting(Unlabelled.drop, "Rows without a label.")
+    duplicates: RowRule = setting(RowRule.keep, "Training rows with the text and the label of an earlier one.")
+    conflicts: RowRule = setting(RowRule.keep, "Training rows whose text has another label elsewhere.")
+    leaks: RowRule = setting(
+        RowRule.keep,
+        "Training rows whose text is a validation or a test text too, and validation rows whose text is a test text.",
+    )
+    odd: RowRule = setting(RowRule.keep, "Rows whose text has control, invisible or broken characters.")
+    escapes: Escapes = setting(
+        Escapes.keep, "`\\u2019` and `&amp;` written out in a text: kept as they are, or decoded."
+    )
+    labels: Alike = setting(
+        Alike.keep,
+        "Labels that differ in case, blanks around them or a zero after the point: each a class, or made one.",
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self, "data.clean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,4 +199,4 @@ def _texts(column: pa.Array, name: str, rows: NDArray[np.int64], findings: Findi
     findings.add("text_cast", rows)
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)
-    return written(column)
+    return as_texts(column)

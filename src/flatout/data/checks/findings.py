@@ -117,10 +117,6 @@ class Findings:
         """Each finding as a remark."""
         return [self._remark(kind_of(name), finding) for name, finding in self.found.items()]
 
-    def lines(self) -> list[str]:
-        """A sentence for each finding."""
-        return [remark.line() for remark in self.remarks()]
-
     def account(self) -> str:
         """What became of all rows."""
         as_written = self.rows_kept - self.rows_repaired

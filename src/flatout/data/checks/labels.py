@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from flatout.data.checks.findings import Level, Remark, counted
 from flatout.data.problem import Problem
 from flatout.data.tables.splits import hash_bytes
-from flatout.data.tables.values import decoded, is_list, is_missing, is_plain, is_text, mask_of, written
+from flatout.data.tables.table import as_texts, decoded, is_list, is_missing, is_plain, is_text, mask_of
 from flatout.errors import UserError
 
 _CLASSES_NAMED = 6
@@ -56,7 +56,7 @@ def _names(labels: pa.Array, source: str) -> pa.Array:
     if not (is_text(labels.type) or is_plain(labels.type) or pa.types.is_null(labels.type)):
         allowed = "texts, whole numbers, true and false"
         raise UserError("data.label", f"the labels of {source} are of type {labels.type}", allowed=allowed)
-    return written(labels)
+    return as_texts(labels)
 
 
 def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
@@ -131,14 +131,6 @@ class LabelCensus:
                 name = self._kept(names[label])
                 counts[name] = counts.get(name, 0) + int(rows_by_code[code])
         self._classes = None
-
-    def add(self, split: str, labels: pa.Array) -> None:
-        """Count the labels of some rows."""
-        if not self.problem.has_classes:
-            if split == "train" and self.problem is Problem.regression:
-                self.add_numbers(labels.to_numpy(zero_copy_only=False))
-            return
-        self.settle(split, np.bincount(self.code(labels)))
 
     def add_numbers(self, values: NDArray[np.float64]) -> None:
         """Merge means and squared distances from them (Chan, Golub and LeVeque 1979): exact for large numbers too."""

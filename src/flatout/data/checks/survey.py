@@ -16,21 +16,78 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from flatout.data.checks.assignment import Assigner, Splitting, assigner
 from flatout.data.checks.characters import Characters, read_characters
-from flatout.data.checks.cleaning import CleanBlock, clean_block
-from flatout.data.checks.cleaning_settings import Alike, CleaningConfig, Rows
-from flatout.data.checks.findings import KINDS, Findings, Level, Remark
+from flatout.data.checks.cleaning import Alike, CleanBlock, CleaningConfig, RowRule, clean_block
+from flatout.data.checks.findings import KINDS, Findings, Level, Remark, counted
 from flatout.data.checks.labels import LabelCensus, normalise_labels
 from flatout.data.checks.lengths import Lengths
-from flatout.data.checks.twin_rules import TwinJudge
-from flatout.data.checks.twins import RECORD, RecordFiles, Records, Twins, find_twins
+from flatout.data.checks.twins import RECORD, Mask, RecordFiles, Records, Twins, find_twins
 from flatout.data.problem import Problem
 from flatout.data.tables.roles import Roles
-from flatout.data.tables.splits import SPLITS, hash_texts, reseeded
-from flatout.data.tables.table import Table
-from flatout.data.tables.values import decoded, written
+from flatout.data.tables.splits import (
+    SPLITS,
+    Dealer,
+    SplitBy,
+    Splitting,
+    hash_texts,
+    reseeded,
+    split_by_hash,
+    split_groups,
+)
+from flatout.data.tables.table import Table, as_texts, decoded
 from flatout.errors import UserError
+
+Assigner = Callable[[Records], NDArray[np.int8]]
+"""Gives the records of one file their splits: 0, 1 or 2."""
+
+
+def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:
+    """The rule of some settings; rows of tables that were given for a split stay there."""
+    if not splitting.is_made:
+        return lambda records: records["table"].astype(np.int8)
+    rules = {SplitBy.content: _by_content, SplitBy.stratified: _by_class, SplitBy.group: _by_group}
+    assign = rules[splitting.by](splitting, files, strata)
+
+    def assigned(records: Records) -> NDArray[np.int8]:
+        splits = records["table"].astype(np.int8)
+        is_own = splits == 0
+        if is_own.all():
+            return assign(records)
+        splits[is_own] = assign(records[is_own])
+        return splits
+
+    return assigned
+
+
+def _by_content(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:
+    return lambda records: split_by_hash(reseeded(records["alike"], splitting.seed), **splitting.shares)
+
+
+def _by_class(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:
+    """Distinct texts are dealt out class by class; a text of several classes goes by the first that is met."""
+    dealer = Dealer(int(strata.max()) + 1, **splitting.shares)
+
+    def assign(records: Records) -> NDArray[np.int8]:
+        hashes = reseeded(records["alike"], splitting.seed)
+        _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+        return dealer.deal(strata[records["code"][first]])[inverse]
+
+    return assign
+
+
+def _by_group(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:
+    groups, rows = np.empty(0, np.uint64), np.empty(0, np.int64)
+    for records in files.parts():
+        each, counts = np.unique(records["group"][records["table"] == 0], return_counts=True)
+        groups, inverse = np.unique(np.append(groups, each), return_inverse=True)
+        rows = np.bincount(inverse, weights=np.append(rows, counts)).astype(np.int64)
+    needed = 1 + sum(share > 0 for share in splitting.shares.values())
+    if len(groups) < needed:
+        what = f"{counted(len(groups), 'group')} in {splitting.group!r} cannot be parted into {needed} splits"
+        raise UserError("data.group", what, hint="Name another column, or give a file for each split.")
+    splits = split_groups(groups, rows, **splitting.shares, seed=splitting.seed)
+    return lambda records: splits[np.searchsorted(groups, records["group"])]
+
 
 _DROPPED = -1
 _COUNTS = ("rows_read", "rows_kept", "rows_repaired")
@@ -197,11 +254,11 @@ class Survey:
         kept = np.ones(len(clean.rows), np.bool_)
         findings, table = found.findings[name], self.tables[name]
         for oddity, places in characters.odd.items():
-            if oddity in _ODD and self.cleaning.odd is Rows.refuse:
+            if oddity in _ODD and self.cleaning.odd is RowRule.refuse:
                 place = table.locate(int(clean.rows[places[0]]) + 1)
                 what = f"{table.name} row {place}: {KINDS[oddity].sentence.removesuffix(' kept as they are')}"
                 raise UserError("data.clean.odd", what, hint="Correct the text, or set data.clean.odd=keep or drop.")
-            if oddity in _ODD and self.cleaning.odd is Rows.drop:
+            if oddity in _ODD and self.cleaning.odd is RowRule.drop:
                 kept[places] = False
             else:
                 findings.add(oddity, clean.rows[places])
@@ -222,7 +279,7 @@ class Survey:
             what = f"column {self.splitting.group!r} holds {group.type}"
             raise UserError("data.group", what, allowed="texts or numbers")
         is_null = group.is_null().to_numpy(zero_copy_only=False)
-        return np.where(is_null, reseeded(looked.clean.rows.astype(np.uint64), 1), hash_texts(written(group)))
+        return np.where(is_null, reseeded(looked.clean.rows.astype(np.uint64), 1), hash_texts(as_texts(group)))
 
     def _count(self, codes: NDArray[np.int32]) -> None:
         counts = np.bincount(codes, minlength=len(self._rows_by_code)).astype(np.int64)
@@ -267,3 +324,72 @@ def _compared(
                 yield (*waiting[0][:3], waiting.popleft()[3].result())
         while waiting:
             yield (*waiting[0][:3], waiting.popleft()[3].result())
+
+
+_SPOKEN = ("training", "validation", "test")
+_RULES = {"conflict": "conflicts", "leak": "leaks", "leak_alike": "leaks", "repeated": "duplicates"}
+"""The setting that decides over each kind of finding."""
+_BOTH = ((0, 1), (0, 2), (1, 2))
+"""Splits that must not share a text, the one that may lose it first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TwinJudge:
+    """Applies the rules of some settings to records that were compared."""
+
+    tables: Mapping[str, Table]
+    findings: Mapping[str, Findings]
+    cleaning: CleaningConfig
+    has_classes: bool = True
+    """Whether labels are classes, of which a text should have one."""
+
+    def dropped(self, records: Records, splits: NDArray[np.int8], twins: Twins) -> Mask:
+        """Report what stands twice; which rows are dropped for it. Only rows of earlier splits ever are."""
+        is_train, dropped = splits == 0, np.zeros(len(records), np.bool_)
+        if self.has_classes:
+            dropped |= self._ruled(records, twins.conflict, "conflict", is_train)
+        for split, other in _BOTH:
+            here = splits == other
+            is_exact = here & (twins.exact_splits & (1 << split) > 0)
+            is_alike = here & (twins.alike_splits & (1 << split) > 0) & ~is_exact
+            self._tell_leak(records, is_exact, "leak", _SPOKEN[split])
+            self._tell_leak(records, is_alike, "leak_alike", _SPOKEN[split])
+        if self.cleaning.leaks is RowRule.drop:
+            later = np.array([0b110, 0b100, 0], np.uint8)[splits]
+            is_judged = (twins.alike_splits & later > 0) & ~dropped
+            self.tell(records, is_judged, "leak_dropped")
+            dropped |= is_judged
+        dropped |= self._ruled(records, twins.repeated & ~dropped, "repeated", is_train)
+        self.tell(records, twins.alike & ~dropped, "alike")
+        return dropped
+
+    def tell(self, records: Records, mask: Mask, name: str, other: str = "") -> None:
+        """Note rows under the tables they come from."""
+        if mask.any():
+            for table, findings in self.findings.items():
+                findings.add(name, records["row"][mask & (records["table"] == SPLITS.index(table))], other)
+
+    def _ruled(self, records: Records, mask: Mask, name: str, may_go: Mask) -> Mask:
+        """Keep, drop or refuse rows of a kind; which are dropped."""
+        rule = getattr(self.cleaning, _RULES[name])
+        if rule is RowRule.refuse:
+            self._refuse(records, mask, name)
+        gone = mask & may_go if rule is RowRule.drop else np.zeros_like(mask)
+        self.tell(records, gone, f"{name}_dropped")
+        self.tell(records, mask & ~gone, name)
+        return gone
+
+    def _tell_leak(self, records: Records, mask: Mask, name: str, other: str) -> None:
+        if self.cleaning.leaks is RowRule.refuse:
+            self._refuse(records, mask, name, other)
+        if self.cleaning.leaks is RowRule.keep:
+            self.tell(records, mask, name, other)
+
+    def _refuse(self, records: Records, mask: Mask, name: str, other: str = "") -> None:
+        if not mask.any():
+            return
+        first, setting = records[mask][0], f"data.clean.{_RULES[name]}"
+        table = self.tables[SPLITS[first["table"]]]
+        sentence = KINDS[name].sentence.format(other=other).removesuffix("kept").rstrip(" ,")
+        what = f"{table.name} row {table.locate(int(first['row']) + 1)}: one of the rows {sentence}"
+        raise UserError(setting, what, hint=f"Correct such rows, or set {setting}=keep or drop.")

@@ -11,23 +11,27 @@ seed never change while GENERATOR_VERSION stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import Syllables, draw_long_tailed, long_tail, made_up_words
-from flatout.data.tables.table import Table
-from flatout.errors import LARGEST_SEED, check_settings, require, setting
+from flatout.data.samples.made_up import (
+    Syllables,
+    disturb,
+    draw_long_tailed,
+    long_tail,
+    made_up_words,
+)
+from flatout.data.tables.table import GeneratedTable
+from flatout.errors import LARGEST_SEED, check_settings, setting
 
 GENERATOR_VERSION = 1
 _BLOCK = 16_384
-_SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}
 _COMMON_PER_TOPIC, _RARE_PER_TOPIC, _NUM_NAMES = 30, 250, 24_000
 _LONGEST = 34
 
@@ -75,58 +79,23 @@ class HeadlinesConfig:
         check_settings(self, "data.sample")
 
 
-class HeadlinesTable(Table):
-    """One split of the built-in headlines, read like any other table."""
+class HeadlinesTable(GeneratedTable):
+    """One split of the built-in headlines; `topic` is the label before the noise."""
 
+    name = "sample:headlines"
+    made_as, block_rows = f"headlines {GENERATOR_VERSION}", _BLOCK
     columns: Sequence[str] = ("text", "label", "topic")
 
-    def __init__(self, config: HeadlinesConfig, split: str) -> None:
-        require(split in _SPLIT_STREAM, "split", repr(split), allowed=", ".join(_SPLIT_STREAM))
-        self.config, self.split = config, split
-        self.name = "sample:headlines"
-        self.num_rows = config.rows if split == "train" else config.eval_rows
-
-    def fingerprint(self) -> str:
-        about = f"headlines {GENERATOR_VERSION} {self.split} {sorted(asdict(self.config).items())}"
-        return xxhash.xxh3_128_hexdigest(about.encode())
-
-    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
-        """The rows, in blocks of about `rows_per_block`."""
-        waiting: list[pa.RecordBatch] = []
-        for number in range(-(-self.num_rows // _BLOCK)):
-            left = self.num_rows - number * _BLOCK
-            waiting.append(_block(self.config, self.split, number, columns).slice(0, left))
-            if sum(block.num_rows for block in waiting) >= rows_per_block or left <= _BLOCK:
-                yield from pa.Table.from_batches(waiting).combine_chunks().to_batches(rows_per_block)
-                waiting = []
-
-    def known_ceiling(self) -> float:
-        """The best accuracy reachable on these rows."""
-        clean = sum(_num_clean(block["label"], block["topic"]) for block in self.blocks(["label", "topic"]))
-        return clean / self.num_rows
-
-
-def ceiling(labels: pa.Array | pa.ChunkedArray, topics: pa.Array | pa.ChunkedArray) -> float:
-    """The best accuracy reachable on some rows: the fraction with an unchanged label."""
-    return _num_clean(labels, topics) / len(labels)
-
-
-def _num_clean(labels: pa.Array | pa.ChunkedArray, topics: pa.Array | pa.ChunkedArray) -> int:
-    return int(pc.sum(pc.equal(labels, topics)).as_py())
-
-
-def _block(config: HeadlinesConfig, split: str, number: int, columns: Sequence[str]) -> pa.RecordBatch:
-    """Block `number` of a split, whole; texts, which cost most, only when asked for."""
-    key = [config.seed, (_SPLIT_STREAM[split] << 48) + number]
-    random = np.random.Generator(np.random.Philox(key=key))
-    names = _lexicon(config.classes)[1]
-    topics = random.choice(config.classes, _BLOCK, p=long_tail(config.classes, 0.5))
-    changed = random.random(_BLOCK) < config.noise
-    others = (topics + random.integers(1, config.classes, _BLOCK)) % config.classes
-    made = {"label": names.take(pa.array(np.where(changed, others, topics))), "topic": names.take(pa.array(topics))}
-    if "text" in columns:
-        made["text"] = _texts(random, topics, config.classes)
-    return pa.RecordBatch.from_arrays([made[name] for name in columns], names=list(columns))
+    def _block(self, random: np.random.Generator, columns: Sequence[str]) -> Mapping[str, pa.Array]:
+        """Texts, which cost most, are made only when asked for."""
+        classes = self.config.classes
+        names = _lexicon(classes)[1]
+        topics = random.choice(classes, _BLOCK, p=long_tail(classes, 0.5))
+        labels = disturb(random, topics, classes, self.config.noise)
+        made = {"label": names.take(pa.array(labels)), "topic": names.take(pa.array(topics))}
+        if "text" in columns:
+            made["text"] = _texts(random, topics, classes)
+        return made
 
 
 def _texts(random: np.random.Generator, topics: NDArray[np.int64], num_classes: int) -> pa.Array:

@@ -14,6 +14,12 @@ from numpy.typing import NDArray
 _BUCKETS = 2**17
 
 
+def disturb(random: np.random.Generator, values: NDArray[np.int64], num_values: int, noise: float) -> NDArray[np.int64]:
+    """The values with `noise` of them replaced by any other value."""
+    changed = random.random(len(values)) < noise
+    return np.where(changed, (values + random.integers(1, num_values, len(values))) % num_values, values)
+
+
 @dataclass(frozen=True, slots=True)
 class Syllables:
     """The pieces of made-up words: openings and middles of each syllable, and ends of words."""

@@ -10,27 +10,29 @@ change while GENERATOR_VERSION stays. No data set was copied. Real tweets are ri
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import Syllables, draw_long_tailed, made_up_words
-from flatout.data.tables.table import Table
-from flatout.errors import LARGEST_SEED, check_settings, require, setting
+from flatout.data.samples.made_up import (
+    Syllables,
+    disturb,
+    draw_long_tailed,
+    made_up_words,
+)
+from flatout.data.tables.table import SPLIT_STREAM, GeneratedTable
+from flatout.errors import LARGEST_SEED, check_settings, setting
 
 GENERATOR_VERSION = 1
 MOODS = ("negative", "neutral", "positive")
 ENTITY_TYPES = ("person", "place", "group", "work")
 TAGS = ("O", *(f"{mark}-{kind}" for kind in ENTITY_TYPES for mark in "BI"))
 _BLOCK = 4_096
-_SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}
 _TWEETS_WORDS_KEY, _TAGGED_WORDS_KEY = 2013, 2017
 _SYLLABLES = Syllables(
     onsets=tuple("b bl c ch d dr f g gl h j k l m n p pr r s sh sk t tw v w y z".split()),
@@ -166,82 +168,32 @@ class TaggedTweetsConfig:
         check_settings(self, "data.sample")
 
 
-class _SampleTable(Table):
-    """One split of a sample, generated block by block."""
-
-    def __init__(self, config: TweetsConfig | TaggedTweetsConfig, split: str) -> None:
-        require(split in _SPLIT_STREAM, "split", repr(split), allowed=", ".join(_SPLIT_STREAM))
-        self.config, self.split = config, split
-        self.num_rows = config.rows if split == "train" else config.eval_rows
-
-    def fingerprint(self) -> str:
-        about = f"{self.name} {GENERATOR_VERSION} {self.split} {sorted(asdict(self.config).items())}"
-        return xxhash.xxh3_128_hexdigest(about.encode())
-
-    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
-        """The rows, in blocks of at most `rows_per_block`."""
-        waiting: list[pa.RecordBatch] = []
-        for number in range(-(-self.num_rows // _BLOCK)):
-            left = self.num_rows - number * _BLOCK
-            key = [self.config.seed, (_SPLIT_STREAM[self.split] << 48) + number]
-            made = self._block(np.random.Generator(np.random.Philox(key=key)), columns)
-            waiting.append(pa.RecordBatch.from_pydict({name: made[name] for name in columns}).slice(0, left))
-            if sum(block.num_rows for block in waiting) >= rows_per_block or left <= _BLOCK:
-                yield from pa.Table.from_batches(waiting).combine_chunks().to_batches(rows_per_block)
-                waiting = []
-
-    @abstractmethod
-    def _block(self, random: np.random.Generator, columns: Sequence[str]) -> Mapping[str, pa.Array]:
-        """One whole block with at least these columns; other columns do not change their values."""
-
-
-class TweetsTable(_SampleTable):
+class TweetsTable(GeneratedTable):
     """One split of the built-in tweets; `topic` is the label before the noise."""
 
     name = "sample:tweets"
+    made_as, block_rows = f"{name} {GENERATOR_VERSION}", _BLOCK
     columns: Sequence[str] = ("text", "label", "topic")
-
-    def known_ceiling(self) -> float:
-        """The best accuracy reachable on these rows: the fraction with an unchanged label."""
-        blocks = self.blocks(["label", "topic"])
-        return sum(pc.sum(pc.equal(block["label"], block["topic"])).as_py() for block in blocks) / self.num_rows
 
     def _block(self, random: np.random.Generator, columns: Sequence[str]) -> Mapping[str, pa.Array]:
         names = pa.array(MOODS)
         moods = random.choice(len(MOODS), _BLOCK, p=_MOOD_SHARES)
-        labels = _disturbed(random, moods, len(MOODS), self.config.noise)
+        labels = disturb(random, moods, len(MOODS), self.config.noise)
         made = {"label": names.take(pa.array(labels)), "topic": names.take(pa.array(moods))}
         if "text" in columns:
             made["text"] = _tweet_texts(random, moods)
         return made
 
 
-class TaggedTweetsTable(_SampleTable):
+class TaggedTweetsTable(GeneratedTable):
     """One split of the built-in tagged tweets; `clean_tags` are the tags before the noise."""
 
     name = "sample:tagged-tweets"
+    made_as, block_rows = f"{name} {GENERATOR_VERSION}", _BLOCK
     columns: Sequence[str] = ("tokens", "tags", "clean_tags")
-
-    def known_ceiling(self) -> float:
-        """The best F1 of whole names reachable on these rows: the fraction of names with unchanged tags."""
-        num_names = num_kept = 0
-        for block in self.blocks(["tags", "clean_tags"]):
-            tags, clean = (pc.list_flatten(block[name]) for name in ("tags", "clean_tags"))
-            is_first = pc.starts_with(clean, "B-")
-            num_names += pc.sum(is_first).as_py() or 0
-            num_kept += pc.sum(pc.and_(is_first, pc.equal(tags, clean))).as_py() or 0
-        return num_kept / num_names if num_names else 1.0
 
     def _block(self, random: np.random.Generator, columns: Sequence[str]) -> Mapping[str, pa.Array]:
         return _tagged(random, self.split, self.config.noise)
-
-
-def _disturbed(
-    random: np.random.Generator, values: NDArray[np.int64], num_values: int, noise: float
-) -> NDArray[np.int64]:
-    """The values with `noise` of them replaced by any other value."""
-    changed = random.random(len(values)) < noise
-    return np.where(changed, (values + random.integers(1, num_values, len(values))) % num_values, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,14 +393,14 @@ def _tagged_phrases() -> tuple[_Phrases, NDArray[np.int32]]:
     random = np.random.Generator(np.random.Philox(key=[_TAGGED_WORDS_KEY, 0]))
     things, taken = _things(random)
     given = made_up_words(random, _NUM_GIVEN, taken, _SYLLABLES)
-    names = [_names(random, kind, given, taken) for _ in _SPLIT_STREAM for kind in _NAME_FORMS]
+    names = [_names(random, kind, given, taken) for _ in SPLIT_STREAM for kind in _NAME_FORMS]
     words = list(dict.fromkeys(word for pool in names for name in pool for word in name))
     kinds = {"none": "", **_shared_kinds()}
     kinds |= {kind: text.replace("{name}", f"{{{kind}}}") for kind, text in _ABOUT_NAMES.items()}
     phrases = _phrases({**_shared_groups(things), "name": words}, ENTITY_TYPES, kinds)
     numbers = {word: phrases.groups["name"][1] + number for number, word in enumerate(words)}
     padded = [[numbers[word] for word in name] + [_NO_WORD] * (_LONGEST_NAME - len(name)) for p in names for name in p]
-    shape = (len(_SPLIT_STREAM), len(_NAME_FORMS), _NAMES_PER_POOL, _LONGEST_NAME)
+    shape = (len(SPLIT_STREAM), len(_NAME_FORMS), _NAMES_PER_POOL, _LONGEST_NAME)
     return phrases, np.array(padded, np.int32).reshape(shape)
 
 
@@ -471,10 +423,10 @@ def _tagged(random: np.random.Generator, split: str, noise: float) -> dict[str, 
     ids = phrases.drawn(random, _tagged_kinds(random, phrases.kinds))
     phrases.fill(random, ids)
     rows, places, types = _name_slots(ids, len(phrases.groups))
-    chosen = _chosen_names(random, types, names, _SPLIT_STREAM[split])
+    chosen = _chosen_names(random, types, names, SPLIT_STREAM[split])
     is_lower = random.random(len(rows)) < _LOWERCASE_SHARE
     tags, clean_tags = (np.zeros(ids.shape, np.int32) for _ in range(2))
-    noisy = _disturbed(random, types, len(ENTITY_TYPES), noise)
+    noisy = disturb(random, types, len(ENTITY_TYPES), noise)
     for nth in range(_LONGEST_NAME):
         used = chosen[:, nth] >= 0
         at = rows[used], places[used] + nth
@@ -514,6 +466,6 @@ def _chosen_names(
     random: np.random.Generator, types: NDArray[np.int64], names: NDArray[np.int32], split: int
 ) -> NDArray[np.int32]:
     """A name for each type: at times one that any type may have, and outside training often one of the split's own."""
-    pools = np.where(random.random(len(types)) < _UNSEEN_SHARE, split, _SPLIT_STREAM["train"])
+    pools = np.where(random.random(len(types)) < _UNSEEN_SHARE, split, SPLIT_STREAM["train"])
     kinds = np.where(random.random(len(types)) < _AMBIGUOUS_SHARE, len(ENTITY_TYPES), types)
     return names[pools, kinds, draw_long_tailed(random, len(types), _NAMES_PER_POOL, _TAIL["name"])]

@@ -1,21 +1,88 @@
-"""Columns of a table as numbers, seconds and group names; a value that does not fit is named by file, row and text."""
+"""Which columns of a table make a recording, and their values as numbers, seconds and group names.
+
+A value that does not fit is named by file, row and text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.tables.table import Table
-from flatout.data.tables.values import decoded, is_text, written
+from flatout.data.tables.table import Table, as_texts, decoded, is_text, require_columns
 from flatout.errors import UserError
+
+if TYPE_CHECKING:
+    from flatout.data.sequences.settings import Missing, SequenceDataConfig
 
 Floats = NDArray[np.float64]
 _ROWS_NAMED = 5
 _MICROSECONDS = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingRules:
+    """How tables become recordings: the same for training and for new files."""
+
+    columns: list[str]
+    time: str | None
+    group: list[str]
+    label: str | None
+    step: float | None
+    max_gap: float | None
+    missing: Missing
+    cumulate: list[str] = field(default_factory=list)
+    """Columns whose integral is put before all others."""
+    targets: list[str] = field(default_factory=list)
+    """Columns that are answered, for messages."""
+
+    @classmethod
+    def of(cls, config: SequenceDataConfig) -> RecordingRules:
+        """Features are read, then targets; labels are no column of a recording."""
+        features, label = config.features or [], config.label
+        return cls(
+            columns=[name for name in features if name not in config.targets] + ([] if label else config.targets),
+            time=config.time,
+            group=list(config.group or []),
+            label=label,
+            step=config.step,
+            max_gap=config.max_gap,
+            missing=config.missing,
+            cumulate=list(config.cumulate),
+            targets=config.targets,
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """Columns of a recording's values: integrals, then those of the tables."""
+        return [*(f"{name} cumulated" for name in self.cumulate), *self.columns]
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether a file is one recording whose values stand in it as they are."""
+        return not (self.group or self.label or self.step or self.max_gap or self.cumulate)
+
+
+def require_rules_columns(table: Table, rules: RecordingRules) -> None:
+    """Check that a table has the columns of the settings."""
+    wanted: dict[str, str] = {}
+    for kind, names in (
+        ("features", [name for name in rules.columns if name not in rules.targets]),
+        ("target", [name for name in rules.columns if name in rules.targets]),
+    ):
+        wanted |= {
+            f"data.{kind}" + (f"[{number}]" if len(names) > 1 else ""): name for number, name in enumerate(names)
+        }
+    wanted |= {} if rules.time is None else {"data.time": rules.time}
+    wanted |= {} if rules.label is None else {"data.target": rules.label}
+    require_columns(table, wanted)
+    for name in rules.group:  # a group may be a feature too
+        require_columns(table, {"data.group": name})
 
 
 def read_numbers(column: pa.Array, name: str, table: Table, first: int = 0) -> Floats:
@@ -96,7 +163,7 @@ class GroupNumbers:
 def _join(columns: Sequence[pa.Array], names: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
     """The group of each row as a number, and the groups' names."""
     kind = pa.large_string()
-    texts = [pc.fill_null(written(decoded(column)).cast(kind), "") for column in columns]
+    texts = [pc.fill_null(as_texts(decoded(column)).cast(kind), "") for column in columns]
     named = zip(names, texts, strict=True)
     parts = [pc.binary_join_element_wise(pa.scalar(name, kind), text, pa.scalar("=", kind)) for name, text in named]
     joined = pc.binary_join_element_wise(*parts, pa.scalar(" ", kind)).dictionary_encode()

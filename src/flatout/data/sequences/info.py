@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.info import DataInfo, Labels
 from flatout.data.problem import Problem
-from flatout.data.sequences.choices import SequenceProblem
-from flatout.data.sequences.recordings import RecordingRules
-from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.data.sequences.columns import RecordingRules
+from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.sequences.shape import Scaler, SequenceShape
-from flatout.data.sequences.windows import Segments
 from flatout.data.store.store import Ragged
+
+if TYPE_CHECKING:
+    from flatout.data.sequences.views import Segments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,14 @@
-"""Tables as recordings: parted by file, group and gap, checked, filled and resampled to a fixed step."""
+"""Tables as recordings: parted by file, group and gap, checked, filled and resampled to a fixed step.
+
+A large file that is one recording as it stands is read block by block, by way of a scratch file.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,18 +16,21 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.data.checks.findings import counted
-from flatout.data.sequences.choices import Missing, SequenceProblem
-from flatout.data.sequences.columns import Floats, GroupNumbers, are_dates, name_rows, read_numbers, read_seconds
-from flatout.data.tables.formats.many_files import ManyFiles
-from flatout.data.tables.table import Table, require_columns
-from flatout.data.tables.values import decoded, written
+from flatout.data.sequences.columns import (
+    Floats,
+    GroupNumbers,
+    RecordingRules,
+    are_dates,
+    name_rows,
+    read_numbers,
+    read_seconds,
+    require_rules_columns,
+)
+from flatout.data.sequences.settings import Missing
+from flatout.data.store.store import written
+from flatout.data.tables.formats.file import FileTable
+from flatout.data.tables.table import ManyFiles, Table, as_texts, decoded
 from flatout.errors import UserError, require
-
-if TYPE_CHECKING:
-    from flatout.data.sequences.settings import SequenceDataConfig
-
-RECORDINGS, SEGMENTS = "recordings", "segments"
-"""Splits of the store on disk: the samples, and which of them belong to training, validation and test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,49 +54,6 @@ class Recording:
     def slice(self, start: int, stop: int) -> Recording:
         cut = slice(start, stop)
         return replace(self, values=self.values[cut], times=self.times[cut], rows=self.rows[cut])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingRules:
-    """How tables become recordings: the same for training and for new files."""
-
-    columns: list[str]
-    time: str | None
-    group: list[str]
-    label: str | None
-    step: float | None
-    max_gap: float | None
-    missing: Missing
-    cumulate: list[str] = field(default_factory=list)
-    """Columns whose integral is put before all others."""
-    targets: list[str] = field(default_factory=list)
-    """Columns that are answered, for messages."""
-
-    @classmethod
-    def of(cls, config: SequenceDataConfig) -> RecordingRules:
-        """Features are read, then targets; labels are no column of a recording."""
-        features, is_label = config.features or [], config.problem is SequenceProblem.label
-        return cls(
-            columns=[name for name in features if name not in config.targets] + ([] if is_label else config.targets),
-            time=config.time,
-            group=list(config.group or []),
-            label=config.targets[0] if is_label else None,
-            step=config.step,
-            max_gap=config.max_gap,
-            missing=Missing(config.missing),
-            cumulate=list(config.cumulate),
-            targets=config.targets,
-        )
-
-    @property
-    def names(self) -> list[str]:
-        """Columns of a recording's values: integrals, then those of the tables."""
-        return [*(f"{name} cumulated" for name in self.cumulate), *self.columns]
-
-    @property
-    def are_plain(self) -> bool:
-        """Whether a file is one recording whose values stand in it as they are."""
-        return not (self.group or self.label or self.step or self.max_gap or self.cumulate)
 
 
 @dataclass(slots=True)
@@ -130,25 +93,8 @@ def read_recordings(
             advance(len(recording.rows))
 
 
-def require_rules_columns(table: Table, rules: RecordingRules) -> None:
-    """Check that a table has the columns of the settings."""
-    wanted: dict[str, str] = {}
-    for kind, names in (
-        ("features", [name for name in rules.columns if name not in rules.targets]),
-        ("target", [name for name in rules.columns if name in rules.targets]),
-    ):
-        wanted |= {
-            f"data.{kind}" + (f"[{number}]" if len(names) > 1 else ""): name for number, name in enumerate(names)
-        }
-    wanted |= {} if rules.time is None else {"data.time": rules.time}
-    wanted |= {} if rules.label is None else {"data.target": rules.label}
-    require_columns(table, wanted)
-    for name in rules.group:  # a group may be a feature too
-        require_columns(table, {"data.group": name})
-
-
 @dataclass(slots=True)
-class _Rows:
+class _FileRows:
     """The rows of a file as numbers."""
 
     values: Floats
@@ -161,7 +107,7 @@ class _Rows:
     is_dated: bool
 
 
-def _read_rows(file: Table, rules: RecordingRules) -> _Rows:
+def _read_rows(file: Table, rules: RecordingRules) -> _FileRows:
     """Read block by block, so that texts of a large file are never in memory together."""
     names = list(dict.fromkeys([*rules.columns, *rules.group, *filter(None, (rules.time, rules.label))]))
     values, times, labels, codes, groups, first = [], [], [], [], GroupNumbers(rules.group), 0
@@ -173,12 +119,12 @@ def _read_rows(file: Table, rules: RecordingRules) -> _Rows:
             is_dated = is_dated or are_dates(column[rules.time].slice(0, 1))
             times.append(read_seconds(column[rules.time], rules.time, file, first))
         if rules.label is not None:
-            labels.append(written(decoded(column[rules.label])))
+            labels.append(as_texts(decoded(column[rules.label])))
         if rules.group:
             codes.append(groups.number([column[name] for name in rules.group]))
         first += block.num_rows
     require(first > 0, file.name, "no rows", hint="Name a file that holds some.")
-    return _Rows(
+    return _FileRows(
         values=np.concatenate(values),
         times=np.concatenate(times) if times else None,
         labels=pa.chunked_array(labels).combine_chunks() if labels else None,
@@ -203,7 +149,7 @@ def _parted(file: Table, rules: RecordingRules) -> Iterator[Recording]:
 
 
 def _recording(
-    file: Table, group: str, part: str, rows: _Rows, chosen: NDArray[np.int64] | slice, numbers: NDArray[np.int64]
+    file: Table, group: str, part: str, rows: _FileRows, chosen: NDArray[np.int64] | slice, numbers: NDArray[np.int64]
 ) -> Recording:
     """The chosen rows of a file as one recording."""
     places = numbers if isinstance(chosen, slice) else chosen
@@ -307,3 +253,117 @@ def resample(recording: Recording, step: float) -> Recording:
     columns = [np.interp(wanted, times, column) for column in recording.values.T]
     place = np.clip(np.searchsorted(times, wanted, side="right") - 1, 0, len(times) - 1)
     return replace(recording, values=np.stack(columns, axis=1), times=wanted, rows=recording.rows[place])
+
+
+LEAST_BYTES = 1 << 24
+"""Smaller files are read as a whole: a copy on disk would cost more than it saves."""
+_BYTES_A_NUMBER = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchValues:
+    """Some columns of `[samples, width]` float64 in a file; a slice of rows is read when it is asked for."""
+
+    path: Path
+    samples: int
+    width: int
+    columns: slice | int
+    """A slice for `[samples, columns]`, or the one column of `[samples]`."""
+
+    def __len__(self) -> int:
+        return self.samples
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        columns = range(self.width)[self.columns]
+        return self.samples, 1 if isinstance(columns, int) else len(columns)
+
+    def __getitem__(self, rows: slice) -> Floats:
+        start, stop, _ = rows.indices(len(self))
+        width, count = self.width, max(0, stop - start)
+        with self.path.open("rb") as file:
+            file.seek(start * width * _BYTES_A_NUMBER)
+            return np.fromfile(file, np.float64, count * width).reshape(count, width)[:, self.columns]
+
+
+@dataclass(frozen=True, slots=True)
+class LongRecording:
+    """One run of samples that are not in memory."""
+
+    name: str
+    part: str
+    values: ScratchValues
+    step: float | None
+    """Median seconds between two samples; None without a column of times."""
+    times: ScratchValues
+    """Its last column, where the scratch keeps them."""
+    is_dated: bool = False
+    """Whether times were dates, and count from 1970."""
+    label: None = None
+
+
+class Scratch:
+    """The scratch files of the large files of one preparation, so that memory does not grow with a file.
+
+    Its numbers go to a scratch file beside the store, once; scales and store are then made from that file. It serves a
+    recording that is written down as it stands. One that is grouped, resampled, filled, cut at gaps or wrong somewhere
+    is read as a whole, which also reports what is wrong.
+    """
+
+    def __init__(self, folder: Path, rules: RecordingRules, *, keeps_times: bool = False) -> None:
+        self.folder, self.rules, self.keeps_times = folder, rules, keeps_times
+        self._found: dict[str, LongRecording | None] = {}
+
+    def read(self, file: Table, notes: ReadingNotes) -> LongRecording | None:
+        """A large file as a recording; None where it has to be read as a whole."""
+        if not self.rules.are_plain or not isinstance(file, FileTable) or file.path.stat().st_size < LEAST_BYTES:
+            return None
+        if file.name not in self._found:
+            self._found[file.name] = self._copy(file, self.folder / f"{len(self._found)}.float64")
+        found = self._found[file.name]
+        if found is not None and found.step is not None:
+            notes.steps.append(found.step)
+        elif found is not None:
+            notes.steps.append(1.0)
+        return found
+
+    def _copy(self, file: FileTable, path: Path) -> LongRecording | None:
+        """Write the numbers of a file to the scratch file; None where a value is missing or a time does not rise."""
+        rules, samples, steps, last, is_dated = self.rules, 0, [], None, False
+        names = list(dict.fromkeys([*rules.columns, *filter(None, [rules.time])]))
+        with written():
+            output = path.open("wb")
+        with output:
+            for block in file.blocks(names):
+                values, times = self._numbers(file, block, samples)
+                is_dated = is_dated or (rules.time is not None and are_dates(block.column(rules.time).slice(0, 1)))
+                apart = np.diff(times if last is None else np.append(last, times))
+                if np.isnan(values).any() or (apart <= 0).any():
+                    path.unlink()
+                    return None
+                steps += [float(np.median(apart))] if len(apart) else []
+                last, samples = times[-1:], samples + len(values)
+                kept = np.column_stack([values, times]) if self.keeps_times else values
+                with written():
+                    output.write(np.ascontiguousarray(kept).data)
+        if samples < 2:
+            return None
+        step = None if rules.time is None else float(np.median(steps))
+        width = len(rules.columns) + self.keeps_times
+        on_disk = [ScratchValues(path, samples, width, chosen) for chosen in (slice(len(rules.columns)), -1)]
+        return LongRecording(file.name, file.name, on_disk[0], step, on_disk[1], is_dated)
+
+    def _numbers(self, file: FileTable, block: pa.RecordBatch, first: int) -> tuple[Floats, Floats]:
+        """The values and the times of a block."""
+        name, columns = self.rules.time, self.rules.columns
+        values = np.stack([read_numbers(block.column(each), each, file, first) for each in columns], axis=1)
+        if name is None:
+            return values, np.arange(first, first + len(values), dtype=np.float64)
+        return values, read_seconds(block.column(name), name, file, first)
+
+
+def blocks_of(values: Floats | ScratchValues, rows: int, first: int = 0, stop: int | None = None) -> Iterator[Floats]:
+    """Samples from `first` to before `stop`, so many at a time."""
+    end = len(values) if stop is None else stop
+    for at in range(first, end, rows):
+        yield values[at : min(at + rows, end)]

@@ -3,13 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from flatout.data.feeding import FILES, FOLDERS, SOURCES, FeedingConfig, require_other_files
 from flatout.data.samples.cells import CellsConfig
-from flatout.data.sequences.choices import Missing, PartBy, Scale, SequenceProblem
 from flatout.data.tables.splits import SPLITS
 from flatout.errors import require, setting
+
+
+class SequenceProblem(StrEnum):
+    """What is answered: the target at each time, its next steps, or one class or number a recording."""
+
+    estimate = "estimate"
+    forecast = "forecast"
+    label = "label"
+
+
+class Missing(StrEnum):
+    """What happens to rows with a missing value."""
+
+    refuse = "refuse"
+    fill = "fill"
+    drop = "drop"
+
+
+class Scale(StrEnum):
+    """How columns are scaled, by the training rows."""
+
+    standard = "standard"
+    minmax = "minmax"
+    none = "none"
+
+
+class PartBy(StrEnum):
+    """What is kept whole when recordings are split: a file, a group, or neither, where time splits each recording."""
+
+    auto = "auto"
+    file = "file"
+    group = "group"
+    time = "time"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -161,8 +194,9 @@ class SequenceDataConfig(FeedingConfig):
         return [self.target] if isinstance(self.target, str) else list(self.target or [])
 
     @property
-    def is_windowed(self) -> bool:
-        return self.lookback is not None
+    def label(self) -> str | None:
+        """Column of the one label of a recording, for data.problem=label."""
+        return self.targets[0] if self.problem is SequenceProblem.label else None
 
     def _set_columns(self) -> None:
         if self.is_sample:

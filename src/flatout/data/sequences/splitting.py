@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from flatout.data.checks.findings import counted
-from flatout.data.sequences.choices import PartBy
-from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.data.sequences.settings import PartBy, SequenceDataConfig
 from flatout.data.tables.splits import SPLITS, hash_texts, split_groups
 from flatout.errors import UserError, require
 
@@ -25,7 +24,7 @@ class Segment:
 
 
 @dataclass(slots=True, kw_only=True)
-class Found:
+class RecordingEntry:
     """What the splits depend on of a recording."""
 
     split: str
@@ -43,7 +42,7 @@ class Splitter:
         self.how = ""
         """In words, for the line that is printed."""
 
-    def split(self, recordings: list[Found]) -> list[Segment]:
+    def split(self, recordings: list[RecordingEntry]) -> list[Segment]:
         """The segments of all recordings, in their order."""
         own = [number for number, each in enumerate(recordings) if each.split == "train"]
         if not any(self.shares):
@@ -60,12 +59,12 @@ class Splitter:
             for number, each in enumerate(recordings)
         ]
 
-    def spans(self, each: Found) -> list[tuple[int, int]]:
+    def spans(self, each: RecordingEntry) -> list[tuple[int, int]]:
         """The parts of a recording that time may make of it."""
         may_cut = self.config.split_by in (PartBy.time, PartBy.auto) and any(self.shares)
         return [(part.first, part.stop) for part in self._cut(0, each)] if may_cut else []
 
-    def _choose(self, own: list[Found]) -> PartBy | None:
+    def _choose(self, own: list[RecordingEntry]) -> PartBy | None:
         """What stays whole; None: each recording by itself."""
         wanted = self.config.split_by
         needed = 1 + sum(share > 0 for share in self.shares)
@@ -98,7 +97,7 @@ class Splitter:
         splits = split_groups(hashes, rows, **shares, seed=self.config.split_seed)
         return {name: SPLITS[split] for name, split in zip(samples, splits.tolist(), strict=True)}
 
-    def _cut(self, number: int, each: Found) -> list[Segment]:
+    def _cut(self, number: int, each: RecordingEntry) -> list[Segment]:
         if each.split != "train":
             return [Segment(each.split, number, 0, each.samples)]
         cuts = self.config.split_at

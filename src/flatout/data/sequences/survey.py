@@ -22,23 +22,22 @@ from numpy.typing import NDArray
 
 from flatout.data.feeding import require_other_content
 from flatout.data.samples.cells import CellsTable
-from flatout.data.sequences.choices import SequenceProblem
-from flatout.data.sequences.copies import Copies
-from flatout.data.sequences.long_files import LongRecording, Scratch, ScratchValues, blocks_of
-from flatout.data.sequences.overlaps import Overlaps
+from flatout.data.sequences.columns import RecordingRules, require_rules_columns
+from flatout.data.sequences.leaks import Copies, Overlaps
 from flatout.data.sequences.recordings import (
-    RECORDINGS,
-    SEGMENTS,
+    LongRecording,
     ReadingNotes,
     Recording,
-    RecordingRules,
+    Scratch,
+    ScratchValues,
+    blocks_of,
     files_of,
     read_recordings,
-    require_rules_columns,
 )
-from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.sequences.shape import Scaler, describe_units
-from flatout.data.sequences.splitting import Found, Segment, Splitter
+from flatout.data.sequences.splitting import RecordingEntry, Segment, Splitter
+from flatout.data.sequences.views import RECORDINGS, SEGMENTS
 from flatout.data.store.cache import Cache, CacheReport, Recipe
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import SCHEMA, Column, Store, StoreWriter
@@ -160,7 +159,7 @@ class Survey:
 
     def __init__(self, config: SequenceDataConfig, columns: list[str], splitter: Splitter) -> None:
         self.config, self.columns, self.splitter = config, columns, splitter
-        self.found: list[Found] = []
+        self.found: list[RecordingEntry] = []
         self.labels: list[str] = []
         self.segments: list[Segment] = []
         self.scaler = Scaler([])
@@ -176,7 +175,7 @@ class Survey:
     def add(self, split: str, recording: Recording | LongRecording) -> None:
         """Take in one recording."""
         values = recording.values
-        self.found.append(Found(split=split, name=recording.name, part=recording.part, samples=len(values)))
+        self.found.append(RecordingEntry(split=split, name=recording.name, part=recording.part, samples=len(values)))
         if recording.label is not None:
             self.labels.append(recording.label)
         digest = xxhash.xxh3_128()

@@ -3,21 +3,124 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.checks.findings import counted
-from flatout.data.sequences.choices import SequenceProblem
-from flatout.data.sequences.info import SequenceInfo
-from flatout.data.sequences.recordings import RECORDINGS, SEGMENTS
-from flatout.data.sequences.settings import SequenceDataConfig
-from flatout.data.sequences.splitting import Segment
-from flatout.data.sequences.windows import Cut, Segments
-from flatout.data.store.store import Array, Ragged, StoreSplit
+from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
+from flatout.data.store.store import Array, Ragged, Store, StoreSplit
 from flatout.data.tables.splits import SPLITS
 from flatout.errors import require
+
+if TYPE_CHECKING:
+    from flatout.data.sequences.splitting import Segment
+
+RECORDINGS, SEGMENTS = "recordings", "segments"
+"""Splits of the store on disk: the samples, and which of them belong to training, validation and test."""
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Samples of one split: absolute places in the store."""
+
+    start: Places
+    """Where each segment's recording begins: a window may read from here on."""
+    first: Places
+    """The first sample that has an answer here."""
+    stop: Places
+    recording: Places
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlaces:
+    """Where rows begin, how long they are, and of which recording they are."""
+
+    start: Places
+    length: NDArray[np.int32]
+    recording: NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How segments become rows: windows, forecasts or chunks; each segment is a row where nothing is set."""
+
+    lookback: int | None = None
+    horizon: int = 0
+    """Samples of a forecast behind its window; 0: the window's last sample is answered."""
+    chunk: int | None = None
+    stride: int = 1
+
+    def count(self, segments: Segments) -> int:
+        """Rows that `rows` makes, without making them."""
+        if self.lookback is not None and self.horizon:
+            first = np.maximum(segments.first, segments.start + self.lookback)
+            return int(_counts(first, segments.stop - self.horizon + 1, self.stride).sum())
+        step = self.chunk if self.lookback is None else self.stride
+        return len(segments.first) if step is None else int(_counts(segments.first, segments.stop, step).sum())
+
+    def rows(self, segments: Segments) -> RowPlaces:
+        """Where each row begins, its length and its recording."""
+        if self.lookback is not None and self.horizon:
+            return forecast_windows(segments, self.lookback, self.horizon, self.stride)
+        if self.lookback is not None:
+            return estimate_windows(segments, self.lookback, self.stride)
+        if self.chunk is not None:
+            return chunks(segments, self.chunk)
+        return RowPlaces(segments.first, (segments.stop - segments.first).astype(np.int32), segments.recording)
+
+
+def estimate_windows(segments: Segments, lookback: int, stride: int = 1) -> RowPlaces:
+    """Windows that end at every `stride`-th sample; the first ones of a recording are shorter."""
+    start, counts = _every(segments.first - lookback + 1, segments.stop - lookback + 1, stride)
+    length = np.full(len(start), lookback, np.int32)
+    begin = np.cumsum(counts) - counts
+    for number in np.flatnonzero(segments.first - lookback + 1 < segments.start):
+        head = slice(begin[number], begin[number] + min(counts[number], -(-(lookback - 1) // stride)))
+        before = np.maximum(segments.start[number] - start[head], 0)
+        start[head] += before
+        length[head] -= before.astype(np.int32)
+    return RowPlaces(start, length, _of_rows(segments, counts))
+
+
+def forecast_windows(segments: Segments, lookback: int, horizon: int, stride: int = 1) -> RowPlaces:
+    """Windows of `lookback` samples with the `horizon` samples behind them, which all have their answers here."""
+    earliest = np.maximum(segments.first, segments.start + lookback)
+    start, counts = _every(earliest - lookback, segments.stop - horizon + 1 - lookback, stride)
+    length = np.broadcast_to(np.int32(lookback + horizon), len(start))
+    return RowPlaces(start, length, _of_rows(segments, counts))
+
+
+def chunks(segments: Segments, size: int) -> RowPlaces:
+    """Runs of `size` samples one after the other; the last of a recording is shorter."""
+    start, counts = _every(segments.first, segments.stop, size)
+    length = np.minimum(size, np.repeat(segments.stop, counts) - start).astype(np.int32)
+    return RowPlaces(start, length, _of_rows(segments, counts))
+
+
+def _every(first: Places, stop: Places, stride: int) -> tuple[Places, Places]:
+    """Every `stride`-th place from `first` to before `stop`, segment after segment, and how many each has."""
+    counts = _counts(first, stop, stride)
+    places = np.empty(int(counts.sum()), np.int64)
+    end = 0
+    for begin, count in zip(first.tolist(), counts.tolist(), strict=True):
+        places[end : end + count] = np.arange(begin, begin + count * stride, stride)
+        end += count
+    return places, counts
+
+
+def _counts(first: Places, stop: Places, stride: int) -> Places:
+    counts: Places = np.maximum(0, -(-(stop - first) // stride))
+    return counts
+
+
+def _of_rows(segments: Segments, counts: Places) -> NDArray[np.int32]:
+    return np.repeat(segments.recording.astype(np.int32), counts)
+
 
 _BYTES_A_ROW = 8 + 4 + 4
 """Of its place, its length and its recording."""
@@ -39,30 +142,30 @@ class Views(StoreSplit):
         return self._samples.nbytes + self.num_rows * _BYTES_A_ROW
 
 
-def open_views(info: SequenceInfo) -> None:
-    """Put the rows that the settings ask for into the store's splits."""
-    store = info.store
-    recordings, segments = store.splits[RECORDINGS], store.splits[SEGMENTS]
-    ragged, width = recordings.ragged("values"), len(info.columns)
+def open_views(store: Store, config: SequenceDataConfig) -> tuple[dict[str, Segments], list[str]]:
+    """Put the rows that the settings ask for into the store's splits; the samples of each split, and what was found."""
+    recordings, places = store.splits.pop(RECORDINGS), store.splits.pop(SEGMENTS)
+    ragged, width = recordings.ragged("values"), len(store.facts["columns"])
     values, starts = ragged.values.reshape(-1, width), ragged.offsets // width
-    splits = segments.fixed("split")
+    splits, found, notes = places.fixed("split"), {}, []
     for number, split in enumerate(SPLITS):
-        if split not in info.facts["splits"]:
+        if split not in store.facts["splits"]:
             continue
         chosen = splits == number
-        recording = segments.fixed("recording")[chosen]
+        recording = places.fixed("recording")[chosen]
         begin = starts[recording]
-        first, stop = (begin + segments.fixed(name)[chosen] for name in ("first", "stop"))
-        info.segments[split] = Segments(begin, first, stop, recording)
-        num_rows = _cut(info.config, split).count(info.segments[split])
-        names = [info.recording_names[number] for number in recording.tolist()]
-        _require_long_enough(info.config, split, num_rows, names, info.segments[split])
-        info.notes.extend(_describe_short(info.config, split, names, stop - begin))
-        labels = recordings.fixed("label") if info.config.problem is SequenceProblem.label else None
-        make = partial(_columns, info, split, values, labels)
-        store.splits[split] = Views(split, num_rows, values, make)
-    for name in (RECORDINGS, SEGMENTS):
-        store.splits.pop(name)
+        first, stop = (begin + places.fixed(name)[chosen] for name in ("first", "stop"))
+        segments = found[split] = Segments(begin, first, stop, recording)
+        cut = _cut(config, split)
+        num_rows, names = cut.count(segments), [store.facts["recordings"][number] for number in recording.tolist()]
+        _require_long_enough(config, split, num_rows, names, segments)
+        notes += _describe_short(config, split, names, stop - begin)
+        targets = None
+        if config.problem is SequenceProblem.label:
+            targets = recordings.fixed("label")[recording]
+            targets = targets.astype(np.int64) if store.facts["classes"] else targets
+        store.splits[split] = Views(split, num_rows, values, partial(_columns, cut, segments, values, targets))
+    return found, notes
 
 
 def _cut(config: SequenceDataConfig, split: str) -> Cut:
@@ -71,17 +174,13 @@ def _cut(config: SequenceDataConfig, split: str) -> Cut:
     return Cut(config.lookback, horizon, config.chunk, config.stride if split == "train" else 1)
 
 
-def _columns(info: SequenceInfo, split: str, values: Array, labels: Array | None) -> dict[str, Array | Ragged]:
-    segments = info.segments[split]
-    rows = _cut(info.config, split).rows(segments)
+def _columns(cut: Cut, segments: Segments, values: Array, targets: Array | None) -> dict[str, Array | Ragged]:
+    rows = cut.rows(segments)
     columns: dict[str, Array | Ragged] = {
         "tokens": Ragged(values, rows.start, rows.length),
         "recording": rows.recording.astype(np.int32, copy=False),
     }
-    if labels is not None:
-        found = labels[segments.recording]
-        columns["targets"] = found.astype(np.int64) if info.facts["classes"] else found
-    return columns
+    return columns if targets is None else columns | {"targets": targets}
 
 
 def require_rows(config: SequenceDataConfig, split: str, segments: Sequence[Segment], names: list[str]) -> None:

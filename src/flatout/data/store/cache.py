@@ -39,7 +39,6 @@ import psutil
 import xxhash
 
 from flatout.data.store.lock import BUILDING, key_of_building, lock, lock_at_once, name_building, remove_locks
-from flatout.data.store.report import CacheReport
 from flatout.data.store.store import (
     MANIFEST,
     MANIFEST_SUM,
@@ -53,6 +52,23 @@ from flatout.data.store.store import (
 )
 from flatout.errors import UserError, out_of_space
 from flatout.files import sync_folder, sync_tree
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """How a store was come by."""
+
+    key: str
+    hit: bool
+    seconds: float
+    reason: str
+    """Why it was not there, in words; empty for a hit."""
+
+    def line(self) -> str:
+        if self.hit:
+            return f"cache: {self.key} opened in {self.seconds * 1000:.0f} ms"
+        return f"cache: {self.key} built in {self.seconds:.1f} s ({self.reason})"
+
 
 Recipe = dict[str, Any]
 """Everything a store's content depends on, as plain JSON values under readable names."""

@@ -1,8 +1,20 @@
-"""The columns of a table that hold texts and labels."""
+"""The columns of a table that hold texts and labels: named by settings, or found by their names.
+
+A name that says it all (`text`, `label`) wins. Any other name is taken where it is the only one of its kind; where
+there are several, or none, an error lists the columns.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flatout.errors import UserError
+
+if TYPE_CHECKING:
+    from flatout.data.tables.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +31,80 @@ class Roles:
     def columns(self) -> list[str]:
         """All of them, each once."""
         return list(dict.fromkeys((*self.texts, *([self.label] if self.label else []))))
+
+
+_TEXTS = (
+    "text sentence headline content document doc review tweet comment comment_text body message question utterance"
+    " lyrics abstract description post title query input sms review_text text_clean"
+).split()
+_LABELS = (
+    "label category class target topic sentiment emotion genre intent labels categories classes topics emotions genres"
+    " label_text coarse_label stars rating score y class_label"
+).split()
+_TOKENS = ["tokens", "words"]
+_TAGS = ["tags", "ner_tags", "pos_tags", "labels"]
+
+
+_KNOWN, _KNOWN_TAGGED = (_TEXTS, _LABELS), (_TOKENS, _TAGS)
+
+
+def find_roles(
+    table: Table,
+    *,
+    text: str | Sequence[str] | None = None,
+    label: str | None = None,
+    join: str = " ",
+    tags: bool = False,
+    is_labelled: bool = True,
+) -> Roles:
+    """The columns that are named, and those that are found by their names; `is_labelled` false: no column of labels."""
+    known, spoken = (_KNOWN_TAGGED, ("words", "tags")) if tags else (_KNOWN, ("texts", "labels"))
+    given = (text,) if isinstance(text, str) else tuple(text or ())
+    found = {
+        "text": given[:1] or _found(table, known[0]),
+        "label": (label,) if label is not None else _found(table, known[1]),
+    }
+    if not is_labelled:
+        found["label"] = ("",)
+    unclear = [key for key, names in found.items() if len(names) != 1]
+    if not unclear:
+        return Roles(given or found["text"], found["label"][0], join)
+    what = " and ".join(word for key, word in zip(found, spoken, strict=True) if key in unclear)
+    several = [repr(name) for key in unclear for name in found[key]]
+    choice = f": {' or '.join(several)}" if several else ""
+    raise UserError(
+        " and ".join(f"data.{key}" for key in unclear),
+        f"which column of {table.name} holds the {what}{choice}?",
+        allowed=f"columns: {', '.join(table.columns[:20])}{', …' if len(table.columns) > 20 else ''}",
+        hint=f"Set {_words_for(table, found, unclear)}.{_headless(table)}",
+    )
+
+
+def _words_for(table: Table, found: dict[str, tuple[str, ...]], unclear: Sequence[str]) -> str:
+    """The words that settle the columns; a column is named where only one is left for one role."""
+    left = [name for name in table.columns if not any(name in names for names in found.values())]
+    if len(unclear) == len(left) == 1 and not found[unclear[0]] and re.fullmatch(r"\w+", left[0]):
+        return f"data.{unclear[0]}={left[0]}"
+    return " ".join(f"data.{key}=COLUMN" for key in unclear)
+
+
+def _found(table: Table, known: Sequence[str]) -> tuple[str, ...]:
+    """The columns whose names say so; the first of the known names wins over all others."""
+    plain = {name: name.strip().lower().replace(" ", "_") for name in table.columns}
+    exact = [name for name, written in plain.items() if written == known[0]]
+    return tuple(exact[:1] or [name for name, written in plain.items() if written in known])
+
+
+def has_tags(table: Table) -> bool:
+    """Whether there are columns of words and of tags by their names."""
+    names = {name.lower() for name in table.columns}
+    return bool(names & set(_TOKENS)) and bool(names & set(_TAGS))
+
+
+def _headless(table: Table) -> str:
+    """A hint where the first line may be no list of names, or was not parted into columns."""
+    is_row = any(len(name) > 40 or name.strip().isdecimal() or name.count(" ") > 3 for name in table.columns)
+    hint = " Is its first line a row already? Then name the columns: data.read.columns=[text,label]."
+    if len(table.columns) == 1 and any(mark in table.columns[0] for mark in ",;\t|"):
+        return " Is that several columns? Then leave data.read.delimiter out, or name the right one."
+    return hint if is_row else ""

@@ -12,6 +12,7 @@ dealt out in the order of theirs, until the share is met.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -22,7 +23,6 @@ _MULTIPLIER = 0x9E3779B97F4A7C15
 _ALL_BITS = (1 << 64) - 1
 _WINDOW = 1 << 17
 
-
 SPLITS = ("train", "validation", "test")
 
 
@@ -32,6 +32,25 @@ class SplitBy(StrEnum):
     content = "content"
     stratified = "stratified"
     group = "group"
+
+
+@dataclass(frozen=True, slots=True)
+class Splitting:
+    """How splits are taken from the training rows."""
+
+    by: SplitBy = SplitBy.content
+    group: str | None = None
+    validation_share: float = 0.0
+    test_share: float = 0.0
+    seed: int = 0
+
+    @property
+    def shares(self) -> dict[str, float]:
+        return {"validation_share": self.validation_share, "test_share": self.test_share}
+
+    @property
+    def is_made(self) -> bool:
+        return self.validation_share + self.test_share > 0
 
 
 def _powers(factor: int) -> NDArray[np.uint64]:

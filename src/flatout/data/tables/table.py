@@ -8,14 +8,25 @@ megabytes.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from numpy.typing import NDArray
 
-from flatout.errors import UserError, did_you_mean
+from flatout.data.problem import Problem
+from flatout.errors import UserError, did_you_mean, require
 
 _COLUMNS_NAMED = 20
+SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}
+"""Part of the key of each split's random streams."""
 
 
 class Table(ABC):
@@ -78,3 +89,153 @@ def require_columns(table: Table, wanted: Mapping[str, str]) -> None:
 def _listed(columns: Sequence[str]) -> str:
     more = ", …" if len(columns) > _COLUMNS_NAMED else ""
     return f"columns: {', '.join(columns[:_COLUMNS_NAMED])}{more}"
+
+
+def decoded(values: pa.Array) -> pa.Array:
+    """Categories as the values they stand for."""
+    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def is_plain(kind: pa.DataType) -> bool:
+    """Numbers, dates, true and false: what has one way of being written."""
+    return pa.types.is_primitive(kind) or pa.types.is_decimal(kind)
+
+
+def as_texts(values: pa.Array) -> pa.Array:
+    """Values as texts. A float that is whole is written as one: a missing value had turned the column into floats."""
+    texts = values.cast(pa.large_string())
+    if not pa.types.is_floating(values.type):
+        return texts
+    is_whole = pc.and_(pc.equal(pc.floor(values), values), pc.less(pc.abs(values), 2.0**53))
+    whole = pc.if_else(is_whole, values, pa.scalar(0, values.type)).cast(pa.int64())
+    return pc.if_else(is_whole, whole.cast(pa.large_string()), texts)
+
+
+def is_missing(labels: pa.Array, problem: Problem) -> pa.Array:
+    """Which labels are none: null, not a number, or (but for several a row) nothing but white space."""
+    if pa.types.is_floating(labels.type):
+        return pc.is_null(labels, nan_is_null=True)
+    if is_text(labels.type) and problem is not Problem.multi:  # no text is no label, but a fine list of several
+        return pc.fill_null(is_blank(labels), True)
+    return pc.is_null(labels)
+
+
+def is_blank(texts: pa.Array) -> pa.Array:
+    """Empty, or nothing but white space of any alphabet."""
+    return pc.or_(pc.equal(pc.binary_length(texts), 0), pc.utf8_is_space(texts))
+
+
+def mask_of(values: pa.Array) -> NDArray[np.bool_]:
+    return pc.fill_null(values, False).to_numpy(zero_copy_only=False)
+
+
+class GeneratedTable(Table):
+    """One split of a built-in sample: blocks of rows from random streams of their own, so any part is made alone."""
+
+    made_as: ClassVar[str]
+    """What makes the rows, with its version: the rows of a seed never change while this stays."""
+    block_rows: ClassVar[int]
+
+    def __init__(self, config: Any, split: str) -> None:
+        require(split in SPLIT_STREAM, "split", repr(split), allowed=", ".join(SPLIT_STREAM))
+        self.config, self.split = config, split
+        self.num_rows: int = config.rows if split == "train" else config.eval_rows
+
+    def fingerprint(self) -> str:
+        about = f"{self.made_as} {self.split} {sorted(asdict(self.config).items())}"
+        return xxhash.xxh3_128_hexdigest(about.encode())
+
+    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+        """The rows, in blocks of at most `rows_per_block`."""
+        waiting: list[pa.RecordBatch] = []
+        for number in range(-(-self.num_rows // self.block_rows)):
+            left = self.num_rows - number * self.block_rows
+            key = [self.config.seed, (SPLIT_STREAM[self.split] << 48) + number]
+            made = self._block(np.random.Generator(np.random.Philox(key=key)), columns)
+            waiting.append(pa.RecordBatch.from_pydict({name: made[name] for name in columns}).slice(0, left))
+            if sum(block.num_rows for block in waiting) >= rows_per_block or left <= self.block_rows:
+                yield from pa.Table.from_batches(waiting).combine_chunks().to_batches(rows_per_block)
+                waiting = []
+
+    @abstractmethod
+    def _block(self, random: np.random.Generator, columns: Sequence[str]) -> Mapping[str, pa.Array]:
+        """One whole block with at least these columns; other columns do not change their values."""
+
+
+class ManyFiles(Table):
+    """The rows of several files, one after the other; only the columns that all of them have."""
+
+    def __init__(self, tables: Sequence[Table], name: str) -> None:
+        self.tables, self.name = list(tables), name
+        shared = set.intersection(*(set(table.columns) for table in tables))
+        self.columns: Sequence[str] = [column for column in tables[0].columns if column in shared]
+        self._starts = [0] * len(self.tables)
+        """Rows before each file, as far as it has been read."""
+
+    def how(self) -> str:
+        counts = Counter(filter(None, (table.how() for table in self.tables)))
+        more = "; ".join(f"{how} ({count})" if len(counts) > 1 else how for how, count in counts.items())
+        return f"{len(self.tables)} files" + (f": {more}" if more else "")
+
+    def fingerprint(self) -> str:
+        return xxhash.xxh3_128_hexdigest("\n".join(table.fingerprint() for table in self.tables).encode())
+
+    def locate(self, row: int) -> str:
+        begun = [number for number, start in enumerate(self._starts) if number == 0 or 0 < start < row]
+        table, start = self.tables[begun[-1]], self._starts[begun[-1]]
+        return f"{table.name}:{table.locate(row - start)}"
+
+    def lacking(self, column: str) -> str:
+        others = [table.name for table in self.tables if column not in table.columns]
+        has_some = len(others) < len(self.tables)
+        return f"{', '.join(others[:3])}{', …' if len(others) > 3 else ''}" if has_some else self.name
+
+    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+        read = 0
+        for number, table in enumerate(self.tables):
+            self._starts[number] = read
+            for block in table.blocks(columns, rows_per_block):
+                read += block.num_rows
+                yield block
+
+
+def named_classes(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Columns of class numbers as names, where the file lists them, as `datasets` does."""
+    for name, names in class_names(schema).items():
+        if name in block.schema.names:
+            place = block.schema.names.index(name)
+            column = block.column(place)
+            if pa.types.is_integer(column.type):
+                block = block.set_column(place, name, names_of(column, names))
+            elif pa.types.is_list(column.type) and pa.types.is_integer(column.type.value_type):
+                values = names_of(column.values, names)
+                block = block.set_column(place, name, pa.ListArray.from_arrays(column.offsets, values))
+    return block
+
+
+def names_of(numbers: pa.Array, names: list[str]) -> pa.Array:
+    """Class names from their numbers; a number outside the list, as -1 for unknown, is no label."""
+    is_named = pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, len(names)))
+    return pa.array(names, pa.large_string()).take(pc.if_else(is_named, numbers, None))
+
+
+def class_names(schema: pa.Schema) -> Mapping[str, list[str]]:
+    """The class names that `datasets` writes into a file's schema, by column."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        found = {name: (feature.get("feature") or feature).get("names") for name, feature in features.items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}
+    return {name: names for name, names in found.items() if names and all(isinstance(each, str) for each in names)}
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

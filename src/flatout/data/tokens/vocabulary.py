@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from flatout.errors import UserError, check_settings, setting
+from flatout.errors import check_settings, setting
 
 # Characters of Unicode's private range, so that no word of a text can be taken for one of them.
 PADDING, UNKNOWN, SEPARATOR = "\ue000", "\ue001", "\ue002"
@@ -88,12 +87,6 @@ class Vocabulary:
     def from_json(cls, text: str) -> Vocabulary:
         """The tokenizer that `to_json` wrote."""
         return cls(Tokenizer.from_str(text))
-
-    @classmethod
-    def load(cls, path: Path) -> Vocabulary:
-        if not path.is_file():
-            raise UserError(str(path), "no tokenizer there", hint="Is this the `model` folder of a finished run?")
-        return cls.from_json(path.read_text(encoding="utf-8"))
 
     def to_json(self) -> str:
         return self.tokenizer.to_str()

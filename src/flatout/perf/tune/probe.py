@@ -21,11 +21,10 @@ import psutil
 import torch
 from torch import nn
 
-from flatout.data.batches.batch_rows import BatchRows
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import TOKENS, Gatherer, cut_run
-from flatout.data.batches.plan import PlanSettings
+from flatout.data.batches.plan import BatchRows, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.store.store import StoreSplit
 from flatout.engine.compile import compile_in_place

@@ -10,8 +10,7 @@ import torch
 from flatout.callbacks.clock import compiled_so_far
 from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
-from flatout.data.batches.feed_kind import FeedKind
-from flatout.data.batches.plan import PlanSettings
+from flatout.data.batches.plan import FeedKind, PlanSettings
 from flatout.distributed.ranks import cores_here
 from flatout.perf.verdict.evidence import LEAST_STEPS, OWN_LOADER, Evidence
 

@@ -10,8 +10,7 @@ import pyarrow as pa
 import xxhash
 
 from flatout.data.tables.formats.file import ONE_WAY
-from flatout.data.tables.formats.typed import first_line, named_classes
-from flatout.data.tables.table import Table
+from flatout.data.tables.table import Table, first_line, named_classes
 from flatout.errors import UserError
 
 _ROWS_PER_BLOCK = 65_536

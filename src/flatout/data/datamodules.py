@@ -1,34 +1,66 @@
-"""`TagData`: tagged words as a Lightning DataModule, and how their store is built.
-
-They are read as texts are, but each row is a list of words and each word has a tag.
-
-Tags of whatever scheme become BIO. A tag stands at the first token of its word; all other tokens are marked so that no
-loss and no metric counts them. Words beyond the longest row are lost to the model: which entities went with them is
-kept, so that a score counts them as missed.
-"""
+"""The DataModules: texts, tagged words and recordings, each from its settings to an open store."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from flatout.data.batches.feed import Feed
+from flatout.data.batches.plan import PlanSettings
 from flatout.data.checks.findings import Remark
 from flatout.data.checks.survey import Surveyed
-from flatout.data.checks.tags import TagCensus, as_bio
-from flatout.data.info import TagInfo, tag_labels
+from flatout.data.checks.tags import Entities, TagCensus, as_bio, find_entities
+from flatout.data.info import NO_TAG, TagInfo, TextInfo, tag_labels, text_labels
 from flatout.data.problem import Problem
+from flatout.data.sequences.info import SequenceInfo
+from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.data.sequences.survey import SequencePreparation
+from flatout.data.sequences.views import open_views
 from flatout.data.store_data import StoreData
-from flatout.data.tables.entities import NO_TAG, Entities, find_entities
-from flatout.data.tag_source import TagSource
 from flatout.data.text import TextDataConfig
-from flatout.data.text_preparation import TextPreparation, open_tables
-from flatout.data.text_source import TextBlock
+from flatout.data.text_preparation import TextPreparation, open_source, open_tables
+from flatout.data.text_source import TagSource, TextBlock
 from flatout.data.tokens.subwords import Encoder, Subwords
 from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyConfig, VocabularyKind
 from flatout.errors import UserError, require
 from flatout.run_log import RunLog
+
+
+class TextData(StoreData[TextDataConfig, TextInfo]):
+    """Texts with one class a row, several, or a number; `problem="none"`: texts alone, in the pieces of an encoder.
+
+    >>> data = TextData(source="news.csv", text="title", label="topic", batch_size=64)  # doctest: +SKIP
+    >>> trainer.fit(module, datamodule=data)  # doctest: +SKIP
+    """
+
+    settings = TextDataConfig
+
+    def __init__(self, *, seed: int = 0, log: RunLog | None = None, **settings: Any) -> None:
+        """All other keywords are fields of TextDataConfig."""
+        if settings.get("problem") in (Problem.none, Problem.none.value):
+            settings.setdefault("vocabulary", VocabularyConfig(kind=VocabularyKind.wordpiece))
+        super().__init__(seed=seed, log=log, **settings)
+        is_tagged = self.config.problem is Problem.tags
+        require(not is_tagged, "data.problem", "tags in TextData", hint="Use TagData for words with tags.")
+
+    def open_store(self) -> TextInfo:
+        source = open_source(self.config)
+        store, report, vocabulary = TextPreparation(self.config, source).open()
+        return TextInfo(
+            store=store,
+            report=report,
+            source=source.name,
+            vocabulary=vocabulary,
+            roles=source.columns,
+            max_length=self.config.max_length,
+            labels=text_labels(self.config.problem, store.facts),
+            escapes=self.config.clean.escapes,
+            label_delimiter=self.config.label_delimiter,
+        )
 
 
 class TagData(StoreData[TextDataConfig, TagInfo]):
@@ -64,8 +96,40 @@ class TagData(StoreData[TextDataConfig, TagInfo]):
         )
 
 
+class SequenceData(StoreData[SequenceDataConfig, SequenceInfo]):
+    """Recordings of sensors: whole, in windows, or in chunks whose hidden state is carried on.
+
+    >>> data = SequenceData(source="cells/", features=["voltage", "current"], target="soc", time="t")  # doctest: +SKIP
+    >>> trainer.fit(module, datamodule=data)  # doctest: +SKIP
+    """
+
+    settings = SequenceDataConfig
+
+    def open_store(self) -> SequenceInfo:
+        preparation = SequencePreparation(self.config)
+        store, report = preparation.open()
+        segments, notes = open_views(store, self.config)
+        return SequenceInfo(
+            store=store,
+            report=report,
+            source=preparation.source,
+            config=self.config,
+            segments=segments,
+            notes=notes,
+        )
+
+    def _feed(self, name: str, plan: PlanSettings, device: torch.device) -> Feed:
+        """The feed of a split; chunks keep the order of their recordings."""
+        return super()._feed(name, replace(plan, is_stream=self.config.chunk is not None), device)
+
+
 class TagPreparation(TextPreparation):
-    """From words and tags to a store."""
+    """From words and tags to a store: as from texts, but each row is a list of words and each word has a tag.
+
+    Tags of whatever scheme become BIO. A tag stands at the first token of its word; all other tokens are marked so that
+    no loss and no metric counts them. Words beyond the longest row are lost to the model: which entities went with them
+    is kept, so that a score counts them as missed.
+    """
 
     source: TagSource
 

@@ -1,0 +1,281 @@
+"""Everything that a run would find out about its data before training, without a store: what `flatout check` tells.
+
+Rows are counted, compared and measured all of them; what only a tokenizer can tell is read off the first rows.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flatout.data.checks.characters import word_hashes
+from flatout.data.checks.findings import Level, Remark, all_remarks, counted
+from flatout.data.checks.lengths import Lengths, loss_remarks, unknown_remarks
+from flatout.data.checks.survey import Surveyed
+from flatout.data.problem import Problem
+from flatout.data.sequences.recordings import ReadingNotes
+from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
+from flatout.data.sequences.survey import SequencePreparation, Survey
+from flatout.data.sequences.views import require_rows
+from flatout.data.store.progress import Progress
+from flatout.data.tables.roles import has_tags
+from flatout.data.tables.splits import SPLITS
+from flatout.data.text import TextDataConfig
+from flatout.data.text_preparation import open_source, open_tables, survey
+from flatout.data.text_source import TagSource
+from flatout.data.tokens.subwords import Subwords, train_encoder
+from flatout.data.tokens.vocabulary import NUM_SPECIAL, VocabularyConfig, VocabularyKind
+from flatout.errors import UserError
+
+
+class Coverage:
+    """Which words the rows of other splits have that training does not know, without a tokenizer.
+
+    Words are compared by their hashes, so hundreds of thousands of rows take a tenth of a second. They are the words
+    of a vocabulary of whole words, but for characters that are written in several ways (NFKC).
+    """
+
+    def __init__(self, texts: Iterable[pa.Array], config: VocabularyConfig) -> None:
+        self._config = config
+        words, counts = np.unique(np.concatenate([self._words(each) for each in texts]), return_counts=True)
+        order = np.argsort(-counts, kind="stable")[: config.size - NUM_SPECIAL]
+        self._known = np.sort(words[order[counts[order] >= config.min_frequency]])
+
+    def unknown(self, texts: Iterable[pa.Array]) -> tuple[int, int]:
+        """Words that are not known, and all of them."""
+        words = np.concatenate([self._words(each) for each in texts])
+        return int((~np.isin(words, self._known)).sum()), len(words)
+
+    def _words(self, texts: pa.Array) -> NDArray[np.uint64]:
+        return word_hashes(pc.utf8_lower(texts) if self._config.lowercase else texts)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a check has found: its source and its remarks."""
+
+    source: str
+    remarks: list[Remark] = field(default_factory=list, kw_only=True)
+
+    def count(self, level: Level) -> int:
+        return sum(remark.level is level for remark in self.remarks)
+
+
+@dataclass(slots=True)
+class Checkup(_Found):
+    """What was found out about texts or tagged words."""
+
+    problem: Problem
+    columns: dict[str, Any]
+    rows: dict[str, int] = field(default_factory=dict)
+    """Rows of each split."""
+    classes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Rows of each class, or entities of each type, by split."""
+    lengths: dict[str, Lengths] = field(default_factory=dict)
+    """Tokens a row, by split."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "source": self.source,
+            "problem": self.problem.value,
+            "columns": self.columns,
+            "rows": self.rows,
+            "classes": self.classes,
+            "lengths": {split: lengths.as_dict() for split, lengths in self.lengths.items()},
+            "errors": self.count(Level.error),
+            "warnings": self.count(Level.warning),
+            "remarks": [remark.as_dict() for remark in self.remarks],
+        }
+
+    def lines(self) -> list[str]:
+        """Lengths and rows of each split."""
+        lines = []
+        for split, lengths in self.lengths.items():
+            lines += ["", f"{split}: {lengths.line()}", *(f"  {line}" for line in lengths.bars())]
+        rows = ", ".join(f"{split} {count:,}" for split, count in self.rows.items())
+        return [*lines, "", f"rows for {rows or 'nothing'}"]
+
+    def command(self, key: str, source: str, settings: Sequence[str]) -> str:
+        """The command that trains on these rows; empty where words and tags need a model of your choice."""
+        more = " model=transformer task=mlm" if self.problem is Problem.none else ""
+        command = f"python -m train data.{key}={shlex.quote(source)} {shlex.join(settings)}".rstrip() + more
+        return command if self.problem is not Problem.tags else ""
+
+
+def check(config: TextDataConfig) -> Checkup:
+    """Look at all rows of some data; a mistake that would end a run becomes a remark, and the check continues."""
+    if config.problem is Problem.tags or _is_tagged(config):
+        return _check_tags(config)
+    source = open_source(config)
+    with Progress() as progress:
+        surveyed = survey(config, source, progress.task("checking"))
+        found = Checkup(
+            source=source.name,
+            problem=config.problem,
+            columns={"text": list(source.roles.texts), "label": source.roles.label or None},
+            rows=_rows(surveyed),
+            classes=surveyed.census.counts,
+        )
+        found.remarks += [*source.remarks(), *surveyed.account(), *all_remarks(surveyed.findings.values())]
+        found.remarks += surveyed.census.remarks("training rows")
+        found.remarks += _errors(surveyed, found, config.split_names(source.tables))
+        if found.rows.get("train"):
+            found.remarks += _tokenised(config, surveyed, found)
+    return found
+
+
+def _rows(surveyed: Surveyed) -> dict[str, int]:
+    return {split: count for split in SPLITS if (count := surveyed.rows(split))}
+
+
+_NO_ROWS = "give more rows, or a file for each split"
+
+
+def _errors(surveyed: Surveyed, found: Checkup, wanted: list[str]) -> Iterator[Remark]:
+    """What would end a run."""
+    for split in wanted:
+        if not found.rows.get(split):
+            yield Remark(Level.error, found.source, f"no rows are left for the {split} split", _NO_ROWS)
+    try:
+        surveyed.census.require_classes("labels")
+    except UserError as mistake:
+        what = mistake.what + (f" ({mistake.allowed})" if mistake.allowed else "")
+        yield Remark(Level.error, "labels", what, mistake.hint.rstrip("."))
+
+
+def _tokenised(config: TextDataConfig, surveyed: Surveyed, found: Checkup) -> list[Remark]:
+    """Lengths, what would be cut, and how many words of the other splits training does not know."""
+    samples = surveyed.first_texts()
+    rows_sampled = sum(len(texts) for blocks in samples.values() for texts in blocks)
+    is_part = rows_sampled < sum(found.rows.values()) and "train" in samples
+    if is_part and config.vocabulary.kind is VocabularyKind.word and config.tokenizer is None:
+        known = Coverage(samples["train"], config.vocabulary)
+        unknown = {split: known.unknown(blocks) for split, blocks in samples.items()}
+        found.lengths = {name: words for name, words in surveyed.words.items() if words.rows}
+        cut = loss_remarks({split: (0, each) for split, each in found.lengths.items()}, config.max_length)[1:]
+        return [*unknown_remarks(unknown, f" in the first {rows_sampled:,} rows"), *cut]
+    few = {split: blocks[:1] if is_part else blocks for split, blocks in samples.items()}
+    given = None if config.tokenizer is None else Subwords.load(config.tokenizer)
+    vocabulary = given or train_encoder(few.get("train", []), config.vocabulary)
+    losses: dict[str, tuple[int, Lengths]] = {}
+    for split, blocks in few.items():
+        encoded = [vocabulary.encode(texts, max_length=config.max_length) for texts in blocks]
+        losses[split] = (sum(each.unknown for each in encoded), Lengths())
+        for each in encoded:
+            losses[split][1].add(each.whole_lengths)
+    found.lengths = {split: lengths for split, (_, lengths) in losses.items()}
+    return loss_remarks(losses, config.max_length)
+
+
+def _is_tagged(config: TextDataConfig) -> bool:
+    """Whether the columns are words and tags, and the settings name no others."""
+    is_asked = config.problem is Problem.single and config.text is None and config.label is None
+    if not is_asked or config.is_sample:
+        return False
+    return has_tags(next(iter(open_tables(config).values())))
+
+
+def _check_tags(config: TextDataConfig) -> Checkup:
+    config = replace(config, problem=Problem.tags, sample=None)
+    source = TagSource(config, open_tables(config))
+    with Progress() as progress:
+        surveyed = survey(config, source, progress.task("checking"))
+    of_tags = source.tag_remarks(surveyed)
+    remarks = [*source.remarks(), *surveyed.account(), *of_tags, *all_remarks(surveyed.findings.values())]
+    columns = {"text": source.columns.texts[0], "label": source.columns.label}
+    entities = source.census.entities
+    return Checkup(source.name, Problem.tags, columns, _rows(surveyed), entities, surveyed.words, remarks=remarks)
+
+
+_TRAIN = "python -m train data=sequence model=rnn task=sequence precision=fp32"
+_MAPPINGS = "data.noise.", "data.offset.", "data.low_pass."
+"""Settings by feature, which `train` takes with a plus sign."""
+_LABEL = "python -m train data=sequence model=rnn precision=fp32"
+
+
+@dataclass(slots=True)
+class SequenceCheckup(_Found):
+    """What was found out about recordings."""
+
+    splits: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Recordings of each split, their samples, and the samples of the shortest, the median and the longest."""
+    columns: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Mean, spread, least and most of each column over the training samples."""
+    steps_s: list[float] = field(default_factory=list)
+    """Least, median and most of the recordings' seconds between two samples; empty without data.time."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        facts = {"source": self.source, "splits": self.splits, "columns": self.columns, "steps_s": self.steps_s}
+        return {**facts, "remarks": [remark.as_dict() for remark in self.remarks]}
+
+    def lines(self) -> list[str]:
+        """Lengths, sampling and columns as tables."""
+        lines = []
+        for split, counts in self.splits.items():
+            shortest, median, longest = (f"{counts[name]:,}" for name in ("shortest", "median", "longest"))
+            lengths = shortest if shortest == longest else f"{shortest} to {longest}, median {median}"
+            recordings = counted(counts["recordings"], "recording")
+            lines.append(f"{split}: {recordings}, {counts['samples']:,} samples; length {lengths}")
+        if self.steps_s:
+            least_s, median_s, most_s = self.steps_s
+            lines.append(f"a sample every {median_s:g} s (recordings: {least_s:g} to {most_s:g} s)")
+        if self.columns:
+            names = ("mean", "spread", "least", "most")
+            width = max(map(len, [*self.columns, "training samples"]))
+            lines += ["", "training samples".ljust(width) + "".join(f"{name:>12}" for name in names)]
+            for column, values in self.columns.items():
+                lines.append(column.ljust(width) + "".join(f"{values[name]:>12.5g}" for name in names))
+        return ["", *lines, ""]
+
+    def command(self, key: str, source: str, settings: Sequence[str]) -> str:
+        """The command that trains on these recordings."""
+        start = _LABEL if f"data.problem={SequenceProblem.label.value}" in settings else _TRAIN
+        settings = [f"+{setting}" if setting.startswith(_MAPPINGS) else setting for setting in settings]
+        return f"{start} data.{key}={shlex.quote(source)} {shlex.join(settings)}".rstrip()
+
+
+def check_recordings(config: SequenceDataConfig) -> SequenceCheckup:
+    """Read all recordings once, a file at a time; the first mistake that would end a run is a remark, and ends this."""
+    source = str(config.source or config.train or "the built-in cells")
+    found, notes = SequenceCheckup(source), ReadingNotes()
+    try:
+        _fill(found, config, notes)
+    except UserError as error:
+        found.remarks.append(Remark(Level.error, error.where, str(error).removeprefix(f"{error.where}: ")))
+    found.remarks += map(_remark, notes.lines())
+    if notes.steps and config.time is not None:
+        found.steps_s = [float(value) for value in np.quantile(notes.steps, (0, 0.5, 1))]
+    return found
+
+
+def _fill(found: SequenceCheckup, config: SequenceDataConfig, notes: ReadingNotes) -> None:
+    preparation = SequencePreparation(config)
+    survey = Survey(config, preparation.columns, preparation.splitter())
+    with Progress() as progress:
+        for split, recording in preparation.read(notes, progress):
+            survey.add(split, recording)
+    survey.finish()
+    found.remarks += map(_remark, survey.lines())
+    found.columns = survey.describe_columns()
+    for split, counts in survey.facts()["splits"].items():
+        own = [each for each in survey.segments if each.split == split]
+        lengths = np.array([each.stop - each.first for each in own])
+        shortest, median, longest = (int(value) for value in np.quantile(lengths, (0, 0.5, 1)))
+        found.splits[split] = {**counts, "shortest": shortest, "median": median, "longest": longest}
+        require_rows(config, split, own, [survey.found[each.recording].name for each in own])
+
+
+def _remark(line: str) -> Remark:
+    """A line of the survey; its level stands before it."""
+    level = Level.warning if line.startswith("warning ") else Level.note
+    source, _, what = line.removeprefix("warning ").partition(": ")
+    return Remark(level, source, what)

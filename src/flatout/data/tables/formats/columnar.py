@@ -1,0 +1,178 @@
+"""Formats that keep the types of their columns: Arrow files, parquet, `.npy` of numpy and HDF5, read a block at a time.
+
+Numbers of classes get their names. A structured array, or an HDF5 file's data sets of equal length, are named columns.
+A plain table of numbers is one column, `bits`, of one value a row for each of its columns. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flatout.data.tables.formats.file import CUT_SHORT, HEAD_BYTES, FileTable
+from flatout.data.tables.table import first_line, named_classes
+from flatout.errors import UserError
+
+_MAGIC = b"ARROW1"
+
+
+class ArrowTable(FileTable):
+    """An Arrow file of either kind (.arrow and .feather; what `datasets` saves is one), read a batch at a time."""
+
+    def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
+        row = 0
+        for batch in self._batches():
+            block = named_classes(batch.select(columns), batch.schema)
+            require_whole(block, row, self._fail)
+            row += block.num_rows
+            yield block
+
+    def _read_columns(self) -> list[str]:
+        names: list[str] = []
+        for batch in self._batches():
+            names = list(batch.schema.names)
+            if batch.num_rows:
+                return names
+        raise self._fail("no rows")
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        """Every batch of the file. Bytes are read, not mapped: a damaged file is then an error and no crash."""
+        try:
+            with self.whole.open("rb") as file:
+                is_file = file.read(len(_MAGIC)) == _MAGIC
+            with pa.OSFile(str(self.whole), "rb") as source:
+                reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+                str(reader.schema.names)  # fails where a name is not UTF-8
+                yield from map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise self._fail(f"not a whole Arrow file ({first_line(error)})", CUT_SHORT) from None
+
+
+class ParquetTable(FileTable):
+    """A parquet file, read a row group at a time."""
+
+    def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
+        row = 0
+        try:
+            with self._parquet() as file:
+                schema, promised = file.schema_arrow, file.metadata.num_rows
+                for batch in file.iter_batches(rows_per_block, columns=columns):
+                    block = named_classes(batch.select(columns), schema)
+                    require_whole(block, row, self._fail)
+                    row += block.num_rows
+                    yield block
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise self._damaged(error) from None
+        if row != promised:
+            raise self._fail(f"holds {row:,} rows where its end promises {promised:,}", CUT_SHORT)
+
+    def _read_columns(self) -> list[str]:
+        try:
+            with self._parquet() as file:
+                num_rows, names = file.metadata.num_rows, list(file.schema_arrow.names)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise self._damaged(error) from None
+        if num_rows == 0:
+            raise self._fail("no rows")
+        return names
+
+    def _parquet(self) -> pq.ParquetFile:
+        return pq.ParquetFile(self.whole, buffer_size=HEAD_BYTES, pre_buffer=False)
+
+    def _damaged(self, error: Exception) -> UserError:
+        return self._fail(f"not a whole parquet file ({first_line(error)})", CUT_SHORT)
+
+
+def require_whole(block: pa.RecordBatch, first_row: int, fail: Callable[[str], UserError]) -> None:
+    """Texts in such a file may be anything; what is not UTF-8 would stop a later step."""
+    for name, column in zip(block.schema.names, block.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except (pa.ArrowException, ValueError) as error:
+            rows = f"rows {first_row + 1:,} to {first_row + block.num_rows:,}"
+            raise fail(f"{rows}: column {name!r} is damaged or not UTF-8 ({first_line(error)})") from None
+
+
+ONLY_COLUMN = "bits"
+
+
+class NpyTable(FileTable):
+    """A `.npy` file."""
+
+    def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
+        array = self._mapped()
+        for start in range(0, len(array), rows_per_block):
+            block = array[start : start + rows_per_block]
+            parts = {name: block[name] if array.dtype.names else block for name in columns}
+            yield _record_batch(parts)
+
+    def _read_columns(self) -> list[str]:
+        array = self._mapped()
+        if array.ndim == 0 or len(array) == 0:
+            raise self._fail("no rows")
+        if array.dtype.names:
+            return list(array.dtype.names)
+        if array.ndim != 2:
+            raise self._fail(f"an array of {array.ndim} dimensions", "Save rows by columns, or a structured array.")
+        return [ONLY_COLUMN]
+
+    def _mapped(self) -> np.ndarray:
+        try:
+            return np.load(self.whole, mmap_mode="r", allow_pickle=False)
+        except ValueError as error:
+            raise self._fail(f"not a whole .npy file of plain values ({error})", CUT_SHORT) from None
+
+
+class Hdf5Table(FileTable):
+    """Data sets of equal length in an HDF5 file."""
+
+    def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
+        with self._opened() as sets:
+            length = len(sets[columns[0]]) if columns else 0
+            for start in range(0, length, rows_per_block):
+                yield _record_batch({name: sets[name][start : start + rows_per_block] for name in columns})
+
+    def _read_columns(self) -> list[str]:
+        with self._opened() as sets:
+            lengths = {name: len(values) for name, values in sets.items()}
+        if not lengths:
+            raise self._fail("no data sets in its root", "Give each column a data set of one or two dimensions.")
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name} {count:,}" for name, count in lengths.items())
+            raise self._fail(f"data sets of unequal length: {listed}")
+        if not next(iter(lengths.values())):
+            raise self._fail("no rows")
+        return list(lengths)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Mapping[str, Any]]:
+        try:
+            import h5py
+        except ImportError:
+            hint = "Install it with: pip install 'flatout[hdf5]'"
+            raise UserError(self.where, f"{self.path}: reading HDF5 needs h5py", hint=hint) from None
+        try:
+            with h5py.File(self.whole, "r") as file:
+                sets = {name: values for name, values in file.items() if getattr(values, "ndim", 0) in (1, 2)}
+                yield sets
+        except OSError as error:
+            raise self._fail(f"not a whole HDF5 file ({str(error).splitlines()[0]})", CUT_SHORT) from None
+
+
+def _record_batch(columns: Mapping[str, np.ndarray]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([_arrow(values) for values in columns.values()], names=list(columns))
+
+
+def _arrow(values: np.ndarray) -> pa.Array:
+    """Numbers as they are, bytes as UTF-8 texts, rows of numbers as lists of fixed length."""
+    if values.ndim == 2:
+        flat = np.ascontiguousarray(values).reshape(-1)
+        return pa.FixedSizeListArray.from_arrays(pa.array(flat), values.shape[1])
+    if values.dtype.kind in "SO":
+        return pa.array([value.decode() if isinstance(value, bytes) else value for value in values.tolist()])
+    return pa.array(np.ascontiguousarray(values).tolist() if values.dtype.kind == "U" else np.ascontiguousarray(values))
