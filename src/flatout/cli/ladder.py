@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,14 +14,12 @@ from rich.console import Console
 from rich.text import Text
 
 from flatout.cli.conf_files import conf_folder, require_modest
-from flatout.cli.start import leave, start_hydra
+from flatout.cli.start import start_measuring
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, as_seconds, nearest, require
 from flatout.ladder.rungs import Ladder, find_ladder, read_ladder
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
-    from omegaconf import DictConfig
-
     from flatout.config import RunConfig
 
 _USUAL_BUDGET = "8m"
@@ -57,9 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
         require_kind(ladder, typed)
     command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *arguments.words])
     climber = _Climber(ladder, folders, typed, own, command)
-    with tempfile.TemporaryDirectory() as folder:  # Hydra wants one; nothing is written there
-        shared = [] if ladder is None else list(ladder.settings)
-        start_hydra([*conf, *shared, *typed, f"hydra.run.dir={folder}/none"], climber.climb)
+    shared = [] if ladder is None else list(ladder.settings)
+    start_measuring([*conf, *shared, *typed], climber.climb)
 
 
 def _read(path: Path) -> Ladder:
@@ -122,18 +118,7 @@ class _Climber:
         require(number.isdecimal(), _SEEDS, repr(number), allowed="0, 2, 3, …")
         self.seeds = int(number)
 
-    def climb(self, cfg: DictConfig) -> None:
-        from hydra.core.hydra_config import HydraConfig
-
-        from flatout.cli.boundary import as_typed, read_config
-
-        overrides = as_typed(HydraConfig.get().overrides.task)
-        try:
-            self._climb(read_config(cfg, overrides), overrides)
-        except UserError as mistake:
-            leave(mistake)
-
-    def _climb(self, config: RunConfig, overrides: list[str]) -> None:
+    def climb(self, config: RunConfig, overrides: list[str]) -> None:
         from flatout.ladder.choose import choose_ladder
         from flatout.ladder.run_ladder import Asked, run_ladder
         from flatout.run.resolve import clip_of

@@ -11,6 +11,7 @@ import importlib
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -25,6 +26,8 @@ from flatout.run_log import print_line
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from flatout.config import RunConfig
 
 
 @cache
@@ -58,6 +61,24 @@ def start_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
         sys.exit(1)
     except UserError as mistake:
         leave(mistake)
+
+
+def start_measuring(words: Sequence[str], measure: Callable[[RunConfig, list[str]], None]) -> None:
+    """Measure with the settings that words describe; no run is trained, so none gets a folder."""
+
+    def job(cfg: DictConfig) -> None:
+        from hydra.core.hydra_config import HydraConfig
+
+        from flatout.cli.boundary import as_typed, read_config
+
+        overrides = as_typed(HydraConfig.get().overrides.task)
+        try:
+            measure(read_config(cfg, overrides), overrides)
+        except UserError as mistake:
+            leave(mistake)
+
+    with tempfile.TemporaryDirectory() as folder:  # Hydra wants one; nothing is written there
+        start_hydra([*words, f"hydra.run.dir={folder}/none"], job)
 
 
 def _import_all(words: Sequence[str]) -> None:

@@ -7,7 +7,6 @@ settings as words of a command line. A run of the same words with `tune=auto` fi
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,14 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flatout.cli.start import leave, start_hydra
+from flatout.cli.start import start_measuring
 from flatout.distributed.processes import warm_start
-from flatout.errors import UserError
 from flatout.perf.tune.answers import Answers, Tried
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
-    from omegaconf import DictConfig
-
     from flatout.config import RunConfig
 
 _MODE = "tune=auto"
@@ -37,21 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     warm_start()  # it imports beside us what the process that measures will need
     words = [word for word in arguments.words if word.lstrip("+") != _MODE]
-    with tempfile.TemporaryDirectory() as folder:  # Hydra wants one; nothing is written there
-        start_hydra([_MODE, *words, f"hydra.run.dir={folder}/none"], job)
-
-
-def job(cfg: DictConfig) -> None:
-    """Measure what a run of the composed settings would measure before training, then end."""
-    from hydra.core.hydra_config import HydraConfig
-
-    from flatout.cli.boundary import as_typed, read_config
-
-    overrides = as_typed(HydraConfig.get().overrides.task)
-    try:
-        decide(read_config(cfg, overrides), overrides)
-    except UserError as mistake:
-        leave(mistake)
+    start_measuring([_MODE, *words], decide)
 
 
 def decide(config: RunConfig, overrides: Sequence[str]) -> None:
