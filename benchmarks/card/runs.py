@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -161,20 +162,24 @@ RESUME_ROWS = tuple(f"{name}: killed and resumed, bytes that differ" for name in
 
 def resume_claims(place: Place, names: tuple[str, ...] = RESUMED) -> Iterator[Claim]:
     """The weights of a deterministic run that is killed and resumed are those of one that is left alone."""
-    for name in names:
-        more = ["+trainer.deterministic=true", "checkpoint.every_steps=3", "trainer.max_epochs=6"]
-        words = experiment(place, name, *more)
-        whole = place.train(f"{name}_whole", *words)
-        whole.require_success()
-        killed = kill_after_save(place, f"{name}_killed", words)
-        again = place.train(f"{name}_killed", *words, f"resume={place.folder / f'{name}_killed'}")
-        again.require_success()
-        differing = sum(a != b for a, b in zip(_weights(whole.folder), _weights(again.folder), strict=True))
-        resumed_from = again.summary["training"]["resumed_from"]
-        note = f"killed after step {resumed_from or 0} of {again.summary['training']['steps']}"
-        is_fine = differing == 0 and killed and resumed_from is not None
-        row = f"{name}: killed and resumed, bytes that differ"
-        yield Claim(row, differing, None, "", None, "≤ 0", is_fine, note if killed else "it ended before it was killed")
+    with ThreadPoolExecutor(len(names)) as pool:
+        yield from pool.map(lambda name: resumed(place, name), names)
+
+
+def resumed(place: Place, name: str) -> Claim:
+    more = ["+trainer.deterministic=true", "checkpoint.every_steps=3", "trainer.max_epochs=6"]
+    words = experiment(place, name, *more)
+    whole = place.train(f"{name}_whole", *words)
+    whole.require_success()
+    killed = kill_after_save(place, f"{name}_killed", words)
+    again = place.train(f"{name}_killed", *words, f"resume={place.folder / f'{name}_killed'}")
+    again.require_success()
+    differing = sum(a != b for a, b in zip(_weights(whole.folder), _weights(again.folder), strict=True))
+    training = again.summary["training"]
+    note = f"killed after step {training['resumed_from'] or 0} of {training['steps']}"
+    is_fine = differing == 0 and killed and training["resumed_from"] is not None
+    row = f"{name}: killed and resumed, bytes that differ"
+    return Claim(row, differing, None, "", None, "≤ 0", is_fine, note if killed else "it ended before it was killed")
 
 
 def kill_after_save(place: Place, name: str, words: list[str]) -> bool:
@@ -285,7 +290,7 @@ def repeated(place: Place) -> Claim:
 
 
 def compiled(place: Place) -> Claim:
-    words = experiment(place, "headlines_cnn", "precision=fp32")
+    words = experiment(place, "bert_tiny", "precision=fp32")
     found = place.train_all(
         {
             "compiled": ([*words, "compile=true"], place.accelerator),
