@@ -92,7 +92,33 @@ def build_training(
         throughput=Throughput(),
         monitor=monitor,
     )
-    checkpoints = ExactCheckpoint(
+    checkpoints = _build_checkpoints(config, settings, about, signals, folder)
+    rows = None if feeds is None else rows_of_steps(settings, feeds.train)
+    loop = FastLoop(not_finite=config.optim.not_finite, **({} if rows is None else {"describe_rows": rows}))
+    arguments = {
+        **_lightning_defaults(settings.precision, ranks, folder.path),
+        "use_distributed_sampler": isinstance(config.data, L.LightningDataModule),
+        "log_every_n_steps": every if settings.batches is None else min(every, settings.batches),
+        **settings.trainer,
+        **ranks.lightning_settings(device),  # one process a device runs already
+        **strategy,
+        "logger": loggers.for_trainer(is_first=folder.is_first),
+        **_planned_arguments(settings, feeds),
+    }
+    results = [KeepResults(settings.monitor)] if config.has_own_parts else []
+    stopping = _early_stopping(config.checkpoint, settings)
+    profile = _build_profile(config.monitor.profile, folder)
+    callbacks = [loop, *results, curves, *profile, *stopping, *config.callbacks.values(), checkpoints]
+    trainer = _quiet_trainer(arguments, callbacks)
+    disable_signal_handling(trainer)
+    folder.summary.update("hardware", hardware(device, ranks.world, str(trainer.precision)) | limits().facts())
+    return Training(trainer, curves, loggers, checkpoints, loop, stopping)
+
+
+def _build_checkpoints(
+    config: RunConfig, settings: Settings, about: dict[str, Any], signals: Signals, folder: RunFolder
+) -> ExactCheckpoint:
+    return ExactCheckpoint(
         folder.path / CHECKPOINTS,
         every_steps=config.checkpoint.every_steps,
         every_minutes=config.checkpoint.every_minutes,
@@ -104,30 +130,13 @@ def build_training(
         others_draw=config.has_own_parts or bool(config.callbacks),
         log=folder,
     )
-    rows = None if feeds is None else rows_of_steps(settings, feeds.train)
-    loop = FastLoop(not_finite=config.optim.not_finite, **({} if rows is None else {"describe_rows": rows}))
-    arguments = {
-        **_lightning_defaults(settings.precision, ranks, folder.path),
-        "use_distributed_sampler": isinstance(config.data, L.LightningDataModule),
-        "log_every_n_steps": every if settings.batches is None else min(every, settings.batches),
-        **settings.trainer,
-        **ranks.lightning_settings(device),  # one process a device runs already
-        **strategy,
-        "logger": loggers.for_trainer(is_first=folder.is_first),
-    }
-    if feeds is not None:
-        arguments |= {
-            "accumulate_grad_batches": feeds.train.plan.accumulate,
-            "gradient_clip_val": settings.clip or None,
-        }
-    results = [KeepResults(settings.monitor)] if config.has_own_parts else []
-    stopping = _early_stopping(config.checkpoint, settings)
-    profile = _build_profile(config.monitor.profile, folder)
-    callbacks = [loop, *results, curves, *profile, *stopping, *config.callbacks.values(), checkpoints]
-    trainer = _quiet_trainer(arguments, callbacks)
-    disable_signal_handling(trainer)
-    folder.summary.update("hardware", hardware(device, ranks.world, str(trainer.precision)) | limits().facts())
-    return Training(trainer, curves, loggers, checkpoints, loop, stopping)
+
+
+def _planned_arguments(settings: Settings, feeds: Feeds | None) -> dict[str, Any]:
+    """What the plan of the rows has decided; the user's own module takes its Trainer's."""
+    if feeds is None:
+        return {}
+    return {"accumulate_grad_batches": feeds.train.plan.accumulate, "gradient_clip_val": settings.clip or None}
 
 
 def _listeners(
