@@ -42,8 +42,8 @@ DEFECTS = [
     Defect(
         "a step ends one batch too late",
         "data/batches/plan.py",
-        "(np.arange(start, stop) + 1) % accumulate == 0",
-        "np.arange(start, stop) % accumulate == 0",
+        "[: stop - start],\n            ends_step=(np.arange(start, stop) + 1) % accumulate == 0",
+        "[: stop - start],\n            ends_step=np.arange(start, stop) % accumulate == 0",
         "tests/data/test_plan.py",
     ),
     Defect(
@@ -188,9 +188,9 @@ DEFECTS = [
     ),
     Defect(
         "a judged task stays on the host",
-        "run/run.py",
-        "task.to(data.feeds.train.device)",
-        "task.cpu()",
+        "run/training.py",
+        "module.to(device)  # Lightning has taken it to the host",
+        "module.cpu()  # Lightning has taken it to the host",
         "tests/run/test_device.py",
     ),
     Defect(
