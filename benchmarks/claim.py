@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.perf.measure.rounds import take_turns
+from flatout.perf.measure.intervals import take_turns
 
 
 @dataclass(frozen=True, slots=True)

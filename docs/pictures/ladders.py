@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.ladder.results import FILE, closing_lines, written
-from flatout.ladder.table import figures
+from flatout.ladder.results import FILE, closing_lines, figures, written
 from flatout.report.ladder_page import PAGE, write_ladder_page
 
 FOLDER = Path(__file__).parent

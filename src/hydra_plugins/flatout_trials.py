@@ -214,7 +214,7 @@ def _fixed_and_searched(composer: _Composer, words: Sequence[str]) -> tuple[list
 
 def _part(override: Override) -> Any:
     """One dimension of the space."""
-    from flatout.sweep.space import Choice, Interval, is_by_factors
+    from flatout.sweep.study import Choice, Interval, is_by_factors
 
     key, value = override.get_key_element(), override.value()
     numbers = value.range() if isinstance(value, RangeSweep) else None

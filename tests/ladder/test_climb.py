@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from flatout.ladder.climb import ROUNDS, TOO_SHORT, Step, climb, ratio, rounds_of, seconds_of_measurement
 from flatout.ladder.measure import Measured, OurRun, peak_memory_gb, slow_start
-from flatout.ladder.results import COSTS, PAYS, UNSURE, closing_lines, results
+from flatout.ladder.results import COSTS, PAYS, UNSURE, closing_lines, figures, ladder_table, results
 from flatout.ladder.rungs import Rung, ladder_of
-from flatout.ladder.table import figures, ladder_table
 from flatout.perf.ladder_notes import device_name, known_gain, measured_before, note_ladder
 from flatout.report.ladder_page import PAGE, write_figure, write_ladder_page
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.ladder.quality import Difference, Group, paired_difference, quality_sentence, t_value
+from flatout.ladder.compare_runs import Difference, Group, paired_difference, quality_sentence, t_value
 
 
 @given(st.lists(st.tuples(st.floats(-100, 100), st.floats(-100, 100)), min_size=1, max_size=8))

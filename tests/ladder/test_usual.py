@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from flatout.bits.grams import LABELS
+from flatout.ladder.climb import find_missing
 from flatout.ladder.measure import UsualProgram
-from flatout.ladder.needs import find_missing
 from flatout.ladder.rungs import read_ladder
 from flatout.ladder.usual import bloom, headlines
-from flatout.ladder.usual.clock import Clock
+from flatout.ladder.usual.program import Clock
 from tests.composed import CONF
 from tests.ladder.tiny import tiny_case
 

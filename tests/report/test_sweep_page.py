@@ -15,7 +15,6 @@ from xml.etree import ElementTree
 import pytest
 
 from flatout.report.figures import COLOURS, Chart
-from flatout.report.scales import is_number, metric_scale, number_scale, shortened, value_scale, written
 from flatout.report.sweep_charts import (
     Dot,
     Line,
@@ -23,10 +22,16 @@ from flatout.report.sweep_charts import (
     far_worse,
     history_chart,
     importance_chart,
+    is_number,
     learning_chart,
+    metric_scale,
+    number_scale,
     parallel_chart,
+    shortened,
     slice_chart,
     thin,
+    value_scale,
+    written,
 )
 from flatout.report.sweep_page import Confirmed, SweepReport, TrialRow, write_sweep
 

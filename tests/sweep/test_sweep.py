@@ -32,10 +32,9 @@ from flatout.engine.run_length import validations
 from flatout.errors import UserError
 from flatout.run.kinds import kind_of
 from flatout.run.launch import RunJob
-from flatout.sweep.findings import confirm
 from flatout.sweep.searched import FILE, Searched, SweepSettings, read_asked
-from flatout.sweep.space import Choice, Interval, Part, grid
-from flatout.sweep.study import JOURNAL, Pruner, Sampler, Study
+from flatout.sweep.study import JOURNAL, Choice, Interval, Part, Pruner, Sampler, Study, grid
+from flatout.sweep.sweep import confirm
 from flatout.sweep.trial import Ending, Status, Trial
 from flatout.tasks.tagging import Tagger, TaggingConfig, TagLabels
 from tests.started import wait_for

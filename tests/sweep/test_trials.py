@@ -35,9 +35,8 @@ from flatout.distributed.signals import asking
 from flatout.errors import RunBroke, as_seconds
 from flatout.report.summary import read_summary
 from flatout.run.launch import RunJob
-from flatout.sweep.board import Board
 from flatout.sweep.many import Multirun, begun_with, newest_of, run_all, to_go_on
-from flatout.sweep.trial import Ending, Status, Trial
+from flatout.sweep.trial import Board, Ending, Status, Trial
 from flatout.sweep.trials import Readings, endings, slots
 from tests.composed import run_train
 from tests.started import begin, wait_for

@@ -20,8 +20,7 @@ from flatout.cli.train import main
 from flatout.distributed.processes import OUTPUT, warm_start
 from flatout.errors import EXIT_CODE, RunBroke, UserError
 from flatout.perf.measure import apart
-from flatout.perf.measure.intervals import Interval, speedup
-from flatout.perf.measure.rounds import take_turns
+from flatout.perf.measure.intervals import Interval, speedup, take_turns
 from flatout.perf.verdict.confirmation import Confirmation, keep_confirmation
 from flatout.perf.verdict.evidence import Evidence
 from flatout.perf.verdict.judge import evidence_in

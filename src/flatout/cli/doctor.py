@@ -16,7 +16,7 @@ from flatout.errors import UserError
 from flatout.perf.ladder_notes import measured_before
 from flatout.perf.verdict.confirmation import read_confirmations
 from flatout.perf.verdict.evidence import Evidence
-from flatout.perf.verdict.gains import gain_of
+from flatout.perf.verdict.findings import gain_of
 from flatout.perf.verdict.judge import evidence_in
 from flatout.perf.verdict.rules import findings, verdict
 

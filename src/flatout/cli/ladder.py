@@ -119,7 +119,7 @@ class _Climber:
         self.seeds = int(number)
 
     def climb(self, config: RunConfig, overrides: list[str]) -> None:
-        from flatout.ladder.choose import choose_ladder
+        from flatout.ladder.describe import choose_ladder
         from flatout.ladder.run_ladder import Asked, run_ladder
         from flatout.run.resolve import clip_of
         from flatout.run.run_folder import name_folder, numbered
@@ -175,8 +175,7 @@ def _say(line: str) -> None:
 
 def show(found: dict[str, Any], folder: Path) -> None:
     """Print the table and the closing lines."""
-    from flatout.ladder.results import closing_lines
-    from flatout.ladder.table import ladder_table
+    from flatout.ladder.results import closing_lines, ladder_table
 
     console = Console(highlight=False)
     console.width = max(console.width, _LEAST_WIDTH)  # piped into a file it would be cut at 80

@@ -1,9 +1,13 @@
-"""From the settings of a run to the case of a usual program: the same sizes, or a refusal that names the key."""
+"""From the settings of a run to its ladder and to the case of a usual program.
+
+The rungs are those of the ladder for the same program, on your rows. The case has the same sizes; what a usual program
+cannot follow is refused with the key that asks for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +17,9 @@ from flatout.data.text import TextDataConfig
 from flatout.data.tokens.subwords import Subwords
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.errors import UserError, require
-from flatout.ladder.case import Case
 from flatout.ladder.rows import read_rows, way_of
+from flatout.ladder.rungs import LEARNING, Ladder, Rung, find_ladder, read_ladder
+from flatout.ladder.usual.program import Case
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.contract import Recommended
@@ -113,3 +118,39 @@ def encoder_folder(model: TransformerConfig, data: TextDataConfig, texts: Path, 
     logging.disable_progress_bar()
     AutoModel.from_config(described).save_pretrained(folder)
     return folder
+
+
+_BY_BATCH = "tweets"
+"""The program whose rungs change the batch size."""
+_LARGER = "batch 64"
+"""A rung of `tweets` that has no meaning where you have set the batch size."""
+
+
+def choose_ladder(data: Any, model: Any, folders: Sequence[Path]) -> Ladder:
+    """The rungs for these data and this model; promises of guides are about other rows, and are left out."""
+    kind, program = way_of(data).kind, program_of(model)
+    found = read_ladder(find_ladder(program, folders))  # a ladder has the name of its program
+    require(found.kind == kind, "model", f"{type(model).__name__} does not fit {kind}")
+    title = f"{type(model).__name__.removesuffix('Config')} on your data"
+    rungs = [_without_promise(rung) for rung in found.rungs if not _is_for_guide(rung)]
+    if program == _BY_BATCH:
+        rungs = [_with_batch(rung, data.batch_size) for rung in rungs]
+    return replace(found, name=f"own_{program}", title=title, rungs=tuple(rungs), in_all="", settings=())
+
+
+def _is_for_guide(rung: Rung) -> bool:
+    """Whether a rung belongs to the guide's batch sizes."""
+    return rung.name == _LARGER or rung.measures == LEARNING
+
+
+def _without_promise(rung: Rung) -> Rung:
+    words = [word for word in rung.words if not word.startswith(("optim.scale_lr", "optim.base_batch"))]
+    return replace(rung, promised="", factor=None, words=tuple(words))
+
+
+def _with_batch(rung: Rung, batch: int) -> Rung:
+    """A rung with your batch size, for which your learning rate was chosen."""
+    if rung.keywords is None:
+        return rung
+    own = {"batch": batch} if "batch" in rung.keywords else {}
+    return replace(rung, keywords={**rung.keywords, "base_rows": batch, "scale_lr": "sqrt", **own})

@@ -20,8 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from flatout.distributed.processes import OUTPUT
-from flatout.ladder.case import Case
-from flatout.ladder.usual.clock import WARM_STEPS, Clock
+from flatout.ladder.usual.program import WARM_STEPS, Case, Clock
 from flatout.perf.measure.apart import run
 
 _GPU_EVERY_S = 0.2

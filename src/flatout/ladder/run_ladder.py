@@ -14,15 +14,14 @@ from flatout.data.store.cache import Cache
 from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError, did_you_mean, require
-from flatout.ladder.case import Case
 from flatout.ladder.climb import TOO_SHORT, Step, climb
+from flatout.ladder.compare_runs import Group, paired_difference, quality_sentence
 from flatout.ladder.describe import describe, encoder_folder, program_of, require_followed
 from flatout.ladder.measure import Job, Measured, OurRun, UsualProgram, measure_apart
-from flatout.ladder.quality import Group, paired_difference, quality_sentence
-from flatout.ladder.results import FILE, closing_lines, results
+from flatout.ladder.results import FILE, closing_lines, figures, results
 from flatout.ladder.rows import WAYS, Rows, quoted, way_of, write_rows
 from flatout.ladder.rungs import Ladder, Rung
-from flatout.ladder.table import figures
+from flatout.ladder.usual.program import Case
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.ladder_notes import device_name, note_ladder
 from flatout.perf.measure.apart import Failed

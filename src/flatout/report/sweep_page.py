@@ -17,16 +17,20 @@ from urllib.parse import quote
 from flatout.files import lies_inside
 from flatout.report.figures import Chart
 from flatout.report.page import render_page, tile
-from flatout.report.scales import is_number, metric_scale, shortened, value_scale, written
 from flatout.report.sweep_charts import (
     Dot,
     Line,
     far_worse,
     history_chart,
     importance_chart,
+    is_number,
     learning_chart,
+    metric_scale,
     parallel_chart,
+    shortened,
     slice_chart,
+    value_scale,
+    written,
 )
 
 PAGE, ROWS = "sweep.html", "sweep.csv"

@@ -25,8 +25,7 @@ from flatout.data.store.lock import acquire, file_lock
 from flatout.distributed.signals import asking, requeue_with_slurm
 from flatout.errors import RunBroke, UserError, as_seconds, require
 from flatout.report.summary import read_summary, write_atomically
-from flatout.sweep.board import Board
-from flatout.sweep.trial import Ending, Status, Trial
+from flatout.sweep.trial import Board, Ending, Status, Trial
 from flatout.sweep.trials import endings, slots
 from flatout.tasks.metrics import BEST_MODE, require_metric
 

@@ -18,8 +18,7 @@ from flatout.errors import UserError, as_choice, as_seconds, require
 from flatout.report.summary import json_safe, write_atomically
 from flatout.report.sweep_page import PAGE, ROWS
 from flatout.sweep.many import LOCK, alone_in
-from flatout.sweep.space import Choice, Interval, Part, Space, words
-from flatout.sweep.study import JOURNAL, Pruner, Sampler
+from flatout.sweep.study import JOURNAL, Choice, Interval, Part, Pruner, Sampler, Space, words
 from flatout.sweep.trial import Job, Trial
 
 Compose = Callable[[Sequence[str], int], Job]

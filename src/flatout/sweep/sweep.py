@@ -2,27 +2,36 @@
 
 Everything lies in the sweep's folder: `sweep.json` (what was asked for), `journal.log` (Optuna's study), a run's folder
 for each trial, and `sweep.csv` and `sweep.html`. A sweep that was killed resumes from there.
-`confirmed.json` holds the best settings' results with other seeds.
+`confirmed.json` holds the best settings' results with other seeds. What a sweep has found is told by its table, its
+page, TensorBoard's HPARAMS page and the last lines on the terminal.
 """
 
 from __future__ import annotations
 
+import json
+import statistics
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import yaml
+from optuna.trial import FrozenTrial
+from rich.console import Console
 
 from flatout.checkpoints.settings import best_mode
-from flatout.errors import UserError, as_seconds, require
-from flatout.sweep.board import Board
-from flatout.sweep.findings import Findings, Outcome, confirm
+from flatout.errors import RunBroke, UserError, as_seconds, require
+from flatout.report.dashboard import write_hyperparameters
+from flatout.report.summary import json_safe, write_atomically
+from flatout.report.sweep_page import Confirmed, SweepReport, TrialRow, write_sweep
 from flatout.sweep.many import metric_of, to_go_on
 from flatout.sweep.searched import Searched, forget, held
-from flatout.sweep.space import grid, words
-from flatout.sweep.study import Pruner, Sampler, Study
-from flatout.sweep.trial import Ending, Judge, Status, Trial
-from flatout.sweep.trials import Slot, endings, last_line, slots
+from flatout.sweep.study import Choice, Interval, Part, Pruner, Sampler, Study, grid, words
+from flatout.sweep.trial import Board, Ending, Judge, Status, Trial
+from flatout.sweep.trials import TOO_LONG, Slot, endings, last_line, slots
 from flatout.tasks.metrics import require_metric
 
 _SAME_MISTAKES = 3
@@ -174,3 +183,201 @@ class _Run:
             printed = Path(self.searched.folder, "0", "output.txt")
             hint = f"The output of the first is in {printed if printed.is_file() else self.searched.folder}."
             raise UserError("sweep", f"the first {_SAME_MISTAKES} trials failed alike: {note}", hint=hint)
+
+
+_SHARE = 0.02
+"""Of the time, the most that is spent on writing the page while trials run."""
+_FILE = "confirmed.json"
+Runner = Callable[[Callable[[], Trial | None], int], Iterator[tuple[Trial, Ending]]]
+"""Runs what it is asked for, so many in all; trials as they end."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a sweep found."""
+
+    folder: Path
+    best: dict[str, str]
+    """The best settings, as texts behind `key=`."""
+    value: float
+    """Their validation metric."""
+    report: SweepReport = field(repr=False)
+
+
+class Findings:
+    """What is known of a sweep's trials, as files and lines."""
+
+    def __init__(self, searched: Searched, study: Study, metric: str, experiment: str) -> None:
+        self.searched, self.study, self.metric, self.experiment = searched, study, metric, experiment
+        self.confirmation = Confirmation()
+        self._next = 0.0
+
+    def keep(self) -> None:
+        """Write table and page while trials run, so that a sweep that is killed has them; not more often than pays."""
+        if time.monotonic() >= self._next:
+            began = time.monotonic()
+            write_sweep(self.searched.folder, self.report())
+            self._next = time.monotonic() + (time.monotonic() - began) / _SHARE
+
+    def write(self) -> SweepReport:
+        """Write everything that is left behind."""
+        report = self.report()
+        write_sweep(self.searched.folder, report)
+        for row in report.trials:
+            self._compare(self.searched.folder / row.folder, row.number, row.params, row.status, row.value, row.metrics)
+        best = self.study.best()
+        params = {} if best is None else self._params(best)
+        for folder, run in self.confirmation.folders.items():
+            own = params | {"seed": run["seed"]}
+            self._compare(folder, run["seed"], own, run["status"], run["value"], run["metrics"])
+        return report
+
+    def outcome(self, report: SweepReport) -> Outcome:
+        """Say what is best."""
+        best = self.study.best()
+        if best is None or best.value is None:
+            notes = [f"trial {row.number}: {row.note}" for row in report.trials if row.note]
+            has_run = any((self.searched.folder / row.folder).is_dir() for row in report.trials)
+            printed = f" The output of each is in {self.searched.folder}/*/output.txt." if has_run else ""
+            advice = "Correct what the lines above name." if notes else "Give it more time: for=, trial_for=."
+            raise RunBroke("\n".join([*notes, f"sweep: no trial was completed. {advice}{printed}"]))
+        self._say(report, best)
+        return Outcome(self.searched.folder, self.study.settings(best), float(best.value), report)
+
+    def report(self) -> SweepReport:
+        space, rows, best = self.searched.space, [self._row(trial) for trial in self.study.ended()], self.study.best()
+        return SweepReport(
+            name=self.experiment,
+            command=self.searched.begun.command,
+            metric=f"val/{self.metric}",
+            mode=self.study.mode,
+            space={key: str(part) for key, part in space.items()},
+            log_keys=frozenset(key for key, part in space.items() if isinstance(part, Interval) and part.is_log),
+            trials=rows,
+            best_overrides="" if best is None else self.searched.command(self.study.settings(best)),
+            importance=self.study.importance(),
+            confirmed=self.confirmation.done,
+            seconds=sum(row.seconds or 0.0 for row in rows),
+        )
+
+    def _compare(
+        self,
+        folder: Path,
+        step: int,
+        params: Mapping[str, Any],
+        status: str,
+        value: float | None,
+        metrics: Mapping[str, float],
+    ) -> None:
+        """Put what has run on the HPARAMS page, with what was searched in the place of all its settings."""
+        if folder.is_dir():
+            known = {f"val/{self.metric}": value} | dict(metrics)
+            write_hyperparameters(folder, {"status": status, **params}, known, step)
+
+    def _row(self, trial: FrozenTrial) -> TrialRow:
+        facts = trial.user_attrs
+        values = trial.intermediate_values
+        last = values[max(values)] if values else None
+        return TrialRow(
+            number=trial.number,
+            status=self.study.status(trial),
+            value=trial.value if trial.value is not None else last,
+            params=self._params(trial),
+            seconds=facts.get("seconds"),
+            note=facts.get("note", ""),
+            folder=str(trial.number),
+            curve=sorted(values.items()),
+            metrics=facts.get("metrics", {}),
+        )
+
+    def _params(self, trial: FrozenTrial) -> dict[str, Any]:
+        texts = self.study.settings(trial)
+        return {key: _plain(self.searched.space[key], text) for key, text in texts.items()}
+
+    def _say(self, report: SweepReport, best: FrozenTrial) -> None:
+        lines = [_counts(report)]
+        metrics = best.user_attrs.get("metrics", {})
+        shown = [f"{report.metric} {best.value:.4f}", *_test_metric(metrics, self.metric)]
+        lines += [f"best: trial {best.number}, {', '.join(shown)}", *self.confirmation.lines(self.metric)]
+        lines += [f"again: {report.best_overrides}", f"page: {self.searched.folder / 'sweep.html'}"]
+        Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)
+
+
+def _counts(report: SweepReport) -> str:
+    counts = {status: sum(row.status == status for row in report.trials) for status in ("complete", "pruned", "failed")}
+    words = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    late = sum(row.status == "failed" and row.note.startswith(TOO_LONG) for row in report.trials)
+    return f"{words} ({late} of them {TOO_LONG} trial_for allows)" if late else words
+
+
+def _plain(part: Part, text: str) -> Any:
+    """A setting's text as what it says."""
+    return yaml.safe_load(text) if isinstance(part, Choice) else int(text) if part.is_whole else float(text)
+
+
+def _test_metric(metrics: Mapping[str, float], metric: str) -> list[str]:
+    name = f"test/{metric}"
+    return [f"{name} {metrics[name]:.4f}"] if name in metrics else []
+
+
+@dataclass(slots=True)
+class Confirmation:
+    """What became of the confirming runs."""
+
+    wanted: int = 0
+    done: list[Confirmed] = field(default_factory=list)
+    folders: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    """Of each run its folder, with its seed, how it ended and its metrics."""
+    why_not: str = ""
+    """What kept one of them from being complete."""
+
+    def lines(self, metric: str) -> list[str]:
+        """What there is to tell; nothing where none was asked for."""
+        if not self.wanted:
+            return []
+        names = self.done[0].metrics if self.done else {}
+        spreads = [_spread(name, self.done) for name in sorted(names) if name.endswith(f"/{metric}")]
+        lines = [f"confirmed by {len(self.done)} of {self.wanted} seeds: {', '.join(spreads)}"] if self.done else []
+        if len(self.done) < self.wanted:
+            left = self.wanted - len(self.done)
+            lines.append(f"not confirmed by {left} of {self.wanted} seeds: {self.why_not}")
+        return lines
+
+
+def confirm(searched: Searched, chosen: Mapping[str, str], number: int, run: Runner, is_over: bool) -> Confirmation:
+    """Run settings again with other seeds, but for those that ran before an interruption."""
+    count, path = searched.settings.confirm, searched.folder / _FILE
+    first = searched.trial(number, chosen).job.seed + 1
+    found = _known(path, chosen)
+    seeds = {each: first + each for each in range(count)}
+    missing = {each: seed for each, seed in seeds.items() if seed not in found}
+    confirmation = Confirmation(count, why_not="the time was over" if missing else "")
+    if missing and not is_over:
+        print(f"confirming trial {number} with {len(missing)} other seeds")
+        waiting = (searched.trial(each, chosen, f"confirm-{each}", f"seed={seed}") for each, seed in missing.items())
+        for trial, ending in run(lambda: next(waiting, None), len(missing)):
+            seed = seeds[trial.number]
+            confirmation.folders[trial.folder] = {"seed": seed, "status": ending.status.value, **_told(ending)}
+            if ending.status is Status.complete:
+                found[seed] = ending.metrics
+                kept = [{"settings": dict(chosen), "seed": each, "metrics": found[each]} for each in sorted(found)]
+                write_atomically(path, json.dumps(json_safe(kept), indent=1))
+            elif ending.status is Status.failed:
+                confirmation.why_not = f"{trial.name}: {ending.note}"
+    confirmation.done = [Confirmed(seed=seed, metrics=found[seed]) for seed in seeds.values() if seed in found]
+    return confirmation
+
+
+def _known(path: Path, chosen: Mapping[str, str]) -> dict[int, dict[str, float]]:
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return {each["seed"]: each["metrics"] for each in known if each["settings"] == chosen}
+
+
+def _told(ending: Ending) -> dict[str, Any]:
+    return {"value": ending.value, "metrics": ending.metrics}
+
+
+def _spread(name: str, runs: Sequence[Confirmed]) -> str:
+    values = [run.metrics[name] for run in runs if run.metrics.get(name) is not None]
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{name} {statistics.mean(values):.4f}{spread}" if values else f"{name} is not a number"

@@ -1,12 +1,18 @@
-"""A trial of a sweep, how it ended, and what a sweep needs of the run behind it."""
+"""A trial of a sweep and how it ended, and the board that shows all of them: a live table, or a line a trial."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 
 class Trained(Protocol):
@@ -100,3 +106,85 @@ class Ending:
 
 Judge = Callable[[Trial, int, float], bool]
 """Gets each validation of a trial (its number, counted from 1, and its metric): whether to end the trial."""
+
+
+_MOST_ROWS = 12
+_DRAW_S = 0.5
+_COLOURS = {"complete": "green", "pruned": "yellow", "failed": "red", "running": "cyan", "stopped": "yellow"}
+
+
+class Board:
+    """Shows every trial that starts, is validated and ends."""
+
+    def __init__(self, title: str, metric: str, mode: str, total: int | None, say: Callable[[str], None]) -> None:
+        self.title, self.metric, self.mode, self.total, self.say = title, metric, mode, total, say
+        console = Console()
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._running: dict[int, _Row] = {}
+        self._ended: list[_Row] = []
+        self._drawn = 0.0
+        if self._live is not None:
+            self._live.start()
+
+    def started(self, trial: Trial) -> None:
+        self._running[trial.number] = _Row(trial.label, " ".join(trial.changed))
+        self.draw(now=True)
+
+    def read(self, trial: Trial, count: int, value: float) -> None:
+        row = self._running[trial.number]
+        row.count, row.value = count, value
+
+    def ended(self, trial: Trial, ending: Ending) -> None:
+        row = self._running.pop(trial.number)
+        row.status, row.seconds, row.note, row.value = ending.status.value, ending.seconds, ending.note, ending.value
+        self._ended.append(row)
+        self.draw(now=True)
+        value = "" if row.value is None else f"{self.metric} {row.value:.4f}"
+        words = ", ".join(filter(None, [row.status, value, f"{row.seconds:.1f} s", row.note]))
+        self.say(f"{row.label}: {words}  {row.settings}")
+
+    def draw(self, *, now: bool = False) -> None:
+        """Twice a second, or at once."""
+        if self._live is not None and (now or time.monotonic() - self._drawn > _DRAW_S):
+            self._drawn = time.monotonic()
+            self._live.update(self.table(), refresh=True)
+
+    def table(self) -> Table:
+        """Running trials, then the best ones, then the latest of the others."""
+        count = len(self._ended) + len(self._running)
+        of_all = f"{count} of {self.total}" if self.total else f"{count}"
+        table = Table(
+            title=Text(f"{self.title}: {of_all} trials"), title_justify="left", box=None, padding=(0, 2, 0, 0)
+        )
+        for name in ("trial", "", self.metric, "validations", "seconds"):
+            table.add_column(name, justify="left" if not name else "right")
+        table.add_column("settings", overflow="fold")
+        for row in self._shown():
+            value = "" if row.value is None else f"{row.value:.4f}"
+            status = Text(row.status, style=_COLOURS[row.status])
+            words = f"{row.settings}  {row.note}".strip()
+            seconds = row.seconds or time.monotonic() - row.begun
+            table.add_row(
+                row.label.removeprefix("trial "), status, value, f"{row.count or ''}", f"{seconds:.0f}", Text(words)
+            )
+        return table
+
+    def _shown(self) -> list[_Row]:
+        sign = -1 if self.mode == "max" else 1
+        complete = [row for row in self._ended if row.status == "complete" and row.value is not None]
+        best = sorted(complete, key=lambda row: sign * (row.value or 0.0))[: _MOST_ROWS // 2]
+        others = [row for row in self._ended if row not in best][-_MOST_ROWS // 2 :]
+        return [*self._running.values(), *best, *reversed(others)]
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+class _Row:
+    """What is shown of one trial."""
+
+    def __init__(self, label: str, settings: str, status: str = "running", value: float | None = None) -> None:
+        self.label, self.settings, self.status, self.value = label, settings, status, value
+        self.count, self.seconds, self.note = 0, 0.0, ""
+        self.begun = time.monotonic()

@@ -28,8 +28,7 @@ from flatout.distributed.processes import OUTPUT, stand_apart, wait_until_warm, 
 from flatout.distributed.ranks import cores_here
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require
 from flatout.report.summary import mark_broken
-from flatout.sweep.board import Board
-from flatout.sweep.trial import Ending, Judge, Status, Trial
+from flatout.sweep.trial import Board, Ending, Judge, Status, Trial
 
 _LOOK_S = 0.05
 TOO_LONG = "ran longer than"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from flatout.perf.measure.intervals import speedup
-from flatout.perf.measure.rounds import take_turns
+from flatout.perf.measure.intervals import speedup, take_turns
 
 
 def test_each_side_works_once_a_round_and_every_second_round_goes_backwards():

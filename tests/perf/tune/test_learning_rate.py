@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.perf.tune.learning_rate import LEAST, MOST, STEPS, smoothed, suggested
-from flatout.perf.tune.range_test import range_test
+from flatout.perf.tune.range_test import LEAST, MOST, STEPS, range_test, smoothed, suggested
 from tests.perf.tune.planted import small_parts
 
 RATES = np.geomspace(LEAST, MOST, STEPS).tolist()

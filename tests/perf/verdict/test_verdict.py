@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence, Tried
-from flatout.perf.verdict.gains import gain_of
+from flatout.perf.verdict.findings import gain_of
 from flatout.perf.verdict.rules import RULES, findings, verdict
 
 QUIET = Evidence(

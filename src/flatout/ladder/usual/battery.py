@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flatout.ladder.case import Case
-from flatout.ladder.usual.clock import Clock
+from flatout.ladder.usual.program import Case, Clock
 
 log = logging.getLogger("usual.battery")
 

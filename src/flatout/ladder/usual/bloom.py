@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flatout.bits.scores import GramMetrics
-from flatout.ladder.case import Case
-from flatout.ladder.usual.clock import Clock
+from flatout.ladder.usual.program import Case, Clock
 
 log = logging.getLogger("usual.bloom")
 GRAMS = [a + b for a in ascii_lowercase for b in ascii_lowercase]

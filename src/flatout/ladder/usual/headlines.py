@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from flatout.ladder.case import Case
-from flatout.ladder.usual.clock import Clock
+from flatout.ladder.usual.program import Case, Clock
 
 log = logging.getLogger("usual.headlines")
 _WORD = re.compile(r"\w+|[^\w\s]+")

@@ -20,8 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_linear_schedule_with_warmup
 
-from flatout.ladder.case import Case
-from flatout.ladder.usual.clock import Clock
+from flatout.ladder.usual.program import Case, Clock
 
 log = logging.getLogger("usual.tweets")
 _WARMUP = 0.06

@@ -1,6 +1,13 @@
-"""A ratio of two speeds with a lower and an upper bound.
+"""Two ways compared by turns: rounds of both, and the ratio of their speeds with a lower and an upper bound.
 
-Rounds of two sides that take turns see the same machine, so each round gives one ratio. The value is the median of the
+A side is a function that works for a while and returns its rate. All sides work once a round, and every second round
+goes backwards, so a machine that gets slower or faster treats them alike. The rates of two sides make an interval:
+
+>>> rates = take_turns([lambda: 100.0, lambda: 150.0], least=3)
+>>> str(speedup(*rates))
+'1.5× (1.5–1.5)'
+
+The verdict's tries, `tune=auto`, `doctor --confirm` and the benches all use it. Each round gives one ratio. The value is the median of the
 ratios. The bounds are two of the ratios: the narrowest pair that holds the median in nine of ten cases, or the smallest
 and the largest where there are few rounds. Everything is done in logarithms: swapped sides give the inverse.
 """
@@ -9,6 +16,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -63,3 +71,21 @@ def _outside(count: int) -> int:
         if 1 - beyond < _COVERED:
             return left_out
         left_out += 1
+
+
+MOST_ROUNDS = 12
+"""More rounds make an interval hardly narrower."""
+
+
+def take_turns(
+    sides: Sequence[Callable[[], float]], *, least: int, most: int | None = None, until: float = 0.0
+) -> list[list[float]]:
+    """The rates of each side: `least` rounds, and more up to `most` before `until` (of `time.perf_counter`)."""
+    rates: list[list[float]] = [[] for _ in sides]
+    for number in range(least if most is None else max(least, most)):
+        if number >= least and time.perf_counter() > until:
+            break
+        order = range(len(sides)) if number % 2 == 0 else reversed(range(len(sides)))
+        for side in order:
+            rates[side].append(sides[side]())
+    return rates

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightning as L
@@ -18,7 +18,6 @@ from flatout.engine.fast_loop import FastLoop, fast_loop_of
 from flatout.engine.optimizer import NotFinite, ScaleRate, Schedule
 from flatout.engine.precision import LIGHTNING_NAMES, Precision, fast_fp32_products
 from flatout.errors import UserError
-from flatout.perf.tune.learning_rate import LEAST, LEAST_STEPS, MOST, STEPS, smoothed
 from flatout.perf.tune.probe import Parts, feed_of
 
 _RISEN = 4.0
@@ -109,3 +108,45 @@ def _without_advice() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+STEPS = 80
+LEAST, MOST = 1e-6, 1.0
+_MEMORY = 0.9
+LEAST_STEPS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A learning rate, and the smoothed losses it was read off."""
+
+    rate: float
+    why: str
+    evidence: str
+
+
+def smoothed(losses: Sequence[float]) -> list[float]:
+    """A running mean that forgets, corrected for its beginning."""
+    mean, found = 0.0, []
+    for number, loss in enumerate(losses, 1):
+        mean = _MEMORY * mean + (1 - _MEMORY) * loss
+        found.append(mean / (1 - _MEMORY**number))
+    return found
+
+
+def suggested(rates: Sequence[float], losses: Sequence[float]) -> Suggestion | None:
+    """The rate at which the smoothed loss falls fastest; None where it does not fall."""
+    kept = [(rate, loss) for rate, loss in zip(rates, losses, strict=True) if math.isfinite(loss)]
+    if len(kept) < LEAST_STEPS:
+        return None
+    rates, seen = [rate for rate, _ in kept], smoothed([loss for _, loss in kept])
+    lowest = min(range(len(seen)), key=lambda place: seen[place])
+    reach = 3
+    falls = {place: seen[place + reach] - seen[place - reach] for place in range(reach, min(lowest, len(seen) - reach))}
+    if not falls or seen[lowest] > 0.98 * seen[0]:
+        return None
+    steepest = min(falls, key=lambda place: falls[place])
+    rate = float(f"{rates[steepest]:.1e}")
+    first, least = f"{seen[0]:.3f} at {rates[0]:.0e}", f"{seen[lowest]:.3f} at {rates[lowest]:.1e}"
+    evidence = f"smoothed loss {first}, {seen[steepest]:.3f} here, lowest {least}; {len(rates)} steps"
+    return Suggestion(rate, "the loss falls fastest there", evidence)

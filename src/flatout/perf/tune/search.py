@@ -15,9 +15,9 @@ from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
 from flatout.perf.tune.answers import Answers, AnswerStore, Choice, NoAnswer, Prober, Tried
 from flatout.perf.tune.batch_size import divisors, doublings, first_guess, knee, predicted_bytes
-from flatout.perf.tune.learning_rate import STEPS as RANGE_STEPS
-from flatout.perf.tune.learning_rate import suggested
 from flatout.perf.tune.probe import Measured, Setting
+from flatout.perf.tune.range_test import STEPS as RANGE_STEPS
+from flatout.perf.tune.range_test import suggested
 from flatout.perf.tune.settings import StepRows, TuneConfig
 
 _SMALL = 8

@@ -23,11 +23,10 @@ from flatout.data.feeding import FeedKind
 from flatout.engine.precision import by_lightning_name
 from flatout.errors import UserError
 from flatout.models.lean import LeanEmbedding
-from flatout.perf.measure.intervals import speedup
-from flatout.perf.measure.rounds import MOST_ROUNDS, take_turns
+from flatout.perf.measure.intervals import MOST_ROUNDS, speedup, take_turns
 from flatout.perf.measure.steps import Steps, Taken, Way, endless, standing_optimizer
 from flatout.perf.verdict.evidence import LEAST_COMPILING, Evidence, Tried
-from flatout.perf.verdict.machine_rules import starved
+from flatout.perf.verdict.rules import starved
 from flatout.perf.verdict.ways import BATCHES_A_RUN, measure_feed, most_fed, open_feed, other_feeds, other_models
 from flatout.tasks.task import Task
 

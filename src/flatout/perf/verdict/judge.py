@@ -1,22 +1,27 @@
-"""The verdict of a run: while it trains, at its end, and for a finished run folder."""
+"""The evidence and the verdict of a run: while it trains, at its end, and for a finished run folder."""
 
 from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+import torch
 import torch.distributed as dist
 
+from flatout.callbacks.clock import compiled_so_far
 from flatout.callbacks.run_curves import RunCurves
 from flatout.callbacks.step_timer import PARTS
 from flatout.data.batches.feed import Feed, Feeds
+from flatout.data.batches.feed_kind import FeedKind
+from flatout.data.batches.plan import PlanSettings
+from flatout.distributed.ranks import cores_here
 from flatout.engine.precision import Precision, choose_precision
 from flatout.errors import UserError
-from flatout.perf.verdict.collect import evidence_of
-from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
+from flatout.perf.verdict.evidence import LEAST_STEPS, OWN_LOADER, Evidence
 from flatout.perf.verdict.experiments import SHARE, alone_ms, try_out
 from flatout.perf.verdict.rules import findings
 from flatout.report.page import read_curves
@@ -158,4 +163,65 @@ def evidence_in(folder: Path) -> Evidence:
         not_tried=f"from the curves of a run that is {summary['status']}",
         mfu=mean("speed/mfu") or None,
         padding_share=mean("speed/padding_share"),
+    )
+
+
+def evidence_of_own(curves: RunCurves, device: torch.device, precision: str, epochs: float) -> Evidence | None:
+    """What was measured with the user's own DataModule, whose batch size and tokens are not known."""
+    accumulate = max(1, round(curves.throughput.total.batches / max(1, curves.steps)))
+    plan = PlanSettings(rows_per_batch=1, accumulate=accumulate)
+    found = evidence_of(curves, _Loader(plan, device, FeedKind.threaded), precision, epochs)
+    if found is None:
+        return None
+    return replace(
+        found,
+        feed=OWN_LOADER,
+        batch_size=None,
+        padding_share=0.0,
+        not_tried="with your own parts nothing else is tried",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    plan: PlanSettings
+    device: torch.device
+    kind: FeedKind
+
+
+def evidence_of(curves: RunCurves, feed: Feed | _Loader, precision: str, epochs: float) -> Evidence | None:
+    """What was measured so far; None where it is too little for a verdict."""
+    throughput, plan = curves.throughput, feed.plan
+    counted = throughput.counted()
+    steps = counted.batches // plan.accumulate
+    if steps < LEAST_STEPS or not counted.rows:
+        return None
+    batches, clock = counted.batches, curves.clock
+    seen, split = curves.monitor.summary(), curves.timer.counted().split()
+    # Of what callbacks took, a device's own work behind them costs nothing.
+    scale = split["callbacks"] / max(sum(clock.callbacks.values()), 1e-9)
+    return Evidence(
+        device=feed.device.type,
+        steps=steps,
+        batches=batches,
+        rows_per_batch=counted.rows / batches,
+        accumulate=plan.accumulate,
+        world=plan.world,
+        batch_size=None if plan.tokens_per_batch else plan.rows_per_batch,
+        ms={part: 1000 * seconds / batches for part, seconds in split.items() if seconds},
+        padding_share=1 - counted.tokens / max(1, counted.computed),
+        mfu=throughput.mfu(counted),
+        feed=feed.kind.value,
+        precision=precision,
+        threads=torch.get_num_threads(),
+        cores=len(cores_here()),
+        machine_cores=psutil.cpu_count() or 1,
+        flush_every=curves.every_n_steps,
+        counts=dict(clock.counts),
+        epochs=epochs,
+        callbacks={name: 1000 * scale * seconds / batches for name, seconds in clock.callbacks.items() if seconds},
+        reads=clock.reads_a_step,
+        compiled={name: now - clock.compiled.get(name, 0.0) for name, now in compiled_so_far().items()},
+        host={name: value for name, value in seen.get("host", {}).items() if value is not None},
+        gpu={name: value for name, value in seen.get("gpu", {}).items() if value is not None},
     )

@@ -1,4 +1,4 @@
-"""The clock of a usual program: what its loop waits for, what it trains, and when a measurement ends.
+"""What every usual program gets: the case to train, and a stopwatch for its loop.
 
 A program hands its loader to `batches` and calls `step` after each optimizer step. Nothing else of a loop changes.
 The first steps warm up and are not counted. Without a limit the clock never ends a loop: the program trains its epochs.
@@ -7,9 +7,10 @@ The first steps warm up and are not counted. Without a limit the clock never end
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -81,3 +82,27 @@ def wait_for_device() -> None:
     """Let a GPU finish what was enqueued; nothing on a CPU."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One training, as a usual program and a run of ours both get it."""
+
+    kind: str
+    """text, bits or sequence."""
+    folder: Path
+    """Where train.csv, validation.csv and test.csv are."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Sizes, by the names of our settings."""
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    """How rows become numbers: longest row, vocabulary, columns, samples of a window."""
+    batch: int = 32
+    lr: float = 1e-3
+    clip: float = 0.0
+    """Longest gradient; 0: no clipping."""
+    epochs: int = 1
+    seed: int = 0
+
+    def rows(self, split: str) -> Path:
+        """The file of a split."""
+        return self.folder / f"{split}.csv"
