@@ -68,6 +68,22 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file in one step, after its new text is on the disk.
+
+    What UTF-8 cannot hold becomes an escape code, which JSON reads as it was.
+    """
+    beside = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        beside.unlink(missing_ok=True)
+        write_synced(beside, text.encode("utf-8", "backslashreplace"))
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
 def refused_folder(error: OSError, folder: Path) -> UserError:
     """The mistake behind a run folder that cannot be made."""
     above = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), Path())

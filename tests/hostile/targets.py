@@ -129,7 +129,7 @@ FUNCTIONS: list[Settings] = [
     {"_target_": "flatout.run.resolve.os.mkdir", "_args_": ["<canary>"]},
     {"_target_": "flatout.checkpoints.exact.shutil.copy", "_args_": ["<bait>/evil.py", "<canary>"]},
     {"_target_": "flatout.models.words.Path.touch", "_args_": [{"_target_": "pathlib.Path", "_args_": ["<canary>"]}]},
-    {"_target_": "flatout.report.summary.write_atomically", "path": "<canary>", "text": "x"},
+    {"_target_": "flatout.files.write_atomically", "path": "<canary>", "text": "x"},
     {"_target_": "flatout.__main__.main", "_args_": [["sweep", "+hydra.callbacks.x._target_=evil.Evil"]]},
     {"_target_": "train.main", "_args_": [["--experimental-rerun", "<bait>/payload.pickle"]]},
 ]

@@ -15,7 +15,7 @@ from flatout.ladder.climb import ROUNDS, TOO_SHORT, Step, climb, ratio, rounds_o
 from flatout.ladder.measure import Measured, OurRun, peak_memory_gb, slow_start
 from flatout.ladder.results import COSTS, PAYS, UNSURE, closing_lines, figures, ladder_table, results
 from flatout.ladder.rungs import Rung, ladder_of
-from flatout.perf.ladder_notes import device_name, known_gain, measured_before, note_ladder
+from flatout.perf.notes import known_gain, machine_name, measured_before, note_ladder
 from flatout.report.ladder_page import PAGE, write_figure, write_ladder_page
 
 LADDER = ladder_of(
@@ -171,7 +171,7 @@ def test_a_verdict_finds_what_a_rung_brought_on_this_machine(tmp_path):
 
 def test_the_end_of_a_run_says_what_a_ladder_has_measured_for_its_fix(tmp_path, monkeypatch):
     monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path))
-    note_ladder(tmp_path, {**complete(), "device": device_name()}, {"bf16": "precision=bf16"})
+    note_ladder(tmp_path, {**complete(), "device": machine_name()}, {"bf16": "precision=bf16"})
     known = measured_before("data.workers=1 precision=bf16")
     assert known is not None and known.startswith("bf16 brought 1.5× (")
     assert measured_before("compile=true") is None and measured_before(None) is None
@@ -244,5 +244,5 @@ def test_the_memory_of_a_rung_is_the_gpus_where_it_computes_on_one(monkeypatch):
     assert host is None or host > 0.05
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 3_000_000_000)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 3_000_000_000)
     assert peak_memory_gb() == 3.0

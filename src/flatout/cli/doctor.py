@@ -13,7 +13,7 @@ from rich.text import Text
 from flatout.callbacks.step_timer import PARTS
 from flatout.cli import confirm
 from flatout.errors import UserError
-from flatout.perf.ladder_notes import measured_before
+from flatout.perf.notes import measured_before
 from flatout.perf.verdict.confirmation import read_confirmations
 from flatout.perf.verdict.evidence import Evidence
 from flatout.perf.verdict.findings import gain_of

@@ -15,13 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from flatout.distributed.processes import OUTPUT
 from flatout.ladder.usual.program import WARM_STEPS, Case, Clock
 from flatout.perf.measure.apart import run
+from flatout.perf.measure.steps import peak_bytes
+from flatout.run.job import RunJob
 
 _GPU_EVERY_S = 0.2
 
@@ -42,13 +44,6 @@ class Measured:
     """Share of the time in which the GPU was busy; None without one."""
     metrics: dict[str, float] | None = None
     """On the test rows; None where the training was cut short."""
-
-
-class Job(Protocol):
-    """A run of ours that can be pickled."""
-
-    def train(self, folder: Path, overrides: Any, *, resumes: bool) -> Any:
-        """Train it in a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +85,7 @@ class UsualProgram:
 class OurRun:
     """A run of ours with its words."""
 
-    job: Job
+    job: RunJob
     words: list[str]
 
     def measure(self, seconds: float | None, folder: Path) -> Measured:
@@ -136,13 +131,9 @@ def _tested(metrics: dict[str, float]) -> dict[str, float]:
 
 def peak_memory_gb() -> float | None:
     """Most memory that this process has held, of a GPU where it computes on one; None where the system does not say."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return torch.cuda.max_memory_reserved() / 1e9
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / 1e9
-    except (OSError, StopIteration):
-        return None
+    is_on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    peak = peak_bytes(torch.device("cuda" if is_on_gpu else "cpu"))
+    return None if peak is None else peak / 1e9
 
 
 @contextmanager

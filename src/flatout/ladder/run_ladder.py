@@ -14,19 +14,21 @@ from flatout.data.store.cache import Cache
 from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError, did_you_mean, require
+from flatout.files import write_atomically
 from flatout.ladder.climb import TOO_SHORT, Step, climb
 from flatout.ladder.compare_runs import Group, paired_difference, quality_sentence
 from flatout.ladder.describe import describe, encoder_folder, program_of, require_followed
-from flatout.ladder.measure import Job, Measured, OurRun, UsualProgram, measure_apart
+from flatout.ladder.measure import Measured, OurRun, UsualProgram, measure_apart
 from flatout.ladder.results import FILE, closing_lines, figures, results
 from flatout.ladder.rows import WAYS, Rows, quoted, way_of, write_rows
 from flatout.ladder.rungs import Ladder, Rung
 from flatout.ladder.usual.program import Case
 from flatout.models.encoder.transformer import TransformerConfig
-from flatout.perf.ladder_notes import device_name, note_ladder
 from flatout.perf.measure.apart import Failed
+from flatout.perf.notes import machine_name, note_ladder
 from flatout.report.ladder_page import write_figure, write_ladder_page
-from flatout.report.summary import json_safe, versions, write_atomically
+from flatout.report.summary import json_safe, versions
+from flatout.run.job import RunJob
 
 _QUIET = ("monitor.progress=false", "logger=none", "resume=null", "checkpoint.patience=null", "tune=off")
 
@@ -44,7 +46,7 @@ class Asked:
     seed: int
     folder: Path
     command: str
-    compose: Callable[[Sequence[str]], Job]
+    compose: Callable[[Sequence[str]], RunJob]
     """A run of the shared settings and more words."""
     budget_s: float
     seeds: int = 0
@@ -71,7 +73,7 @@ def run_ladder(asked: Asked) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "budget_s": asked.budget_s,
         "batch": asked.data.batch_size,
-        "device": device_name(),
+        "device": machine_name(),
         "versions": versions(),
     }
     found: dict[str, Any] = json_safe(results(ladder, steps, rows=rungs.rows.count, about=about))

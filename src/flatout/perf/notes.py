@@ -1,17 +1,18 @@
-"""Notes of how much of a batch fits into memory, for runs and for tuning: one small file for each kind of run.
+"""Notes of earlier runs on this machine, a small file each: what fits into memory, and what ladders have measured.
 
 Alike are runs of the same model and its settings, precision, longest row and layout, on as many devices of the same
 kind. A run that ran out of memory notes the rows (or tokens) it computed at once; the next one begins with them. Tuning
 finds the same notes by `row_key` and tries no more rows. To try whole batches again, delete the file.
+
+A ladder notes its gains so that verdicts can refer to them: a rung that does what an override of a run does is noted
+under that override. The newest note of an override counts.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatout.data.store.cache import recipe_key
-from flatout.files import sync_folder, write_synced
+from flatout.data.store.cache import default_cache_folder, recipe_key
+from flatout.files import write_atomically
+from flatout.report.summary import hardware
 
 FOLDER = "micro-batches"
 ROWS = "training rows"
@@ -45,31 +47,22 @@ class MicroBatches:
 
     def read(self) -> tuple[dict[str, Limit], str]:
         """The limits, by what they are for; and a sentence where the file is damaged."""
-        return _read(self.path)[1:]
+        return _read_limits(self.path)[1:]
 
     def note(self, name: str, limit: Limit, row_key: str = "") -> None:
         """Write a limit down; `OSError` where the disk refuses."""
         limits = {**self.read()[0], name: limit}
         values = {each: {"most": kept.most, "has_ended": kept.has_ended} for each, kept in limits.items()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_name(f".{self.path.name}-{os.getpid()}")
-        try:
-            noted = {"about": self.about, "row_key": row_key, "limits": values}
-            text = json.dumps(noted, indent=1, ensure_ascii=False)
-            write_synced(beside, text.encode("utf-8", "surrogatepass"))
-            beside.replace(self.path)
-        except BaseException:
-            with suppress(OSError):
-                beside.unlink()
-            raise
-        sync_folder(self.path.parent)
+        noted = {"about": self.about, "row_key": row_key, "limits": values}
+        write_atomically(self.path, json.dumps(noted, indent=1, ensure_ascii=False))
 
 
 def known_rows(cache: Path, row_key: str) -> int | None:
     """The most rows that are known to fit at once; None where nothing is known."""
     found = []
     for path in sorted((cache / FOLDER).glob("*.json")):
-        key, limits, word = _read(path)
+        key, limits, word = _read_limits(path)
         if word:
             warnings.warn(word, UserWarning, stacklevel=2)
         elif key == row_key and ROWS in limits:
@@ -80,10 +73,10 @@ def known_rows(cache: Path, row_key: str) -> int | None:
 def micro_batch_key(model: nn.Module, *, longest: int, device: torch.device, precision: str) -> str:
     """A name for what decides how many rows fit at once: shapes, longest row, device, arithmetic."""
     shapes = [(name, list(weight.shape), weight.requires_grad) for name, weight in model.named_parameters()]
-    return recipe_key({"shapes": shapes, "longest": longest, "device": device_name(device), "precision": precision})
+    return recipe_key({"shapes": shapes, "longest": longest, "device": memory_key(device), "precision": precision})
 
 
-def device_name(device: torch.device) -> str:
+def memory_key(device: torch.device) -> str:
     """A device by its make and memory, so that two alike share their answers."""
     if device.type != "cuda":
         return device.type
@@ -91,7 +84,7 @@ def device_name(device: torch.device) -> str:
     return f"{known.name}, {known.total_memory / 2**30:.0f} GiB"
 
 
-def _read(path: Path) -> tuple[str, dict[str, Limit], str]:
+def _read_limits(path: Path) -> tuple[str, dict[str, Limit], str]:
     """The key of a note for tuning, its limits, and a sentence where it is damaged."""
     try:
         noted = json.loads(path.read_text(encoding="utf-8"))
@@ -109,3 +102,86 @@ def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{value!r} is no number of rows")
     return value
+
+
+_LADDERS = "ladders"
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a rung brought."""
+
+    ladder: str
+    rung: str
+    ratio: float
+    low: float | None
+    high: float | None
+    date: str
+    device: str
+
+    def sentence(self) -> str:
+        """Such as: bf16 brought 1.9× (1.8–2.0) in your ladder tweets of 2026-11-22."""
+        sure = "" if self.low is None or self.high is None else f" ({self.low:.1f}–{self.high:.1f})"
+        return f"{self.rung} brought {self.ratio:.1f}×{sure} in your ladder {self.ladder} of {self.date}"
+
+
+def note_ladder(cache: Path, found: Mapping[str, Any], settings: Mapping[str, str]) -> Path | None:
+    """Note the measured rungs of a ladder; `settings`: the override that does what a rung does, by its name.
+
+    None where no such rung was measured. `OSError` where the disk refuses.
+    """
+    gains = {
+        settings[rung["name"]]: {"rung": rung["name"], **rung["measured"]}
+        for rung in found["rungs"]
+        if rung["measured"] and settings.get(rung["name"])
+    }
+    if not gains:
+        return None
+    path = cache / _LADDERS / f"{found['name']}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    about = {name: found[name] for name in ("name", "date", "device")}
+    write_atomically(path, json.dumps({**about, "gains": gains}, indent=1, ensure_ascii=False))
+    return path
+
+
+def known_gain(cache: Path, override: str, device: str) -> Gain | None:
+    """What an override brought in the newest ladder on this device; None where no ladder measured it.
+
+    `override` is a whole word (`precision=bf16`), or a word whose key alone was noted (`data.batch_size=64`).
+    """
+    found = [
+        gain
+        for path in (cache / _LADDERS).glob("*.json")
+        for noted, gain in _read_gains(path).items()
+        if gain.device == device and noted in (override, override.partition("=")[0])
+    ]
+    return max(found, key=lambda gain: (gain.date, gain.ladder), default=None)
+
+
+def measured_before(override: str | None) -> str | None:
+    """What a ladder on this machine has measured for one of the words of an override, as a sentence."""
+    folder, device = default_cache_folder(), machine_name()
+    gains = (known_gain(folder, word, device) for word in (override or "").split())
+    return next((gain.sentence() for gain in gains if gain is not None), None)
+
+
+def machine_name() -> str:
+    """The machine that measures."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    about = hardware(device, max(1, torch.cuda.device_count()), "")
+    return f"{about['device']}, {about['cores']} cores"
+
+
+def _read_gains(path: Path) -> dict[str, Gain]:
+    """The gains of a note; of a damaged one none, as a verdict does without."""
+    try:
+        noted = json.loads(path.read_text(encoding="utf-8"))
+        about = (str(noted["date"]), str(noted["device"]))
+        return {
+            str(override): Gain(
+                str(noted["name"]), str(gain["rung"]), float(gain["value"]), gain["low"], gain["high"], *about
+            )
+            for override, gain in noted["gains"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}

@@ -23,8 +23,9 @@ from flatout.engine.optimizer import ScaleRate
 from flatout.engine.precision import LIGHTNING_NAMES, by_lightning_name
 from flatout.engine.random_state import RandomState
 from flatout.errors import as_choice, require
+from flatout.perf.measure.steps import held_bytes
 from flatout.perf.tune.answers import Answers, AnswerStore
-from flatout.perf.tune.probe import Parts, Setting, held_bytes
+from flatout.perf.tune.probe import Parts, Setting
 from flatout.perf.tune.prober import Here
 from flatout.perf.tune.search import Asked, Search
 from flatout.perf.tune.settings import StepRows, TuneConfig

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.errors import printable
+from flatout.files import write_atomically
 from flatout.report.dashboard import EventFile
 from flatout.report.figures import (
     COLOURS,
@@ -26,7 +27,6 @@ from flatout.report.figures import (
     ignoring_missing_glyphs,
 )
 from flatout.report.page import render_page, tile
-from flatout.report.summary import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

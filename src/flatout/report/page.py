@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.files import write_atomically
 from flatout.report.closing import early_end, gpu_text, verdict_text
 from flatout.report.figures import COLOURS, Chart, Curve, line_chart
 
@@ -60,9 +61,8 @@ def write_page(
         settings=config.read_text("utf-8") if config.is_file() else "",
     )
     path = folder / "report.html"
-    beside = folder / ".report.html-new"
-    beside.write_text(page, encoding="utf-8")
-    return beside.replace(path)
+    write_atomically(path, page)
+    return path
 
 
 def read_curves(folder: Path) -> list[dict[str, str]]:

@@ -18,6 +18,7 @@ import torch
 
 from flatout.engine.limits import processor_name
 from flatout.errors import UserError
+from flatout.files import write_atomically
 
 SCHEMA = 1
 FILE = "summary.json"
@@ -130,20 +131,6 @@ class Summary:
         write_atomically(self.path, json.dumps(json_safe(self.values), indent=1, ensure_ascii=False))
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one step, after its new text is on the disk."""
-    beside = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-
-
 def choice_of(folder: Path, name: str) -> dict[str, Any] | None:
     """A choice that a run wrote down, by its name; None where there is none, or no summary."""
     if not (folder / FILE).is_file():
@@ -190,12 +177,17 @@ def versions() -> dict[str, str]:
     return found
 
 
+def device_name(device: torch.device) -> str:
+    """What the device is called: a card, or this machine's processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+
+
 def hardware(device: torch.device, count: int, precision: str) -> dict[str, Any]:
     """The devices a run computes on, and its precision."""
     is_cuda = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
     return {
-        "device": torch.cuda.get_device_name(device) if is_cuda else processor_name(),
+        "device": device_name(device),
         "count": count,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gb": round(memory / 1e9, 1),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from flatout.files import lies_inside
+from flatout.files import lies_inside, write_atomically
 from flatout.report.figures import Chart
 from flatout.report.page import render_page, tile
 from flatout.report.sweep_charts import (
@@ -95,20 +95,14 @@ class SweepReport:
 
 def write_sweep(folder: Path, report: SweepReport) -> None:
     """Write both files into a sweep's folder."""
-    _replace(folder / ROWS, _rows(report))
-    _replace(folder / PAGE, _page(report, {trial.folder for trial in report.trials if _has_page(folder, trial)}))
+    with_page = {trial.folder for trial in report.trials if _has_page(folder, trial)}
+    write_atomically(folder / ROWS, _rows(report))
+    write_atomically(folder / PAGE, _page(report, with_page))
 
 
 def _has_page(folder: Path, trial: TrialRow) -> bool:
     """Whether a trial has a report inside the sweep's folder."""
     return lies_inside(trial.folder, folder) and (folder / trial.folder / _REPORT).is_file()
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file in one step; characters that cannot be encoded become escape codes."""
-    beside = path.with_name(f".{path.name}-new")
-    beside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
-    beside.replace(path)
 
 
 def _rows(report: SweepReport) -> str:

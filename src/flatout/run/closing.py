@@ -20,7 +20,7 @@ from flatout.engine.passes import TRAINING
 from flatout.engine.peaks import measured_peak
 from flatout.engine.precision import Precision
 from flatout.inference.folder import Answers
-from flatout.perf.ladder_notes import measured_before
+from flatout.perf.notes import measured_before
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
 from flatout.perf.verdict.judge import Judging, evidence_of_own, judge
 from flatout.perf.verdict.rules import verdict

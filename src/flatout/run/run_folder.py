@@ -20,10 +20,10 @@ import yaml
 
 from flatout.data.store.store import Store
 from flatout.errors import RunBroke, UserError, out_of_space, require
-from flatout.files import REFUSALS, fcntl, refused_folder
+from flatout.files import REFUSALS, fcntl, refused_folder, write_atomically
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import FILE as SUMMARY
-from flatout.report.summary import Summary, read_summary, write_atomically
+from flatout.report.summary import Summary, read_summary
 from flatout.run_log import LogFile
 
 OVERRIDES, SETTINGS, LOG = "overrides.txt", "config.yaml", "log.txt"

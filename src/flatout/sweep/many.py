@@ -24,7 +24,8 @@ from flatout.checkpoints.settings import best_mode
 from flatout.data.store.lock import acquire, file_lock
 from flatout.distributed.signals import asking, requeue_with_slurm
 from flatout.errors import RunBroke, UserError, as_seconds, require
-from flatout.report.summary import read_summary, write_atomically
+from flatout.files import write_atomically
+from flatout.report.summary import read_summary
 from flatout.sweep.trial import Board, Ending, Status, Trial
 from flatout.sweep.trials import endings, slots
 from flatout.tasks.metrics import BEST_MODE, require_metric

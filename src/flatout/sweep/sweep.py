@@ -24,8 +24,9 @@ from rich.console import Console
 
 from flatout.checkpoints.settings import best_mode
 from flatout.errors import RunBroke, UserError, as_seconds, require
+from flatout.files import write_atomically
 from flatout.report.dashboard import write_hyperparameters
-from flatout.report.summary import json_safe, write_atomically
+from flatout.report.summary import json_safe
 from flatout.report.sweep_page import Confirmed, SweepReport, TrialRow, write_sweep
 from flatout.sweep.many import metric_of, to_go_on
 from flatout.sweep.searched import Searched, forget, held

@@ -3,60 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-
-class Trained(Protocol):
-    """What a sweep reads of a finished run."""
-
-    metrics: dict[str, float]
-
-    @property
-    def objective(self) -> float:
-        """The validation metric of the best checkpoint."""
-
-
-class Job(Protocol):
-    """A run that can be pickled, and started in a process of its own."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def metric(self) -> str:
-        """The validation metric that decides."""
-
-    @property
-    def metrics(self) -> list[str]:
-        """The metrics to choose from."""
-
-    @property
-    def validations(self) -> int:
-        """How many times it validates, if nothing stops it early."""
-
-    def train(self, folder: Path, overrides: Sequence[str], *, resumes: bool) -> Trained:
-        """Train it in a folder, from the beginning or from its last checkpoint."""
-
-    def has_begun(self, folder: Path, overrides: Sequence[str]) -> bool:
-        """Whether a folder is of this very run, and of no other."""
-
-    def can_resume(self, folder: Path, overrides: Sequence[str]) -> bool:
-        """Whether this very run left a whole checkpoint in the folder."""
-
-    def is_finished(self, folder: Path, overrides: Sequence[str]) -> bool:
-        """Whether this very run has nothing left to train."""
+from flatout.run.job import RunJob
 
 
 class Status(StrEnum):
@@ -74,7 +31,7 @@ class Trial:
 
     number: int
     folder: Path
-    job: Job
+    job: RunJob
     overrides: list[str]
     """Everything that was typed, for this trial."""
     changed: list[str]

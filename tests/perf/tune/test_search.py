@@ -12,8 +12,9 @@ import pytest
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
 from flatout.perf.notes import Limit, MicroBatches
-from flatout.perf.tune.answers import Answers, AnswerStore, NoAnswer
+from flatout.perf.tune.answers import Answers, AnswerStore
 from flatout.perf.tune.probe import Measured, Setting
+from flatout.perf.tune.prober import NoAnswer
 from flatout.perf.tune.search import Asked, Search
 from flatout.perf.tune.settings import TuneConfig
 

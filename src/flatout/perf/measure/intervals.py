@@ -7,9 +7,9 @@ goes backwards, so a machine that gets slower or faster treats them alike. The r
 >>> str(speedup(*rates))
 '1.5× (1.5–1.5)'
 
-The verdict's tries, `tune=auto`, `doctor --confirm` and the benches all use it. Each round gives one ratio. The value is the median of the
-ratios. The bounds are two of the ratios: the narrowest pair that holds the median in nine of ten cases, or the smallest
-and the largest where there are few rounds. Everything is done in logarithms: swapped sides give the inverse.
+The verdict's tries, `tune=auto`, `doctor --confirm` and the benches use it. Each round gives one ratio; the value is
+their median. The bounds are two of the ratios: the narrowest pair that holds the median in nine of ten cases, or the
+smallest and the largest where there are few rounds. Everything is done in logarithms: swapped sides give the inverse.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Optimizer steps of a task in one way, timed: forward, backward, clipping and optimizer, without a Trainer around.
 
+Beside them a feed is timed with no model behind it, and the memory is read that steps have taken.
+
 The learning rate is zero, so the weights stay, and the time is that of a real step. The framework's own microseconds
 are not in it; a run knows them from its step timer.
 """
@@ -9,10 +11,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
@@ -68,12 +73,68 @@ def endless(feed: Feed) -> Iterator[FlatBatch]:
         yield from feed
 
 
+@dataclass(frozen=True, slots=True)
+class FeedAlone:
+    """A feed with no model behind it."""
+
+    rows_per_s: float
+    cores: float
+    """That it kept busy."""
+
+
+def measure_feed(feed: Feed, seconds: float) -> FeedAlone | None:
+    """Rows a second of a feed; the first batch, which starts what must be started, is not counted."""
+    batches = iter(feed)
+    next(batches, None)
+    began, busy_s, rows = time.perf_counter(), _processor_s(), 0
+    for batch in batches:
+        rows += batch.num_real
+        if time.perf_counter() - began > seconds:
+            break
+    took = max(time.perf_counter() - began, 1e-9)
+    return FeedAlone(rows / took, (_processor_s() - busy_s) / took) if rows else None
+
+
+def _processor_s() -> float:
+    """Processor time of this process and of its workers so far."""
+    own = psutil.Process()
+    times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
 def standing_optimizer(model: nn.Module, task: Task) -> torch.optim.Optimizer:
     """An optimizer that computes its steps and changes no weight."""
     optimizer = task.optim.build(model)
     for group in optimizer.param_groups:
         group["lr"] = 0.0
     return optimizer
+
+
+def held_bytes(device: torch.device) -> int:
+    """Memory held now: the process's on a CPU, the device's elsewhere."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_reserved(device))
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Most memory held since `forget_peak`, or since the beginning; None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_reserved(device))
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+    return None
+
+
+def forget_peak(device: torch.device) -> None:
+    """From now on a new peak counts."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with suppress(OSError):  # elsewhere the peak is that of the largest batch so far, which comes last
+            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 class Steps:
@@ -100,6 +161,7 @@ class Steps:
             embedding.keeps_gradient = is_lean
         self._batches = self._rows = self._tokens = 0
         self._wait_s = 0.0
+        self._losses: list[Tensor] = []
 
     def take(self, count: int) -> Taken:
         """Train so many optimizer steps."""
@@ -121,6 +183,11 @@ class Steps:
         seconds = time.perf_counter() - began
         return Taken(seconds, self._wait_s, self._batches, self._rows, self._tokens)
 
+    @property
+    def last_loss(self) -> float:
+        """Of the latest step; waits for the device."""
+        return float(torch.stack(self._losses).sum())
+
     def close(self) -> None:
         """End the feed's workers, and let go of gradients."""
         self.batches = iter(())
@@ -130,7 +197,7 @@ class Steps:
             embedding.keeps_gradient = False
 
     def _step(self) -> None:
-        ends_step = False
+        self._losses, ends_step = [], False
         while not ends_step:
             asked = time.perf_counter()
             batch = next(self.batches)
@@ -138,6 +205,7 @@ class Steps:
             with arithmetic(self.way.precision, self.device):
                 loss = self.task.training_loss(batch, self.way.model)
             self.scaler.scale(loss).backward()
+            self._losses.append(loss.detach())  # of micro-batches: each is its share of the step's
             ends_step = bool(batch.ends_step)
             self._batches += 1
             self._rows += batch.num_real

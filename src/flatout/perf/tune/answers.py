@@ -6,19 +6,18 @@ The files lie in the cache folder, in `tune/`.
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from filelock import Timeout
 
 from flatout.data.store.cache import default_cache_folder
 from flatout.data.store.lock import acquire, file_lock
-from flatout.files import sync_folder, write_synced
+from flatout.files import write_atomically
 from flatout.perf.notes import known_rows
 
 FOLDER = "tune"
@@ -154,33 +153,8 @@ class AnswerStore:
     def _write(self, name: str, values: dict[str, Any]) -> None:
         """Replace the file in one step. Answers that a disk refuses are only measured again."""
         path = self.path(name)
-        beside = path.with_name(f".{path.name}-{os.getpid()}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            beside.unlink(missing_ok=True)
-            write_synced(beside, json.dumps({"schema": _SCHEMA, **values}, indent=1).encode())
-            beside.replace(path)
-            sync_folder(self.folder)
+            write_atomically(path, json.dumps({"schema": _SCHEMA, **values}, indent=1))
         except OSError as error:
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
             warnings.warn(f"tune: {path} cannot be kept: {error.strerror}", UserWarning, stacklevel=3)
-
-
-@dataclass(frozen=True, slots=True)
-class NoAnswer:
-    """Why a question has none."""
-
-    why: str
-    is_memory: bool = False
-    """Whether it was, or may have been, too much memory."""
-
-
-class Prober(Protocol):
-    """Answers questions by measuring."""
-
-    def ask(self, what: str, latest: float, **asked: Any) -> Any:
-        """The answer to a question, or a NoAnswer; `latest` is a time of the system's clock."""
-
-    def close(self) -> None:
-        """Forget what was built; the next question builds it again."""

@@ -10,14 +10,11 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import nn
 
@@ -30,7 +27,17 @@ from flatout.data.store.store import StoreSplit
 from flatout.engine.compile import compile_in_place
 from flatout.engine.precision import Precision, arithmetic, fast_fp32_products
 from flatout.models.contract import contract
-from flatout.perf.measure.steps import Steps, Taken, Way, endless, standing_optimizer
+from flatout.perf.measure.steps import (
+    Steps,
+    Taken,
+    Way,
+    endless,
+    forget_peak,
+    held_bytes,
+    measure_feed,
+    peak_bytes,
+    standing_optimizer,
+)
 from flatout.perf.notes import micro_batch_key
 from flatout.tasks.task import Task
 
@@ -106,19 +113,8 @@ def about(parts: Parts) -> dict[str, Any]:
 
 def feeds_alone(parts: Parts, kinds: list[str]) -> dict[str, float]:
     """Rows a second of each kind of feed, with no model behind it."""
-    found = {}
-    for kind in kinds:
-        feed = feed_of(parts, FeedKind(kind), parts.plan)
-        batches = iter(feed)
-        next(batches)  # what is copied once, or started once
-        started, rows = time.perf_counter(), 0
-        for batch in batches:
-            rows += batch.num_rows
-            if time.perf_counter() - started > _FEED_S:
-                break
-        _wait(parts.device)
-        found[kind] = rows / max(time.perf_counter() - started, 1e-9)
-    return found
+    measured = {kind: measure_feed(feed_of(parts, FeedKind(kind), parts.plan), _FEED_S) for kind in kinds}
+    return {kind: found.rows_per_s if found else 0.0 for kind, found in measured.items()}
 
 
 def losses(parts: Parts, precisions: list[str], rows: int) -> dict[str, float]:
@@ -145,7 +141,7 @@ def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measure
     if setting.compile:
         compile_in_place(task.model, parts.device)
     _thaw(task.model)
-    _forget_peak(parts.device)
+    forget_peak(parts.device)
     worst = longest_batch(parts, setting.rows if plan.tokens_per_batch is None else _rows_of_a_cap(parts, plan))
     way = Way(feed=feed, precision=setting.precision, threads=torch.get_num_threads(), model=task.model)
     with fast_fp32_products(setting.precision, parts.device):
@@ -158,7 +154,7 @@ def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measure
             taken = list(_typical_steps(timed, steps, until))
         finally:
             timed.close()
-    return _measured(taken, warm_s, held_bytes(parts.device, is_peak=True))
+    return _measured(taken, warm_s, peak_bytes(parts.device) or held_bytes(parts.device))
 
 
 def _typical_steps(steps: Steps, count: int, until: float) -> Iterator[Taken]:
@@ -222,30 +218,3 @@ def feed_of(parts: Parts, kind: FeedKind, plan: PlanSettings) -> Feed:
 def _thaw(model: nn.Module) -> None:
     """Layers that thaw later cost their memory then: they count as thawed."""
     contract(model).thaw(float("inf"))
-
-
-def held_bytes(device: torch.device, *, is_peak: bool = False) -> int:
-    """Memory held now, or at most since the last probe began: the process's on a CPU, the device's elsewhere."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_reserved(device) if is_peak else torch.cuda.memory_reserved(device))
-    resident = int(psutil.Process().memory_info().rss)
-    if not is_peak:
-        return resident
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
-    return resident
-
-
-def _forget_peak(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        with suppress(OSError):  # elsewhere the peak is that of the largest batch so far, which comes last
-            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -13,9 +13,10 @@ from typing import Any
 
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
-from flatout.perf.tune.answers import Answers, AnswerStore, Choice, NoAnswer, Prober, Tried
+from flatout.perf.tune.answers import Answers, AnswerStore, Choice, Tried
 from flatout.perf.tune.batch_size import divisors, doublings, first_guess, knee, predicted_bytes
 from flatout.perf.tune.probe import Measured, Setting
+from flatout.perf.tune.prober import NoAnswer, Prober
 from flatout.perf.tune.range_test import STEPS as RANGE_STEPS
 from flatout.perf.tune.range_test import suggested
 from flatout.perf.tune.settings import StepRows, TuneConfig

@@ -30,9 +30,10 @@ from flatout.engine.limits import free_bytes, limits, processor_name
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
 from flatout.engine.run_length import planned_steps
-from flatout.perf.notes import device_name
-from flatout.perf.tune.answers import Answers, AnswerStore, Choice, Prober
+from flatout.perf.notes import memory_key
+from flatout.perf.tune.answers import Answers, AnswerStore, Choice
 from flatout.perf.tune.probe import Setting
+from flatout.perf.tune.prober import Prober
 from flatout.perf.tune.search import Asked, Search, allowed_seconds
 from flatout.perf.tune.settings import TuneConfig, is_typed
 from flatout.perf.verdict.confirmation import Confirmed
@@ -305,6 +306,6 @@ def asked_about(question: Question, asked: Asked) -> dict[str, Any]:
 def device_key(device: torch.device) -> list[Any]:
     """What tells this device from one that is unlike it."""
     if device.type == "cuda":
-        return [device_name(device)]
+        return [memory_key(device)]
     memory = limits().memory_bytes or psutil.virtual_memory().total
     return [device.type, platform.machine(), processor_name(), round(memory / 2**30)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatout.files import write_synced
+from flatout.files import write_atomically
 from flatout.perf.measure.intervals import Interval
 from flatout.perf.verdict.findings import RECOMMENDED
 
@@ -114,8 +114,5 @@ def keep_confirmation(folder: Path, confirmation: Confirmation) -> Path:
     others = [each for each in read_confirmations(folder) if each.override != confirmation.override]
     values = {"schema": _SCHEMA, "confirmations": [each.as_dict() for each in (confirmation, *others)]}
     path = folder / FILE
-    beside = path.with_name(f".{FILE}")
-    beside.unlink(missing_ok=True)
-    write_synced(beside, json.dumps(values, indent=1).encode())
-    beside.replace(path)
+    write_atomically(path, json.dumps(values, indent=1))
     return path

@@ -24,10 +24,10 @@ from flatout.engine.precision import by_lightning_name
 from flatout.errors import UserError
 from flatout.models.lean import LeanEmbedding
 from flatout.perf.measure.intervals import MOST_ROUNDS, speedup, take_turns
-from flatout.perf.measure.steps import Steps, Taken, Way, endless, standing_optimizer
+from flatout.perf.measure.steps import Steps, Taken, Way, endless, measure_feed, standing_optimizer
 from flatout.perf.verdict.evidence import LEAST_COMPILING, Evidence, Tried
 from flatout.perf.verdict.rules import starved
-from flatout.perf.verdict.ways import BATCHES_A_RUN, measure_feed, most_fed, open_feed, other_feeds, other_models
+from flatout.perf.verdict.ways import BATCHES_A_RUN, most_fed, open_feed, other_feeds, other_models
 from flatout.tasks.task import Task
 
 SHARE = 0.1

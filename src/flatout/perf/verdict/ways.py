@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-
-import psutil
 
 from flatout.data.batches.feed import Feed, choose_feed
 from flatout.data.batches.gather import TOKENS
@@ -37,35 +34,6 @@ def open_feed(feed: Feed, *, kind: FeedKind | None = None, workers: int | None =
     plan: PlanSettings = replace(feed.plan, rank=0, world=1, **changed)
     kept: dict[str, Any] = {"device": feed.device, "transform": feed.transform, "workers": workers or feed.workers}
     return Feed(feed.split, plan, kind=kind or feed.kind, batches_a_run=BATCHES_A_RUN, **kept)
-
-
-@dataclass(frozen=True, slots=True)
-class FeedAlone:
-    """A feed with no model behind it."""
-
-    rows_per_s: float
-    cores: float
-    """That it kept busy."""
-
-
-def measure_feed(feed: Feed, seconds: float) -> FeedAlone | None:
-    """Rows a second of a feed; the first batch, which starts what must be started, is not counted."""
-    batches = iter(feed)
-    next(batches, None)
-    began, busy_s, rows = time.perf_counter(), _processor_s(), 0
-    for batch in batches:
-        rows += batch.num_real
-        if time.perf_counter() - began > seconds:
-            break
-    took = max(time.perf_counter() - began, 1e-9)
-    return FeedAlone(rows / took, (_processor_s() - busy_s) / took) if rows else None
-
-
-def _processor_s() -> float:
-    """Processor time of this process and of its workers so far."""
-    own = psutil.Process()
-    times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
 
 
 def other_feeds(was: Way, evidence: Evidence) -> Iterator[Way]:
