@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flatout.ladder.page import PAGE, write_ladder_page
 from flatout.ladder.results import FILE, closing_lines, figures, written
-from flatout.report.ladder_page import PAGE, write_ladder_page
 
 FOLDER = Path(__file__).parent
 DOCUMENT = FOLDER.parent / "ladder.md"
@@ -75,9 +75,8 @@ def take_page(found: Found, path: Path) -> None:
     """The page of a ladder as PNG."""
     from docs.pictures.make import take_picture
 
-    heads, cells = figures(found)
     folder = Path(found["folder"])
-    write_ladder_page(folder, found, heads=heads, cells=cells, lines=closing_lines(found))
+    write_ladder_page(folder, found)
     take_picture(folder / PAGE, path, height=HEIGHT)
 
 

@@ -81,7 +81,6 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
 
 
 def refused_folder(error: OSError, folder: Path) -> UserError:

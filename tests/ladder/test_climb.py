@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatout.ladder import climb as climbing
 from flatout.ladder.climb import ROUNDS, TOO_SHORT, Step, climb, ratio, rounds_of, seconds_of_measurement
 from flatout.ladder.measure import Measured, OurRun, peak_memory_gb, slow_start
-from flatout.ladder.results import COSTS, PAYS, UNSURE, closing_lines, figures, ladder_table, results
+from flatout.ladder.page import PAGE, write_figure, write_ladder_page
+from flatout.ladder.results import COSTS, PAYS, UNSURE, closing_lines, ladder_table, results
 from flatout.ladder.rungs import Rung, ladder_of
 from flatout.perf.notes import known_gain, machine_name, measured_before, note_ladder
-from flatout.report.ladder_page import PAGE, write_figure, write_ladder_page
 
 LADDER = ladder_of(
     "own",
@@ -74,21 +76,37 @@ def test_a_longer_budget_never_shortens_a_measurement(budget, rungs):
     assert seconds_of_measurement(2 * budget, rungs) >= seconds_of_measurement(budget, rungs) > 0
 
 
-def test_a_budget_that_is_over_leaves_all_rungs_out_and_starts_no_process(tmp_path):
-    def make(rung: Rung, seconds: float):
-        raise AssertionError(f"{rung.name} was started")
+def climb_without_time(folder: Path, monkeypatch) -> tuple[list[str], list[Step]]:
+    """Names of the rungs that are measured though the budget is over, and what a climb then knows."""
+    started = []
 
-    steps = climb(LADDER, make, tmp_path, budget_s=0.0, say=print)
-    assert [step.skipped for step in steps if step.rung.name != "missing"] == [TOO_SHORT] * 4
+    def measure(rung: Rung, seconds: float, at: Path, *, limit_s: float) -> Measured:
+        started.append(rung.name)
+        return measured(100.0)
+
+    monkeypatch.setattr(climbing, "measure_apart", measure)
+    steps = climb(LADDER, lambda rung, seconds: rung, folder, budget_s=0.0, say=print)
+    return started, steps
+
+
+def test_a_budget_that_is_over_still_measures_the_two_ends_and_nothing_else(tmp_path, monkeypatch):
+    started, steps = climb_without_time(tmp_path, monkeypatch)
+    assert started == ["foot", "top"]
+    assert [step.skipped for step in steps if step.rung.name != "missing"] == ["", TOO_SHORT, TOO_SHORT, ""]
     found = results(LADDER, steps, rows=10, about={})
+    assert not found["is_complete"] and found["whole"]["ratio"]["value"] == 1.0
+
+
+def test_without_two_measured_rungs_more_time_is_asked_for():
+    found = results(LADDER, steps_of(), rows=10, about={})
     assert not found["is_complete"] and found["whole"] is None
     assert any("Give more time with for=." in line for line in closing_lines(found))
 
 
-def test_a_rung_that_needs_a_missing_package_is_named_skipped_and_counted(tmp_path):
-    steps = climb(LADDER, lambda rung, seconds: pytest.fail("started"), tmp_path, budget_s=0.0, say=print)
+def test_a_rung_that_needs_a_missing_package_is_named_skipped_and_counted(tmp_path, monkeypatch):
+    _, steps = climb_without_time(tmp_path, monkeypatch)
     lines = closing_lines(results(LADDER, steps, rows=10, about={}))
-    assert lines[0] == "5 of 5 rungs were not measured:"
+    assert lines[0] == "3 of 5 rungs were not measured:"
     assert "missing: the package no_such_package is not installed" in lines
 
 
@@ -133,8 +151,7 @@ def complete() -> dict:
 
 def test_the_page_shows_every_rung_and_marks_those_that_do_not_pay(tmp_path):
     found = complete()
-    heads, cells = figures(found)
-    write_ladder_page(tmp_path, found, heads=heads, cells=cells, lines=closing_lines(found))
+    write_ladder_page(tmp_path, found)
     page = (tmp_path / PAGE).read_text(encoding="utf-8")
     assert "<script>" not in page and "&lt;b&gt;own" in page
     assert page.count('<tr class="does-not-pay">') == 2
@@ -145,8 +162,7 @@ def test_the_page_shows_every_rung_and_marks_those_that_do_not_pay(tmp_path):
 def test_a_ladder_without_a_measured_rung_has_a_page_without_a_chart(tmp_path):
     about = {"command": "c", "date": "d", "device": "e"}
     found = results(LADDER, steps_of(foot=[1.0]), rows=10, about=about)
-    heads, cells = figures(found)
-    write_ladder_page(tmp_path, found, heads=heads, cells=cells, lines=closing_lines(found))
+    write_ladder_page(tmp_path, found)
     assert "<svg" not in (tmp_path / PAGE).read_text(encoding="utf-8")
 
 

@@ -16,7 +16,7 @@ from flatout.ladder.climb import find_missing
 from flatout.ladder.measure import UsualProgram
 from flatout.ladder.rungs import read_ladder
 from flatout.ladder.usual import bloom, headlines
-from flatout.ladder.usual.program import Clock
+from flatout.ladder.usual.program import Stopwatch
 from tests.composed import CONF
 from tests.ladder.tiny import tiny_case
 
@@ -45,7 +45,7 @@ def trained(program: str, case, *, drops: bool = True, **keywords) -> tuple[list
         network = getattr(built, "network", None) or built.model
         for dropout in (each for each in network.modules() if isinstance(each, nn.Dropout) and not drops):
             dropout.p = 0.0
-        built.train_epoch(Clock())
+        built.train_epoch(Stopwatch())
     finally:
         log.removeHandler(handler)
     return losses, {name: weight.detach().clone() for name, weight in network.named_parameters()}
@@ -130,7 +130,7 @@ def test_the_usual_bilstm_drops_what_the_settings_say():
 
 
 def test_a_clock_leaves_the_first_steps_out_and_ends_a_loop():
-    clock = Clock(seconds=0.0, warm_steps=2)
+    clock = Stopwatch(seconds=0.0, warm_steps=2)
     seen = []
     for batch in clock.batches(range(10)):
         seen.append(batch)
@@ -140,7 +140,7 @@ def test_a_clock_leaves_the_first_steps_out_and_ends_a_loop():
 
 
 def test_a_clock_without_a_limit_lets_the_loop_end_by_itself():
-    clock = Clock()
+    clock = Stopwatch()
     assert list(clock.batches("abc")) == ["a", "b", "c"]
     assert not clock.is_over
 

@@ -120,7 +120,7 @@ class _Climber:
 
     def climb(self, config: RunConfig, overrides: list[str]) -> None:
         from flatout.ladder.describe import choose_ladder
-        from flatout.ladder.run_ladder import Asked, run_ladder
+        from flatout.ladder.run_ladder import LadderRequest, run_ladder
         from flatout.run.resolve import clip_of
         from flatout.run.run_folder import name_folder, numbered
 
@@ -132,7 +132,7 @@ class _Climber:
             with suppress(FileExistsError):
                 folder.mkdir(parents=True)
                 break
-        asked = Asked(
+        asked = LadderRequest(
             ladder=ladder,
             data=config.data,
             model=config.model,

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from flatout.cli.start import start_measuring
 from flatout.distributed.processes import warm_start
-from flatout.perf.tune.answers import Answers, Tried
+from flatout.perf.tune.answers import Answers, Attempt
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> None:
 def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     """Measure for these settings, and print what was found."""
     from flatout.distributed.ranks import Ranks
-    from flatout.perf.tune.tuning import Found, device_key, measured_for, override_line, smallest
+    from flatout.perf.tune.tuning import FoundAnswers, device_key, measured_for, override_line, smallest
     from flatout.run.launch import devices_wanted
     from flatout.run.measured_settings import question
     from flatout.run.parts import open_data, require_memory_for_model
@@ -57,7 +57,7 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
         for device in devices.values():
             require_memory_for_model(config, data, ranks, device)
     print(data.info.report.line(), flush=True)
-    found: list[Found] = []
+    found: list[FoundAnswers] = []
     for device in devices.values():
         asked = question(config, data, ranks, device, overrides, counts_time=False)
         found.append(measured_for(asked, _say))
@@ -95,7 +95,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"
 
 
-def _memory(row: Tried) -> str:
+def _memory(row: Attempt) -> str:
     if row.memory_gb is None:
         return ""
     return f"{row.memory_gb:.2f} GB{' predicted' if row.is_predicted else ''}"

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from flatout.distributed.processes import OUTPUT
-from flatout.ladder.usual.program import WARM_STEPS, Case, Clock
+from flatout.ladder.usual.program import WARM_STEPS, Case, Stopwatch
 from flatout.perf.measure.apart import run
 from flatout.perf.measure.steps import peak_bytes
 from flatout.run.job import RunJob
@@ -60,7 +60,7 @@ class UsualProgram:
         how = module.How(**self.keywords)
         if fill := getattr(module, "fill_cache", None):
             fill(self.case, how)
-        began, clock = time.perf_counter(), Clock(seconds)
+        began, clock = time.perf_counter(), Stopwatch(seconds)
         with _logged(folder / "usual.log", f"usual.{self.program}"):
             program = module.Program(self.case, how)
             done = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -106,8 +106,8 @@ def closing_lines(found: dict[str, Any]) -> list[str]:
     if whole is None:
         none = "Fewer than two rungs were measured: no speed-up can be stated. Give more time with for=."
         return [*lines, none, *quality]
-    lines.append(f"an epoch as usually written: {_minutes(whole['minutes_before'])} ({found['rows']:,} rows)")
-    lines.append(f"an epoch of {whole['top']}: {_minutes(whole['minutes_after'])}")
+    lines.append(f"an epoch as usually written: {duration(whole['minutes_before'])} ({found['rows']:,} rows)")
+    lines.append(f"an epoch of {whole['top']}: {duration(whole['minutes_after'])}")
     lines.append(f"speed-up: {written(whole['ratio'])}" + (f"; promised {found['in_all']}" if found["in_all"] else ""))
     lines.append(f"startup: {whole['startup_before_s']:.1f} s before, {whole['startup_after_s']:.1f} s after at most")
     return [*lines, *_disturbed(found["rungs"]), *quality]
@@ -124,11 +124,18 @@ def _disturbed(rungs: Sequence[dict[str, Any]]) -> list[str]:
 
 def quality_lines(quality: dict[str, Any]) -> list[str]:
     """Means, spreads, and the sentence."""
-    groups = [
-        f"{each['name']}: {each['mean']:.2f}" + ("" if each["sd"] is None else f" ± {each['sd']:.2f}")
-        for each in quality["groups"]
-    ]
+    groups = [f"{each['name']}: {mean_with_spread(each)}" for each in quality["groups"]]
     return [f"test {quality['metric']} in points, {quality['seeds']} seeds: {'; '.join(groups)}", quality["sentence"]]
+
+
+def mean_with_spread(group: Mapping[str, Any]) -> str:
+    """Mean and standard deviation of a group's points."""
+    return f"{group['mean']:.2f}" + ("" if group["sd"] is None else f" ± {group['sd']:.2f}")
+
+
+def word_of(rung: Mapping[str, Any]) -> str:
+    """Why a rung was skipped, or that it does not pay for sure; empty for one that pays."""
+    return str(rung["skipped"] or ("" if rung["verdict"] in (None, PAYS) else rung["verdict"]))
 
 
 def written(interval: dict[str, Any] | None) -> str:
@@ -142,20 +149,21 @@ def written(interval: dict[str, Any] | None) -> str:
     return f"{value} ({interval['low']:.{digits}f}–{interval['high']:.{digits}f})"
 
 
-def _minutes(value: float) -> str:
+def duration(value: float) -> str:
+    """Minutes in words."""
     return f"{value:.1f} min" if value >= 1 else f"{60 * value:.1f} s"
 
 
 _COLOURS = {COSTS: "red", UNSURE: "yellow"}
 
 
-def figures(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Names of the columns of figures, and the figures of each rung."""
-    has = {
-        "has_tokens": any(rung.get("tokens_per_s") for rung in found["rungs"]),
-        "has_gpu": any(rung.get("device_share") is not None for rung in found["rungs"]),
-    }
-    return heads(**has), [row_cells(rung, **has) for rung in found["rungs"]]
+def figures(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Names of the columns of figures, and the figures of each rung as texts."""
+    rungs = found["rungs"]
+    left_out = {"tokens/s"} if not any(rung.get("tokens_per_s") for rung in rungs) else set[str]()
+    left_out |= {"GPU"} if all(rung.get("device_share") is None for rung in rungs) else set()
+    heads = [name for name in _COLUMNS if name not in left_out]
+    return heads, [[_COLUMNS[name](rung) if rung["cumulative"] else "" for name in heads] for rung in rungs]
 
 
 def ladder_table(found: dict[str, Any]) -> Table:
@@ -167,29 +175,10 @@ def ladder_table(found: dict[str, Any]) -> Table:
     for head in (*names, ""):
         table.add_column(head, justify="right" if head else "left")
     for rung, cells in zip(found["rungs"], rows, strict=True):
-        word = rung["skipped"] or ("" if rung["verdict"] in (None, "pays") else rung["verdict"])
         style = "bright_black" if rung["skipped"] else _COLOURS.get(rung["verdict"] or "", "")
-        texts = [printable(rung["name"]), printable(rung["promised"]), *cells, printable(word)]
+        texts = [printable(rung["name"]), printable(rung["promised"]), *cells, printable(word_of(rung))]
         table.add_row(*(Text(text, style=style) for text in texts))
     return table
-
-
-def heads(*, has_tokens: bool, has_gpu: bool) -> list[str]:
-    """Names of the columns of figures."""
-    tokens, gpu = ["tokens/s"] if has_tokens else [], ["GPU"] if has_gpu else []
-    return ["measured", "in all", "rows/s", *tokens, "±", "wait", "padding", "memory", "startup", *gpu]
-
-
-def row_cells(rung: dict[str, Any], *, has_tokens: bool, has_gpu: bool) -> list[str]:
-    """The figures of a rung as texts."""
-    if rung["cumulative"] is None:
-        return [""] * len(heads(has_tokens=has_tokens, has_gpu=has_gpu))
-    of = "startup " if rung["measures"] == "startup" and rung["measured"] else ""
-    cells = [of + written(rung["measured"]), written({**rung["cumulative"], "low": None}), _number(rung["rows_per_s"])]
-    cells += [_number(rung["tokens_per_s"])] if has_tokens else []
-    cells += [_share(rung[name]) for name in ("spread", "wait_share", "padding_share")]
-    cells += ["" if rung["memory_gb"] is None else f"{rung['memory_gb']:.2f} GB", f"{rung['startup_s']:.1f} s"]
-    return cells + ([_share(rung["device_share"])] if has_gpu else [])
 
 
 def _number(value: float | None) -> str:
@@ -198,3 +187,21 @@ def _number(value: float | None) -> str:
 
 def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
+
+
+_COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "measured": lambda rung: _of_startup(rung) + written(rung["measured"]),
+    "in all": lambda rung: written({**rung["cumulative"], "low": None}),
+    "rows/s": lambda rung: _number(rung["rows_per_s"]),
+    "tokens/s": lambda rung: _number(rung["tokens_per_s"]),
+    "±": lambda rung: _share(rung["spread"]),
+    "wait": lambda rung: _share(rung["wait_share"]),
+    "padding": lambda rung: _share(rung["padding_share"]),
+    "memory": lambda rung: "" if rung["memory_gb"] is None else f"{rung['memory_gb']:.2f} GB",
+    "startup": lambda rung: f"{rung['startup_s']:.1f} s",
+    "GPU": lambda rung: _share(rung["device_share"]),
+}
+
+
+def _of_startup(rung: Mapping[str, Any]) -> str:
+    return "startup " if rung["measures"] == STARTUP and rung["measured"] else ""

@@ -19,14 +19,14 @@ from flatout.ladder.climb import TOO_SHORT, Step, climb
 from flatout.ladder.compare_runs import Group, paired_difference, quality_sentence
 from flatout.ladder.describe import describe, encoder_folder, program_of, require_followed
 from flatout.ladder.measure import Measured, OurRun, UsualProgram, measure_apart
-from flatout.ladder.results import FILE, closing_lines, figures, results
+from flatout.ladder.page import write_figure, write_ladder_page
+from flatout.ladder.results import FILE, results
 from flatout.ladder.rows import WAYS, Rows, quoted, way_of, write_rows
 from flatout.ladder.rungs import Ladder, Rung
 from flatout.ladder.usual.program import Case
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.measure.apart import Failed
 from flatout.perf.notes import machine_name, note_ladder
-from flatout.report.ladder_page import write_figure, write_ladder_page
 from flatout.report.summary import json_safe, versions
 from flatout.run.job import RunJob
 
@@ -34,7 +34,7 @@ _QUIET = ("monitor.progress=false", "logger=none", "resume=null", "checkpoint.pa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class LadderRequest:
     """A ladder to climb: the parts of the run at its top, and how to compose runs."""
 
     ladder: Ladder
@@ -54,7 +54,7 @@ class Asked:
     say: Callable[[str], None] = print
 
 
-def run_ladder(asked: Asked) -> dict[str, Any]:
+def run_ladder(asked: LadderRequest) -> dict[str, Any]:
     """Climb, and write `ladder.json`; what it holds."""
     ladder = asked.ladder
     require_fitting(ladder, asked.data, asked.model)
@@ -83,14 +83,13 @@ def run_ladder(asked: Asked) -> dict[str, Any]:
         write(found, asked.folder)
     found["seconds"] = time.monotonic() - began
     write(found, asked.folder)
-    heads, cells = figures(found)
-    write_ladder_page(asked.folder, found, heads=heads, cells=cells, lines=closing_lines(found))
+    write_ladder_page(asked.folder, found)
     write_figure(asked.folder, found["rungs"])
     _note(found, asked)
     return found
 
 
-def _note(found: dict[str, Any], asked: Asked) -> None:
+def _note(found: dict[str, Any], asked: LadderRequest) -> None:
     """Note the gains for verdicts of later runs."""
     try:
         note_ladder(Cache(None).folder, found, {rung.name: rung.setting for rung in asked.ladder.rungs})
@@ -128,7 +127,7 @@ def require_keywords(ladder: Ladder) -> None:
 class _Rungs:
     """The programs behind the rungs, all on the same rows."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: LadderRequest) -> None:
         self.asked = asked
         reading, rows_at = dict(asked.ladder.reading), asked.folder / "rows"
         self.rows: Rows = write_rows(asked.data, rows_at, joined=reading.pop("joined", None))
@@ -169,7 +168,7 @@ class _Rungs:
         return OurRun(self.asked.compose(words), words)
 
 
-def compare_quality(rungs: _Rungs, steps: Sequence[Step], asked: Asked) -> dict[str, Any] | None:
+def compare_quality(rungs: _Rungs, steps: Sequence[Step], asked: LadderRequest) -> dict[str, Any] | None:
     """Train the foot and the top to the end with several seeds; None where fewer than two rungs can be measured."""
     can_be = [step.rung for step in steps if step.is_measured or step.skipped == TOO_SHORT]
     if len(can_be) < 2:

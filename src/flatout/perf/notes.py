@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from flatout.data.store.cache import default_cache_folder, recipe_key
-from flatout.files import write_atomically
+from flatout.files import sync_folder, write_atomically
 from flatout.report.summary import hardware
 
 FOLDER = "micro-batches"
@@ -56,6 +56,7 @@ class MicroBatches:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         noted = {"about": self.about, "row_key": row_key, "limits": values}
         write_atomically(self.path, json.dumps(noted, indent=1, ensure_ascii=False))
+        sync_folder(self.path.parent)
 
 
 def known_rows(cache: Path, row_key: str) -> int | None:

@@ -27,7 +27,7 @@ from flatout.perf.measure.steps import held_bytes
 from flatout.perf.tune.answers import Answers, AnswerStore
 from flatout.perf.tune.probe import Parts, Setting
 from flatout.perf.tune.prober import Here
-from flatout.perf.tune.search import Asked, Search
+from flatout.perf.tune.search import OpenSettings, Search
 from flatout.perf.tune.settings import StepRows, TuneConfig
 from flatout.run_log import PrintLog, RunLog
 from flatout.tasks.task import Task
@@ -133,7 +133,7 @@ class ScaleBatch(Callback):
             rows=data.config.batch_size,
             accumulate=1,
         )
-        asked = Asked(
+        asked = OpenSettings(
             settings=self.settings,
             start=start,
             feeds=[feed.kind],

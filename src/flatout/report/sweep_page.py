@@ -63,7 +63,7 @@ class TrialRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Confirmed:
+class ConfirmingRun:
     """The best setting, run again with another seed."""
 
     seed: int
@@ -89,7 +89,7 @@ class SweepReport:
     """The command that trains the best setting again; empty while no trial is complete."""
     importance: dict[str, float]
     """Shares that sum to 1; empty where there are too few trials."""
-    confirmed: list[Confirmed]
+    confirmed: list[ConfirmingRun]
     seconds: float
 
 

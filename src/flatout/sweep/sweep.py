@@ -27,7 +27,7 @@ from flatout.errors import RunBroke, UserError, as_seconds, require
 from flatout.files import write_atomically
 from flatout.report.dashboard import write_hyperparameters
 from flatout.report.summary import json_safe
-from flatout.report.sweep_page import Confirmed, SweepReport, TrialRow, write_sweep
+from flatout.report.sweep_page import ConfirmingRun, SweepReport, TrialRow, write_sweep
 from flatout.sweep.many import metric_of, to_go_on
 from flatout.sweep.searched import Searched, forget, held
 from flatout.sweep.study import Choice, Interval, Part, Pruner, Sampler, Study, grid, words
@@ -326,7 +326,7 @@ class Confirmation:
     """What became of the confirming runs."""
 
     wanted: int = 0
-    done: list[Confirmed] = field(default_factory=list)
+    done: list[ConfirmingRun] = field(default_factory=list)
     folders: dict[Path, dict[str, Any]] = field(default_factory=dict)
     """Of each run its folder, with its seed, how it ended and its metrics."""
     why_not: str = ""
@@ -365,7 +365,7 @@ def confirm(searched: Searched, chosen: Mapping[str, str], number: int, run: Run
                 write_atomically(path, json.dumps(json_safe(kept), indent=1))
             elif ending.status is Status.failed:
                 confirmation.why_not = f"{trial.name}: {ending.note}"
-    confirmation.done = [Confirmed(seed=seed, metrics=found[seed]) for seed in seeds.values() if seed in found]
+    confirmation.done = [ConfirmingRun(seed=seed, metrics=found[seed]) for seed in seeds.values() if seed in found]
     return confirmation
 
 
@@ -378,7 +378,7 @@ def _told(ending: Ending) -> dict[str, Any]:
     return {"value": ending.value, "metrics": ending.metrics}
 
 
-def _spread(name: str, runs: Sequence[Confirmed]) -> str:
+def _spread(name: str, runs: Sequence[ConfirmingRun]) -> str:
     values = [run.metrics[name] for run in runs if run.metrics.get(name) is not None]
     spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
     return f"{name} {statistics.mean(values):.4f}{spread}" if values else f"{name} is not a number"

@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -54,60 +54,29 @@ def endings(
     """
     warm_start()
     wait_until_warm()
-    pool = _Pool(slots, board, metric=metric, judge=judge, limit_s=limit_s, until=until)
+    free, running, are_more = list(slots), list[_Running](), True
     try:
-        while pool.fill(ask):
+        while True:
+            while are_more and free and (until is None or time.monotonic() < until):
+                if (trial := ask()) is None:
+                    are_more = False
+                    break
+                running.append(_Running(trial, free.pop(0), metric))
+                board.started(trial)
+            if not running:
+                return
             time.sleep(_LOOK_S)
-            yield from pool.ended()
+            for each in list(running):
+                if (ending := each.look(judge, limit_s, until, board)) is not None:
+                    running.remove(each)
+                    free.append(each.slot)
+                    board.ended(each.trial, ending)
+                    yield each.trial, ending
             board.draw()
     finally:
-        pool.stop()
-
-
-class _Pool:
-    """The trials that run now, each in its slot."""
-
-    def __init__(
-        self,
-        slots: list[Slot],
-        board: Board,
-        *,
-        metric: str,
-        judge: Judge | None,
-        limit_s: float | None,
-        until: float | None,
-    ) -> None:
-        self.free, self.board, self.metric = list(slots), board, metric
-        self.judge, self.limit_s, self.until = judge, limit_s, until
-        self._running: list[_Running] = []
-        self._is_more = True
-
-    def fill(self, ask: Callable[[], Trial | None]) -> bool:
-        """Start trials while there are slots, time and trials; whether any runs."""
-        while self._is_more and self.free and (self.until is None or time.monotonic() < self.until):
-            trial = ask()
-            if trial is None:
-                self._is_more = False
-                break
-            self._running.append(_Running(trial, self.free.pop(0), self.metric))
-            self.board.started(trial)
-        return bool(self._running)
-
-    def ended(self) -> Iterator[tuple[Trial, Ending]]:
-        """Trials that have ended since the last look, or are ended by it."""
-        for each in list(self._running):
-            ending = each.look(self.judge, self.limit_s, self.until, self.board)
-            if ending is not None:
-                self._running.remove(each)
-                self.free.append(each.slot)
-                self.board.ended(each.trial, ending)
-                yield each.trial, ending
-
-    def stop(self) -> None:
-        """End all of them: signalled at once, then awaited one by one."""
-        for each in self._running:
+        for each in running:  # all are signalled at once, then awaited one by one
             each.signal(signal.SIGINT)
-        for each in self._running:
+        for each in running:
             each.stop()
 
 

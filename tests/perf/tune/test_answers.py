@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from flatout.perf.notes import Limit, MicroBatches, micro_batch_key
-from flatout.perf.tune.answers import Answers, AnswerStore, Choice, Tried
+from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice
 
 ANSWERS = Answers(
     values={"data.feed": "resident", "compile": False},
     choices=[Choice(name="feed", value="resident", why="measured", evidence="so")],
-    tried=[Tried(what="feed", value="resident", rows_per_s=1.5)],
+    tried=[Attempt(what="feed", value="resident", rows_per_s=1.5)],
     seconds=1.0,
     allowed_s=2.0,
     step_s=0.1,

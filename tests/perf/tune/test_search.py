@@ -15,7 +15,7 @@ from flatout.perf.notes import Limit, MicroBatches
 from flatout.perf.tune.answers import Answers, AnswerStore
 from flatout.perf.tune.probe import Measured, Setting
 from flatout.perf.tune.prober import NoAnswer
-from flatout.perf.tune.search import Asked, Search
+from flatout.perf.tune.search import OpenSettings, Search
 from flatout.perf.tune.settings import TuneConfig
 
 GB = 10**9
@@ -93,7 +93,7 @@ def search(machine: Machine, tmp_path, tune: dict[str, Any] | None = None, **ask
     closed = {"optim.lr": ""} | asked.pop("kept", {})
     closed.pop(asked.pop("open_too", ""), None)
     given["kept"] = closed
-    found = Search(Asked(**(given | asked)), machine, AnswerStore(tmp_path), print).decide()  # type: ignore[arg-type]
+    found = Search(OpenSettings(**(given | asked)), machine, AnswerStore(tmp_path), print).decide()  # type: ignore[arg-type]
     assert machine.is_closed
     return found
 
@@ -255,7 +255,7 @@ def test_a_child_that_cannot_begin_leaves_everything_as_it_is(tmp_path):
     machine.ask = lambda *asked, **more: NoAnswer("its process was ended by SIGKILL")  # type: ignore[method-assign]
     machine.close()
     found = Search(
-        Asked(
+        OpenSettings(
             settings=TuneConfig(), start=START, feeds=[], precisions=[], step_rows=64, num_rows=1, planned_steps=1,
             room_bytes=1, is_cpu=True,
         ),

@@ -17,7 +17,7 @@ from flatout.engine.precision import Precision
 from flatout.perf.notes import Limit, MicroBatches
 from flatout.perf.tune.answers import Answers, AnswerStore
 from flatout.perf.tune.probe import Setting
-from flatout.perf.tune.search import Asked
+from flatout.perf.tune.search import OpenSettings
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.tuning import RunSettings, is_outdated, kept, override_line, smallest
 from flatout.report.summary import read_summary
@@ -145,13 +145,13 @@ def test_of_unlike_devices_the_smallest_decides():
     assert smallest([large, Answers()]).values == {}
 
 
-def asked(**settings: Any) -> Asked:
+def asked(**settings: Any) -> OpenSettings:
     start = Setting(feed="resident", precision="fp32", rows=8, accumulate=1)  # type: ignore[arg-type]
     given: dict[str, Any] = {
         "settings": TuneConfig(), "start": start, "feeds": [], "precisions": [], "step_rows": 8, "num_rows": 80,
         "planned_steps": 1000, "room_bytes": 1, "is_cpu": True,
     }  # fmt: skip
-    return Asked(**(given | settings))
+    return OpenSettings(**(given | settings))
 
 
 def test_answers_are_taken_again_until_the_time_would_find_more(tmp_path):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flatout.ladder.usual.program import Case, Clock
+from flatout.ladder.usual.program import Case, Stopwatch
 
 log = logging.getLogger("usual.battery")
 
@@ -95,10 +95,10 @@ class Program:
                 targets.append(answers[end - 1])
         return torch.from_numpy(np.array(inputs, np.float32)), torch.from_numpy(np.array(targets, np.float32))
 
-    def train_epoch(self, clock: Clock) -> None:
+    def train_epoch(self, watch: Stopwatch) -> None:
         how, total, worst = self.how, 0.0, 0.0
         self.model.train()
-        for number, (inputs, targets) in enumerate(clock.batches(self.loader), 1):
+        for number, (inputs, targets) in enumerate(watch.batches(self.loader), 1):
             inputs = inputs.to(self.device, non_blocking=how.transfers == "async")
             targets = targets.to(self.device, non_blocking=how.transfers == "async")
             self.optimizer.zero_grad()
@@ -113,7 +113,7 @@ class Program:
                 worst = max(worst, (answers - targets).abs().max().item())
             if number % how.log_every == 0:
                 log.info("batch %d of %d: loss %.5f, worst %.5f", number, len(self.loader), total / number, worst)
-            clock.step(len(inputs), inputs.shape[0] * inputs.shape[1], inputs.shape[0] * inputs.shape[1])
+            watch.step(len(inputs), inputs.shape[0] * inputs.shape[1], inputs.shape[0] * inputs.shape[1])
 
     @torch.no_grad()
     def test(self) -> dict[str, float]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flatout.bits.scores import GramMetrics
-from flatout.ladder.usual.program import Case, Clock
+from flatout.ladder.usual.program import Case, Stopwatch
 
 log = logging.getLogger("usual.bloom")
 GRAMS = [a + b for a in ascii_lowercase for b in ascii_lowercase]
@@ -141,11 +141,11 @@ class Program:
         pinned = how.transfers == "async" and torch.cuda.is_available()
         self.loader = DataLoader(data, case.reading["usual_batch"], shuffle=True, pin_memory=pinned, **workers)
 
-    def train_epoch(self, clock: Clock) -> None:
+    def train_epoch(self, watch: Stopwatch) -> None:
         self.network.train()
         how, total, rows, number = self.how, 0.0, 0, 0
         criterion = nn.BCEWithLogitsLoss()
-        for number, (bits, labels) in enumerate(clock.batches(self.loader), 1):
+        for number, (bits, labels) in enumerate(watch.batches(self.loader), 1):
             bits = bits.to(self.device, non_blocking=how.transfers == "async")
             labels = labels.to(self.device, non_blocking=how.transfers == "async")
             loss = criterion(self.trained(bits), labels) / how.accumulate
@@ -155,7 +155,7 @@ class Program:
             rows += len(bits)
             if number % how.accumulate == 0:
                 self.update()
-                clock.step(rows)
+                watch.step(rows)
                 rows = 0
         if number % how.accumulate:
             self.update()

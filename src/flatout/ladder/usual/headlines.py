@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from flatout.ladder.usual.program import Case, Clock
+from flatout.ladder.usual.program import Case, Stopwatch
 
 log = logging.getLogger("usual.headlines")
 _WORD = re.compile(r"\w+|[^\w\s]+")
@@ -121,11 +121,11 @@ class Program:
         self.model = UsualBiLSTM(len(self.vocabulary), len(self.names), case.model).to(self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=case.lr, fused=how.fused or None)
 
-    def train_epoch(self, clock: Clock) -> None:
+    def train_epoch(self, watch: Stopwatch) -> None:
         self.model.train()
         total = 0.0
-        for number, (rows, targets_B) in enumerate(clock.batches(self.batches())):
-            tokens_BL = self.tokens_of(rows, clock)
+        for number, (rows, targets_B) in enumerate(watch.batches(self.batches())):
+            tokens_BL = self.tokens_of(rows, watch)
             self.optimizer.zero_grad()
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.how.precision == "bf16"):
                 logits_BC = self.model(tokens_BL.to(self.device))
@@ -136,7 +136,7 @@ class Program:
             self.optimizer.step()
             total += loss.item()
             log.info("batch %d: loss %.4f, mean %.4f", number, loss.item(), total / (number + 1))
-            clock.step(len(targets_B), int((tokens_BL > 0).sum()), tokens_BL.numel())
+            watch.step(len(targets_B), int((tokens_BL > 0).sum()), tokens_BL.numel())
 
     def batches(self) -> Iterator[tuple[Any, Tensor]]:
         """Rows and targets: texts where the model makes numbers of them, else ids."""
@@ -164,10 +164,10 @@ class Program:
         batches = [rows for part in parts for rows in part.split(batch)]
         return [batches[place] for place in torch.randperm(len(batches))]
 
-    def tokens_of(self, rows: Any, clock: Clock) -> Tensor:
+    def tokens_of(self, rows: Any, watch: Stopwatch) -> Tensor:
         if isinstance(rows, Tensor):
             return rows
-        with clock.waiting():  # the device has nothing to do meanwhile
+        with watch.waiting():  # the device has nothing to do meanwhile
             return self.vocabulary.padded(rows, self.length)
 
     @torch.no_grad()

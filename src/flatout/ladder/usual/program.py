@@ -31,7 +31,7 @@ class Spent:
     wait_s: float = 0.0
 
 
-class Clock:
+class Stopwatch:
     """Counts rows, tokens and waiting, and ends a loop after some seconds."""
 
     def __init__(self, seconds: float | None = None, warm_steps: int = WARM_STEPS) -> None:

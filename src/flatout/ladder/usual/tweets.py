@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_linear_schedule_with_warmup
 
-from flatout.ladder.usual.program import Case, Clock
+from flatout.ladder.usual.program import Case, Stopwatch
 
 log = logging.getLogger("usual.tweets")
 _WARMUP = 0.06
@@ -122,11 +122,11 @@ class Program:
         padding = self.tokenizer.pad_token_id
         return ids[: ids.index(padding)] if padding in ids else ids
 
-    def train_epoch(self, clock: Clock) -> None:
+    def train_epoch(self, watch: Stopwatch) -> None:
         self.model.train()
         how, total, rows, tokens, computed = self.how, 0.0, 0, 0, 0
         number = 0
-        for number, batch in enumerate(clock.batches(self.loader), 1):
+        for number, batch in enumerate(watch.batches(self.loader), 1):
             mask = batch["attention_mask"]
             rows, tokens, computed = rows + len(mask), tokens + int(mask.sum()), computed + mask.numel()
             batch = {name: values.to(self.device, non_blocking=how.pinned) for name, values in batch.items()}
@@ -137,7 +137,7 @@ class Program:
             log.info("batch %d: loss %.4f, mean %.4f", number, loss.item() * how.accumulate, total / number)
             if number % how.accumulate == 0:
                 self.update()
-                clock.step(rows, tokens, computed)
+                watch.step(rows, tokens, computed)
                 rows = tokens = computed = 0
         if number % how.accumulate:
             self.update()

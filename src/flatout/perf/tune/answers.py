@@ -17,7 +17,7 @@ from filelock import Timeout
 
 from flatout.data.store.cache import default_cache_folder
 from flatout.data.store.lock import acquire, file_lock
-from flatout.files import write_atomically
+from flatout.files import sync_folder, write_atomically
 from flatout.perf.notes import known_rows
 
 FOLDER = "tune"
@@ -35,7 +35,7 @@ class Choice:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tried:
+class Attempt:
     """A line of the table of what was tried."""
 
     what: str
@@ -55,7 +55,7 @@ class Answers:
     values: dict[str, Any] = field(default_factory=dict)
     """Settings that are to be set; those that stay as they are, too."""
     choices: list[Choice] = field(default_factory=list)
-    tried: list[Tried] = field(default_factory=list)
+    tried: list[Attempt] = field(default_factory=list)
     seconds: float = 0.0
     """What measuring took."""
     allowed_s: float = 0.0
@@ -80,7 +80,7 @@ class Answers:
         try:
             plain = {each.name: values[each.name] for each in fields(cls)}
             plain["choices"] = [Choice(**each) for each in values["choices"]]
-            plain["tried"] = [Tried(**each) for each in values["tried"]]
+            plain["tried"] = [Attempt(**each) for each in values["tried"]]
             found = cls(**plain)
             is_sound = isinstance(found.values, dict) and isinstance(found.seconds + found.allowed_s, int | float)
         except (KeyError, TypeError) as error:
@@ -101,17 +101,26 @@ class AnswerStore:
 
     def read(self, key: str) -> Answers | None:
         """What is known; a file that is not whole is named, and counts as not there."""
-        values = self._read(key)
-        if values is None:
-            return None
         try:
-            return Answers.of(values)
-        except ValueError:
-            self._warn(key)
+            values = json.loads(self.path(key).read_text(encoding="utf-8"))
+            if isinstance(values, dict) and values.pop("schema", None) == _SCHEMA:
+                return Answers.of(values)
+        except FileNotFoundError:
             return None
+        except (OSError, ValueError, RecursionError):
+            pass
+        warnings.warn(f"tune: {self.path(key)} is damaged: measured again", UserWarning, stacklevel=2)
+        return None
 
     def write(self, key: str, answers: Answers) -> None:
-        self._write(key, answers.as_dict())
+        """Replace the file in one step. Answers that a disk refuses are only measured again."""
+        path = self.path(key)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps({"schema": _SCHEMA, **answers.as_dict()}, indent=1))
+            sync_folder(self.folder)
+        except OSError as error:
+            warnings.warn(f"tune: {path} cannot be kept: {error.strerror}", UserWarning, stacklevel=2)
 
     @contextmanager
     def measuring(self, key: str, patience_s: float, say: Callable[[str], None] = print) -> Iterator[None]:
@@ -134,27 +143,3 @@ class AnswerStore:
     def known_micro_batch(self, key: str) -> int | None:
         """The most rows that are known to fit at once, by `micro_batch_key`; None where nothing is known."""
         return known_rows(self.folder.parent, key)
-
-    def _read(self, name: str) -> dict[str, Any] | None:
-        try:
-            values = json.loads(self.path(name).read_text(encoding="utf-8"))
-            if isinstance(values, dict) and values.pop("schema", None) == _SCHEMA:
-                return values
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, RecursionError):
-            pass
-        self._warn(name)
-        return None
-
-    def _warn(self, name: str) -> None:
-        warnings.warn(f"tune: {self.path(name)} is damaged: measured again", UserWarning, stacklevel=4)
-
-    def _write(self, name: str, values: dict[str, Any]) -> None:
-        """Replace the file in one step. Answers that a disk refuses are only measured again."""
-        path = self.path(name)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps({"schema": _SCHEMA, **values}, indent=1))
-        except OSError as error:
-            warnings.warn(f"tune: {path} cannot be kept: {error.strerror}", UserWarning, stacklevel=3)

@@ -13,7 +13,7 @@ from typing import Any
 
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
-from flatout.perf.tune.answers import Answers, AnswerStore, Choice, Tried
+from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice
 from flatout.perf.tune.batch_size import divisors, doublings, first_guess, knee, predicted_bytes
 from flatout.perf.tune.probe import Measured, Setting
 from flatout.perf.tune.prober import NoAnswer, Prober
@@ -35,7 +35,7 @@ _LEAST_STEPS_AN_EPOCH = 8
 
 
 @dataclass(slots=True, kw_only=True)
-class Asked:
+class OpenSettings:
     """What is open, and what it is measured against."""
 
     settings: TuneConfig
@@ -62,7 +62,7 @@ class Asked:
     compile_why_not: str = ""
 
 
-def allowed_seconds(asked: Asked, step_s: float) -> float:
+def allowed_seconds(asked: OpenSettings, step_s: float) -> float:
     """What measuring may take, once it is known what a step takes."""
     run_s = asked.planned_steps * step_s
     settings = asked.settings
@@ -72,7 +72,7 @@ def allowed_seconds(asked: Asked, step_s: float) -> float:
 class Search:
     """One search; `decide` once."""
 
-    def __init__(self, asked: Asked, prober: Prober, store: AnswerStore, say: Callable[[str], None]) -> None:
+    def __init__(self, asked: OpenSettings, prober: Prober, store: AnswerStore, say: Callable[[str], None]) -> None:
         self.asked, self.prober, self.store, self.say = asked, prober, store, say
         self.settings = asked.settings
         self.answers = Answers()
@@ -194,7 +194,7 @@ class Search:
             return
         for kind, rate in alone.items():
             self.answers.tried.append(
-                Tried(what="feed alone", value=kind, rows_per_s=rate, verdict="no model behind it")
+                Attempt(what="feed alone", value=kind, rows_per_s=rate, verdict="no model behind it")
             )
         share = self._seen[self.now][-1].wait_share
         listed = ", ".join(f"{kind} {rate:,.0f}" for kind, rate in alone.items())
@@ -255,7 +255,7 @@ class Search:
                 if setting not in self._seen:
                     self._try(setting, "precision", str(each))
             else:
-                refused = Tried(what="precision", value=str(each), verdict=_refusal(losses[each], exact))
+                refused = Attempt(what="precision", value=str(each), verdict=_refusal(losses[each], exact))
                 self.answers.tried.append(refused)
         return sound
 
@@ -400,7 +400,7 @@ class Search:
         """Measure where the time allows it."""
         if not self._affords(1):
             self.answers.is_complete = False
-            self.answers.tried.append(Tried(what=what, value=value, verdict="not run: the time was spent"))
+            self.answers.tried.append(Attempt(what=what, value=value, verdict="not run: the time was spent"))
             return NoAnswer("the time was spent")
         return self._measure(setting, what)
 
@@ -409,7 +409,7 @@ class Search:
         predicted = self._predicted(setting)
         if predicted is not None and self.asked.is_cpu and predicted > self.asked.room_bytes:
             free = self.asked.room_bytes / 1e9
-            row = Tried(what=what, value=value, memory_gb=predicted / 1e9, is_predicted=True)
+            row = Attempt(what=what, value=value, memory_gb=predicted / 1e9, is_predicted=True)
             row.verdict = f"not run: {free:.1f} GB may be taken"
             self.answers.tried.append(row)
             why = f"{setting.rows} rows at once would take {predicted / 1e9:.1f} GB, {free:.1f} GB may be taken"
@@ -419,9 +419,9 @@ class Search:
         found = self.prober.ask("measure", self._until, setting=setting, steps=steps or self.settings.steps, until=soon)
         took_s = time.time() - began
         if isinstance(found, NoAnswer):
-            self.answers.tried.append(Tried(what=what, value=value, verdict=found.why))
+            self.answers.tried.append(Attempt(what=what, value=value, verdict=found.why))
             return found
-        row = Tried(what=what, value=value, rows_per_s=found.rows_per_s, tokens_per_s=found.tokens_per_s)
+        row = Attempt(what=what, value=value, rows_per_s=found.rows_per_s, tokens_per_s=found.tokens_per_s)
         row.memory_gb = found.peak_bytes / 1e9
         self.answers.tried.append(row)
         if what == "memory":

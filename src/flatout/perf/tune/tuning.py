@@ -34,7 +34,7 @@ from flatout.perf.notes import memory_key
 from flatout.perf.tune.answers import Answers, AnswerStore, Choice
 from flatout.perf.tune.probe import Setting
 from flatout.perf.tune.prober import Prober
-from flatout.perf.tune.search import Asked, Search, allowed_seconds
+from flatout.perf.tune.search import OpenSettings, Search, allowed_seconds
 from flatout.perf.tune.settings import TuneConfig, is_typed
 from flatout.perf.verdict.confirmation import Confirmed
 from flatout.report.summary import plain
@@ -48,7 +48,7 @@ _BATCH_COUNTS = ("limit_train_batches", "val_check_interval")
 
 
 @dataclass(slots=True)
-class Found:
+class FoundAnswers:
     """Answers, and where they are from."""
 
     answers: Answers
@@ -89,7 +89,7 @@ class Question:
     """What is in the settings already."""
 
 
-def of_all_devices(question: Question, say: Callable[[str], None]) -> Found:
+def of_all_devices(question: Question, say: Callable[[str], None]) -> FoundAnswers:
     """Measured by one rank for each kind of device; the smallest answer."""
     ranks = question.ranks
     devices = ranks.gathered("device", lambda: json.dumps(device_key(question.device)))
@@ -101,18 +101,18 @@ def of_all_devices(question: Question, say: Callable[[str], None]) -> Found:
         return json.dumps({**asdict(found), "answers": found.answers.as_dict()})
 
     given = [json.loads(text) for text in ranks.gathered("answers", measure) if text]
-    each = [Found(**{**found, "answers": Answers.of(found["answers"])}) for found in given]
+    each = [FoundAnswers(**{**found, "answers": Answers.of(found["answers"])}) for found in given]
     return replace(each[0], answers=smallest([found.answers for found in each]))
 
 
-def measured_for(question: Question, say: Callable[[str], None]) -> Found:
+def measured_for(question: Question, say: Callable[[str], None]) -> FoundAnswers:
     """The answers for one device: measured before, or now."""
     settings, asked = question.settings, asked_of(question)
     key, store = recipe_key(asked_about(question, asked)), AnswerStore(settings.data.cache)
     with store.measuring(key, settings.tune.budget_s + _WAIT_S, say):
         known = None if settings.tune.fresh else store.read(key)
         if known is not None and not is_outdated(known, asked, store):
-            return Found(known, key, True, [f"tune: cached ({store.path(key)}; tune.fresh=true measures again)"])
+            return FoundAnswers(known, key, True, [f"tune: cached ({store.path(key)}; tune.fresh=true measures again)"])
         say(f"tune: measuring in a process apart, for {settings.tune.budget_s:g} s at most")
         search = Search(asked, question.prober, store, say)
         answers = search.decide()
@@ -125,10 +125,10 @@ def measured_for(question: Question, say: Callable[[str], None]) -> Found:
     if answers.unrest > _BUSY:
         spread = f"the same settings were {answers.unrest:.1f} times as fast at their best as at their worst"
         lines.append(f"tune: this machine is busy: {spread}; tune.fresh=true measures again")
-    return Found(answers, key, False, lines)
+    return FoundAnswers(answers, key, False, lines)
 
 
-def is_outdated(known: Answers, asked: Asked, store: AnswerStore) -> bool:
+def is_outdated(known: Answers, asked: OpenSettings, store: AnswerStore) -> bool:
     """Whether the time that there is now would find more, the run is another length, or the rows did not fit since."""
     if known.step_s is None:
         return True
@@ -177,7 +177,7 @@ def override_line(values: dict[str, Any], optim: OptimConfig | None = None) -> s
     return " ".join(f"{name}={value}" for name, value in shown.items())
 
 
-def asked_of(question: Question) -> Asked:
+def asked_of(question: Question) -> OpenSettings:
     """What is open in these settings, and what it is measured against."""
     settings, ranks, device = question.settings, question.ranks, question.device
     data, splits = settings.data, question.store.splits
@@ -192,7 +192,7 @@ def asked_of(question: Question) -> Asked:
     precision = choose_precision(settings.precision, device).precision
     steps_an_epoch = max(1, len(feed) // accumulate)
     is_cut = data.tokens_per_batch is not None
-    return Asked(
+    return OpenSettings(
         settings=settings.tune,
         start=Setting(feed=kind, precision=precision, rows=rows, accumulate=accumulate),
         feeds=[each for each in FeedKind if _is_candidate(each, kind, question.confirmed)],
@@ -276,7 +276,7 @@ def _why_rows_are_kept(settings: RunSettings, overrides: Sequence[str]) -> str:
     return f"trainer.{counting[0]} counts batches" if counting else ""
 
 
-def asked_about(question: Question, asked: Asked) -> dict[str, Any]:
+def asked_about(question: Question, asked: OpenSettings) -> dict[str, Any]:
     """Everything that answers depend on, as plain values."""
     settings, ranks = question.settings, question.ranks
     split, tune, data = question.store.splits["train"], settings.tune, settings.data

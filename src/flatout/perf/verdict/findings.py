@@ -21,10 +21,6 @@ RECOMMENDED = 1.05
 """What the lower bound of a gain must exceed."""
 _PLAIN_GAIN, _PLAIN_SHARE = 1.25, 0.5
 """From where on a run that has just begun says so."""
-_ONLY_SEEN = ("throttling", "shared", "memory", "cpu", "precision")
-"""Causes that were seen for a share of the time, which is not what they cost: after all whose gain is known."""
-_OTHER_TRAINING = ("batch", "communication")
-"""Causes whose fix changes what is learned, so that it takes more to name them first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +39,12 @@ class Finding:
     """What to do where no override does it."""
     gain: Interval | None = None
     """How many times as fast the run would be, where that was measured."""
+    is_only_seen: bool = False
+    """Whether `share` is how often it was seen, which is not what it costs: it comes after all whose gain is known."""
+    changes_training: bool = False
+    """Whether its fix changes what is learned: it takes more to name it first."""
+    takes_cores: bool = False
+    """Whether others have the cores: these are not there, whatever else holds the run back."""
 
     @property
     def is_recommended(self) -> bool:
@@ -93,16 +95,16 @@ class Finding:
     @property
     def weight(self) -> float:
         """What decides which cause comes first."""
-        if self.cause == "cpu":  # cores that others take are not there, whatever else holds the run back
+        if self.takes_cores:
             return 1 / (1 - min(self.share, _PLAIN_SHARE))
-        if self.gain is None and self.cause in _ONLY_SEEN:
+        if self.gain is None and self.is_only_seen:
             return LEAST_GAIN
-        return math.sqrt(self.worth) if self.cause in _OTHER_TRAINING else self.worth
+        return math.sqrt(self.worth) if self.changes_training else self.worth
 
     @property
     def is_plain(self) -> bool:
         """Whether it costs so much that the run reports it at once: you can still end and fix it."""
-        if self.gain is None and self.cause in _ONLY_SEEN:
+        if self.gain is None and self.is_only_seen:
             return self.share >= _PLAIN_SHARE
         return self.worth >= _PLAIN_GAIN
 

@@ -2,6 +2,7 @@
 
 Each cause is a small rule over what was measured: the share of the time its cause takes, the evidence, the fix, and
 how many times as fast the run would be. The cause with the greatest gain is the verdict; others that count follow.
+A new rule is a function here and its name in `RULES`; what it tries, if it tries something, is a way in `ways.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flatout.perf.measure.intervals import Interval
-from flatout.perf.verdict.evidence import LEAST_COMPILING, LEAST_GAIN, OWN_LOADER, Evidence, Tried
+from flatout.perf.verdict.evidence import LEAST_COMPILING, LEAST_GAIN, OWN_LOADER, Evidence
 from flatout.perf.verdict.findings import RECOMMENDED, Finding, best_tried, carried_over, gain_uncompiled, gain_without
 
 _LEAST_UNCERTAIN = 1.25
@@ -46,18 +47,24 @@ def findings(evidence: Evidence) -> list[Finding]:
     return sorted(found, key=lambda each: each.weight, reverse=True)
 
 
-def _describe(tried: Tried) -> str:
-    return f"tried here: {tried.rows_per_s:,.0f} rows/s of it against {tried.as_was:,.0f} as it was"
-
-
-def _by_trying(evidence: Evidence, cause: str, limit: str, also: str = "", least: float = LEAST_GAIN) -> Finding | None:
+def _by_trying(
+    evidence: Evidence, cause: str, limit: str, also: str = "", *, changes_training: bool = False
+) -> Finding | None:
     """The best that was tried against a cause; silent where it may be noise."""
     found = best_tried(evidence, cause)
-    if found is None or found[1].value < (least if found[1].low > RECOMMENDED else max(least, _LEAST_UNCERTAIN)):
+    if found is None or found[1].value < (LEAST_GAIN if found[1].low > RECOMMENDED else _LEAST_UNCERTAIN):
         return None
     tried, gain = found
-    why = f"{also}; {_describe(tried)}" if also else _describe(tried)
-    return Finding(cause=cause, limit=limit, share=1 - 1 / gain.value, evidence=why, override=tried.override, gain=gain)
+    why = f"tried here: {tried.rows_per_s:,.0f} rows/s of it against {tried.as_was:,.0f} as it was"
+    return Finding(
+        cause=cause,
+        limit=limit,
+        share=1 - 1 / gain.value,
+        evidence=f"{also}; {why}" if also else why,
+        override=tried.override,
+        gain=gain,
+        changes_training=changes_training,
+    )
 
 
 def _by_removing(
@@ -169,7 +176,7 @@ def precision(evidence: Evidence) -> Finding | None:
         return _by_trying(evidence, "precision", limit)
     why, share = f"{evidence.native} is native here, and was not tried", evidence.share("forward", "backward")
     override = f"precision={evidence.native}"
-    return Finding(cause="precision", limit=limit, share=share, evidence=why, override=override)
+    return Finding(cause="precision", limit=limit, share=share, evidence=why, override=override, is_only_seen=True)
 
 
 def padding(evidence: Evidence) -> Finding | None:
@@ -188,7 +195,7 @@ def small_batches(evidence: Evidence) -> Finding | None:
     if evidence.accumulate > 1:
         return None  # then they can grow while the step stays
     also = f"{evidence.rows_per_batch:.0f} rows a batch; it is another step: mind optim.scale_lr"
-    return _by_trying(evidence, "batch", "small batches", also)
+    return _by_trying(evidence, "batch", "small batches", also, changes_training=True)
 
 
 def accumulation(evidence: Evidence) -> Finding | None:
@@ -234,7 +241,9 @@ def framework(evidence: Evidence) -> Finding | None:
     why = f"{evidence.ms['other']:.1f} ms of each batch of {evidence.rows_per_batch:.0f} rows are no work of the model"
     is_own = evidence.feed == OWN_LOADER
     advice = "try larger batches in your DataLoader" if is_own else "try a larger data.batch_size"
-    return Finding(cause="batch", limit="small batches", share=share, evidence=why, advice=advice)
+    return Finding(
+        cause="batch", limit="small batches", share=share, evidence=why, advice=advice, changes_training=True
+    )
 
 
 def _nothing_left(evidence: Evidence) -> Finding:
@@ -261,7 +270,8 @@ def swapping(evidence: Evidence) -> Finding | None:
     why = f"{moved:.0f} MB/s to swap and back" + ("" if left is None else f", {left:.1f} GB of memory left")
     share = evidence.share("wait", "forward", "backward", "optimizer")
     fix = "a smaller data.batch_size or data.eval_batch_size, or data.feed=threaded"
-    return Finding(cause="memory", limit="memory that is swapped", share=share, evidence=why, advice=fix)
+    limit = "memory that is swapped"
+    return Finding(cause="memory", limit=limit, share=share, evidence=why, advice=fix, is_only_seen=True)
 
 
 def cut_batches(evidence: Evidence) -> Finding | None:
@@ -271,8 +281,15 @@ def cut_batches(evidence: Evidence) -> Finding | None:
     why = f"each batch goes through in {evidence.pieces} pieces, as it ran out of memory whole"
     is_wide = evidence.precision == "32-true" and evidence.native not in ("", "fp32")
     override = f"precision={evidence.native}" if is_wide else None
-    share, advice = evidence.share("forward", "backward"), "for encoders try model.gradient_checkpointing=true"
-    return Finding(cause="memory", limit="memory", share=share, evidence=why, override=override, advice=advice)
+    return Finding(
+        cause="memory",
+        limit="memory",
+        share=evidence.share("forward", "backward"),
+        evidence=why,
+        override=override,
+        advice="for encoders try model.gradient_checkpointing=true",
+        is_only_seen=True,
+    )
 
 
 def throttling(evidence: Evidence) -> Finding | None:
@@ -291,7 +308,8 @@ def throttling(evidence: Evidence) -> Finding | None:
     why = ", ".join([f"held down by {reason} in {reasons[reason]:.0%} of the looks", *facts])
     if most:
         why += f" of {most:.0f}"
-    return Finding(cause="throttling", limit="the card's clocks being held down", share=share, evidence=why, advice=fix)
+    limit = "the card's clocks being held down"
+    return Finding(cause="throttling", limit=limit, share=share, evidence=why, advice=fix, is_only_seen=True)
 
 
 _HOLDING = {
@@ -312,7 +330,8 @@ def shared_card(evidence: Evidence) -> Finding | None:
         return None
     why = f"{others['processes']} other processes in {share:.0%} of the looks"
     fix = "another card by CUDA_VISIBLE_DEVICES"
-    return Finding(cause="shared", limit="a card that others use too", share=share, evidence=why, advice=fix)
+    limit = "a card that others use too"
+    return Finding(cause="shared", limit=limit, share=share, evidence=why, advice=fix, is_only_seen=True)
 
 
 _OTHERS = 0.2
@@ -324,12 +343,11 @@ _ALL_IT_ASKED = 0.9
 
 def starved(evidence: Evidence) -> Finding | None:
     """A container's limit, or other processes, keep this one from the cores."""
+    finding: dict[str, Any] = {"cause": "cpu", "is_only_seen": True, "takes_cores": True}
     held = evidence.host.get("cpu_held_back_share") or 0.0
     if held >= 0.2:
-        why = f"throttled in {held:.0%} of its periods"
-        return Finding(
-            cause="cpu", limit="the container's limit of cores", share=held, evidence=why, advice="allow it more cores"
-        )
+        why, limit = f"throttled in {held:.0%} of its periods", "the container's limit of cores"
+        return Finding(**finding, limit=limit, share=held, evidence=why, advice="allow it more cores")
     machine, own = evidence.host.get("machine_cpu_share"), evidence.host.get("process_cpu_cores")
     if machine is None or own is None or machine < 0.9 or evidence.world > 1:  # ranks are other processes too
         return None
@@ -343,7 +361,7 @@ def starved(evidence: Evidence) -> Finding | None:
     advice, left = "end or move what else runs", max(1, round(evidence.machine_cores - others))
     if evidence.device == "cpu" and left < evidence.threads:  # threads of one product wait for the slowest of them
         advice += f"; until then threads={left}"
-    return Finding(cause="cpu", limit="other processes on these cores", share=share, evidence=why, advice=advice)
+    return Finding(**finding, limit="other processes on these cores", share=share, evidence=why, advice=advice)
 
 
 def uneven_ranks(evidence: Evidence) -> Finding | None:
@@ -379,8 +397,15 @@ def communicating(evidence: Evidence) -> Finding | None:
     if evidence.effective_batch is not None:
         fix = f"data.effective_batch={2 * evidence.effective_batch}"
     why += "; it is another step: mind optim.scale_lr"
-    limit, gain = "exchanging gradients", gain_without(evidence, saved)
-    return Finding(cause="communication", limit=limit, share=share, evidence=why, override=fix, gain=gain)
+    return Finding(
+        cause="communication",
+        limit="exchanging gradients",
+        share=share,
+        evidence=why,
+        override=fix,
+        gain=gain_without(evidence, saved),
+        changes_training=True,
+    )
 
 
 RULES: list[Callable[[Evidence], Finding | None]] = [

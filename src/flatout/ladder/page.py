@@ -1,7 +1,4 @@
-"""`ladder.html`: the rungs of a ladder with promised against measured, without network or script; and its figure.
-
-It takes the plain values of `ladder.json`, and texts that the ladder has written for its table.
-"""
+"""`ladder.html`: the rungs of a ladder with promised against measured, without network or script; and its figure."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.errors import printable
 from flatout.files import write_atomically
+from flatout.ladder.results import closing_lines, duration, figures, mean_with_spread, word_of
 from flatout.report.dashboard import EventFile
 from flatout.report.figures import (
     COLOURS,
@@ -39,25 +37,19 @@ _PROMISED = "#c9d4dc"
 _COLOURS = {"does not pay": _RED, "unsure": _AMBER, "pays": COLOURS[0]}
 
 
-def write_ladder_page(
-    folder: Path,
-    found: Mapping[str, Any],
-    *,
-    heads: Sequence[str],
-    cells: Sequence[Sequence[str]],
-    lines: Sequence[str],
-) -> Path:
-    """Write the page; `cells` are the figures of each rung under `heads`, `lines` the closing sentences."""
+def write_ladder_page(folder: Path, found: Mapping[str, Any]) -> None:
+    """Write the page of a ladder from the plain values of its `ladder.json`."""
+    heads, cells = figures(found)
     rows = [
         {
             "name": rung["name"],
             "about": rung["about"],
             "promised": rung["promised"],
-            "figures": figures,
-            "word": rung["skipped"] or ("" if rung["verdict"] in (None, "pays") else rung["verdict"]),
+            "figures": texts,
+            "word": word_of(rung),
             "kind": "skipped" if rung["skipped"] else (rung["verdict"] or "").replace(" ", "-"),
         }
-        for rung, figures in zip(found["rungs"], cells, strict=True)
+        for rung, texts in zip(found["rungs"], cells, strict=True)
     ]
     chart = promise_chart(found["rungs"])
     page = render_page(
@@ -69,12 +61,10 @@ def write_ladder_page(
         charts_of_rungs=[chart] if chart else [],
         heads=heads,
         rows=rows,
-        lines=lines,
+        lines=closing_lines(found),
         quality=_quality(found["quality"]),
     )
-    path = folder / PAGE
-    write_atomically(path, page)
-    return path
+    write_atomically(folder / PAGE, page)
 
 
 def _tiles(found: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -85,7 +75,7 @@ def _tiles(found: Mapping[str, Any]) -> list[dict[str, str]]:
     sure = "" if ratio["low"] is None else f"{ratio['low']:.1f} to {ratio['high']:.1f}"
     tiles = [tile(f"{ratio['value']:.1f}×", "in all", sure)]
     for name, minutes in (("as usually written", whole["minutes_before"]), (whole["top"], whole["minutes_after"])):
-        tiles.append(tile(f"{minutes:.1f} min" if minutes >= 1 else f"{60 * minutes:.1f} s", "an epoch", name))
+        tiles.append(tile(duration(minutes), "an epoch", name))
     return tiles
 
 
@@ -96,7 +86,7 @@ def _quality(quality: Mapping[str, Any] | None) -> dict[str, Any] | None:
     rows = [
         [
             group["name"],
-            f"{group['mean']:.2f}" + ("" if group["sd"] is None else f" ± {group['sd']:.2f}"),
+            mean_with_spread(group),
             *(f"{value:.2f}" for value in group["values"]),
         ]
         for group in quality["groups"]
