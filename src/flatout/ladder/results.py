@@ -96,7 +96,7 @@ def _whole(measured: Sequence[Step], rows: int) -> dict[str, Any] | None:
     }
 
 
-def closing_lines(found: dict[str, Any]) -> list[str]:
+def closing_lines(found: Mapping[str, Any]) -> list[str]:
     """The sentences below the table."""
     lines = [f"{each['name']}: {each['why']}" for each in found["skipped"]]
     if lines:
@@ -122,7 +122,7 @@ def _disturbed(rungs: Sequence[dict[str, Any]]) -> list[str]:
     return [f"rounds differ by ±{widest['spread']:.0%} at {widest['name']}: {words}"]
 
 
-def quality_lines(quality: dict[str, Any]) -> list[str]:
+def quality_lines(quality: Mapping[str, Any]) -> list[str]:
     """Means, spreads, and the sentence."""
     groups = [f"{each['name']}: {mean_with_spread(each)}" for each in quality["groups"]]
     return [f"test {quality['metric']} in points, {quality['seeds']} seeds: {'; '.join(groups)}", quality["sentence"]]
@@ -138,7 +138,7 @@ def word_of(rung: Mapping[str, Any]) -> str:
     return str(rung["skipped"] or ("" if rung["verdict"] in (None, PAYS) else rung["verdict"]))
 
 
-def written(interval: dict[str, Any] | None) -> str:
+def written(interval: Mapping[str, Any] | None) -> str:
     """A ratio with its interval."""
     if interval is None:
         return "–"
@@ -166,7 +166,7 @@ def figures(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return heads, [[_COLUMNS[name](rung) if rung["cumulative"] else "" for name in heads] for rung in rungs]
 
 
-def ladder_table(found: dict[str, Any]) -> Table:
+def ladder_table(found: Mapping[str, Any]) -> Table:
     """A row for each rung."""
     names, rows = figures(found)
     table = Table(box=None, padding=(0, 2, 0, 0), title=Text(found["title"]), title_justify="left")
