@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,7 +23,9 @@ from flatout.distributed.processes import OUTPUT
 from flatout.ladder.usual.program import WARM_STEPS, Case, Stopwatch
 from flatout.perf.measure.apart import run
 from flatout.perf.measure.steps import peak_bytes
-from flatout.run.job import RunJob
+
+if TYPE_CHECKING:
+    from flatout.run.job import RunJob
 
 _GPU_EVERY_S = 0.2
 

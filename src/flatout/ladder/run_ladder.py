@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flatout.data.store.cache import Cache
 from flatout.distributed.processes import wait_until_warm, warm_start
@@ -28,7 +28,9 @@ from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.measure.apart import Failed
 from flatout.perf.notes import machine_name, note_ladder
 from flatout.report.summary import json_safe, versions
-from flatout.run.job import RunJob
+
+if TYPE_CHECKING:
+    from flatout.run.job import RunJob
 
 _QUIET = ("monitor.progress=false", "logger=none", "resume=null", "checkpoint.patience=null", "tune=off")
 

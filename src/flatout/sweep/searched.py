@@ -12,18 +12,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flatout.errors import UserError, as_choice, as_seconds, require
 from flatout.files import write_atomically
 from flatout.report.summary import json_safe
 from flatout.report.sweep_page import PAGE, ROWS
-from flatout.run.job import RunJob
 from flatout.sweep.many import LOCK, alone_in
 from flatout.sweep.study import JOURNAL, Choice, Interval, Part, Pruner, Sampler, Space, words
 from flatout.sweep.trial import Trial
 
-Compose = Callable[[Sequence[str], int], RunJob]
+if TYPE_CHECKING:
+    from flatout.run.job import RunJob
+
+Compose = Callable[[Sequence[str], int], "RunJob"]
 """Composes the run of a trial from what is typed for it; a user's mistake is a `UserError`."""
 FILE = "sweep.json"
 _SCHEMA = 1

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from flatout.run.job import RunJob
+if TYPE_CHECKING:
+    from flatout.run.job import RunJob
 
 
 class Status(StrEnum):
