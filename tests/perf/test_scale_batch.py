@@ -14,8 +14,9 @@ from flatout.callbacks import ExactCheckpoint, ScaleBatch
 from flatout.data import TextData
 from flatout.engine import FastLoop
 from flatout.perf.tune import probe
+from flatout.perf.tune.answers import NoAnswer
 from flatout.perf.tune.probe import Measured
-from flatout.perf.tune.prober import ANSWERS, NoAnswer
+from flatout.perf.tune.prober import ANSWERS
 from flatout.tasks import Classifier
 from tests.callbacks.plain import Small, loader
 

@@ -109,7 +109,7 @@ class NoProber:
     """Has no answer: what was confirmed stands without any."""
 
     def ask(self, what, latest, **asked):
-        from flatout.perf.tune.prober import NoAnswer
+        from flatout.perf.tune.answers import NoAnswer
 
         return NoAnswer("nothing is measured here")
 

@@ -27,8 +27,9 @@ from flatout.perf.measure.steps import held_bytes
 from flatout.perf.tune.answers import Answers, AnswerStore
 from flatout.perf.tune.probe import Parts, Setting
 from flatout.perf.tune.prober import Here
-from flatout.perf.tune.search import OpenSettings, Search
+from flatout.perf.tune.search import Search
 from flatout.perf.tune.settings import StepRows, TuneConfig
+from flatout.perf.tune.speeds import OpenSettings
 from flatout.run_log import PrintLog, RunLog
 from flatout.tasks.task import Task
 

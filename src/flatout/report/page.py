@@ -1,7 +1,7 @@
 """`report.html`: one run on one page, fit to be printed; and how every page is rendered.
 
 A page is one file: its style and its charts stand inside, so it opens without network and runs no script. Every value
-is escaped, except a chart's own SVG.
+is escaped, except a chart's own SVG. A run on recordings also shows its answers to the test or the validation.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from flatout.report.figures import COLOURS, Chart, Curve, line_chart
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from flatout.data.batches.feed import Feeds
+    from flatout.tasks.sequence_scores import KeptAnswers
+
 
 _CHARTS = {
     "loss": ("train/loss", "val/loss"),
@@ -31,6 +34,9 @@ _CHARTS = {
     "the card's use": ("speed/mfu", "gpu/utilisation"),
     "error on validation": ("val/rmse", "val/mae"),
 }
+RECORDINGS, TARGETS = "recordings.csv", "targets.csv"
+_MOST_POINTS = 600
+"""Of a longer recording so many samples about its middle are drawn."""
 _SCORES = ("precision", "recall", "f1")
 
 
@@ -158,3 +164,46 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def draw_answers(task: Any, feeds: Feeds, folder: Path) -> list[Chart]:
+    """The charts of a task on recordings, and files of its errors. Every rank answers, the first one draws."""
+    from flatout.tasks.sequence_scores import keep_answers
+
+    split = "validation" if feeds.test is None else "test"
+    kept = keep_answers(task, feeds.test or feeds.validation, split)
+    if task.global_rank != 0:
+        return []
+    write_rows(folder / RECORDINGS, kept.errors)  # the largest error first
+    write_rows(folder / TARGETS, kept.of_targets)  # errors over all recordings
+    return draw_charts(kept)
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows of errors as CSV; an empty file without any."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(rows[0] if rows else [])
+        for row in rows:
+            writer.writerow(f"{value:.6g}" if isinstance(value, float) else value for value in row.values())
+
+
+def draw_charts(kept: KeptAnswers) -> list[Chart]:
+    """A chart for each recording that was kept, of what was measured and answered there; then the errors."""
+    ranks = ["recording"]
+    if len(kept.series) > 1:
+        ranks = ["median recording", *(f"worst recording {number}" for number in range(1, len(kept.series)))]
+    charts = []
+    for rank, each in zip(ranks, kept.series, strict=False):
+        first = max(0, (len(each.places) - _MOST_POINTS) // 2)
+        shown = slice(first, first + _MOST_POINTS)
+        curves = [
+            Curve(name, list(zip(each.places[shown].tolist(), values[shown].tolist(), strict=True)))
+            for name, values in (("measured", each.truths), ("answered", each.answers))
+        ]
+        title = f"{rank}, {kept.target} RMSE {each.rmse:.3g}: {each.name.rpartition('/')[2]}"
+        charts.append(line_chart(title, curves, x_label="sample"))
+    over_values, over_time = Curve("RMSE", list(kept.by_value)), Curve("RMSE", list(kept.by_time))
+    charts.append(line_chart(f"error over {kept.target}", [over_values], x_label=kept.target))
+    charts.append(line_chart("error over time", [over_time], x_label=kept.time_name))
+    return [chart for chart in charts if chart is not None]

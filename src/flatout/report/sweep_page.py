@@ -191,7 +191,7 @@ def _confirmed(report: SweepReport, best: TrialRow | None) -> list[list[str]]:
         [
             name,
             _figure(searched.get(name)),
-            _spread([run.metrics[name] for run in report.confirmed if is_number(run.metrics.get(name))]),
+            mean_with_spread([run.metrics[name] for run in report.confirmed if is_number(run.metrics.get(name))]),
             *(_figure(run.metrics.get(name)) for run in report.confirmed),
         ]
         for name in names
@@ -300,7 +300,7 @@ def _kind(trial: TrialRow, best: TrialRow | None) -> str:
     return "complete" if trial.status == "complete" else "pruned"
 
 
-def _spread(values: Sequence[float]) -> str:
+def mean_with_spread(values: Sequence[float]) -> str:
     """Mean and, of two and more, the standard deviation of a sample."""
     if not values:
         return "–"

@@ -40,7 +40,7 @@ from flatout.models.rnn import RNNConfig
 from flatout.models.textcnn import TextCNNConfig
 from flatout.models.window_mlp import WindowMLPConfig
 from flatout.report.figures import Chart
-from flatout.report.sequence_charts import draw_answers
+from flatout.report.page import draw_answers
 from flatout.run_log import RunLog
 from flatout.tasks.classification import ClassificationConfig, Classifier
 from flatout.tasks.masked_language import METRICS as MASKED_METRICS

@@ -9,7 +9,6 @@ page, TensorBoard's HPARAMS page and the last lines on the terminal.
 from __future__ import annotations
 
 import json
-import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from flatout.errors import RunBroke, UserError, as_seconds, require
 from flatout.files import write_atomically
 from flatout.report.dashboard import write_hyperparameters
 from flatout.report.summary import json_safe
-from flatout.report.sweep_page import ConfirmingRun, SweepReport, TrialRow, write_sweep
+from flatout.report.sweep_page import ConfirmingRun, SweepReport, TrialRow, mean_with_spread, write_sweep
 from flatout.sweep.many import metric_of, to_go_on
 from flatout.sweep.searched import Searched, forget, held
 from flatout.sweep.study import Choice, Interval, Part, Pruner, Sampler, Study, grid, words
@@ -380,5 +379,4 @@ def _told(ending: Ending) -> dict[str, Any]:
 
 def _spread(name: str, runs: Sequence[ConfirmingRun]) -> str:
     values = [run.metrics[name] for run in runs if run.metrics.get(name) is not None]
-    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{name} {statistics.mean(values):.4f}{spread}" if values else f"{name} is not a number"
+    return f"{name} {mean_with_spread(values) if values else 'is not a number'}"

@@ -140,10 +140,16 @@ class Board:
             self._live.stop()
 
 
+@dataclass(slots=True)
 class _Row:
     """What is shown of one trial."""
 
-    def __init__(self, label: str, settings: str, status: str = "running", value: float | None = None) -> None:
-        self.label, self.settings, self.status, self.value = label, settings, status, value
-        self.count, self.seconds, self.note = 0, 0.0, ""
-        self.begun = time.monotonic()
+    label: str
+    settings: str
+    status: str = "running"
+    value: float | None = None
+    count: int = 0
+    """Of its validations."""
+    seconds: float = 0.0
+    note: str = ""
+    begun: float = field(default_factory=time.monotonic)

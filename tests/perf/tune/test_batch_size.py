@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from flatout.perf.tune.batch_size import divisors, doublings, first_guess, knee, predicted_bytes
+from flatout.perf.tune.reading import divisors, doublings, first_guess, knee, predicted_bytes
 
 GB = 10**9
 

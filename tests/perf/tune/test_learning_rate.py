@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.perf.tune.range_test import LEAST, MOST, STEPS, range_test, smoothed, suggested
+from flatout.perf.tune.probe import range_test
+from flatout.perf.tune.reading import LEAST_RATE, MOST_RATE, RANGE_STEPS, smoothed, suggested
 from tests.perf.tune.planted import small_parts
 
-RATES = np.geomspace(LEAST, MOST, STEPS).tolist()
+RATES = np.geomspace(LEAST_RATE, MOST_RATE, RANGE_STEPS).tolist()
 
 
 def test_a_smoothed_constant_is_that_constant():
@@ -30,7 +31,8 @@ def test_the_steepest_fall_is_found(steepest):
 
 
 @pytest.mark.parametrize(
-    "losses", [[1.0] * STEPS, [1.0 + number for number in range(STEPS)], [math.nan] * STEPS, [1.0] * 3]
+    "losses",
+    [[1.0] * RANGE_STEPS, [1.0 + number for number in range(RANGE_STEPS)], [math.nan] * RANGE_STEPS, [1.0] * 3],
 )
 def test_no_rate_is_suggested_where_the_loss_does_not_fall(losses):
     assert suggested(RATES[: len(losses)], losses) is None
@@ -42,7 +44,7 @@ def test_a_real_test_raises_the_rate_until_the_loss_rises_and_leaves_the_setting
     found = range_test(parts, feed="resident", precision="fp32", rows=32, accumulate=1, until=time.time() + 60)
     assert parts.task.optim is before
     assert len(found["rates"]) == len(found["losses"]) > 30
-    assert found["rates"] == sorted(found["rates"]) and found["rates"][0] == LEAST
+    assert found["rates"] == sorted(found["rates"]) and found["rates"][0] == LEAST_RATE
     suggestion = suggested(found["rates"], found["losses"])
     assert suggestion is not None and 1e-4 < suggestion.rate < 1
     assert torch.isfinite(torch.tensor(found["losses"][:20])).all()

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from flatout.distributed.processes import warm_start
-from flatout.perf.tune.prober import Child, NoAnswer
+from flatout.perf.tune.answers import NoAnswer
+from flatout.perf.tune.prober import Child
 from tests.perf.tune import planted
 
 

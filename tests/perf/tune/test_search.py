@@ -12,11 +12,11 @@ import pytest
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
 from flatout.perf.notes import Limit, MicroBatches
-from flatout.perf.tune.answers import Answers, AnswerStore
+from flatout.perf.tune.answers import Answers, AnswerStore, NoAnswer
 from flatout.perf.tune.probe import Measured, Setting
-from flatout.perf.tune.prober import NoAnswer
-from flatout.perf.tune.search import OpenSettings, Search
+from flatout.perf.tune.search import Search
 from flatout.perf.tune.settings import TuneConfig
+from flatout.perf.tune.speeds import OpenSettings
 
 GB = 10**9
 START = Setting(feed=FeedKind.resident, precision=Precision.bf16, rows=64, accumulate=1)

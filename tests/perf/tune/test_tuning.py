@@ -17,8 +17,8 @@ from flatout.engine.precision import Precision
 from flatout.perf.notes import Limit, MicroBatches
 from flatout.perf.tune.answers import Answers, AnswerStore
 from flatout.perf.tune.probe import Setting
-from flatout.perf.tune.search import OpenSettings
 from flatout.perf.tune.settings import TuneConfig
+from flatout.perf.tune.speeds import OpenSettings
 from flatout.perf.tune.tuning import RunSettings, is_outdated, kept, override_line, smallest
 from flatout.report.summary import read_summary
 from flatout.run.closing import Result

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from filelock import Timeout
 
@@ -143,3 +143,22 @@ class AnswerStore:
     def known_micro_batch(self, key: str) -> int | None:
         """The most rows that are known to fit at once, by `micro_batch_key`; None where nothing is known."""
         return known_rows(self.folder.parent, key)
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """Why a question has none."""
+
+    why: str
+    is_memory: bool = False
+    """Whether it was, or may have been, too much memory."""
+
+
+class Prober(Protocol):
+    """Answers questions by measuring."""
+
+    def ask(self, what: str, latest: float, **asked: Any) -> Any:
+        """The answer to a question, or a NoAnswer; `latest` is a time of the system's clock."""
+
+    def close(self) -> None:
+        """Forget what was built; the next question builds it again."""

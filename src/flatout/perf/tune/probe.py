@@ -1,15 +1,16 @@
 """What is measured in a throw-away process: real training steps, on the longest rows first and on typical ones then.
 
 A probe takes steps of the run's own task, feed and optimizer. The first step has the longest rows there are, so that
-what is found to fit also fits later; the time is that of typical ones. Weights stay as they were.
+what is found to fit also fits later; the time is that of typical ones. Weights stay as they were, but for a range test.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -25,6 +26,7 @@ from flatout.data.batches.plan import BatchRows, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.store.store import StoreSplit
 from flatout.engine.compile import compile_in_place
+from flatout.engine.optimizer import ScaleRate, Schedule
 from flatout.engine.precision import Precision, arithmetic, fast_fp32_products
 from flatout.models.contract import contract
 from flatout.perf.measure.steps import (
@@ -39,6 +41,7 @@ from flatout.perf.measure.steps import (
     standing_optimizer,
 )
 from flatout.perf.notes import micro_batch_key
+from flatout.perf.tune.reading import LEAST_RATE, LEAST_STEPS, MOST_RATE, RANGE_STEPS, smoothed
 from flatout.tasks.task import Task
 
 _WARM_STEPS = 2
@@ -48,6 +51,8 @@ _SLOW_S = 1.0
 _LEAST_TIMED_S = 0.3
 """A few steps of some milliseconds tell nothing: more are timed, where there is time."""
 _FEED_S = 0.2
+_RISEN = 4.0
+"""So many times its least the smoothed loss may be before a range test is over."""
 _BYTES_A_WEIGHT = 12
 """A gradient and the two means of AdamW, in fp32."""
 
@@ -155,6 +160,39 @@ def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measure
         finally:
             timed.close()
     return _measured(taken, warm_s, peak_bytes(parts.device) or held_bytes(parts.device))
+
+
+def range_test(parts: Parts, *, feed: str, precision: str, rows: int, accumulate: int, until: float) -> dict[str, Any]:
+    """Rates and losses of steps whose rate rises from step to step, in the process that measures."""
+    plan = replace(parts.plan, rows_per_batch=rows, accumulate=accumulate)
+    task, kind = parts.task.to(parts.device).train(), Precision(precision)
+    fed = feed_of(parts, FeedKind(feed), plan)
+    way = Way(feed=fed, precision=kind, threads=torch.get_num_threads(), model=task.model)
+    # The rate is the test's own.
+    optim = replace(task.optim, lr=LEAST_RATE, schedule=Schedule.constant, warmup=0.0, scale_lr=ScaleRate.none)
+    rates: list[float] = []
+    losses: list[float] = []
+    with fast_fp32_products(kind, parts.device):
+        optimizer = optim.build(task.model)
+        steps = Steps(task, way, endless(fed), optimizer, clip=parts.clip)
+        try:
+            while len(rates) < RANGE_STEPS and not _is_over(losses) and time.time() <= until:
+                rates.append(LEAST_RATE * (MOST_RATE / LEAST_RATE) ** (len(rates) / (RANGE_STEPS - 1)))
+                for group in optimizer.param_groups:
+                    group["lr"] = rates[-1] * group["lr_share"]
+                steps.take(1)
+                losses.append(steps.last_loss)
+        finally:
+            steps.close()
+    return {"rates": rates, "losses": losses}
+
+
+def _is_over(losses: Sequence[float]) -> bool:
+    """Whether the loss has risen; one that is no number is the test's natural end."""
+    if not losses or not math.isfinite(losses[-1]):
+        return bool(losses)
+    seen = smoothed(losses)
+    return len(seen) > LEAST_STEPS and seen[-1] > _RISEN * abs(min(seen))
 
 
 def _typical_steps(steps: Steps, count: int, until: float) -> Iterator[Taken]:

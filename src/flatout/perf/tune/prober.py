@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -13,8 +12,8 @@ from flatout.engine.allocator import keep_freed_memory
 from flatout.engine.out_of_memory import is_out_of_memory
 from flatout.errors import UserError
 from flatout.perf.measure.apart import Apart, Failed
-from flatout.perf.tune.probe import Parts, about, feeds_alone, losses, measure
-from flatout.perf.tune.range_test import range_test
+from flatout.perf.tune.answers import NoAnswer
+from flatout.perf.tune.probe import Parts, about, feeds_alone, losses, measure, range_test
 
 ANSWERS: dict[str, Callable[..., Any]] = {
     "about": about,
@@ -23,25 +22,6 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "measure": measure,
     "range": range_test,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class NoAnswer:
-    """Why a question has none."""
-
-    why: str
-    is_memory: bool = False
-    """Whether it was, or may have been, too much memory."""
-
-
-class Prober(Protocol):
-    """Answers questions by measuring."""
-
-    def ask(self, what: str, latest: float, **asked: Any) -> Any:
-        """The answer to a question, or a NoAnswer; `latest` is a time of the system's clock."""
-
-    def close(self) -> None:
-        """Forget what was built; the next question builds it again."""
 
 
 class Child:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
-from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice
-from flatout.perf.tune.batch_size import divisors, doublings, first_guess, knee, predicted_bytes
-from flatout.perf.tune.probe import Measured, Setting
-from flatout.perf.tune.prober import NoAnswer, Prober
-from flatout.perf.tune.range_test import STEPS as RANGE_STEPS
-from flatout.perf.tune.range_test import suggested
-from flatout.perf.tune.settings import StepRows, TuneConfig
+from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice, NoAnswer, Prober
+from flatout.perf.tune.reading import RANGE_STEPS, divisors, doublings, first_guess, knee, suggested
+from flatout.perf.tune.settings import StepRows
+from flatout.perf.tune.speeds import OpenSettings, Speeds, allowed_seconds
+
+if TYPE_CHECKING:
+    from flatout.perf.tune.probe import Measured, Setting
 
 _SMALL = 8
 """Rows at once on a CPU whose memory is seen before that of more is predicted."""
@@ -30,43 +29,7 @@ _LEAST_PROBES = 2
 """Where not even so many more fit into the time, nothing is measured."""
 _COMPILE_S, _COMPILE_GAIN = 20.0, 0.4
 """A guess at what a compile takes at least, and at the most of a step that it can save."""
-_PROBES_A_SEARCH = 6
 _LEAST_STEPS_AN_EPOCH = 8
-
-
-@dataclass(slots=True, kw_only=True)
-class OpenSettings:
-    """What is open, and what it is measured against."""
-
-    settings: TuneConfig
-    start: Setting
-    """The settings as they are, with the rules' answers where nothing was set."""
-    feeds: list[FeedKind]
-    precisions: list[Precision]
-    step_rows: int
-    """Rows of one device in an optimizer step."""
-    num_rows: int
-    """Rows of the training split."""
-    most_rows: int | None = None
-    """Most rows at once that may be chosen; None: what fits."""
-    planned_steps: int
-    kept: dict[str, str] = field(default_factory=dict)
-    """Settings that are not looked at, by their keys, and why; empty without a reason to print."""
-    room_bytes: int
-    """Memory that may be taken, the margin left out."""
-    is_cpu: bool
-    is_capped: bool = False
-    """Whether tokens, not rows, decide how much is computed at once."""
-    counts_time: bool = True
-    """Whether the expected run bounds the time; false for a search alone."""
-    compile_why_not: str = ""
-
-
-def allowed_seconds(asked: OpenSettings, step_s: float) -> float:
-    """What measuring may take, once it is known what a step takes."""
-    run_s = asked.planned_steps * step_s
-    settings = asked.settings
-    return min(settings.budget_s, settings.share * run_s) if asked.counts_time else settings.budget_s
 
 
 class Search:
@@ -76,15 +39,10 @@ class Search:
         self.asked, self.prober, self.store, self.say = asked, prober, store, say
         self.settings = asked.settings
         self.answers = Answers()
+        self.speeds = Speeds(asked, prober, self.answers)
         self.now = asked.start
-        self._seen: dict[Setting, list[Measured]] = {}
-        self._about: dict[str, Any] = {}
-        self._small: dict[tuple[Precision, int], int] = {}
         self._most: int | None = None
         """Rows at once that are known to fit, where more once did not."""
-        self._probe_s = 0.0
-        self._began = time.time()
-        self._until = self._began + self.settings.budget_s
 
     def decide(self) -> Answers:
         """What is best, with its evidence."""
@@ -92,15 +50,10 @@ class Search:
             self._decide()
         finally:
             self.prober.close()
-        self.answers.seconds = round(time.time() - self._began, 2)
-        self.answers.unrest = self._unrest()
-        self.answers.row_key = self._about.get("row_keys", {}).get(str(self.now.precision), "")
+        self.answers.seconds = round(time.time() - self.speeds.began, 2)
+        self.answers.unrest = self.speeds.unrest()
+        self.answers.row_key = self.speeds.about.get("row_keys", {}).get(str(self.now.precision), "")
         return self.answers
-
-    def _unrest(self) -> float:
-        """The fastest of several tries of one setting, over the slowest; the largest such number."""
-        rates = [[each.rows_per_s for each in found] for found in self._seen.values()]
-        return round(max((max(each) / min(each) for each in rates), default=1.0), 2)
 
     def _decide(self) -> None:
         for name, why in self.asked.kept.items():
@@ -115,8 +68,8 @@ class Search:
         run_s = self._run_s(first)
         allowed_s = allowed_seconds(self.asked, first.step_s)
         self.answers.allowed_s = allowed_s
-        self._until = self._began + allowed_s
-        if not self._affords(_LEAST_PROBES):
+        self.speeds.until = self.speeds.began + allowed_s
+        if not self.speeds.affords(_LEAST_PROBES):
             why = (
                 f"the run takes about {run_s:,.0f} s, {self.settings.share:.0%} of it is too little to measure anything"
             )
@@ -142,15 +95,15 @@ class Search:
         self.answers.choices.append(Choice(name="tune", value="nothing is changed", why=why, evidence=self._spent()))
 
     def _spent(self) -> str:
-        return f"{time.time() - self._began:.1f} s spent"
+        return f"{time.time() - self.speeds.began:.1f} s spent"
 
     # The first probe: what the settings as they are do.
 
     def _begin(self) -> Measured | NoAnswer:
-        about = self.prober.ask("about", self._until)
+        about = self.prober.ask("about", self.speeds.until)
         if isinstance(about, NoAnswer):
             return about
-        self._about = about
+        self.speeds.about = about
         start = self.asked.start
         if "data.batch_size" not in self.asked.kept:
             self._most = self.store.known_micro_batch(about["row_keys"][start.precision])
@@ -159,11 +112,11 @@ class Search:
             start = self._with_rows(start, sizes[-1])
         if self.asked.is_cpu and start.rows > _SMALL and not self.asked.is_capped:
             small = max([rows for rows in divisors(start.rows) if rows <= _SMALL], default=1)
-            seen = self._measure(replace(start, rows=small, accumulate=1), "memory", steps=2)
+            seen = self.speeds.measure(replace(start, rows=small, accumulate=1), "memory", steps=2)
             if isinstance(seen, NoAnswer):
                 return seen
         smaller = [rows for rows in reversed(sizes) if rows < start.rows]
-        while isinstance(found := self._measure(start, "as set"), NoAnswer):
+        while isinstance(found := self.speeds.measure(start, "as set"), NoAnswer):
             if not found.is_memory or not smaller or "data.batch_size" in self.asked.kept:
                 return found
             start = self._with_rows(start, smaller.pop(0))
@@ -187,16 +140,15 @@ class Search:
     # One after the other.
 
     def _decide_feed(self) -> None:
-        kinds = self.asked.feeds
-        alone = self.prober.ask("feeds", self._until, kinds=[str(kind) for kind in kinds])
+        kinds, before = self.asked.feeds, self.now.feed
+        alone = self.prober.ask("feeds", self.speeds.until, kinds=[str(kind) for kind in kinds])
         if isinstance(alone, NoAnswer):
             self._choose("feed", self.now.feed, "not measured", alone.why)
             return
         for kind, rate in alone.items():
-            self.answers.tried.append(
-                Attempt(what="feed alone", value=kind, rows_per_s=rate, verdict="no model behind it")
-            )
-        share = self._seen[self.now][-1].wait_share
+            row = Attempt(what="feed alone", value=kind, rows_per_s=rate, verdict="no model behind it")
+            self.answers.tried.append(row)
+        share = self.speeds.all_of(self.now)[-1].wait_share
         listed = ", ".join(f"{kind} {rate:,.0f}" for kind, rate in alone.items())
         evidence = f"alone, rows/s: {listed}; {share:.1%} of a step waits for {self.now.feed}"
         self.answers.values["data.feed"] = str(self.now.feed)
@@ -204,9 +156,8 @@ class Search:
             self._choose("feed", self.now.feed, "no other can save as much as counts", evidence)
             return
         others = [kind for kind in kinds if kind is not self.now.feed]
-        before = self.now.feed
         for kind in sorted(others, key=lambda kind: -alone.get(kind, 0.0)):
-            self._try(replace(self.now, feed=kind), "feed", str(kind))
+            self.speeds.attempt(replace(self.now, feed=kind), "feed", str(kind))
         self._keep_faster([replace(self.now, feed=kind) for kind in others], "feed")
         self.answers.values["data.feed"] = str(self.now.feed)
         why = "nothing faster in the step" if self.now.feed is before else "fastest in the step"
@@ -217,23 +168,23 @@ class Search:
         if len(names) == 1:
             self._settle("precision", names[0], "the only one this device has in hardware", "no native sixteen bits")
             return
-        found = self.prober.ask("losses", self._until, precisions=names, rows=min(_LOSS_ROWS, self.now.rows))
+        found = self.prober.ask("losses", self.speeds.until, precisions=names, rows=min(_LOSS_ROWS, self.now.rows))
         if isinstance(found, NoAnswer):
             self._choose("precision", self.now.precision, "not measured", found.why)
             return
         sound = self._sound(found)
         losses = ", ".join(f"{name} {found[name]:.4f}" for name in names)
-        seen = [each for each in sound if self._rate(replace(self.now, precision=each))]
+        seen = [each for each in sound if self.speeds.rate(replace(self.now, precision=each))]
         if Precision.fp32 not in seen:
             self._choose("precision", self.now.precision, "fp32 was not measured", f"loss on the same rows: {losses}")
             return
         # From the exact one: sixteen bits must bring something.
         ruled, self.now = self.now, replace(self.now, precision=Precision.fp32)
         for _ in range(_MORE_TRIES if ruled.precision in seen and ruled != self.now else 0):
-            if self._wins(ruled) or not self._affords(2):
+            if self._wins(ruled) or not self.speeds.affords(2):
                 break
             for setting in (self.now, ruled):  # what the rule says is not given up for a few slow moments
-                self._measure(setting, "precision again")
+                self.speeds.measure(setting, "precision again")
         self._keep_faster([replace(self.now, precision=each) for each in seen if each != Precision.fp32], "precision")
         refused = [name for name in names if name not in sound]
         evidence = f"{self._rates('precision', seen)}; loss on the same rows: {losses}"
@@ -248,15 +199,14 @@ class Search:
         exact, sound = losses[Precision.fp32], []
         for each in self.asked.precisions:
             setting = replace(self.now, precision=each)
-            if abs(losses[each] - exact) <= self.settings.loss_tolerance * abs(
-                exact
-            ):  # never, of one that is no number
+            tolerated = self.settings.loss_tolerance * abs(exact)  # of one that is no number nothing is
+            if abs(losses[each] - exact) <= tolerated:
                 sound.append(each)
-                if setting not in self._seen:
-                    self._try(setting, "precision", str(each))
+                if setting not in self.speeds:
+                    self.speeds.attempt(setting, "precision", str(each))
             else:
-                refused = Attempt(what="precision", value=str(each), verdict=_refusal(losses[each], exact))
-                self.answers.tried.append(refused)
+                verdict = f"refused: its loss is {losses[each]:.4f}, that of fp32 {exact:.4f}"
+                self.answers.tried.append(Attempt(what="precision", value=str(each), verdict=verdict))
         return sound
 
     def _decide_rows(self) -> None:
@@ -268,7 +218,7 @@ class Search:
         now = self.now
         values = {"data.batch_size": now.rows, "data.accumulate": now.accumulate}
         self.answers.values |= values
-        rates = {rows: self._rate(self._with_rows(now, rows)) for rows in sizes}
+        rates = {rows: self.speeds.rate(self._with_rows(now, rows)) for rows in sizes}
         listed = ", ".join(f"{rows}: {rate:,.0f}" for rows, rate in rates.items() if rate)
         changed = now.rows != self.asked.start.rows
         step = f"{now.rows * now.accumulate} rows of a device in a step"
@@ -278,7 +228,7 @@ class Search:
             why = f"twice as many bring less than {self.settings.gain:.0%}; {step}, {self.asked.step_rows} were set"
         if before.rows != self.asked.start.rows and now.rows <= before.rows:
             why = f"{self.asked.start.rows} do not fit; {step}"
-        peak = max(each.peak_bytes for each in self._seen[now]) / 1e9
+        peak = max(each.peak_bytes for each in self.speeds.all_of(now)) / 1e9
         memory = f"with the longest rows {peak:.1f} of {self.asked.room_bytes / 1e9:.1f} GB"
         evidence = f"rows/s by rows at once: {listed}; {memory}"
         self._choose("micro-batch", f"{now.rows} × {now.accumulate}", why, evidence)
@@ -292,7 +242,7 @@ class Search:
                 if rows <= start if up else rows >= start:
                     continue
                 setting = self._with_rows(self.now, rows)
-                self._try(setting, "rows at once", f"{setting.rows} × {setting.accumulate}")
+                self.speeds.attempt(setting, "rows at once", f"{setting.rows} × {setting.accumulate}")
                 misses = 0 if self._keep_faster([setting], "rows at once") else misses + 1
                 if misses == _MOST_MISSES:
                     break
@@ -305,7 +255,7 @@ class Search:
         ladder = [rows for rows in sizes if rows >= self.now.rows]
         guess = ladder[0]
         if not self.asked.is_cpu:
-            guess = first_guess(self.asked.room_bytes, self._about["weights"], self._about["longest"])
+            guess = first_guess(self.asked.room_bytes, self.speeds.about["weights"], self.speeds.about["longest"])
         place = max(number for number, rows in enumerate(ladder) if rows <= max(guess, ladder[0]))
         while place and not self._rate_of_rows(ladder[place]):
             place -= 1
@@ -315,7 +265,7 @@ class Search:
         while place == first and place and not self._pays(ladder[place - 1], ladder[place]):
             place, first = place - 1, first - 1
         chosen = self._with_rows(self.now, ladder[place])
-        if self._rate(chosen):
+        if self.speeds.rate(chosen):
             self.now = chosen
 
     def _pays(self, rows: int, more: int) -> bool:
@@ -324,37 +274,35 @@ class Search:
 
     def _rate_of_rows(self, rows: int) -> float:
         setting = self._with_rows(self.now, rows)
-        if setting not in self._seen:
-            self._try(setting, "rows at once", f"{rows} × {setting.accumulate}")
-        return self._rate(setting)
+        if setting not in self.speeds:
+            self.speeds.attempt(setting, "rows at once", f"{rows} × {setting.accumulate}")
+        return self.speeds.rate(setting)
 
     def _decide_rate(self) -> None:
-        step_s = self._seen[self.now][-1].step_s
-        if time.time() + RANGE_STEPS * step_s / 2 > self._until:
-            self._choose(
-                "optim.lr", "as set", "not measured", f"{RANGE_STEPS} steps take longer than the time that is left"
-            )
+        step_s = self.speeds.all_of(self.now)[-1].step_s
+        if time.time() + RANGE_STEPS * step_s / 2 > self.speeds.until:
+            why = f"{RANGE_STEPS} steps take longer than the time that is left"
+            self._choose("optim.lr", "as set", "not measured", why)
             self.answers.is_complete = False
             return
         now = self.now
         self.prober.close()  # what was measured before has trained its weights
         found = self.prober.ask(
             "range",
-            self._until,
+            self.speeds.until,
             feed=str(now.feed),
             precision=str(now.precision),
             rows=now.rows,
             accumulate=now.accumulate,
-            until=self._until,
+            until=self.speeds.until,
         )
         if isinstance(found, NoAnswer):
             self._choose("optim.lr", "as set", "not measured", found.why)
             return
         suggestion = suggested(found["rates"], found["losses"])
         if suggestion is None:
-            seen = (
-                f"{len(found['rates'])} steps up to a rate of {found['rates'][-1]:.1e}" if found["rates"] else "no step"
-            )
+            rates = found["rates"]
+            seen = f"{len(rates)} steps up to a rate of {rates[-1]:.1e}" if rates else "no step"
             self._choose("optim.lr", "as set", "the loss does not fall anywhere", seen)
             return
         self.answers.values["optim.lr"] = suggestion.rate
@@ -363,11 +311,11 @@ class Search:
 
     def _decide_compile(self) -> None:
         self.answers.values["compile"] = False
-        now = self._seen[self.now][-1]
+        now = self.speeds.all_of(self.now)[-1]
         run_s = self._run_s(now)
-        left_s = self._until - time.time()
+        left_s = self.speeds.until - time.time()
         why = self.asked.compile_why_not
-        if not why and self._about["is_recurrent"]:
+        if not why and self.speeds.about["is_recurrent"]:
             why = "recurrent layers break the compiled graph"
         if not why and run_s * _COMPILE_GAIN < _COMPILE_S:
             why = f"the run takes about {run_s:,.0f} s, a compile {_COMPILE_S:.0f} s or more"
@@ -379,94 +327,28 @@ class Search:
             return
         self.prober.close()  # what is compiled stays so
         setting = replace(self.now, compile=True)
-        found = self._measure(setting, "compile", steps=self.settings.steps)
+        found = self.speeds.measure(setting, "compile", steps=self.settings.steps)
         if isinstance(found, NoAnswer):
             self._choose("compile", False, "it did not come to an end here", found.why)
             return
         saved_s = run_s - self._run_s(found)
-        evidence = (
-            f"{found.rows_per_s:,.0f} rows/s against {self._rate(self.now):,.0f}; compiled in {found.warm_s:.0f} s"
-        )
-        is_worth = found.rows_per_s > self._rate(self.now) * (1 + self.settings.gain) and saved_s > found.warm_s
+        rate = self.speeds.rate(self.now)
+        evidence = f"{found.rows_per_s:,.0f} rows/s against {rate:,.0f}; compiled in {found.warm_s:.0f} s"
+        is_worth = found.rows_per_s > rate * (1 + self.settings.gain) and saved_s > found.warm_s
         if not is_worth:
             self._choose("compile", False, "it does not pay in this run", f"{evidence}; {max(saved_s, 0):.0f} s saved")
             return
         self.answers.values["compile"] = True
         self._choose("compile", True, f"it saves about {saved_s:,.0f} s of this run", evidence)
 
-    # Measuring.
-
-    def _try(self, setting: Setting, what: str, value: str) -> Measured | NoAnswer:
-        """Measure where the time allows it."""
-        if not self._affords(1):
-            self.answers.is_complete = False
-            self.answers.tried.append(Attempt(what=what, value=value, verdict="not run: the time was spent"))
-            return NoAnswer("the time was spent")
-        return self._measure(setting, what)
-
-    def _measure(self, setting: Setting, what: str, steps: int | None = None) -> Measured | NoAnswer:
-        value = _value(setting, what)
-        predicted = self._predicted(setting)
-        if predicted is not None and self.asked.is_cpu and predicted > self.asked.room_bytes:
-            free = self.asked.room_bytes / 1e9
-            row = Attempt(what=what, value=value, memory_gb=predicted / 1e9, is_predicted=True)
-            row.verdict = f"not run: {free:.1f} GB may be taken"
-            self.answers.tried.append(row)
-            why = f"{setting.rows} rows at once would take {predicted / 1e9:.1f} GB, {free:.1f} GB may be taken"
-            return NoAnswer(why, is_memory=True)
-        began = time.time()
-        soon = began + (self._until - began) / (_PROBES_A_SEARCH if what != "compile" else 1)
-        found = self.prober.ask("measure", self._until, setting=setting, steps=steps or self.settings.steps, until=soon)
-        took_s = time.time() - began
-        if isinstance(found, NoAnswer):
-            self.answers.tried.append(Attempt(what=what, value=value, verdict=found.why))
-            return found
-        row = Attempt(what=what, value=value, rows_per_s=found.rows_per_s, tokens_per_s=found.tokens_per_s)
-        row.memory_gb = found.peak_bytes / 1e9
-        self.answers.tried.append(row)
-        if what == "memory":
-            row.verdict = "to predict what more rows take"
-            self._small[setting.precision, setting.rows] = found.peak_bytes
-            return found
-        self._seen.setdefault(setting, []).append(found)
-        self._probe_s = max(self._probe_s, took_s) if what != "compile" else self._probe_s
-        if found.peak_bytes > self.asked.room_bytes:
-            row.verdict = f"too near the edge: {self.asked.room_bytes / 1e9:.1f} GB may be taken"
-            self._seen[setting].pop()
-            if not self._seen[setting]:
-                del self._seen[setting]
-            return NoAnswer(row.verdict, is_memory=True)
-        row.verdict = f"{found.steps} steps, {1000 * found.step_s:.1f} ms each"
-        return found
-
-    def _predicted(self, setting: Setting) -> int | None:
-        """Memory that a size will take which was not tried yet; None where nothing was that tells it."""
-        if self.asked.is_capped:
-            return None
-        seen = dict(self._small)
-        for each, found in self._seen.items():
-            if not each.compile:
-                seen[each.precision, each.rows] = max(one.peak_bytes for one in found)
-        base, fixed = self._about["base_bytes"], self._about["fixed_bytes"]
-        alike = [
-            (rows, peak) for (name, rows), peak in seen.items() if name is setting.precision and rows < setting.rows
-        ]
-        if alike or any(each == (setting.precision, setting.rows) for each in seen):
-            return predicted_bytes(alike, setting.rows, base=base, fixed=fixed) if alike else None
-        others = [(rows, peak) for (_, rows), peak in seen.items() if rows <= setting.rows]
-        if not others:
-            return None
-        there = predicted_bytes(others, setting.rows, base=base, fixed=fixed)
-        return there + max(0, there - base - fixed)  # as if all that grows were twice as wide
-
     def _keep_faster(self, challengers: list[Setting], what: str) -> bool:
         """Put the fastest challenger in the place of what is, if it wins twice; whether one did."""
-        found = sorted((each for each in challengers if self._rate(each)), key=self._rate, reverse=True)
+        found = sorted((each for each in challengers if self.speeds.rate(each)), key=self.speeds.rate, reverse=True)
         for challenger in found:
             if not self._wins(challenger):
                 return False
-            if self._affords(2):
-                again = [self._measure(each, f"{what} again") for each in (self.now, challenger)]
+            if self.speeds.affords(2):
+                again = [self.speeds.measure(each, f"{what} again") for each in (self.now, challenger)]
                 if any(isinstance(each, NoAnswer) for each in again) or not self._wins(challenger):
                     continue
             self.now = challenger
@@ -474,19 +356,12 @@ class Search:
         return False
 
     def _wins(self, challenger: Setting) -> bool:
-        return self._rate(challenger) > self._rate(self.now) * (1 + self.settings.gain)
-
-    def _rate(self, setting: Setting) -> float:
-        """Rows a second, the best of all tries: others on the machine only ever slow one down."""
-        return max((found.rows_per_s for found in self._seen.get(setting, [])), default=0.0)
+        return self.speeds.rate(challenger) > self.speeds.rate(self.now) * (1 + self.settings.gain)
 
     def _rates(self, what: str, values: Any) -> str:
         settings = {str(value): replace(self.now, **{what: value}) for value in values}
-        known = {name: self._rate(setting) for name, setting in settings.items()}
+        known = {name: self.speeds.rate(setting) for name, setting in settings.items()}
         return ", ".join(f"{name} {rate:,.0f} rows/s" for name, rate in known.items() if rate)
-
-    def _affords(self, probes: int) -> bool:
-        return time.time() + probes * self._probe_s <= self._until
 
     def _settle(self, name: str, value: Any, why: str, evidence: str) -> None:
         self.answers.values[name] = value
@@ -515,19 +390,3 @@ _NAMES = {
     "compile": "compile",
 }
 """What a run calls these choices."""
-
-
-def _refusal(loss: float, exact: float) -> str:
-    return f"refused: its loss is {loss:.4f}, that of fp32 {exact:.4f}"
-
-
-def _value(setting: Setting, what: str) -> str:
-    parts = {
-        "feed": str(setting.feed),
-        "precision": str(setting.precision),
-        "compile": "true",
-    }
-    rows = f"{setting.rows} × {setting.accumulate}"
-    return parts.get(
-        what.removesuffix(" again"), f"{setting.feed}, {setting.precision}, {rows}" if what == "as set" else rows
-    )

@@ -31,11 +31,11 @@ from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
 from flatout.engine.run_length import planned_steps
 from flatout.perf.notes import memory_key
-from flatout.perf.tune.answers import Answers, AnswerStore, Choice
+from flatout.perf.tune.answers import Answers, AnswerStore, Choice, Prober
 from flatout.perf.tune.probe import Setting
-from flatout.perf.tune.prober import Prober
-from flatout.perf.tune.search import OpenSettings, Search, allowed_seconds
+from flatout.perf.tune.search import Search
 from flatout.perf.tune.settings import TuneConfig, is_typed
+from flatout.perf.tune.speeds import OpenSettings, allowed_seconds
 from flatout.perf.verdict.confirmation import Confirmed
 from flatout.report.summary import plain
 

@@ -19,6 +19,8 @@ from flatout.perf.verdict.evidence import LEAST_GAIN, MODEL, Evidence, Tried
 
 RECOMMENDED = 1.05
 """What the lower bound of a gain must exceed."""
+_LEAST_UNCERTAIN = 1.25
+"""A gain whose lower bound is too small is named only where it may be as large as this."""
 _PLAIN_GAIN, _PLAIN_SHARE = 1.25, 0.5
 """From where on a run that has just begun says so."""
 
@@ -175,3 +177,33 @@ def best_tried(evidence: Evidence, cause: str) -> tuple[Tried, Interval] | None:
     gains = [(tried, gain_of(evidence, tried)) for tried in evidence.tried if tried.cause == cause]
     most = max((gain.value for _, gain in gains), default=0.0)
     return next((each for each in gains if each[1].value >= 0.95 * most), None) if most >= LEAST_GAIN else None
+
+
+def by_trying(
+    evidence: Evidence, cause: str, limit: str, also: str = "", *, changes_training: bool = False
+) -> Finding | None:
+    """The best that was tried against a cause; silent where it may be noise."""
+    found = best_tried(evidence, cause)
+    if found is None or found[1].value < (LEAST_GAIN if found[1].low > RECOMMENDED else _LEAST_UNCERTAIN):
+        return None
+    tried, gain = found
+    why = f"tried here: {tried.rows_per_s:,.0f} rows/s of it against {tried.as_was:,.0f} as it was"
+    return Finding(
+        cause=cause,
+        limit=limit,
+        share=1 - 1 / gain.value,
+        evidence=f"{also}; {why}" if also else why,
+        override=tried.override,
+        gain=gain,
+        changes_training=changes_training,
+    )
+
+
+def by_removing(
+    evidence: Evidence, ms: float, *, cause: str, limit: str, why: str, override: str | None, advice: str | None = None
+) -> Finding | None:
+    """A part that its fix takes away, where that is worth naming."""
+    if ms <= 0 or evidence.total_ms < LEAST_GAIN * (evidence.total_ms - ms):
+        return None
+    gain, share = gain_without(evidence, ms, interrupts=True), ms / evidence.total_ms
+    return Finding(cause=cause, limit=limit, share=share, evidence=why, override=override, advice=advice, gain=gain)

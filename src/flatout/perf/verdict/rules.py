@@ -12,10 +12,16 @@ from typing import Any
 
 from flatout.perf.measure.intervals import Interval
 from flatout.perf.verdict.evidence import LEAST_COMPILING, LEAST_GAIN, OWN_LOADER, Evidence
-from flatout.perf.verdict.findings import RECOMMENDED, Finding, best_tried, carried_over, gain_uncompiled, gain_without
+from flatout.perf.verdict.findings import (
+    Finding,
+    best_tried,
+    by_removing,
+    by_trying,
+    carried_over,
+    gain_uncompiled,
+    gain_without,
+)
 
-_LEAST_UNCERTAIN = 1.25
-"""A gain whose lower bound is too small is named only where it may be as large as this."""
 _NEAR_ROOF = 0.5
 """Share of the peak from which on a run is as fast as such a model gets."""
 _MOST_OTHERS = 3
@@ -45,36 +51,6 @@ def findings(evidence: Evidence) -> list[Finding]:
     """Every cause that counts, the one whose fix gains most first."""
     found = [finding for rule in RULES if (finding := rule(evidence)) is not None]
     return sorted(found, key=lambda each: each.weight, reverse=True)
-
-
-def _by_trying(
-    evidence: Evidence, cause: str, limit: str, also: str = "", *, changes_training: bool = False
-) -> Finding | None:
-    """The best that was tried against a cause; silent where it may be noise."""
-    found = best_tried(evidence, cause)
-    if found is None or found[1].value < (LEAST_GAIN if found[1].low > RECOMMENDED else _LEAST_UNCERTAIN):
-        return None
-    tried, gain = found
-    why = f"tried here: {tried.rows_per_s:,.0f} rows/s of it against {tried.as_was:,.0f} as it was"
-    return Finding(
-        cause=cause,
-        limit=limit,
-        share=1 - 1 / gain.value,
-        evidence=f"{also}; {why}" if also else why,
-        override=tried.override,
-        gain=gain,
-        changes_training=changes_training,
-    )
-
-
-def _by_removing(
-    evidence: Evidence, ms: float, *, cause: str, limit: str, why: str, override: str | None, advice: str | None = None
-) -> Finding | None:
-    """A part that its fix takes away, where that is worth naming."""
-    if ms <= 0 or evidence.total_ms < LEAST_GAIN * (evidence.total_ms - ms):
-        return None
-    gain, share = gain_without(evidence, ms, interrupts=True), ms / evidence.total_ms
-    return Finding(cause=cause, limit=limit, share=share, evidence=why, override=override, advice=advice, gain=gain)
 
 
 def waiting(evidence: Evidence) -> Finding | None:
@@ -107,14 +83,14 @@ def callbacks(evidence: Evidence) -> Finding | None:
     if not evidence.callbacks:  # curves do not name them
         ms = evidence.ms.get("callbacks", 0.0)
         why, limit = f"{ms:.1f} ms of each batch", "callbacks of your own"
-        return _by_removing(
+        return by_removing(
             evidence, ms, cause="callbacks", limit=limit, why=why, override=None, advice="leave them out"
         )
     name, ms = max(evidence.callbacks.items(), key=lambda each: each[1])
     reads = evidence.reads.get(name, 0)
     why = f"{ms:.1f} ms of each batch" + (f", {reads:.0f} reads of the device's numbers a step" if reads else "")
     limit = f"the callback {name}" + (", which waits for the device," if reads and evidence.device != "cpu" else "")
-    return _by_removing(evidence, ms, cause="callbacks", limit=limit, why=why, override=f"~callbacks.{name}")
+    return by_removing(evidence, ms, cause="callbacks", limit=limit, why=why, override=f"~callbacks.{name}")
 
 
 def host_reads(evidence: Evidence) -> Finding | None:
@@ -139,7 +115,7 @@ def logging(evidence: Evidence) -> Finding | None:
     each = spent * evidence.batches / times
     why = f"{times:,} times, {each:.1f} ms each, every {evidence.flush_every} steps"
     saved, fix = spent * (1 - evidence.flush_every / _USUAL_FLUSH), f"monitor.flush_every={_USUAL_FLUSH}"
-    return _by_removing(evidence, saved, cause="logging", limit="writing curves", why=why, override=fix)
+    return by_removing(evidence, saved, cause="logging", limit="writing curves", why=why, override=fix)
 
 
 def validating(evidence: Evidence) -> Finding | None:
@@ -153,7 +129,7 @@ def validating(evidence: Evidence) -> Finding | None:
     saving = evidence.ms.get("checkpoint", 0.0) * (times / max(saves, times))
     why = f"{times:,} validations in {evidence.epochs:.3g} epochs, {spent * evidence.batches / times:.0f} ms each"
     saved, fix = (spent + saving) * (1 - needed / times), "++trainer.val_check_interval=1.0"
-    return _by_removing(evidence, saved, cause="validation", limit="validations", why=why, override=fix)
+    return by_removing(evidence, saved, cause="validation", limit="validations", why=why, override=fix)
 
 
 def saving(evidence: Evidence) -> Finding | None:
@@ -164,7 +140,7 @@ def saving(evidence: Evidence) -> Finding | None:
         return None
     why = f"{times:,} checkpoints, {spent * evidence.batches / times:.0f} ms each"
     saved, fix = spent * (1 - needed / times), "checkpoint.every_steps=null checkpoint.every_minutes=10"
-    return _by_removing(evidence, saved, cause="checkpoint", limit="checkpoints", why=why, override=fix)
+    return by_removing(evidence, saved, cause="checkpoint", limit="checkpoints", why=why, override=fix)
 
 
 def precision(evidence: Evidence) -> Finding | None:
@@ -173,7 +149,7 @@ def precision(evidence: Evidence) -> Finding | None:
     limit = f"arithmetic in {names.get(evidence.precision, evidence.precision)}"
     is_card = evidence.device == "cuda"  # on a processor small models are slower in sixteen bits
     if not is_card or evidence.native in ("", "fp32") or any(each.cause == "precision" for each in evidence.tried):
-        return _by_trying(evidence, "precision", limit)
+        return by_trying(evidence, "precision", limit)
     why, share = f"{evidence.native} is native here, and was not tried", evidence.share("forward", "backward")
     override = f"precision={evidence.native}"
     return Finding(cause="precision", limit=limit, share=share, evidence=why, override=override, is_only_seen=True)
@@ -182,7 +158,7 @@ def precision(evidence: Evidence) -> Finding | None:
 def padding(evidence: Evidence) -> Finding | None:
     """Padding is computed."""
     also = f"{evidence.padding_share:.0%} of the computed tokens were padding"
-    if (found := _by_trying(evidence, "padding", "padding", also)) is not None:
+    if (found := by_trying(evidence, "padding", "padding", also)) is not None:
         return found
     if evidence.padding_share < 0.3:
         return None
@@ -195,19 +171,19 @@ def small_batches(evidence: Evidence) -> Finding | None:
     if evidence.accumulate > 1:
         return None  # then they can grow while the step stays
     also = f"{evidence.rows_per_batch:.0f} rows a batch; it is another step: mind optim.scale_lr"
-    return _by_trying(evidence, "batch", "small batches", also, changes_training=True)
+    return by_trying(evidence, "batch", "small batches", also, changes_training=True)
 
 
 def accumulation(evidence: Evidence) -> Finding | None:
     """A step is made of more batches than memory asks for."""
     also = f"{evidence.accumulate} batches of {evidence.rows_per_batch:.0f} rows a step; the step stays the same"
-    return _by_trying(evidence, "accumulation", "needless accumulation", also)
+    return by_trying(evidence, "accumulation", "needless accumulation", also)
 
 
 def threads(evidence: Evidence) -> Finding | None:
     """Cores stand idle because too few threads were asked for."""
     limit = f"{evidence.threads} thread{'s' if evidence.threads > 1 else ''} on {evidence.cores} cores"
-    return _by_trying(evidence, "threads", limit)
+    return by_trying(evidence, "threads", limit)
 
 
 def optimizing(evidence: Evidence) -> Finding | None:

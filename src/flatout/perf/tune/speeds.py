@@ -1,0 +1,157 @@
+"""What was measured so far: the speed and the memory of each setting, within the time and the memory there is."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flatout.data.feeding import FeedKind
+from flatout.engine.precision import Precision
+from flatout.perf.tune.answers import Answers, Attempt, NoAnswer, Prober
+from flatout.perf.tune.reading import predicted_bytes
+from flatout.perf.tune.settings import TuneConfig
+
+if TYPE_CHECKING:
+    from flatout.perf.tune.probe import Measured, Setting
+
+_PROBES_A_SEARCH = 6
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenSettings:
+    """What is open, and what it is measured against."""
+
+    settings: TuneConfig
+    start: Setting
+    """The settings as they are, with the rules' answers where nothing was set."""
+    feeds: list[FeedKind]
+    precisions: list[Precision]
+    step_rows: int
+    """Rows of one device in an optimizer step."""
+    num_rows: int
+    """Rows of the training split."""
+    most_rows: int | None = None
+    """Most rows at once that may be chosen; None: what fits."""
+    planned_steps: int
+    kept: dict[str, str] = field(default_factory=dict)
+    """Settings that are not looked at, by their keys, and why; empty without a reason to print."""
+    room_bytes: int
+    """Memory that may be taken, the margin left out."""
+    is_cpu: bool
+    is_capped: bool = False
+    """Whether tokens, not rows, decide how much is computed at once."""
+    counts_time: bool = True
+    """Whether the expected run bounds the time; false for a search alone."""
+    compile_why_not: str = ""
+
+
+def allowed_seconds(asked: OpenSettings, step_s: float) -> float:
+    """What measuring may take, once it is known what a step takes."""
+    run_s = asked.planned_steps * step_s
+    settings = asked.settings
+    return min(settings.budget_s, settings.share * run_s) if asked.counts_time else settings.budget_s
+
+
+class Speeds:
+    """Measures settings and knows what each has reached; every try becomes a line of the answers' table."""
+
+    def __init__(self, asked: OpenSettings, prober: Prober, answers: Answers) -> None:
+        self.asked, self.prober, self.answers = asked, prober, answers
+        self.began = time.time()
+        self.until = self.began + asked.settings.budget_s
+        self.about: dict[str, Any] = {}
+        """What the prober knows of the model before anything is computed."""
+        self._seen: dict[Setting, list[Measured]] = {}
+        self._small: dict[tuple[Precision, int], int] = {}
+        """Most memory of sizes that were only tried to predict that of others."""
+        self._probe_s = 0.0
+
+    def __contains__(self, setting: Setting) -> bool:
+        return setting in self._seen
+
+    def all_of(self, setting: Setting) -> list[Measured]:
+        """Each time that a setting was measured, the latest last."""
+        return self._seen[setting]
+
+    def attempt(self, setting: Setting, what: str, value: str) -> Measured | NoAnswer:
+        """Measure where the time allows it."""
+        if not self.affords(1):
+            self.answers.is_complete = False
+            self.answers.tried.append(Attempt(what=what, value=value, verdict="not run: the time was spent"))
+            return NoAnswer("the time was spent")
+        return self.measure(setting, what)
+
+    def measure(self, setting: Setting, what: str, steps: int | None = None) -> Measured | NoAnswer:
+        """Measure, whatever the time; what would take too much memory is refused before, or afterwards."""
+        row = Attempt(what=what, value=_value(setting, what))
+        self.answers.tried.append(row)
+        room = f"{self.asked.room_bytes / 1e9:.1f} GB may be taken"
+        predicted = self._predicted(setting)
+        if predicted is not None and self.asked.is_cpu and predicted > self.asked.room_bytes:
+            row.memory_gb, row.is_predicted, row.verdict = predicted / 1e9, True, f"not run: {room}"
+            why = f"{setting.rows} rows at once would take {predicted / 1e9:.1f} GB, {room}"
+            return NoAnswer(why, is_memory=True)
+        began, steps = time.time(), steps or self.asked.settings.steps
+        soon = began + (self.until - began) / (_PROBES_A_SEARCH if what != "compile" else 1)
+        found = self.prober.ask("measure", self.until, setting=setting, steps=steps, until=soon)
+        took_s = time.time() - began
+        if isinstance(found, NoAnswer):
+            row.verdict = found.why
+            return found
+        row.rows_per_s, row.tokens_per_s, row.memory_gb = found.rows_per_s, found.tokens_per_s, found.peak_bytes / 1e9
+        if what == "memory":
+            row.verdict = "to predict what more rows take"
+            self._small[setting.precision, setting.rows] = found.peak_bytes
+            return found
+        if what != "compile":  # which takes much longer than a probe
+            self._probe_s = max(self._probe_s, took_s)
+        if found.peak_bytes > self.asked.room_bytes:
+            row.verdict = f"too near the edge: {room}"
+            return NoAnswer(row.verdict, is_memory=True)
+        self._seen.setdefault(setting, []).append(found)
+        row.verdict = f"{found.steps} steps, {1000 * found.step_s:.1f} ms each"
+        return found
+
+    def _predicted(self, setting: Setting) -> int | None:
+        """Memory that a size will take which was not tried yet; None where nothing was that tells it."""
+        if self.asked.is_capped:
+            return None
+        seen = dict(self._small)
+        for each, found in self._seen.items():
+            if not each.compile:
+                seen[each.precision, each.rows] = max(one.peak_bytes for one in found)
+        base, fixed = self.about["base_bytes"], self.about["fixed_bytes"]
+        alike = [
+            (rows, peak) for (name, rows), peak in seen.items() if name is setting.precision and rows < setting.rows
+        ]
+        if alike or any(each == (setting.precision, setting.rows) for each in seen):
+            return predicted_bytes(alike, setting.rows, base=base, fixed=fixed) if alike else None
+        others = [(rows, peak) for (_, rows), peak in seen.items() if rows <= setting.rows]
+        if not others:
+            return None
+        there = predicted_bytes(others, setting.rows, base=base, fixed=fixed)
+        return there + max(0, there - base - fixed)  # as if all that grows were twice as wide
+
+    def rate(self, setting: Setting) -> float:
+        """Rows a second, the best of all tries: others on the machine only ever slow one down."""
+        return max((found.rows_per_s for found in self._seen.get(setting, [])), default=0.0)
+
+    def affords(self, probes: int) -> bool:
+        return time.time() + probes * self._probe_s <= self.until
+
+    def unrest(self) -> float:
+        """The fastest of several tries of one setting, over the slowest; the largest such number."""
+        rates = [[each.rows_per_s for each in found] for found in self._seen.values()]
+        return round(max((max(each) / min(each) for each in rates), default=1.0), 2)
+
+
+def _value(setting: Setting, what: str) -> str:
+    rows = f"{setting.rows} × {setting.accumulate}"
+    shown = {
+        "feed": str(setting.feed),
+        "precision": str(setting.precision),
+        "compile": "true",
+        "as set": f"{setting.feed}, {setting.precision}, {rows}",
+    }
+    return shown.get(what.removesuffix(" again"), rows)
