@@ -97,6 +97,7 @@ class OurRun:
         weight.
         """
         began = time.perf_counter()
+        (folder / "run").mkdir(parents=True, exist_ok=True)
         result = self.job.train(folder / "run", self.words, resumes=False)
         summary = result.summary
         speed, training = summary["speed"], summary["training"]
