@@ -25,7 +25,7 @@ from flatout.perf.measure.apart import run
 from flatout.perf.measure.steps import peak_bytes
 
 if TYPE_CHECKING:
-    from flatout.run.job import RunJob
+    from flatout.run.launch import RunJob
 
 _GPU_EVERY_S = 0.2
 

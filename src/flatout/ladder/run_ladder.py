@@ -30,7 +30,7 @@ from flatout.perf.notes import machine_name, note_ladder
 from flatout.report.summary import json_safe, versions
 
 if TYPE_CHECKING:
-    from flatout.run.job import RunJob
+    from flatout.run.launch import RunJob
 
 _QUIET = ("monitor.progress=false", "logger=none", "resume=null", "checkpoint.patience=null", "tune=off")
 

@@ -20,7 +20,7 @@ import yaml
 
 from flatout.data.store.store import Store
 from flatout.errors import RunBroke, UserError, out_of_space, require
-from flatout.files import REFUSALS, fcntl, refused_folder, write_atomically, write_atomically
+from flatout.files import REFUSALS, fcntl, refused_folder, write_atomically
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import Summary, read_summary

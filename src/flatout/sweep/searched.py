@@ -23,7 +23,7 @@ from flatout.sweep.study import JOURNAL, Choice, Interval, Part, Pruner, Sampler
 from flatout.sweep.trial import Trial
 
 if TYPE_CHECKING:
-    from flatout.run.job import RunJob
+    from flatout.run.launch import RunJob
 
 Compose = Callable[[Sequence[str], int], "RunJob"]
 """Composes the run of a trial from what is typed for it; a user's mistake is a `UserError`."""

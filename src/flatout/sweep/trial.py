@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from flatout.run.job import RunJob
+    from flatout.run.launch import RunJob
 
 
 class Status(StrEnum):
