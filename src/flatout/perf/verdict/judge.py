@@ -16,8 +16,7 @@ from flatout.callbacks.clock import compiled_so_far
 from flatout.callbacks.run_curves import RunCurves
 from flatout.callbacks.step_timer import PARTS
 from flatout.data.batches.feed import Feed, Feeds
-from flatout.data.batches.feed_kind import FeedKind
-from flatout.data.batches.plan import PlanSettings
+from flatout.data.batches.plan import FeedKind, PlanSettings
 from flatout.distributed.ranks import cores_here
 from flatout.engine.precision import Precision, choose_precision
 from flatout.errors import UserError
