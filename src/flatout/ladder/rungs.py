@@ -42,7 +42,7 @@ class Rung:
     measures: str = "training"
     """training: rows a second; startup: seconds to the first batch; learning: its speed is that of the rung below."""
     needs: tuple[str, ...] = ()
-    """What must be there: a package, or a name of `needs.py`."""
+    """What must be there: a package, or a need that `climb.py` knows."""
     setting: str = ""
     """The override of a run of ours that does the same; verdicts refer to the rung by it."""
     keywords: Mapping[str, Any] | None = None
