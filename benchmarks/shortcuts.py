@@ -6,15 +6,13 @@ saving is given in microseconds, and as a fraction of a step.
 
 from __future__ import annotations
 
-import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import lightning as L
 import torch
 
 from benchmarks import spine
@@ -23,9 +21,7 @@ from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.engine import fast_loop
-from flatout.engine import lightning_internals as internals
 from flatout.engine.allocator import keep_freed_memory
-from flatout.tasks.task import Task
 
 
 def claims(options: Options) -> Iterator[Claim]:
@@ -66,33 +62,9 @@ def _fastest_in_turn(sides: Sequence[Callable[[], float]], rounds: int) -> list[
     return [min(values) for values in zip(*([side() for side in sides] for _ in range(rounds)), strict=True)]
 
 
-@contextmanager
-def _lightnings_own(names: tuple[str, ...]) -> Iterator[None]:
-    """Methods of Lightning's module in place of those of a task."""
-    with ExitStack() as stack:
-        for name in names:
-            stack.enter_context(mock.patch.object(Task, name, getattr(L.LightningModule, name)))
-        yield
-
-
-@contextmanager
-def _inspected_signature() -> Iterator[None]:
-    """Lightning works out the signature of the training step again in each step."""
-    kept: inspect.Signature = Task.training_step.__dict__.pop("__signature__")
-    try:
-        yield
-    finally:
-        Task.training_step.__dict__["__signature__"] = kept
-
-
 SHORTCUTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "plug_optimization (the fast loop)": lambda: mock.patch.object(
         fast_loop, "_reason_against", lambda trainer, module: "turned off by the bench"
     ),
-    "set_hook_name": lambda: mock.patch.object(internals, "set_hook_name", lambda module, name, value: False),
-    "no batch transfer hooks": lambda: _lightnings_own(("_on_before_batch_transfer", "_apply_batch_transfer_handler")),
-    "signature of training_step": _inspected_signature,
-    "plug_short_epoch": lambda: mock.patch.object(internals, "plug_short_epoch", lambda *arguments: False),
-    "step_directly": lambda: mock.patch.object(fast_loop, "can_step_directly", lambda optimizer: False),
 }
 """How to turn each one off; those that change behaviour (signals, positions, DDP) are not here."""

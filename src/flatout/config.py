@@ -155,7 +155,7 @@ class RunConfig:
         if self.has_own_parts:
             require_own_parts(self.task, self.data)
             require(
-                not self.shares_weights,
+                not self.is_sharded,
                 f"trainer.strategy: {_FSDP}",
                 "does not serve modules of your own",
                 hint="Set trainer.strategy=ddp.",
@@ -176,7 +176,7 @@ class RunConfig:
         hint = "Leave one of them out."
         require(not is_free, "tune.effective_batch", f"free with data.effective_batch={rows}", hint=hint)
         self.data, self.model, self.task = complete_parts(self.data, self.model, self.task)
-        if self.shares_weights:
+        if self.is_sharded:
             self._require_what_fsdp_can_do(kind_of(self.data).why_whole)
 
     def _require_trainer_settings(self) -> None:
@@ -197,7 +197,7 @@ class RunConfig:
         require(is_count, "trainer.max_epochs", f"{epochs}", allowed="1 or more")
 
     @property
-    def shares_weights(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether each rank keeps a slice of each weight (FSDP)."""
         return self.trainer.get("strategy") == _FSDP
 

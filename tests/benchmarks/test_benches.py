@@ -33,7 +33,7 @@ COLUMNS = {
 """The columns of a row, which tools that read the tables rely on."""
 FIRST_ROWS = {
     "spine": ["store to padded batches, against datasets", "framework cost a step above a bare loop"],
-    "shortcuts": ["saved a step: plug_optimization (the fast loop)", "saved a step: set_hook_name"],
+    "shortcuts": ["saved a step: plug_optimization (the fast loop)"],
     "sources": ["reading and checking a csv, against datasets reading it", "checking rows in memory"],
     "headlines": ["BiLSTM epoch, against the usual loop", "the same, against tokenising in the loop"],
     "bits": ["preparing records (bits and labels)", "encoding: Bloom filters"],

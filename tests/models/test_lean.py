@@ -34,8 +34,9 @@ def test_a_kept_gradient_equals_a_fresh_one_step_after_step(padding: int | None)
             stepper.step()
         assert plain.weight.grad is not None and lean.weight.grad is not None
         torch.testing.assert_close(lean.weight.grad, plain.weight.grad, rtol=0, atol=1e-6)
-        lean.clear()
-        assert not lean.weight.grad.any()
+        if step % 2:  # else the next backward pass clears it, where the gradient was dropped
+            lean.clear()
+            assert not lean.weight.grad.any()
         for stepper in steppers:
             stepper.zero_grad()
     torch.testing.assert_close(lean.weight, plain.weight, rtol=0, atol=1e-6)

@@ -18,7 +18,7 @@ _LOOK_CLOSELY_AT = range(20, 23)
 _INSIDE_A_STEP = {
     "on_before_backward": "backward",
     "on_after_backward": "backward",
-    "on_before_zero_grad": "optimizer",
+    "on_before_zero_grad": "backward",
     "on_before_optimizer_step": "optimizer",
 }
 _BESIDE_A_STEP = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end")

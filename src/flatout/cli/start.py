@@ -83,11 +83,9 @@ def start_measuring(words: Sequence[str], measure: Callable[[RunConfig, list[str
 
 def _import_all(words: Sequence[str]) -> None:
     from flatout.distributed.processes import warm_start
-    from flatout.engine.torchmetrics_internals import import_torchmetrics
 
     if any(word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word for word in words):
         warm_start()  # imports in the background what later processes need
-    import_torchmetrics()
     importlib.import_module("flatout.cli.boundary")
 
 

@@ -1,16 +1,19 @@
 """The fast loop: an optimizer step without closures, profiling contexts and device syncs, in Lightning's own Trainer.
 
-`Trainer(callbacks=[FastLoop()])` is all there is to it. It serves any LightningModule with automatic optimisation and
-one optimizer, on one device, DDP or FSDP; gradients, clipping and counters equal those of the ordinary loop. On top of
-it come a guard against losses that are not finite, and a second try in smaller pieces after out-of-memory. A module
-that overrides `optimizer_step`, or a strategy unknown here, gets Lightning's own loop; a line says so.
+`Trainer(callbacks=[FastLoop()])` is all there is to it. It serves a LightningModule with automatic optimisation and
+one optimizer of torch, on one device, DDP or FSDP; gradients, hooks and counters equal those of the ordinary loop. On
+top of it come a guard against losses that are not finite, and a second try in smaller pieces after out-of-memory.
+
+It takes the steps that it knows and no others. A module with an `optimizer_step` of its own, an optimizer that may ask
+for the loss again, somebody's own strategy or precision: they get Lightning's own loop, and a line says so. So do steps
+that another callback takes in between, as finders of rates and batch sizes do.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -19,14 +22,14 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import LBFGS
 
-from flatout.data.batches.feed import Feed
 from flatout.distributed.ddp_internals import leave_out_of_ddp
 from flatout.engine import lightning_internals as internals
-from flatout.engine.direct_step import can_step_directly, drop_gradients, step_directly
 from flatout.engine.gradients import clip_divisor, clip_gradients, gradient_is_finite, gradient_length, is_fused
 from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
 from flatout.engine.passes import BATCH_NORMS, Passes
@@ -36,11 +39,19 @@ from flatout.models.lean import LeanEmbedding
 
 PHASES = ("forward", "backward", "optimizer")
 _STEP_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
+_KNOWN = (SingleDeviceStrategy, DDPStrategy, MixedPrecision, HalfPrecision, DoublePrecision, Precision)
+"""Strategies and precisions of Lightning whose steps are taken here."""
+_OF_A_STEP = ("training_step", "pre_backward", "backward", "post_backward", "optimizer_step", "clip_gradients")
 
 
 def edge_on_host(edge: int) -> float:
     """The host's clock at the edge of a phase: 0 is the start of a batch, 1 to 3 are the ends of its phases."""
     return time.perf_counter()
+
+
+def describe_nothing(step: int) -> str:
+    """The rows of a step, where nothing is known of them."""
+    return ""
 
 
 def fast_loop_of(trainer: L.Trainer) -> FastLoop | None:
@@ -52,7 +63,7 @@ class FastLoop(Callback):
     """Takes optimizer steps in place of Lightning's automatic optimisation."""
 
     def __init__(
-        self, *, not_finite: NotFinite = NotFinite.stop, describe_rows: Callable[[int], str] = lambda step: ""
+        self, *, not_finite: NotFinite = NotFinite.stop, describe_rows: Callable[[int], str] = describe_nothing
     ) -> None:
         """`describe_rows` names the rows of an optimizer step, counted from 0, for the message of a failed step."""
         self.phase_s = dict.fromkeys(PHASES, 0.0)
@@ -65,11 +76,12 @@ class FastLoop(Callback):
         self.rate = 0.0
         """Learning rate of the last step."""
         self.is_serving = self.is_plain = self.is_scaled = self.exchanges = self._is_ddp = False
-        self._calls_directly = self._is_on_cpu = False
-        self._is_updating = self._is_under_way = self._steps_directly = False
-        self._hooks: dict[str, list[Callable[..., Any]]] = {name: [] for name in _STEP_HOOKS}
+        self._is_updating = self._is_under_way = self._must_zero = False
+        self._hooked: set[str] = set()
+        """The step hooks that some callback or the module has; Lightning calls them itself off the plain road."""
         self._lean: list[LeanEmbedding] = []
         self._trained: list[nn.Parameter] = []
+        self._optimizer: torch.optim.Optimizer | None = None
 
     @property
     def skipped(self) -> list[int]:
@@ -99,39 +111,38 @@ class FastLoop(Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.trainer, self.module = trainer, pl_module
-        vars(pl_module)["answer_in_pieces"] = self.passes.judge
-        if stage != "fit":
-            return
-        internals.unplug_short_epoch(trainer)  # of a training that an error ended
-        reason = _reason_against(trainer, pl_module)
-        if reason:
-            print(f"fast loop: off, {reason}; Lightning's own loop trains")
-            return
-        self._plugged = internals.plug_optimization(trainer, self._run_batch)
-        self.is_serving = self._plugged is not None
-        vars(pl_module)["is_in_fast_loop"] = self.is_serving
-        self._keep_embedding_gradients()
+        if stage == "fit":
+            self._optimizer = None
+            self._serve(_reason_against(trainer, pl_module))
+            self._let_go_of_embeddings()  # of a training that an error ended
+            self._keep_embedding_gradients()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not self.is_serving:
+        if self.is_serving:
+            self._serve(_reason_against_optimizer(trainer))
+        self._plugged = None
+        if self.is_serving:
+            # Not before: other callbacks may train in between, with loops of their own, before a training begins.
+            self._plugged = internals.plug_optimization(trainer, self._serves, self._run_batch)
+        if self._plugged is None:
+            self._leave(trainer, pl_module)
             return
         strategy = trainer.strategy
-        self._trained = [weight for group in trainer.optimizers[0].param_groups for weight in group["params"]]
+        self._optimizer = trainer.optimizers[0]
         self.is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
-        is_backward_ours = type(pl_module).backward is L.LightningModule.backward
-        self.is_plain = isinstance(strategy, SingleDeviceStrategy) and not self.is_scaled and is_backward_ours
+        is_backward_ours = internals.overrides(pl_module, "backward", L.LightningModule)
+        self.is_plain = isinstance(strategy, SingleDeviceStrategy) and not self.is_scaled and not is_backward_ours
         self._is_on_cpu = pl_module.device.type == "cpu"
-        self._calls_directly = internals.adds_nothing_to_steps(trainer, pl_module)
         self._is_ddp = isinstance(getattr(strategy, "model", None), DistributedDataParallel)
         self.exchanges = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        self.shares_weights = bool(getattr(pl_module, "shares_weights", False))
-        self._clips_itself = (
-            type(pl_module).configure_gradient_clipping is L.LightningModule.configure_gradient_clipping
-        )
+        self.is_sharded = bool(getattr(pl_module, "is_sharded", False))
+        self._clips_itself = not internals.overrides(pl_module, "configure_gradient_clipping", L.LightningModule)
         self._after_step = getattr(pl_module, "after_optimizer_step", None)
-        self._gather_hooks()
-        self._steps_directly = can_step_directly(trainer.optimizers[0])
-        internals.plug_short_epoch(trainer, pl_module, Feed)
+        self._hooked = {name for name in _STEP_HOOKS if self._has_hook(name)}
+        # Lightning drops gradients between the forward and the backward pass. Tasks of flatout never read old ones, so
+        # theirs go before the forward pass: at its end, where memory is scarce, that is four bytes a weight less.
+        is_of_flatout = type(pl_module).__module__.startswith("flatout.")
+        self._zeroes_early = is_of_flatout and "on_before_zero_grad" not in self._hooked
         self.losses.to(pl_module.device)
         self.passes.restart()
         if self.exchanges:
@@ -140,36 +151,62 @@ class FastLoop(Callback):
                 dist.broadcast(embedding.weight.detach(), 0)  # as DDP does with all others
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        for embedding in self._lean:
-            embedding.keeps_gradient = False
-        self._lean.clear()
-        internals.unplug_short_epoch(trainer)
-        vars(pl_module)["is_in_fast_loop"] = self.is_serving = False
+        self._leave(trainer, pl_module)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        # `is_serving` stays: a last checkpoint asks whether this loop has left the weights whole.
+        internals.unplug_optimization(trainer)
+
+    def _serve(self, reason_against: str) -> None:
+        if reason_against:
+            print(f"fast loop: off, {reason_against}; Lightning's own loop trains")
+        self.is_serving = not reason_against
+        _note(self.module, self.is_serving)
+
+    def _leave(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Give the trainer back as it was, for another training of another module."""
+        internals.unplug_optimization(trainer)
+        self._let_go_of_embeddings()
+        self.is_serving, self._optimizer = False, None
+        _note(module, False)
+
+    def _serves(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether a batch is of the training that began here; a finder's has other callbacks, or another optimizer."""
+        return optimizer is self._optimizer and any(each is self for each in internals.callbacks_of(self.trainer))
+
+    def _has_hook(self, name: str) -> bool:
+        others = [each for each in internals.callbacks_of(self.trainer) if each is not self]
+        has_callback = any(internals.overrides(each, name, Callback) for each in others)
+        return has_callback or internals.overrides(self.module, name, L.LightningModule)
 
     def forward(self, batch: Any) -> Tensor | None:
         """The loss of a batch or of a piece of one, over the batches of its optimizer step."""
         arguments = (batch, *self._arguments[1:])
-        if self._is_ddp or self._calls_directly:
-            output = internals.call_training_step(self.trainer, self.module, arguments)
-        else:
-            output = internals.run_training_step(self.trainer, arguments)
-        loss = output.get("loss") if isinstance(output, Mapping) else output
-        accumulate = self.trainer.accumulate_grad_batches
-        return loss if loss is None or accumulate == 1 else loss / accumulate
+        self._result = internals.run_training_step(self.trainer, arguments, is_inside_ddp=self._is_ddp)
+        if self._must_zero:  # now, as Lightning does: a training step may call `backward` on its own account
+            self._zero_gradients()
+        return self._result.closure_loss
 
     def backward(self, loss: Tensor, *, ends_step: bool) -> None:
         """Add the gradients of a part of a step; ranks exchange them all after the last."""
         if self.is_plain:
-            for hook in self._hooks["on_before_backward"]:
-                hook(loss)
+            self._call_hooks("on_before_backward", loss)
             loss.backward()
-            for hook in self._hooks["on_after_backward"]:
-                hook()
+            self._call_hooks("on_after_backward")
             return
         strategy: Any = self.trainer.strategy
         if self._is_ddp and ends_step:
             internals.prepare_for_backward(strategy.model, loss)
         strategy.backward(loss, self._optimizer)
+
+    def _call_hooks(self, name: str, *arguments: Any) -> None:
+        if name in self._hooked:
+            internals.call_hooks(self.trainer, name, *arguments)
+
+    def _zero_gradients(self) -> None:
+        assert self._plugged is not None and self._optimizer is not None
+        self._must_zero = False
+        self._plugged.zero_gradients(self._optimizer, self._batch_idx)
 
     def exchange_context(self, *, ends_step: bool) -> Any:
         """Around the forward and backward pass of a part: gradients are exchanged in the last part of a step."""
@@ -178,9 +215,8 @@ class FastLoop(Callback):
 
     def reset_gradients(self) -> None:
         """Drop the gradients of a step that is repeated."""
-        for embedding in self._lean:
-            embedding.clear()
-        drop_gradients(self._optimizer)
+        assert self._optimizer is not None
+        self._optimizer.zero_grad()
 
     def is_torn(self) -> bool:
         """Whether weights or running statistics are no longer those that the last step has left."""
@@ -196,21 +232,27 @@ class FastLoop(Callback):
         edge = self.edge
         started = edge(0)
         self._is_under_way = True
-        self._optimizer, self._arguments = optimizer, tuple(kwargs.values())
+        self._batch_idx, self._arguments = batch_idx, tuple(kwargs.values())
         batch = self._arguments[0]
         ends_step = getattr(batch, "ends_step", None)
         if ends_step is None:
             ends_step = internals.ends_optimizer_step(self.trainer)
+        assert self._plugged is not None
+        progress = self._plugged.optim_progress.optimizer.step
+        if ends_step:  # before the forward pass, as Lightning counts
+            progress.increment_ready()
+        self._must_zero = batch_idx % self.trainer.accumulate_grad_batches == 0
+        if self._must_zero and self._zeroes_early:
+            self._zero_gradients()
         if self._is_ddp:
             passes = partial(self.passes.train, batch, ends_step=ends_step)
             forward_s = internals.run_inside_ddp(self.trainer.strategy, self.module, passes)
         else:
             forward_s = self.passes.train(batch, ends_step=ends_step)
         backwarded = edge(2)
-        loss = self.passes.last_loss
         if ends_step:
             with self.losses.of_step(self.passes.end_step()):
-                self._step(optimizer)
+                self._step(optimizer, progress)
             self._is_under_way = False
             if self.exchanges:
                 self.passes.agree()
@@ -218,14 +260,13 @@ class FastLoop(Callback):
         phase_s["forward"] += forward_s
         phase_s["backward"] += backwarded - started - forward_s
         phase_s["optimizer"] += edge(3) - backwarded
-        return {} if loss is None else {"loss": loss}
+        return {} if self._result.loss is None else self._result.asdict()
 
-    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _step(self, optimizer: torch.optim.Optimizer, progress: Any) -> None:
         step = self.trainer.global_step
-        assert self._plugged is not None
-        progress = self._plugged.optim_progress.optimizer.step
-        progress.increment_ready()
         self.rate = optimizer.param_groups[0]["lr"]
+        # Now, not when training begins: callbacks that thaw layers add groups to the optimizer.
+        self._trained = [weight for group in optimizer.param_groups for weight in group["params"]]
         if self.exchanges:
             for embedding in self._lean:
                 embedding.exchange()
@@ -235,11 +276,6 @@ class FastLoop(Callback):
             self._update_first(optimizer)
         elif is_wanted:
             self._update(optimizer)
-        for embedding in self._lean:
-            embedding.clear()
-        for hook in self._hooks["on_before_zero_grad"]:
-            hook(optimizer)
-        drop_gradients(optimizer)
         progress.increment_completed()
         if self._after_step is not None:
             self._after_step()
@@ -251,8 +287,7 @@ class FastLoop(Callback):
         elif self.is_scaled:  # the scaler unscales, clips and may leave the step out: Lightning's own way
             self.trainer.strategy.optimizer_step(optimizer, closure=lambda: self.losses.last)
         else:
-            if not (self._steps_directly and step_directly(optimizer)):
-                optimizer.step()
+            optimizer.step()
             for name in ("grad_scale", "found_inf"):
                 vars(optimizer).pop(name, None)
 
@@ -264,11 +299,10 @@ class FastLoop(Callback):
         """
         scaler: Any = vars(self.trainer.precision_plugin)["scaler"]
         scale = scaler.scale(torch.ones((), device=self.module.device))
-        if hooks := self._hooks["on_before_optimizer_step"]:
+        if "on_before_optimizer_step" in self._hooked:
             scaler.unscale_(optimizer)
             scale = torch.ones_like(scale)
-            for hook in hooks:
-                hook(optimizer)
+            self._call_hooks("on_before_optimizer_step", optimizer)
         norm = gradient_length(self._trained) / scale
         self.losses.norms.append(norm)
         longest = self.trainer.gradient_clip_val
@@ -307,8 +341,7 @@ class FastLoop(Callback):
         """Clip the gradient; whether the step may be taken, which a fused optimizer on a GPU decides itself."""
         if self.is_scaled:  # its scaler leaves such steps out itself, and is not done with the gradient yet
             return True
-        for hook in self._hooks["on_before_optimizer_step"]:
-            hook(optimizer)
+        self._call_hooks("on_before_optimizer_step", optimizer)
         norm = self._clip(optimizer)
         losses = self.losses
         if (self.finds_at_once and self._is_on_cpu) or not is_fused(optimizer):
@@ -325,13 +358,13 @@ class FastLoop(Callback):
     def _clip(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
         """Clip as the Trainer says; the gradient's norm before, or None where nothing asked for it."""
         trainer = self.trainer
-        value, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm or "norm"
-        if not self._clips_itself or (value and str(algorithm) != "norm"):
-            self.module.configure_gradient_clipping(optimizer, value, algorithm)
+        value, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+        if not self._clips_itself or (value and str(algorithm or "norm") != "norm"):
+            internals.call_module_hook(trainer, "configure_gradient_clipping", optimizer, value, algorithm)
             return None
         if not value:
             return None
-        if is_fused(optimizer) and not self.shares_weights:  # which divides while it steps: one pass over memory less
+        if is_fused(optimizer) and not self.is_sharded:  # which divides while it steps: one pass over memory less
             norm = gradient_length(self._trained)
             vars(optimizer)["grad_scale"] = clip_divisor(norm, float(value))
         else:
@@ -346,21 +379,10 @@ class FastLoop(Callback):
         if self.is_serving and self.is_scaled and not is_fused(optimizer):
             self.losses.norms.append(gradient_length(self._trained))
 
-    def _gather_hooks(self) -> None:
-        """The step hooks that callbacks and the module override; Lightning calls them itself off the plain road."""
-        for name in _STEP_HOOKS:
-            self._hooks[name] = [
-                _bound(getattr(each, name), self.trainer, self.module)
-                for each in internals.callbacks_of(self.trainer)
-                if each is not self and getattr(type(each), name) is not getattr(Callback, name)
-            ]
-            if getattr(type(self.module), name) is not getattr(L.LightningModule, name):
-                self._hooks[name].append(getattr(self.module, name))
-
     def _keep_embedding_gradients(self) -> None:
         """On a CPU large embeddings keep one gradient table, which autograd never sees, so DDP must not wait for it."""
         strategy = self.trainer.strategy
-        is_known = isinstance(strategy, SingleDeviceStrategy | DDPStrategy)
+        is_known = self.is_serving and isinstance(strategy, SingleDeviceStrategy | DDPStrategy)
         is_scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         is_lean = is_known and not is_scaled and strategy.root_device.type == "cpu"
         lean = [each for each in self.module.modules() if is_lean and isinstance(each, LeanEmbedding)]
@@ -371,25 +393,49 @@ class FastLoop(Callback):
         for embedding in self._lean:
             embedding.keeps_gradient = True
 
+    def _let_go_of_embeddings(self) -> None:
+        for embedding in self._lean:
+            embedding.clear()
+            embedding.keeps_gradient, embedding.weight.grad = False, None
+        self._lean.clear()
 
-def _bound(hook: Callable[..., Any], *first: Any) -> Callable[..., Any]:
-    return lambda *rest: hook(*first, *rest)
+
+def _note(module: Any, is_serving: bool) -> None:
+    """Say it to a task, which then logs no loss and may fuse its optimizer."""
+    if hasattr(type(module), "is_in_fast_loop"):
+        module.is_in_fast_loop = is_serving
 
 
 def _reason_against(trainer: L.Trainer, module: L.LightningModule) -> str:
     """Why Lightning's own loop has to train a module; empty where the fast loop can."""
+    name, base = type(module).__name__, L.LightningModule
     if not module.automatic_optimization:
-        return f"{type(module).__name__} uses manual optimisation"
-    if type(module).optimizer_step is not L.LightningModule.optimizer_step and not hasattr(
-        module, "after_optimizer_step"
-    ):
-        return f"{type(module).__name__} overrides optimizer_step"
-    if type(module).optimizer_zero_grad is not L.LightningModule.optimizer_zero_grad:
-        return f"{type(module).__name__} overrides optimizer_zero_grad"
-    is_known = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy) or hasattr(
-        trainer.strategy, "share_out"
+        return f"{name} uses manual optimisation"
+    if internals.overrides(module, "optimizer_step", base) and not hasattr(module, "after_optimizer_step"):
+        return f"{name} overrides optimizer_step"
+    if internals.overrides(module, "optimizer_zero_grad", base):
+        return f"{name} overrides optimizer_zero_grad"
+    precision, strategy = trainer.precision_plugin, trainer.strategy
+    if not _steps_as_known(precision):
+        return f"the precision {type(precision).__name__} computes in its own way"
+    is_known = _steps_as_known(strategy) or hasattr(strategy, "share_out")
+    return "" if is_known else f"the strategy {type(strategy).__name__} steps in its own way"
+
+
+def _steps_as_known(part: Any) -> bool:
+    """Whether a strategy or a precision is one of Lightning's, or differs from it in nothing that a step does."""
+    base = next((each for each in _KNOWN if isinstance(part, each)), None)
+    return base is not None and not any(
+        internals.overrides(part, name, base) for name in _OF_A_STEP if hasattr(base, name)
     )
-    return "" if is_known else f"the strategy {type(trainer.strategy).__name__} steps in its own way"
+
+
+def _reason_against_optimizer(trainer: L.Trainer) -> str:
+    """Why Lightning's own loop has to take an optimizer's steps; empty where the fast loop can."""
+    kind = type(trainer.optimizers[0])
+    # One that calls its closure twice (SAM, LBFGS) needs the closure; none of torch's others looks at it.
+    is_known = kind.step.__module__.startswith(("torch.optim.", "flatout.")) and kind is not LBFGS
+    return "" if is_known else f"{kind.__name__} may want the loss computed again while it steps"
 
 
 def _no_memory_for_state(why: str) -> UserError:

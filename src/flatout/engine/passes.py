@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import lightning as L
 import torch
 from torch import Tensor, nn
 
@@ -26,48 +25,29 @@ from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_
 from flatout.engine.random_state import RandomState
 from flatout.errors import UserError
 
+if TYPE_CHECKING:
+    from flatout.engine.fast_loop import FastLoop
+
 TRAINING, EVALUATION = "training", "evaluation"
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """Layers that keep running means."""
 
 
-class Loop(Protocol):
-    """What passes need of the loop that runs them."""
-
-    trainer: L.Trainer
-    module: L.LightningModule
-    exchanges: bool
-    edge: Callable[[int], float]
-
-    def forward(self, batch: Any) -> Tensor | None: ...
-
-    def backward(self, loss: Tensor, *, ends_step: bool) -> None: ...
-
-    def exchange_context(self, *, ends_step: bool) -> Any: ...
-
-    def reset_gradients(self) -> None: ...
-
-
-class Report(Protocol):
-    """Called when batches are cut into more pieces than before: what for, at which step, and the error's words."""
-
-    def __call__(self, name: str, pieces: int, before: int, step: int, why: str, has_ended: bool) -> None: ...
-
-
-def _report_nothing(name: str, pieces: int, before: int, step: int, why: str, has_ended: bool) -> None:
+def report_nothing(name: str, pieces: int, before: int, step: int, why: str, has_ended: bool) -> None:
+    """Batches are cut into more pieces than before: what for, at which step, and the error's words."""
     return
 
 
 class Passes:
     """Passes of a module, in as many pieces as memory asks for."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: FastLoop) -> None:
         self.loop = loop
         self.pieces = {TRAINING: 1, EVALUATION: 1}
         """Into how many pieces each batch is cut."""
         self.times_out = 0
         """How often memory did not suffice."""
-        self.report: Report = _report_nothing
+        self.report = report_nothing
         """Called when more pieces were enough, or when the run ends although they might be."""
         self.least = {TRAINING: 1, EVALUATION: 1}
         """Pieces without which a resumed run would end again."""
@@ -85,10 +65,6 @@ class Passes:
         self.losses.clear()
         self._is_exchanging = False
         self._buffers = running_statistics(self.loop.module)
-
-    @property
-    def last_loss(self) -> Tensor | None:
-        return self.losses[-1] if self.losses else None
 
     def train(self, batch: Any, *, ends_step: bool) -> float:
         """Gradients and the loss of a step's next batch; the seconds of its forward passes."""
@@ -201,7 +177,7 @@ class Passes:
         if not all(isinstance(batch, FlatBatch) for batch in self._batches):
             hint = f"Lower {size} or the batch size of your DataModule. The last checkpoint is kept."
             raise UserError(f"{name} ran out of memory {self._at()}", why, hint=hint)
-        if getattr(self.loop.module, "shares_weights", False):
+        if getattr(self.loop.module, "is_sharded", False):
             what = f"no rank can take smaller pieces by itself where weights are shared out ({why})"
             hint = f"Set a smaller {size}. {self._smaller_rows()} The last checkpoint is kept."
             raise UserError(f"{name} ran out of memory {self._at()}", what, hint=hint)

@@ -34,7 +34,10 @@ def make_lean(model: nn.Module) -> None:
 
 
 class LeanEmbedding(nn.Embedding):
-    """An embedding that adds to one kept gradient while `keeps_gradient`; the code that sets it calls `clear`."""
+    """An embedding that adds to one kept gradient while `keeps_gradient`.
+
+    Where somebody drops the gradient (`zero_grad`), the next backward pass clears the table and puts it back.
+    """
 
     keeps_gradient = False
 
@@ -47,8 +50,6 @@ class LeanEmbedding(nn.Embedding):
     def clear(self) -> None:
         """Zero what the last step added, and keep the table for the next."""
         held = self.__dict__
-        if self.weight.grad is not None:
-            held["_table"] = self.weight.grad
         for ids in held.pop("_added", []):
             held["_table"].index_fill_(0, ids, 0.0)
 
@@ -56,29 +57,30 @@ class LeanEmbedding(nn.Embedding):
         """Average the gradient over all ranks, in the rows that any rank has added to."""
         if not self.weight.requires_grad:
             return
+        table = self._put_table()
         touched = torch.zeros(len(self.weight), dtype=torch.int32)
         for ids in self.__dict__.get("_added", []):
             touched.index_fill_(0, ids, 1)
         dist.all_reduce(touched)
         ids = touched.nonzero().flatten()
-        self._make_table()
-        table = self.weight.grad
-        assert table is not None
         rows = table.index_select(0, ids)
         dist.all_reduce(rows)
         table.index_copy_(0, ids, rows.div_(dist.get_world_size()))
         self.__dict__["_added"] = [ids]
 
-    def _make_table(self) -> None:
+    def _put_table(self) -> Tensor:
+        """The gradient's table, in its place; cleared where the gradient was dropped."""
         if self.weight.grad is None:
-            table = self.__dict__.get("_table")
-            self.weight.grad = torch.zeros_like(self.weight) if table is None else table
+            self.clear()
+            held = self.__dict__
+            if "_table" not in held:
+                held["_table"] = torch.zeros_like(self.weight)
+            self.weight.grad = held["_table"]
+        return self.weight.grad
 
     def add(self, ids: Tensor, gradient: Tensor) -> None:
         """Add to the rows of `ids`; a row of padding has no gradient."""
-        self._make_table()
-        table = self.weight.grad
-        assert table is not None
+        table = self._put_table()
         if self.padding_idx is not None:
             gradient = gradient.masked_fill((ids == self.padding_idx).unsqueeze(1), 0)
         table.index_add_(0, ids, gradient.to(self.weight.dtype))

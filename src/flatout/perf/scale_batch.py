@@ -34,7 +34,7 @@ from flatout.run_log import PrintLog, RunLog
 from flatout.tasks.task import Task
 
 _OTHER_DECISIONS = ("data.feed", "precision", "optim.lr", "compile")
-_OF_THE_TRAINER = ("answer_in_pieces", "configure_optimizers", "is_in_fast_loop")
+_OF_THE_TRAINER = ("configure_optimizers", "is_in_fast_loop")
 """What callbacks put into a module; a copy of it must not share them."""
 
 

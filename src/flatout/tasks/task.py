@@ -8,7 +8,6 @@ Lightning divides by. Subclasses say what the loss and the metrics are.
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +23,7 @@ from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.distributed.collectives import of_all_ranks, sum_over_ranks
 from flatout.engine import lightning_internals as internals
+from flatout.engine.fast_loop import fast_loop_of
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.schedule import StepSchedule
 from flatout.engine.weight_average import WeightAverage
@@ -36,19 +36,14 @@ AVERAGE = "average"
 """Where a checkpoint keeps the running mean of the weights."""
 
 
-def answer_whole(batch: FlatBatch, answer: Callable[[FlatBatch], Tensor]) -> Tensor:
-    """The answers to a batch, in one piece."""
-    return answer(batch)
-
-
-class Task(internals.ShortHooks):
+class Task(L.LightningModule):
     """A network, a loss and an optimizer; subclasses define the loss and the metrics."""
 
     labels_are_of_tokens = False
     """Whether targets belong to tokens rather than to rows."""
     smaller_rows = "Shorten rows with data.max_length, or set precision=bf16."
     """What helps where a single row needs too much memory."""
-    shares_weights = False
+    is_sharded = False
     """Whether each rank holds slices of the weights, so that none can compute a batch without the others."""
     is_in_fast_loop = False
     needs_info = False
@@ -60,8 +55,6 @@ class Task(internals.ShortHooks):
     """The settings of the loss."""
     info: Any = None
     """The description of the data that the network was built for."""
-    answer_in_pieces = staticmethod(answer_whole)
-    """Calls a function of a batch; the fast loop puts a version here that survives out-of-memory."""
     _loss_sum: Tensor
 
     def __init__(self, model: Any, optim: OptimConfig | None = None, *, total_steps: int | None = None) -> None:
@@ -156,9 +149,9 @@ class Task(internals.ShortHooks):
             if not self.is_prepared and self.trainer.state.fn == "fit" and hasattr(data, "feeds"):
                 self.prepare(data.feeds, data.run_log, data.seed)
         share_out = getattr(self.trainer.strategy, "share_out", None)
-        if share_out is not None and not self.shares_weights:
+        if share_out is not None and not self.is_sharded:
             share_out(self.model)
-            self.shares_weights = True
+            self.is_sharded = True
 
     def build(self, info: Any) -> nn.Module:
         """Build the network for some data, once; a network that was given stays."""
@@ -208,9 +201,6 @@ class Task(internals.ShortHooks):
             self.log("train/loss", loss.detach(), batch_size=batch.num_real)
         return loss
 
-    # Lightning inspects this signature every step; one that lies ready is found at once.
-    training_step.__dict__["__signature__"] = inspect.signature(training_step)
-
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
         self.after_optimizer_step()
@@ -224,14 +214,14 @@ class Task(internals.ShortHooks):
             strategy: Any = self.trainer.strategy
             if isinstance(strategy, DDPStrategy):
                 internals.rebuild_ddp(strategy, self)
-            elif self.shares_weights:
+            elif self.is_sharded:
                 strategy.let_thawed_train(self.model)
 
     def validation_step(self, batch: FlatBatch, batch_idx: int) -> None:
         if batch.num_real:  # a rank for which no row is left keeps in step with the others
             self._loss_sum += self.judge(batch)
             self._rows_judged += batch.num_real
-        elif self.shares_weights:
+        elif self.is_sharded:
             self.outputs(batch)
 
     def test_step(self, batch: FlatBatch, batch_idx: int) -> None:
@@ -271,6 +261,11 @@ class Task(internals.ShortHooks):
     def outputs(self, batch: FlatBatch) -> Tensor:
         """The network's answers to a batch that is not trained on."""
         return self.answer_in_pieces(batch, self.model)
+
+    def answer_in_pieces(self, batch: FlatBatch, answer: Callable[[FlatBatch], Tensor]) -> Tensor:
+        """What a function answers to a batch; where a fast loop is, smaller pieces survive out-of-memory."""
+        loop = None if self._trainer is None else fast_loop_of(self._trainer)
+        return answer(batch) if loop is None else loop.passes.judge(batch, answer)
 
     def put_back_weights(self) -> None:
         """The trained weights, where a validation has put their mean in their place."""

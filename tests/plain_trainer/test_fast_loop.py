@@ -1,0 +1,365 @@
+"""`FastLoop` in somebody's Trainer: hooks, counters, logs, outputs and weights of a training without it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import Tensor, nn
+
+from flatout.engine import FastLoop
+from tests.callbacks.plain import Rows, Small, loader
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*",
+    "ignore:.*exists and is not empty.*",
+    "ignore:You defined a `validation_step`.*",
+    "ignore:.*returned `None`.*",
+    "ignore:.*Swapping scheduler.*",
+    "ignore:.*configure_optimizers. returned .None.*",
+    "ignore:.*smaller than the logging interval.*",
+    "ignore:The .batch_size. .* not used.*",
+)
+QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+HOOKS = [
+    *("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward"),
+    *("on_before_optimizer_step", "on_train_batch_end", "on_validation_batch_end"),
+]
+
+
+class Notes(L.Callback):
+    """Notes each hook in its order, with the counters and gradients that it sees, and logs a value in it."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.outputs: list[Any] = []
+
+    def note(self, name: str, trainer: L.Trainer, module: L.LightningModule, *rest: Any) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        counts = loop.automatic_optimization.optim_progress.optimizer.state_dict()
+        gradients = [None if each.grad is None else each.grad.clone() for each in module.parameters()]
+        self.seen.append((name, trainer.global_step, copy.deepcopy(counts), gradients))
+        if trainer.training:
+            module.log(f"in {name}", float(len(self.seen)))
+        if name == "on_train_batch_end":
+            self.outputs.append(copy.deepcopy(rest[0]))
+
+
+for hook in HOOKS:
+    setattr(Notes, hook, lambda self, *arguments, _name=hook: self.note(_name, *arguments))
+
+
+def trained(
+    folder: Path, make: Callable[[], L.LightningModule], *, is_fast: bool, callbacks: Any = list, **settings: Any
+) -> tuple[Notes, L.LightningModule, L.Trainer]:
+    L.seed_everything(3, verbose=False)
+    notes, module = Notes(), make()
+    given = {"max_epochs": 2, "accelerator": "cpu", "num_sanity_val_steps": 0, "enable_checkpointing": False}
+    made = {key: value() if isinstance(value, type) else value for key, value in settings.items()}
+    trainer = L.Trainer(
+        **(QUIET | given | made),
+        callbacks=[*([FastLoop()] if is_fast else []), notes, *callbacks()],
+        default_root_dir=folder,
+    )
+    trainer.fit(module, loader(), loader())
+    return notes, module, trainer
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.allclose(one, other, rtol=1e-6, atol=1e-7, equal_nan=True)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(same(*pair) for pair in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+class Adversarial(Small):
+    """A training step that calls `backward` on its own account, as FGSM does; validation does, too."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        inputs = batch[0].clone().requires_grad_()
+        nn.functional.cross_entropy(self.layer(inputs), batch[1]).backward()
+        assert inputs.grad is not None
+        return nn.functional.cross_entropy(self.layer(batch[0] + 0.3 * inputs.grad.sign()), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        with torch.enable_grad():
+            nn.functional.cross_entropy(self.layer(batch[0]), batch[1]).backward()
+
+
+class WithExtras(Small):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"loss": super().training_step(batch, batch_idx), "rows": len(batch[0]), "first": batch[0][0]}
+
+
+class NoneNowAndThen(Small):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return None if batch_idx % 3 == 1 else loss
+
+
+class Clipping(Small):
+    """Lightning's recipe that logs the norm of gradients, and clipping of its own."""
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        self.asked = gradient_clip_val, gradient_clip_algorithm
+        assert self.layer.weight.grad is not None
+        self.log("norm", self.layer.weight.grad.norm())
+        self.clip_gradients(optimizer, gradient_clip_val=0.01, gradient_clip_algorithm="norm")
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.log_dict(L.pytorch.utilities.grad_norm(self.layer, norm_type=2))
+
+
+class Frozen(BackboneFinetuning):
+    """Thaws a layer in the second epoch: its optimizer has another group then."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.layer)
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.layer, optimizer, lr=0.1)
+
+
+class TwoLayers(Small):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = self.layer
+        self.head = nn.Linear(2, 2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.head(self.layer(batch[0])), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([each for each in self.parameters() if each.requires_grad], lr=0.1)
+
+
+class StepOfItsOwn(Small):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+        plain = self.optimizer_step
+
+        def step(*arguments: Any, **more: Any) -> None:
+            self.steps += 1
+            plain(*arguments, **more)
+
+        self.optimizer_step = step  # type: ignore[method-assign]
+
+
+class WithLBFGS(Small):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
+class Twice(torch.optim.SGD):
+    """An optimizer that wants the loss twice, as SAM does."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        super().step(closure)
+        return super().step(closure)
+
+
+class WithTwice(Small):
+    def configure_optimizers(self) -> Any:
+        return Twice(self.parameters(), lr=0.1)
+
+
+class WithoutOptimizer(Small):
+    def configure_optimizers(self) -> Any:
+        return None
+
+
+class Doubled(Precision):
+    """Somebody's own precision."""
+
+    def pre_backward(self, tensor: Tensor, module: Any) -> Tensor:
+        return super().pre_backward(2 * tensor, module)
+
+
+class Halved(SingleDeviceStrategy):
+    """Somebody's own strategy."""
+
+    def backward(self, closure_loss: Tensor, *arguments: Any, **more: Any) -> Tensor:
+        return super().backward(closure_loss / 2, *arguments, **more)
+
+
+class StopsAtThree(L.Callback):
+    """Asks the training to stop in its third batch."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *rest: Any) -> None:
+        trainer.should_stop = trainer.global_step >= 3
+
+
+def averaged() -> list[L.Callback]:
+    return [StochasticWeightAveraging(0.05, swa_epoch_start=1)]
+
+
+CASES: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
+    "plain": (Small, {}),
+    "accumulation and clipping": (Small, {"accumulate_grad_batches": 3, "gradient_clip_val": 0.05}),
+    "clipping by value": (Small, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
+    "schedule of accumulation": (Small, {"callbacks": lambda: [GradientAccumulationScheduler({0: 1, 1: 2})]}),
+    "validation within an epoch": (Small, {"val_check_interval": 4}),
+    "backward in the steps": (Adversarial, {}),
+    "extra keys": (WithExtras, {}),
+    "None": (NoneNowAndThen, {}),
+    "None within accumulation": (NoneNowAndThen, {"accumulate_grad_batches": 2}),
+    "own clipping": (Clipping, {}),
+    "thawing": (TwoLayers, {"callbacks": lambda: [Frozen()], "gradient_clip_val": 0.1}),
+    "weight averaging": (Small, {"callbacks": averaged, "max_epochs": 4}),
+    "stopped half way": (Small, {"callbacks": lambda: [StopsAtThree()]}),
+    "own optimizer_step": (StepOfItsOwn, {}),
+    "LBFGS": (WithLBFGS, {}),
+    "two closures": (WithTwice, {}),
+    "no optimizer": (WithoutOptimizer, {}),
+    "own precision": (Small, {"plugins": Doubled}),
+    "own strategy": (Small, {"strategy": Halved}),
+    "bf16": (Small, {"precision": "bf16-mixed"}),
+}
+LEFT_TO_LIGHTNING = {"own optimizer_step", "LBFGS", "two closures", "no optimizer", "own precision", "own strategy"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_hooks_logs_outputs_and_weights_are_those_of_a_trainer_without_it(tmp_path, capsys, case):
+    make, settings = CASES[case]
+    found = [trained(tmp_path, make, is_fast=is_fast, **settings) for is_fast in (False, True)]
+    (theirs, their_module, plain), (ours, our_module, fast) = found
+    assert [each[:2] for each in ours.seen] == [each[:2] for each in theirs.seen]
+    assert same(ours.seen, theirs.seen)
+    assert same(ours.outputs, theirs.outputs)
+    assert same(dict(fast.callback_metrics), dict(plain.callback_metrics))
+    assert same(our_module.state_dict(), their_module.state_dict())
+    assert same(fast.fit_loop.state_dict(), plain.fit_loop.state_dict())
+    assert same(getattr(our_module, "asked", None), getattr(their_module, "asked", None))
+    assert getattr(our_module, "steps", None) == getattr(their_module, "steps", None)
+    assert ("fast loop: off" in capsys.readouterr().out) == (case in LEFT_TO_LIGHTNING)
+
+
+@pytest.mark.parametrize("answer", [{}, {"rows": 3}, 0.5, "a", (1, 2)])
+def test_what_no_training_step_may_return_is_refused_in_lightning_s_words(tmp_path, answer):
+    class Odd(Small):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return answer
+
+    messages = []
+    for is_fast in (False, True):
+        with pytest.raises(Exception, match="training_step") as raised:
+            trained(tmp_path, Odd, is_fast=is_fast)
+        messages.append((raised.type, str(raised.value)))
+    assert messages[0] == messages[1]
+
+
+def test_a_hook_set_on_a_callback_itself_is_called(tmp_path):
+    calls = []
+    for is_fast in (False, True):
+        heard: list[float] = []
+        hooks = {"on_before_backward": lambda trainer, module, loss, heard=heard: heard.append(loss.item())}
+        trained(tmp_path, Small, is_fast=is_fast, callbacks=lambda hooks=hooks: [LambdaCallback(**hooks)])
+        calls.append(heard)
+    assert len(calls[0]) == 20
+    assert calls[0] == pytest.approx(calls[1])
+
+
+class Rated(Small):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lr, self.batch_size = 1e-4, 4
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    def train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(Rows(), self.batch_size)
+
+    def val_dataloader(self) -> Any:
+        return loader()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LearningRateFinder(num_training_steps=40, early_stop_threshold=None),
+        lambda: BatchSizeFinder(init_val=5, max_trials=2),
+    ],
+)
+def test_finders_find_what_they_find_without_it(tmp_path, make, is_first):
+    found = []
+    for is_fast in (False, True):
+        L.seed_everything(3, verbose=False)
+        module, loops = Rated(), [FastLoop()] if is_fast else []
+        callbacks = [*loops, make()] if is_first else [make(), *loops]
+        trainer = L.Trainer(max_epochs=2, accelerator="cpu", callbacks=callbacks, default_root_dir=tmp_path, **QUIET)
+        trainer.fit(module)
+        found.append((module.lr, module.batch_size, module.layer.weight.detach(), trainer.global_step))
+    assert found[0][0] != 1e-4 or found[0][1] != 4
+    assert same(*found)
+
+
+def test_a_second_training_of_another_module_is_its_own(tmp_path, capsys):
+    _, _, trainer = trained(tmp_path, Small, is_fast=True)
+    second = StepOfItsOwn()
+    trainer.fit_loop.epoch_progress.reset()
+    trainer.fit(second, loader(), loader())
+    assert second.steps == 20
+    assert "overrides optimizer_step" in capsys.readouterr().out
+
+
+def test_a_training_that_an_error_ended_leaves_lightning_s_own_loop(tmp_path):
+    class Fails(Small):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if batch_idx == 4:
+                raise RuntimeError("no more")
+            return super().training_step(batch, batch_idx)
+
+    loop = FastLoop()
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", callbacks=[loop], default_root_dir=tmp_path, **QUIET)
+    with pytest.raises(RuntimeError, match="no more"):
+        trainer.fit(Fails(), loader(), loader())
+    assert type(trainer.fit_loop.epoch_loop.automatic_optimization).__name__ == "_AutomaticOptimization"
+
+
+class Copies(L.Callback):
+    """Pickles and copies module and Trainer while they train."""
+
+    def __init__(self) -> None:
+        self.copies = 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            torch.save(pl_module, io.BytesIO())
+            assert same(copy.deepcopy(pl_module).state_dict(), pl_module.state_dict())
+            assert len(pickle.dumps(pl_module)) < 20_000  # without a Trainer in it
+            self.copies += 1
+
+
+def test_nothing_is_planted_that_cannot_be_pickled(tmp_path):
+    copies = Copies()
+    _, module, trainer = trained(tmp_path, Small, is_fast=True, callbacks=lambda: [copies])
+    assert copies.copies == 2
+    assert pickle.loads(pickle.dumps(trainer)).global_step == trainer.global_step
+    assert pickle.loads(pickle.dumps(FastLoop())).skipped == []  # as ddp_spawn does
+    assert not {"answer_in_pieces", "is_in_fast_loop"} & vars(module).keys()
