@@ -19,7 +19,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from flatout.__main__ import VERBS
-from flatout.callbacks.columns import COLUMNS
+from flatout.callbacks.run_curves import COLUMNS
 from flatout.cli.settings import Setting, all_settings
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gzip
 import threading
 import time
@@ -18,8 +17,7 @@ from torch.utils.data import DataLoader
 
 from flatout.callbacks import HardwareMonitor, ProfileSteps, ProgressLine, StepTimer, Throughput
 from flatout.callbacks.clock import _Reads
-from flatout.callbacks.columns import COLUMNS
-from flatout.callbacks.run_curves import RunCurves, counts_of_version_1
+from flatout.callbacks.run_curves import COLUMNS
 from flatout.callbacks.step_timer import PARTS
 from flatout.callbacks.throughput import rows_of
 from flatout.data.batches.flat_batch import flat_batch
@@ -277,18 +275,3 @@ def test_a_resumed_training_goes_on_counting(tmp_path):
     assert again[1].total.rows == 2 * ROWS == 2 * first[1].total.rows
     assert again[0].total.batches == 2 * ROWS // BATCH
     assert again[0].step_times.first == first[0].step_times.first
-
-
-def test_counts_of_an_older_checkpoint_are_read():
-    counts = {"batches": 3, "rows": 12, "tokens": 40, "computed": 44, "flops": 1e9, "seconds": 0.5}
-    counts["parts_s"] = dict.fromkeys([part for part in PARTS if part != "other"], 0.05)
-    clock = {"counts": {"logging": 2, "checkpoint": 1, "validation": 1}, "callbacks": {"mine": 0.1}, "reads": {}}
-    old = {name: copy.deepcopy(counts) for name in ("now", "total", "first")}
-    old |= {"step_times": {"first": [0.1], "counts": [[3, 2]]}, "clock": clock, "steps_since": 3, "files": [77]}
-    curves = RunCurves([])
-    checkpoint = {"callbacks": {"Flush": old}}
-    curves.on_load_checkpoint(None, None, checkpoint)
-    curves.load_state_dict(checkpoint["callbacks"]["RunCurves"])
-    assert (curves.throughput.total.tokens, curves.timer.total.parts_s["wait"]) == (40, 0.05)
-    assert curves.timer.step_times.first == [0.1] and curves.clock.callbacks == {"mine": 0.1}
-    assert counts_of_version_1(old)["files"] == [77]

@@ -13,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit
-from flatout.callbacks.clock import Clock, compiled_so_far
+from flatout.callbacks.clock import FIRST_STEPS, Clock, DeviceTimes, StepTimes, compiled_so_far
 from flatout.callbacks.run_curves import RunCurves
 from flatout.callbacks.step_timer import PARTS, Split, StepTimer
-from flatout.callbacks.step_times import DeviceTimes, StepTimes
-from flatout.callbacks.sums import FIRST_STEPS
 from flatout.callbacks.throughput import Volume
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.batches.feed import Feed
@@ -237,7 +235,7 @@ def test_steps_on_a_device_are_timed_from_end_to_end_without_what_lay_between():
 
 
 def test_every_part_has_a_curve():
-    from flatout.callbacks.columns import COLUMNS
+    from flatout.callbacks.run_curves import COLUMNS
 
     assert {f"time/{part}_ms" for part in PARTS} <= COLUMNS.keys()
 

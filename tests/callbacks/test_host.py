@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.callbacks.host import HOST_CURVES, Host
+from flatout.callbacks.hardware_monitor import HOST_CURVES, Host
 from flatout.engine.limits import Limits, cpu_periods, limits
 
 

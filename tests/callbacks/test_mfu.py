@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.callbacks.columns import COLUMNS
 from flatout.callbacks.hardware_monitor import HardwareMonitor
 from flatout.callbacks.loggers import RunLoggers, RunPlace, TensorBoardConfig
-from flatout.callbacks.run_curves import MetricsFile, RunCurves
+from flatout.callbacks.run_curves import COLUMNS, MetricsFile, RunCurves
 from flatout.callbacks.throughput import Throughput, Volume
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import Layout, PlanSettings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.distributed.interrupts import ignored_by_children, leaving_at_once
+from flatout.distributed.imports import ignored_by_children, leaving_at_once
 
 TINY = ["data.sample.rows=200", "data.sample.eval_rows=40", "trainer.max_epochs=100000", "checkpoint.patience=null"]
 TRAIN = ["train", "-m", *TINY, "model.hidden=8,16"]

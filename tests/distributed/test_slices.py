@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from flatout.distributed.collectives import is_share, share_of, whole
 from flatout.distributed.fsdp import slice_weights
 from flatout.distributed.processes import warm_start
-from flatout.distributed.slices import is_share, share_of, whole
 from flatout.engine.gradients import clip_gradients, gradient_is_finite, gradient_length
 from flatout.engine.optimizer import OptimConfig
 from flatout.models.encoder.lora import LoraConfig

@@ -48,7 +48,7 @@ def test_generated_pages_name_every_setting_and_every_verb():
     from docs.hooks.generated_pages import commands_page, curves_page, settings_page
 
     from flatout.__main__ import VERBS
-    from flatout.callbacks.columns import COLUMNS
+    from flatout.callbacks.run_curves import COLUMNS
     from flatout.cli.settings import all_settings
 
     settings, commands, curves = settings_page(), commands_page(), curves_page()

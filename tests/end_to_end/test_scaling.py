@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, OptimConfig, TextDataConfig, UserError, fit
-from flatout.callbacks.columns import COLUMNS
+from flatout.callbacks.run_curves import COLUMNS
 from flatout.report.summary import read_summary
 
 MODEL = BiLSTMConfig(embedding=8, hidden=8, dropout=0.0)

@@ -9,7 +9,7 @@ import torch
 
 from flatout import BiLSTMConfig, HeadlinesConfig, TextDataConfig, fit
 from flatout.distributed.ranks import Ranks
-from flatout.engine.allocator import let_segments_grow
+from flatout.engine.limits import let_segments_grow
 
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flatout.engine import FastLoop
 from flatout.engine.gradients import clip_divisor
-from flatout.engine.weight_average import WeightAverage
+from flatout.engine.optimizer import WeightAverage
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*lr_scheduler.step.*")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.engine.out_of_memory import in_short, is_out_of_memory
+from flatout.engine.passes import in_short, is_out_of_memory
 
 LACKING = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB"),

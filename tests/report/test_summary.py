@@ -11,7 +11,7 @@ import torch
 from tests.callbacks.recorded_nvml import hot_4090
 
 from flatout.callbacks.gpu import GPU_CURVES, find_card
-from flatout.callbacks.host import HOST_CURVES
+from flatout.callbacks.hardware_monitor import HOST_CURVES
 from flatout.callbacks.step_timer import PARTS
 from flatout.engine.limits import Limits
 from flatout.errors import UserError

@@ -18,16 +18,39 @@ from typing import Any, Protocol, TextIO
 import lightning as L
 
 from flatout.callbacks.clock import Clock
-from flatout.callbacks.columns import COLUMNS
 from flatout.callbacks.curve_source import CurveSource, fast_steps_of, restore_distance, state_of
-from flatout.callbacks.hardware_monitor import HardwareMonitor
+from flatout.callbacks.gpu import GPU_CURVES
+from flatout.callbacks.hardware_monitor import HOST_CURVES, HardwareMonitor
 from flatout.callbacks.step_timer import StepTimer
 from flatout.callbacks.throughput import Throughput
 
+COLUMNS = {
+    "train/loss": "mean loss of the steps since the last flush",
+    "train/gradient_norm": "mean gradient norm before clipping",
+    "train/lr": "learning rate of the last step",
+    "speed/rows_per_s": "rows trained a second since the last flush, over all ranks",
+    "speed/tokens_per_s": "real tokens (padding not counted) a second",
+    "speed/padding_share": "fraction of computed tokens that is padding",
+    "speed/mfu": "fraction of the device's peak that real tokens take (on GPUs whose peak is known)",
+    "time/wait_ms": "a batch's wait for data",
+    "time/transfer_ms": "a batch's copy to the device, where training waits for it",
+    "time/forward_ms": "a batch's forward pass and loss",
+    "time/backward_ms": "a batch's backward pass",
+    "time/optimizer_ms": "clipping and optimizer step, over all batches",
+    "time/callbacks_ms": "your own callbacks, over all batches",
+    "time/logging_ms": "writing these curves, over all batches",
+    "time/checkpoint_ms": "checkpoints, over all batches",
+    "time/validation_ms": "validations, over all batches",
+    "time/other_ms": "what is left: the framework itself",
+    "time/p50_ms": "median length of all optimizer steps so far; logging, checkpoints and validations not counted",
+    "time/p99_ms": "99th percentile of the lengths of optimizer steps so far",
+    **GPU_CURVES,
+    **HOST_CURVES,
+}
+
+
 _EARLY = 40
 """Optimizer steps after which a first verdict is possible."""
-_BEFORE_VERSION_2 = "Flush"
-"""The callback that kept all of these counts in older checkpoints."""
 
 
 class Listener(Protocol):
@@ -157,12 +180,6 @@ class RunCurves(CurveSource):
         for file, size in zip(self._files(), state_dict["files"], strict=False):
             file.cut(size)
 
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Read the counts of an older checkpoint."""
-        states = checkpoint.get("callbacks") or {}
-        if _BEFORE_VERSION_2 in states and self.state_key not in states:
-            states[self.state_key] = counts_of_version_1(states.pop(_BEFORE_VERSION_2))
-
     def _files(self) -> list[MetricsFile]:
         return [each for each in self.listeners if isinstance(each, MetricsFile)]
 
@@ -173,24 +190,6 @@ class RunCurves(CurveSource):
         except OSError as error:
             self.listeners = [each for each in self.listeners if each is not listener]
             warnings.warn(f"{type(listener).__name__} ends here: {error}", RuntimeWarning, stacklevel=2)
-
-
-def counts_of_version_1(state: dict[str, Any]) -> dict[str, Any]:
-    """State of this callback, from the one callback that counted everything."""
-    volume = ("batches", "rows", "tokens", "computed", "flops", "seconds")
-    split = ("batches", "seconds", "parts_s")
-
-    def stretches(names: tuple[str, ...]) -> dict[str, Any]:
-        return {each: {name: state[each][name] for name in names} for each in ("now", "total", "first")}
-
-    distance = {"steps_since": state["steps_since"], "batches_since": state["now"]["batches"]}
-    timer = stretches(split) | {"step_times": state["step_times"], "clock": state["clock"]}
-    return {
-        "throughput": stretches(volume) | distance,
-        "timer": timer | distance,
-        "files": state["files"],
-        **distance,
-    }
 
 
 def _epoch(trainer: L.Trainer) -> float:

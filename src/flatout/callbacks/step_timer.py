@@ -14,7 +14,18 @@ from typing import Any
 
 import lightning as L
 
-from flatout.callbacks.clock import BETWEEN_STEPS, Clock, compiled_so_far
+from flatout.callbacks.clock import (
+    BETWEEN_STEPS,
+    FIRST_STEPS,
+    PHASES,
+    Clock,
+    DeviceTimes,
+    HookTimes,
+    StepTimes,
+    Stretches,
+    Sums,
+    compiled_so_far,
+)
 from flatout.callbacks.curve_source import (
     CurveSource,
     FastSteps,
@@ -23,8 +34,6 @@ from flatout.callbacks.curve_source import (
     restore_distance,
     state_of,
 )
-from flatout.callbacks.step_times import PHASES, DeviceTimes, HookTimes, StepTimes
-from flatout.callbacks.sums import FIRST_STEPS, Stretches, Sums
 
 PARTS = ("wait", "transfer", *PHASES, "callbacks", *BETWEEN_STEPS, "other")
 """The parts of the time of training; `other` is what is left: the framework itself."""

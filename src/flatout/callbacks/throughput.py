@@ -16,8 +16,8 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from flatout.callbacks.clock import FIRST_STEPS, Stretches, Sums
 from flatout.callbacks.curve_source import CurveSource, restore_distance, state_of
-from flatout.callbacks.sums import FIRST_STEPS, Stretches, Sums
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine.peaks import Peak, known_peak
 from flatout.models.contract import Network, contract

@@ -16,8 +16,7 @@ import torch
 
 from flatout.data.batches.feed import Feed
 from flatout.data.store_data import StoreData
-from flatout.distributed.collectives import of_all_ranks
-from flatout.distributed.slices import share_of, whole
+from flatout.distributed.collectives import of_all_ranks, share_of, whole
 from flatout.engine.lightning_internals import callbacks_of, resume_after_batch
 from flatout.engine.random_state import RandomState
 from flatout.engine.run_length import batches_in_epoch

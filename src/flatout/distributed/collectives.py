@@ -1,4 +1,8 @@
-"""Sums, maxima and lists over all ranks; plain values where there is one process."""
+"""Sums, maxima and lists over all ranks, and tensors of which each rank holds a slice.
+
+Where there is one process, values pass through unchanged; so do whole tensors. Code that clips, averages or saves need
+not know the kind.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 _WARM_UP, _SECONDS, _MOST_LOOKS = 8, 0.5, 256
 
@@ -65,3 +70,30 @@ class SharedMaximum:
         self._looks, self._since = 0, now
         self._every = min(_MOST_LOOKS, max(1, int(_SECONDS / max(slowest_s, 1e-6))))
         return found
+
+
+def is_share(tensor: Tensor) -> bool:
+    """Whether other ranks hold the rest of it. Asked by a method of theirs: to import their class takes seconds."""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor; all ranks must ask at once."""
+    gathered: Any = tensor
+    return gathered.full_tensor() if is_share(tensor) else tensor
+
+
+def share_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """This rank's slice of a tensor that every rank has, cut as `like` is."""
+    if not is_share(like):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    cut: Any = like
+    return distribute_tensor(tensor.to(like.device), cut.device_mesh, cut.placements, src_data_rank=None)
+
+
+def shares_of(state: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+    """A `state_dict` of whole tensors as `module` can load it."""
+    own = module.state_dict()
+    return {name: share_of(tensor, own[name]) if name in own else tensor for name, tensor in state.items()}

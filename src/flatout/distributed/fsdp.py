@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import Optimizer
 
-from flatout.distributed.slices import share_of, shares_of, whole
+from flatout.distributed.collectives import share_of, shares_of, whole
 from flatout.models.contract import contract
 
 

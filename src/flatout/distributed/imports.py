@@ -1,16 +1,57 @@
 """The imports at the start of a command: Ctrl-C ends them at once, and the garbage collector leaves them alone.
 
-Like `interrupts`, this module imports next to nothing itself.
+While a program imports, nothing has begun, so there is nothing to print and nothing to save. This module imports next
+to nothing itself, so that it is there before what it guards.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from types import FrameType
 
-from flatout.distributed.interrupts import leaving_at_once
+Handler = Callable[[int, FrameType | None], object] | signal.Handlers
+
+
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """End the process at once, without a word, when Ctrl-C comes inside.
+
+    A KeyboardInterrupt is no way out of imports: some packages turn it into errors of their own, others print it.
+    """
+    with _handled(_leave):
+        yield
+
+
+@contextmanager
+def ignored_by_children() -> Iterator[None]:
+    """What is started inside does not hear Ctrl-C, until it asks to; to ignore a signal is all that exec hands on."""
+    with _handled(signal.SIG_IGN):
+        yield
+
+
+@contextmanager
+def _handled(handler: Handler) -> Iterator[None]:
+    """Replace the usual handler of Ctrl-C; one set by other code stays, and a thread changes nothing."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT)
+    if not is_main or before not in (signal.default_int_handler, _leave):
+        yield
+        return
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
 
 
 @contextmanager

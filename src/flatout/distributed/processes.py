@@ -16,8 +16,7 @@ import threading
 from collections.abc import Mapping
 from types import FrameType
 
-from flatout.distributed.imports import keep_imported
-from flatout.distributed.interrupts import ignored_by_children
+from flatout.distributed.imports import ignored_by_children, keep_imported
 
 OUTPUT = "FLATOUT_OUTPUT"
 """Names the file that a process and those it starts print to, where they shall not print to the terminal."""

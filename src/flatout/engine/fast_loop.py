@@ -28,11 +28,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS
 
-from flatout.distributed.ddp_internals import leave_out_of_ddp
 from flatout.engine import lightning_internals as internals
 from flatout.engine.gradients import clip_divisor, clip_gradients, gradient_is_finite, gradient_length, is_fused
-from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
-from flatout.engine.passes import BATCH_NORMS, Passes
+from flatout.engine.lightning_internals import leave_out_of_ddp
+from flatout.engine.passes import BATCH_NORMS, ERRORS, Passes, give_back_memory, in_short, is_out_of_memory
 from flatout.engine.step_losses import NotFinite, StepLosses
 from flatout.errors import UserError
 from flatout.models.lean import LeanEmbedding

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from flatout.distributed.slices import is_share, whole
+from flatout.distributed.collectives import is_share, whole
 
 _LEAST = 1e-6
 """What torch's clipping adds to a length."""

@@ -1,4 +1,4 @@
-"""Private names of Lightning that flatout touches, each with what it saves and the road without it.
+"""Private names of Lightning and DDP that flatout touches, each with what it saves and the road without it.
 
 A name that is gone, or has another signature, is reported once and the ordinary road is taken. The saving is of one
 training step of a tiny network, on one core of a 2-core AMD EPYC with Lightning 2.6.6, as `python -m flatout bench
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -23,7 +23,11 @@ from lightning.pytorch.loops.optimization.automatic import ClosureResult, _Autom
 from lightning.pytorch.overrides.distributed import prepare_for_backward as prepare_for_backward
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+_LEFT_OUT = "_set_params_and_buffers_to_ignore_for_model"
+_LEFT_OUT_ARGUMENTS = ["module", "params_and_buffers_to_ignore"]
 _RUN_ARGUMENTS = ["self", "optimizer", "batch_idx", "kwargs"]
 
 
@@ -188,3 +192,17 @@ def resume_after_batch(trainer: L.Trainer, restore: Callable[[], None], *, is_va
 def _warn_of(name: str) -> None:
     what = f"lightning {L.__version__} has no {name} as flatout knows it: the ordinary, slower way is used"
     warnings.warn(what, RuntimeWarning, stacklevel=3)
+
+
+def leave_out_of_ddp(module: nn.Module, names: Sequence[str]) -> bool:
+    """Let DDP wait for no gradients of these weights; False where torch has no such way.
+
+    Large embeddings on a CPU then exchange the rows that a step has used, instead of the whole table.
+    """
+    method = getattr(DistributedDataParallel, _LEFT_OUT, None)
+    if method is None or list(inspect.signature(method).parameters) != _LEFT_OUT_ARGUMENTS:
+        what = f"torch {torch.__version__} has no DistributedDataParallel.{_LEFT_OUT} as flatout knows it"
+        warnings.warn(f"{what}: embeddings exchange whole tables", RuntimeWarning, stacklevel=2)
+        return False
+    method(module, list(names))
+    return True

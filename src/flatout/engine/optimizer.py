@@ -1,21 +1,64 @@
-"""The optimizer and its learning rate, both plain functions of the settings and the planned number of steps."""
+"""The optimizer, its learning rate and the running mean of the weights, all by the settings and the planned steps."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from flatout.distributed.slices import is_share
-from flatout.engine.muon import MATRICES, MuonAndAdamW
+from flatout.distributed.collectives import is_share, share_of, whole
 from flatout.engine.step_losses import NotFinite
 from flatout.errors import UserError, check_settings, require, setting
 from flatout.models.contract import contract
+
+Group = dict[str, Any]
+MATRICES = "is_matrices"
+"""Marks the groups of weights that Muon steps."""
+
+
+class MuonAndAdamW(Optimizer):
+    """Muon for the matrices of an encoder's layers, AdamW for all other weights, as two optimizers with one state.
+
+    Muon (Jordan and others 2024) steps along the nearest matrix with orthogonal rows to the momentum of the gradient.
+    Its steps are scaled to the length of AdamW's (`match_rms_adamw`), so learning rates and weight decays carry over.
+    It keeps one number a weight where AdamW keeps two. Each step costs some 15 products of a matrix with itself,
+    whatever the size of the batch: choose it for large batches and long training.
+
+    One optimizer, because Lightning, schedules and checkpoints know one: its groups and its state are those of both.
+    """
+
+    def __init__(self, groups: list[Group], *, lr: float, betas: tuple[float, float], eps: float, fused: bool) -> None:
+        matrices = [group for group in groups if group[MATRICES]]
+        others = [group for group in groups if not group[MATRICES]]
+        muon: Any = torch.optim.Muon
+        self._of_matrices: Optimizer = muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw")
+        self._of_others = AdamW(others, lr=lr, betas=betas, eps=eps, fused=fused)
+        super().__init__([*self._of_matrices.param_groups, *self._of_others.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Both steps; neither where `found_inf` says that the gradient is not finite."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None and bool(found_inf):  # waits for a GPU: Muon cannot leave a step out there by itself
+            return loss
+        for optimizer, is_theirs in ((self._of_matrices, True), (self._of_others, False)):
+            optimizer.param_groups = [group for group in self.param_groups if group[MATRICES] == is_theirs]
+            optimizer.state = self.state
+            if optimizer.param_groups:
+                optimizer.step()
+        return loss
+
 
 _USUAL_RATE = 2e-3
 
@@ -182,3 +225,75 @@ class OptimConfig:
             return self.highest
         falling = 1 - done if self.schedule is Schedule.linear else 0.5 * (1 + math.cos(math.pi * done))
         return self.highest * (self.final_lr_share + (1 - self.final_lr_share) * falling)
+
+
+class StepSchedule(LRScheduler):
+    """Sets every group's rate to `rate_at(step)` times the group's `lr_share`; its whole state is one number."""
+
+    def __init__(self, optimizer: Optimizer, rate_at: Callable[[int], float]) -> None:
+        self.rate_at = rate_at
+        super().__init__(optimizer)
+
+    def step(self, epoch: int | None = None) -> None:
+        self.last_epoch += 1
+        rate = self.rate_at(self.last_epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group["lr_share"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.last_epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.last_epoch = state_dict["step"] - 1
+        self.step()
+
+
+class WeightAverage:
+    """A running mean of what training changes in a model, which often answers better than its last state.
+
+    That is weights that are trained or will thaw, and running statistics. What is frozen needs no second copy. Young,
+    it remembers less, so that it forgets where the weights began.
+    """
+
+    def __init__(self, model: nn.Module, memory: float) -> None:
+        self.memory = memory
+        self._weights = _changing(model)
+        self._means = {name: weight.detach().clone() for name, weight in self._weights.items()}
+        self.is_in_model = False
+        """Whether the mean stands in the model's place and the weights aside."""
+
+    @torch.no_grad()
+    def add(self, step: int) -> None:
+        """Move towards the weights that step `step`, counted from 0, has left."""
+        memory = min(self.memory, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self._means.values()), list(self._weights.values()), 1 - memory)
+
+    @torch.no_grad()
+    def exchange(self) -> None:
+        """Put the mean into the model and keep the weights aside; the second time, the other way round."""
+        self.is_in_model = not self.is_in_model
+        for name, weight in self._weights.items():
+            kept = weight.clone()
+            weight.copy_(self._means[name])
+            self._means[name].copy_(kept)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Whole means, also where each rank follows its slices; all ranks must ask at once."""
+        return {name: whole(mean) for name, mean in self._means.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, mean in state.items():
+            if name not in self._means:  # frozen: earlier versions kept all
+                continue
+            self._means[name].copy_(share_of(mean, self._means[name]))
+
+
+def _changing(model: nn.Module) -> dict[str, Tensor]:
+    """Weights that are trained or will be, and the running statistics that a checkpoint keeps, by name."""
+    will_thaw = contract(model).unfreeze_epochs > 0
+    found: dict[str, Tensor] = {
+        name: weight for name, weight in model.named_parameters() if weight.requires_grad or will_thaw
+    }
+    kept = model.state_dict().keys()
+    found |= {name: buffer for name, buffer in model.named_buffers() if name in kept and buffer.is_floating_point()}
+    return found

@@ -8,10 +8,16 @@ On several ranks each repeats alone while the others wait. DDP cannot call back 
 Then the run ends with its last checkpoint and notes the size that fits; `resume=auto` continues with it.
 
 A step that has enough memory pays one list append and a note of the random state.
+
+Only errors that plainly say so count as out-of-memory. cuDNN's "no engine" and cuBLAS's "not initialized" often mean
+the same. As often they mean something that smaller batches do not cure. On a CPU the system mostly ends a process
+before any error.
 """
 
 from __future__ import annotations
 
+import gc
+import re
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -21,12 +27,47 @@ from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import FlatBatch, cut_batch
 from flatout.distributed.collectives import SharedMaximum
-from flatout.engine.out_of_memory import ERRORS, give_back_memory, in_short, is_out_of_memory
 from flatout.engine.random_state import RandomState
 from flatout.errors import UserError
 
 if TYPE_CHECKING:
     from flatout.engine.fast_loop import FastLoop
+
+
+ERRORS = (RuntimeError, MemoryError)
+"""The classes such errors are of."""
+_WORDS = re.compile(
+    r"(?:CUDA|HIP|XPU|MPS backend) (?:error: )?out of memory"
+    r"|(?:CU|HIP|ROC)(?:BLAS|BLASLT|DNN|SPARSE|SOLVER|FFT|RAND)_STATUS_(?:\w+_)?ALLOC(?:ATION)?_FAILED"
+    r"|MIOPEN_STATUS_ALLOC_FAILED|miopenStatusAllocFailed"
+    r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory",
+    re.IGNORECASE,
+)
+_OTHERS = re.compile(r"\bNCCL\b")
+"""After one of these the ranks cannot talk any more."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory did not suffice for what was computed."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and _WORDS.search(text) is not None and _OTHERS.search(text) is None
+
+
+def in_short(error: BaseException) -> str:
+    """The first words of an error: what could not be had, without the allocator's account."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    sentences = re.split(r"(?<=\D\.) ", text)
+    return " ".join(sentences[:2])[:160].rstrip(".")
+
+
+def give_back_memory() -> None:
+    """Return unused memory to the device; call it where the error's traceback is gone."""
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
 
 TRAINING, EVALUATION = "training", "evaluation"
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -24,9 +24,7 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.distributed.collectives import of_all_ranks, sum_over_ranks
 from flatout.engine import lightning_internals as internals
 from flatout.engine.fast_loop import fast_loop_of
-from flatout.engine.optimizer import OptimConfig
-from flatout.engine.schedule import StepSchedule
-from flatout.engine.weight_average import WeightAverage
+from flatout.engine.optimizer import OptimConfig, StepSchedule, WeightAverage
 from flatout.errors import UserError
 from flatout.models.contract import Recommended, contract
 from flatout.run_log import RunLog

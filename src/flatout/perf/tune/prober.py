@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from flatout.engine.allocator import keep_freed_memory
-from flatout.engine.out_of_memory import is_out_of_memory
+from flatout.engine.limits import keep_freed_memory
+from flatout.engine.passes import is_out_of_memory
 from flatout.errors import UserError
 from flatout.perf.measure.apart import Apart, Failed
 from flatout.perf.tune.answers import NoAnswer

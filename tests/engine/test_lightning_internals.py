@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from flatout.distributed import ddp_internals
-from flatout.distributed.ddp_internals import leave_out_of_ddp
+from flatout.engine import lightning_internals
+from flatout.engine.lightning_internals import leave_out_of_ddp
 
 
 def test_weights_are_left_out_of_ddp():
@@ -19,10 +19,10 @@ def test_weights_are_left_out_of_ddp():
 @pytest.mark.parametrize("change", ["gone", "other arguments"])
 def test_a_name_that_has_changed_is_reported_and_not_used(monkeypatch, change):
     if change == "gone":
-        monkeypatch.delattr(DistributedDataParallel, ddp_internals._NAME)
+        monkeypatch.delattr(DistributedDataParallel, lightning_internals._LEFT_OUT)
     else:
         monkeypatch.setattr(
-            DistributedDataParallel, ddp_internals._NAME, staticmethod(lambda module, names, more: None)
+            DistributedDataParallel, lightning_internals._LEFT_OUT, staticmethod(lambda module, names, more: None)
         )
     module = torch.nn.Linear(2, 2)
     with pytest.warns(RuntimeWarning, match="embeddings exchange whole tables"):
