@@ -36,6 +36,11 @@ def callbacks_of(trainer: L.Trainer) -> list[Callback]:
     return list(vars(trainer)["callbacks"])
 
 
+def passes_of(trainer: L.Trainer) -> Any:
+    """How the fast loop among a trainer's callbacks passes batches through; None where there is none."""
+    return next((vars(each)["passes"] for each in callbacks_of(trainer) if "passes" in vars(each)), None)
+
+
 def overrides(part: Any, name: str, base: type) -> bool:
     """Whether a module, callback or strategy has a method other than its base's, by its class or set on itself."""
     return getattr(getattr(part, name), "__func__", None) is not getattr(base, name)

@@ -20,7 +20,7 @@ import gc
 import re
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +29,6 @@ from flatout.data.batches.flat_batch import FlatBatch, cut_batch
 from flatout.distributed.collectives import SharedMaximum
 from flatout.engine.random_state import RandomState
 from flatout.errors import UserError
-
-if TYPE_CHECKING:
-    from flatout.engine.fast_loop import FastLoop
-
 
 ERRORS = (RuntimeError, MemoryError)
 """The classes such errors are of."""
@@ -82,7 +78,8 @@ def report_nothing(name: str, pieces: int, before: int, step: int, why: str, has
 class Passes:
     """Passes of a module, in as many pieces as memory asks for."""
 
-    def __init__(self, loop: FastLoop) -> None:
+    def __init__(self, loop: Any) -> None:
+        """`loop`: the fast loop that these passes are of."""
         self.loop = loop
         self.pieces = {TRAINING: 1, EVALUATION: 1}
         """Into how many pieces each batch is cut."""
