@@ -93,7 +93,7 @@ class SharedOut(ModelParallelStrategy):
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """What an optimizer remembers, as it would without sharing; on the first rank."""
-        plain = optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        plain = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
         kept = plain.state_dict()
         return {**kept, "state": {number: _on_first(of_weight) for number, of_weight in kept["state"].items()}}
 

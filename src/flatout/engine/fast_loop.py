@@ -142,6 +142,7 @@ class FastLoop(Callback):
         # theirs go before the forward pass: at its end, where memory is scarce, that is four bytes a weight less.
         is_of_flatout = type(pl_module).__module__.startswith("flatout.")
         self._zeroes_early = is_of_flatout and "on_before_zero_grad" not in self._hooked
+        # A checkpoint brought the losses on the host; they are stacked with those of the device.
         self.losses.to(pl_module.device)
         self.passes.restart()
         if self.exchanges:
@@ -194,6 +195,7 @@ class FastLoop(Callback):
             self._call_hooks("on_after_backward")
             return
         strategy: Any = self.trainer.strategy
+        # DDP prepares for the exchange in its forward pass, which ended before this: here it has to be told again.
         if self._is_ddp and ends_step:
             internals.prepare_for_backward(strategy.model, loss)
         strategy.backward(loss, self._optimizer)
@@ -219,6 +221,7 @@ class FastLoop(Callback):
 
     def is_torn(self) -> bool:
         """Whether weights or running statistics are no longer those that the last step has left."""
+        # A forward pass moves running means at once, gradients move weights only in the update.
         has_statistics = any(isinstance(each, BATCH_NORMS) for each in self.module.modules())
         return self._is_updating or (self._is_under_way and has_statistics)
 
@@ -229,10 +232,12 @@ class FastLoop(Callback):
 
     def _run_batch(self, optimizer: torch.optim.Optimizer, batch_idx: int, kwargs: Any) -> dict[str, Any]:
         edge = self.edge
+        # Edges take no device's time: an event or the host's clock, as the timer has set it.
         started = edge(0)
         self._is_under_way = True
         self._batch_idx, self._arguments = batch_idx, tuple(kwargs.values())
         batch = self._arguments[0]
+        # Batches of our feeds know it; Lightning's answer costs a look at the fetcher.
         ends_step = getattr(batch, "ends_step", None)
         if ends_step is None:
             ends_step = internals.ends_optimizer_step(self.trainer)
@@ -253,7 +258,7 @@ class FastLoop(Callback):
             with self.losses.of_step(self.passes.end_step()):
                 self._step(optimizer, progress)
             self._is_under_way = False
-            if self.exchanges:
+            if self.exchanges:  # every rank is here after each step, so none waits for one that is elsewhere
                 self.passes.agree()
         phase_s = self.phase_s
         phase_s["forward"] += forward_s
@@ -287,6 +292,7 @@ class FastLoop(Callback):
             self.trainer.strategy.optimizer_step(optimizer, closure=lambda: self.losses.last)
         else:
             optimizer.step()
+            # A fused optimizer reads both in each step: what belongs to this one must not stay for the next.
             for name in ("grad_scale", "found_inf"):
                 vars(optimizer).pop(name, None)
 
@@ -314,6 +320,7 @@ class FastLoop(Callback):
 
         What activations have left is given back and the step tried once more, if no weight was changed yet.
         """
+        # Each write to a tensor raises its version: unchanged versions mean that no weight was stepped yet.
         before = [weight._version for weight in self._trained]
         why = ""
         try:
@@ -327,7 +334,7 @@ class FastLoop(Callback):
             return
         if not is_untouched or self.is_scaled:
             raise _no_memory_for_state(why)
-        optimizer.state.clear()
+        optimizer.state.clear()  # half of it may be there, of the weights that came first
         give_back_memory()
         try:
             self._update(optimizer)

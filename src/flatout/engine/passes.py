@@ -108,6 +108,7 @@ class Passes:
         """Gradients and the loss of a step's next batch; the seconds of its forward passes."""
         if not self._batches:
             self._begin_step()
+        # All batches of the step are kept: a repeat drops the gradients of the earlier ones, too.
         self._batches.append(batch)
         try:
             seconds = self._pass(batch, ends_step)
@@ -123,6 +124,7 @@ class Passes:
     def end_step(self) -> Tensor | None:
         """The loss of the step whose batches have passed."""
         losses = self.losses
+        # Each part was divided by the rows of the whole step, so the sum is the mean over its rows.
         loss = None if not losses else losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         losses.clear()
         self._batches.clear()
@@ -143,11 +145,13 @@ class Passes:
                 if why:
                     self._report(EVALUATION, before, why)
                 return found
+            # Out of the `except` block: the error's frames hold activations, which must be free before the next try.
             self._require_alone(EVALUATION, why)
             self._halve(EVALUATION, [batch], why)
 
     def agree(self) -> None:
         """Now and then, take over how many pieces some rank needs: the most of all. After each step of every rank."""
+        # Not needed for the result, only for speed: ranks that cut alike wait less for each other.
         counts = self._of_ranks.look(list(self.pieces.values()), self.loop.module.device)
         for name, count in zip(self.pieces, counts or (), strict=False):
             if count > (before := self.pieces[name]):
@@ -156,6 +160,7 @@ class Passes:
 
     def load(self, of_ranks: list[dict[str, Any]], rank: int, *, is_same_world: bool) -> None:
         """Start with the pieces that a checkpoint notes: this rank's, or the most of all in another world."""
+        # Pieces change the order of sums, so a resume with others would not be exact: this rank's own count stays.
         known = [of_ranks[rank]] if is_same_world else of_ranks
         for name in self.pieces:
             self.pieces[name] = max(self.least[name], *(each.get("pieces", {}).get(name, 1) for each in known))
@@ -165,6 +170,7 @@ class Passes:
         return cut_batch(batch, count, labels_are_of_tokens=of_tokens)
 
     def _begin_step(self) -> None:
+        # What a repeat sets back. Running means are copied, as each forward pass moves them; weights are not touched.
         self._random = RandomState(self.loop.module.device, with_others=False)
         self._statistics = [(mean, mean.clone()) for mean in self._buffers]
         if (begin := getattr(self.loop.module, "begin_step", None)) is not None:
@@ -177,11 +183,13 @@ class Passes:
         for number, part in enumerate(parts, 1):
             is_last = ends_step and number == len(parts)
             began = time.perf_counter()
+            # Forward and backward pass in one context: DDP decides in the forward pass whether it will exchange.
             with loop.exchange_context(ends_step=is_last):
                 loss = loop.forward(part)
                 seconds += loop.edge(1) - began
                 if loss is None:
                     continue
+                # From here on other ranks wait for this one's gradients, and nothing can call them back.
                 self._is_exchanging = is_last
                 loop.backward(loss, ends_step=is_last)
                 self._is_exchanging = False
@@ -193,12 +201,14 @@ class Passes:
         self._require_alone(TRAINING, why)
         seconds, before = 0.0, self.pieces[TRAINING]
         while True:
+            # A rank that repeated now would send its gradients twice, and the others would add them up.
             if self._is_exchanging and self.loop.exchanges:
                 raise self._no_way_back(why)
             self._halve(TRAINING, self._batches, why)
             self._reset()
             last = len(self._batches) - 1
             try:
+                # The batches before the one that failed were fine; but their gradients were dropped with its own.
                 for number, batch in enumerate(self._batches):
                     seconds += self._pass(batch, ends_step and number == last)
             except ERRORS as error:
@@ -215,6 +225,7 @@ class Passes:
         if not all(isinstance(batch, FlatBatch) for batch in self._batches):
             hint = f"Lower {size} or the batch size of your DataModule. The last checkpoint is kept."
             raise UserError(f"{name} ran out of memory {self._at()}", why, hint=hint)
+        # Sharded weights are gathered by all ranks in each pass: one that passes twice would wait for ever.
         if getattr(self.loop.module, "is_sharded", False):
             what = f"no rank can take smaller pieces by itself where weights are shared out ({why})"
             hint = f"Set a smaller {size}. {self._smaller_rows()} The last checkpoint is kept."
@@ -228,6 +239,7 @@ class Passes:
             where = f"{name} ran out of memory {self._at()}"
             what = f"a single row at once, of at most {longest} tokens, is too much ({why})"
             raise UserError(where, what, hint=f"{self._smaller_rows()} The last checkpoint is kept.")
+        # The caching allocator keeps blocks of the old sizes, which smaller pieces cannot always use.
         give_back_memory()
         self.pieces[name] *= 2
 
