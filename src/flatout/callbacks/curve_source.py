@@ -14,6 +14,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from flatout.callbacks.clock import Clock
+from flatout.engine.lightning_internals import callbacks_of
 from flatout.errors import require
 
 
@@ -120,11 +121,6 @@ def fast_steps_of(trainer: L.Trainer) -> FastSteps | None:
     parts: list[Any] = [*callbacks_of(trainer), trainer.lightning_module]
     fast = (part for part in parts if hasattr(part, "take_losses") and hasattr(part, "phase_s"))
     return next((part for part in fast if getattr(part, "is_serving", True)), None)
-
-
-def callbacks_of(trainer: L.Trainer) -> list[Callback]:
-    """The callbacks of a Trainer; Lightning sets the attribute without declaring it."""
-    return list(vars(trainer)["callbacks"])
 
 
 def leave_out(trainer: L.Trainer, seconds: float) -> None:

@@ -14,8 +14,8 @@ from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from flatout.callbacks.curve_source import callbacks_of
 from flatout.callbacks.throughput import Throughput
+from flatout.engine.lightning_internals import callbacks_of
 
 _MOST_SHOWN = 3
 """Metrics of a validation in its line, where none was named."""

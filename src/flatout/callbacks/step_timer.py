@@ -29,11 +29,11 @@ from flatout.callbacks.clock import (
 from flatout.callbacks.curve_source import (
     CurveSource,
     FastSteps,
-    callbacks_of,
     fast_steps_of,
     restore_distance,
     state_of,
 )
+from flatout.engine.lightning_internals import callbacks_of
 
 PARTS = ("wait", "transfer", *PHASES, "callbacks", *BETWEEN_STEPS, "other")
 """The parts of the time of training; `other` is what is left: the framework itself."""
