@@ -88,10 +88,10 @@ def keep_answers(
     if feeds is None:
         return NoAnswers(type(module).__name__), [], []
     kind, strategy = kind_of(config.data), cast(Any, training.trainer.strategy)
-    if module.shares_weights:  # ranks hold slices: all of them on each rank's host, to answer and to be saved with
+    if module.is_sharded:  # ranks hold slices: all of them on each rank's host, to answer and to be saved with
         with others_watched():
             module.model = strategy.gathered(module.model)
-        module.shares_weights = False
+        module.is_sharded = False
     per_class, predictor = module.per_class(), kind.predictor.of(module)
     charts = kind.draw(module, feeds, folder.path)
     if ranks.is_first:
@@ -195,7 +195,7 @@ def _what_was_set(config: RunConfig, settings: Settings, task: Task, training: T
         effective_batch=config.data.effective_batch,
         is_precision_asked=config.precision in (Precision.fp32, Precision.bf16) and not is_measured,
         is_compiled=bool(config.compile) or is_compiled(task.model),
-        may_try=config.monitor.verdict and not config.shares_weights,
+        may_try=config.monitor.verdict and not config.is_sharded,
         pieces=training.loop.passes.pieces[TRAINING],
     )
 

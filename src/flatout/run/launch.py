@@ -79,7 +79,7 @@ def start(
     are_alone = not ranks.are_several and len(wanted) == 1
     what = "a single device has no other to share weights with"
     hint = "Set trainer.devices=N, or leave it out."
-    require(not (config.shares_weights and are_alone), "trainer.strategy: fsdp", what, hint=hint)
+    require(not (config.is_sharded and are_alone), "trainer.strategy: fsdp", what, hint=hint)
     if not (ranks.are_several or are_alone):
         _require_copies(config)
     chosen = json.loads(ranks.agreed("folder", lambda: json.dumps(_choose_folder(config, folder, overrides, claim))))

@@ -60,7 +60,7 @@ def require_memory_for_model(config: RunConfig, data: Any, ranks: Ranks, device:
     if config.has_own_parts:
         return
     copies = ranks.local_world if device.type == "cpu" else 1
-    shares = ranks.world if config.shares_weights else 1
+    shares = ranks.world if config.is_sharded else 1
 
     def build(model: Any) -> nn.Module:
         return kind_of(config.data).task(model, config.task).build(data.info)

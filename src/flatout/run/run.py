@@ -115,7 +115,7 @@ def prepare(
     if feeds is None:
         report_own_parts(module, data, settings.monitor, ranks, folder)
         return
-    if not config.shares_weights:  # ranks that wait for each other in every layer cannot cut batches alone
+    if not config.is_sharded:  # ranks that wait for each other in every layer cannot cut batches alone
         mind_memory(module, training.loop, feeds, about, ranks, config.data.cache, folder)
     if folder.is_first and kind_of(config.data).keeps_rows:
         save_split_rows(data.store, folder.path / SPLIT_ROWS)

@@ -94,7 +94,7 @@ def load_best(training: Training, task: L.LightningModule) -> None:
     with others_watched():
         training.trainer.strategy.barrier()  # the first rank may still be linking it
     state, strategy = _best_weights(training), cast(Any, training.trainer.strategy)
-    if getattr(task, "shares_weights", False):
+    if getattr(task, "is_sharded", False):
         strategy.hand_out(task, state)
     elif state is not None:
         task.load_state_dict(state)
