@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -25,7 +24,7 @@ from flatout.distributed.collectives import of_all_ranks, sum_over_ranks
 from flatout.engine import lightning_internals as internals
 from flatout.engine.optimizer import OptimConfig, StepSchedule, WeightAverage
 from flatout.errors import UserError
-from flatout.models.contract import Recommended, contract
+from flatout.models.contract import contract
 from flatout.run_log import RunLog
 from flatout.tasks.metrics import Counted
 
@@ -269,14 +268,6 @@ class Task(L.LightningModule):
         """The trained weights, where a validation has put their mean in their place."""
         if self.average is not None and self.average.is_in_model:
             self.average.exchange()
-
-    def take_recommended_rate(self) -> float | None:
-        """Take the learning rate that the model's Config recommends, if none is set; None where one is."""
-        recommended = Recommended.by(self.model_config).lr
-        if self.optim.lr is not None or recommended is None:
-            return None
-        self.optim = replace(self.optim, lr=recommended)
-        return recommended
 
     def position_state(self) -> dict[str, Any]:
         """What the next step depends on beyond weights, optimizer and batch; kept in exact checkpoints."""
