@@ -314,6 +314,7 @@ def test_benches_are_listed(capsys):
         "headlines",
         "bits",
         "bert",
+        "gpu",
         "scale",
         "protections",
         "quality",
