@@ -161,7 +161,8 @@ def test_waits_are_forbidden_from_the_first_batch_to_the_last(monkeypatch):
 
 def test_processes_of_the_fork_server_are_looked_at():
     assert runs.look_from_fork_server(CPU) == ""
-    assert "AssertionError" in runs.look_from_fork_server(torch.device("cuda")) or torch.cuda.is_available()
+    why = runs.look_from_fork_server(torch.device("cuda"))  # a torch for GPUs misses the driver, another one itself
+    assert why.startswith(("AssertionError", "RuntimeError")) or torch.cuda.is_available(), why
 
 
 def test_words_of_every_run_are_known(tmp_path):
