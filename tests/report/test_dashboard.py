@@ -20,15 +20,18 @@ from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.metrics import precision_recall_fscore_support
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_ndarray
 from torch.utils.tensorboard._utils import figure_to_image
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, OptimConfig, TextDataConfig, fit
 from flatout.data.problem import Problem
 from flatout.report.closing import closing_markdown
-from flatout.report.dashboard import confusion_figure, layout, precision_over_recall, time_figure
+from flatout.report.dashboard import confusion_figure, layout, precision_over_recall, time_figure, write_hyperparameters
 from flatout.report.figures import COLOURS
 from flatout.report.summary import empty_summary, read_summary
 from flatout.tasks.metrics import TaskMetrics
@@ -227,6 +230,24 @@ def test_a_run_that_is_gone_on_with_stands_there_once(tmp_path):
     told = [point.step for point in events.Scalars("train/loss")]
     assert told == sorted(set(told))
     assert len({event.tensor_proto.string_val[0] for event in events.Tensors("custom_scalars__config__")}) == 1
+
+
+def test_closing_points_stay_where_a_file_of_curves_was_begun_in_the_same_second_under_a_later_name(tmp_path):
+    curves = tmp_path / "events.out.tfevents.9999999990.host.1.9"  # a second that lies after that of any other file
+    with (tmp_path / "curves").open("wb") as file:
+        writer = RecordWriter(file)
+        for event in (
+            Event(step=11, wall_time=1.0, session_log=SessionLog(status=SessionLog.START)),
+            Event(step=20, wall_time=2.0, summary=Summary(value=[Summary.Value(tag="train/loss", simple_value=0.5)])),
+        ):
+            writer.write(event.SerializeToString())
+    (tmp_path / "curves").rename(curves)
+    for accuracy in (0.25, 0.75):  # the second one replaces the first
+        write_hyperparameters(tmp_path, {"lr": 0.1}, {"accuracy": accuracy}, step=20)
+    events = read(tmp_path)
+    assert [(point.step, point.value) for point in events.Scalars("final/accuracy")] == [(20, 0.75)]
+    assert [point.value for point in events.Scalars("train/loss")] == [0.5]
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def asked(url: str, patience_s: float = 40.0, **given) -> bytes:

@@ -7,6 +7,9 @@ list the settings it searched instead of all the settings of a trial. TensorBoar
 
 from __future__ import annotations
 
+import re
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,7 +138,12 @@ def write_hyperparameters(
 
 
 class EventFile:
-    """A writer of an event file that replaces those with the same suffix when it is complete."""
+    """A writer of an event file that replaces those with the same suffix when it is complete.
+
+    TensorBoard reads a folder's files in the order of their names: the second they were begun in, then a number as
+    text, where 10 comes before 9. A resumed run's curves begin with a note that drops all points read before it from
+    its first step on. So the file is written apart and gets a second after all others: the note never drops its points.
+    """
 
     def __init__(self, folder: Path, suffix: str) -> None:
         self.folder, self.suffix = folder, suffix
@@ -144,14 +152,23 @@ class EventFile:
         from torch.utils.tensorboard import SummaryWriter
 
         self._before = list(self.folder.glob(f"events.*{self.suffix}"))
-        self._writer = SummaryWriter(str(self.folder), filename_suffix=self.suffix)
+        self._apart = tempfile.TemporaryDirectory(prefix="flatout-events-")
+        self._writer = SummaryWriter(self._apart.name, filename_suffix=self.suffix)
         return self._writer
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._writer.close()
-        if kind is None:
-            for path in self._before:
-                path.unlink(missing_ok=True)
+        with self._apart:
+            if kind is None:
+                self._publish(next(Path(self._apart.name).iterdir()))
+                for path in self._before:
+                    path.unlink(missing_ok=True)
+
+    def _publish(self, written: Path) -> None:
+        head, second, rest = re.split(r"(?<=tfevents\.)(\d+)", written.name, maxsplit=1)
+        others = (re.search(r"tfevents\.(\d+)\.", path.name) for path in self.folder.glob("events.*"))
+        latest = max((int(found[1]) for found in others if found), default=0)
+        shutil.move(written, self.folder / f"{head}{max(int(second), latest + 1)}{rest}")
 
 
 def compared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
