@@ -13,7 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 import lightning as L
@@ -31,6 +32,30 @@ _INSIDE_A_STEP = {
     "on_before_optimizer_step": "optimizer",
 }
 _BESIDE_A_STEP = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end")
+
+
+@dataclass(slots=True)
+class Planted:
+    """An attribute that is set on one object, over its class's; what the object had before comes back.
+
+    Values are methods and partials of them: a function in a function could not be pickled with the object.
+    """
+
+    part: Any
+    name: str
+    value: Any
+    before: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.before = vars(self.part).get(self.name)
+        vars(self.part)[self.name] = self.value
+
+    def take_back(self) -> None:
+        if vars(self.part).get(self.name) is not self.value:  # who has set it since keeps it
+            return
+        del vars(self.part)[self.name]
+        if self.before is not None:
+            vars(self.part)[self.name] = self.before
 
 
 class Clock:
@@ -51,7 +76,7 @@ class Clock:
         self.looks_closely = False
         self.compiled: dict[str, float] = {}
         """What torch.compile had done after the first few steps, in which it must."""
-        self._wrapped: list[tuple[L.Callback, str]] = []
+        self._wrapped: list[Planted] = []
         self._is_spending = False
 
     @property
@@ -82,38 +107,36 @@ class Clock:
 
     def watch(self, callbacks: Mapping[str, L.Callback]) -> None:
         """Time the hooks of these callbacks that Lightning calls every step or epoch."""
+        self.leave()
         for name, callback in callbacks.items():
             self.callbacks.setdefault(name, 0.0)
             for hook in (*_BESIDE_A_STEP, *_INSIDE_A_STEP):
                 if getattr(type(callback), hook) is not getattr(L.Callback, hook):
-                    setattr(callback, hook, self._timed(name, getattr(callback, hook), _INSIDE_A_STEP.get(hook)))
-                    self._wrapped.append((callback, hook))
+                    timed = partial(self._run_timed, name, getattr(callback, hook), _INSIDE_A_STEP.get(hook))
+                    self._wrapped.append(Planted(callback, hook, timed))
 
     def leave(self) -> None:
         """Put the hooks of the watched callbacks back."""
-        for callback, hook in self._wrapped:
-            delattr(callback, hook)
+        for planted in self._wrapped:
+            planted.take_back()
         self._wrapped = []
 
-    def _timed(self, name: str, hook: Callable[..., Any], phase: str | None) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            began, outside_s = time.perf_counter(), self.outside_s
-            try:
-                if not self.looks_closely:
-                    return hook(*args, **kwargs)
-                with _Reads() as reads:
-                    answer = hook(*args, **kwargs)
-                self.reads[name] = self.reads.get(name, 0) + reads.count
-                return answer
-            finally:
-                seconds = time.perf_counter() - began - (self.outside_s - outside_s)  # it may have saved a checkpoint
-                if not self.looks_closely:
-                    self.callbacks[name] += seconds
-                    self.spent["callbacks"] += seconds
-                    if phase is not None:
-                        self.inside_s[phase] += seconds
-
-        return timed
+    def _run_timed(self, name: str, hook: Callable[..., Any], phase: str | None, *args: Any, **kwargs: Any) -> Any:
+        began, outside_s = time.perf_counter(), self.outside_s
+        try:
+            if not self.looks_closely:
+                return hook(*args, **kwargs)
+            with _Reads() as reads:
+                answer = hook(*args, **kwargs)
+            self.reads[name] = self.reads.get(name, 0) + reads.count
+            return answer
+        finally:
+            seconds = time.perf_counter() - began - (self.outside_s - outside_s)  # it may have saved a checkpoint
+            if not self.looks_closely:
+                self.callbacks[name] += seconds
+                self.spent["callbacks"] += seconds
+                if phase is not None:
+                    self.inside_s[phase] += seconds
 
     @property
     def reads_a_step(self) -> dict[str, float]:
@@ -257,13 +280,17 @@ class DeviceTimes:
     """Phases and steps between events on the device, read only when the device has passed them."""
 
     def __init__(self, make_event: Callable[[], Any] | None = None) -> None:
-        self._make = make_event or (lambda: torch.cuda.Event(enable_timing=True))
+        self._make = make_event or partial(torch.cuda.Event, enable_timing=True)
         self._free: list[Any] = []
         self._open: list[Any] = []
         self._passing: deque[_Passing] = deque()
         self._last: Any = None
         """Event at the end of the step before."""
         self._steps_s: list[float] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy begins without events: they belong to this process and its device."""
+        return type(self), (self._make,)
 
     def edge(self, number: int) -> float:
         """The host's clock at the edge of a phase: 0 is the beginning of a batch, 1 to 3 are the ends of its phases.
@@ -335,14 +362,11 @@ class HookTimes:
 
     def hooks(self, *, wait_only: bool) -> dict[str, Callable[..., None]]:
         """The hooks of Lightning that are edges, without the end of a batch; `wait_only`: without the phases."""
-        start: dict[str, Callable[..., None]] = {"on_train_batch_start": lambda *_: self.edge(0)}
-        backward: dict[str, Callable[..., None]] = {
-            "on_before_backward": lambda *_: self.edge(1),
-            "on_after_backward": lambda *_: self.edge(2),
-        }
+        start: dict[str, Callable[..., None]] = {"on_train_batch_start": partial(self.edge, 0)}
+        backward = {"on_before_backward": partial(self.edge, 1), "on_after_backward": partial(self.edge, 2)}
         return start if wait_only else start | backward
 
-    def edge(self, number: int) -> None:
+    def edge(self, number: int, *_: Any) -> None:
         """The beginning of a batch is 0, the ends of its phases are 1 to 3."""
         now, aside = time.perf_counter(), self.clock.aside_s
         part = 1 if (number, self._last) == (3, 0) else number  # a batch without a backward pass

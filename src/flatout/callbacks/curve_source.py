@@ -1,7 +1,7 @@
 """The frame of a callback with curves: count each batch on the host, log every n optimizer steps.
 
 Nothing here waits for the device. Curves reach all loggers of the Trainer in one call a flush: after every n optimizer
-steps, before each validation, and at the end of each epoch.
+steps, before each validation, and at the end of each epoch; at the step that Lightning gives what a module logs there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from flatout.callbacks.clock import Clock
-from flatout.engine.lightning_internals import callbacks_of
+from flatout.engine.lightning_internals import callbacks_of, step_of_loggers
 from flatout.errors import require
 
 
@@ -24,7 +24,7 @@ class CurveSource(Callback):
     def __init__(self, every_n_steps: int = 50) -> None:
         require(every_n_steps >= 1, "every_n_steps", f"{every_n_steps}", allowed="1 or more")
         self.every_n_steps = every_n_steps
-        self._steps_since = self._batches_since = self._step = 0
+        self._steps_since = self._batches_since = self._step = self._ended = 0
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Training starts."""
@@ -33,7 +33,7 @@ class CurveSource(Callback):
         """A batch has ended."""
 
     def end_step(self, step: int) -> None:
-        """An optimizer step has ended; it is the number `step`, from 1."""
+        """A batch has ended with a step, of however many optimizers; it is the number `step`, from 1."""
 
     def pause(self) -> None:
         """A validation starts."""
@@ -63,12 +63,12 @@ class CurveSource(Callback):
         self._steps_since = self._batches_since = 0
         if values:
             for logger in trainer.loggers:
-                logger.log_metrics(values, step=trainer.global_step)
+                logger.log_metrics(values, step=step_of_loggers(trainer))
                 logger.save()
         spend_on_logging(trainer, time.perf_counter() - began)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._step = trainer.global_step
+        self._step = self._ended = trainer.global_step
         self.begin(trainer, pl_module)
 
     def on_train_batch_end(
@@ -80,7 +80,8 @@ class CurveSource(Callback):
         if step != self._step:
             self._step = step
             self._steps_since += 1
-            self.end_step(step)
+            self._ended += 1
+            self.end_step(self._ended)
             if self._steps_since >= self.every_n_steps:
                 self.flush(trainer)
 
@@ -103,6 +104,9 @@ class CurveSource(Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.end()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.end()  # a Tuner ends its search without any other hook
 
 
 class FastSteps(Protocol):

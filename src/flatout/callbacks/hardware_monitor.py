@@ -21,9 +21,11 @@ from typing import Any, Protocol
 import lightning as L
 import psutil
 import torch
+from lightning.pytorch.trainer.states import TrainerStatus
 
 from flatout.callbacks.curve_source import CurveSource
 from flatout.callbacks.gpu import watched_card
+from flatout.engine.lightning_internals import is_second
 from flatout.engine.limits import cpu_periods
 
 HOST_CURVES = {
@@ -47,6 +49,10 @@ class Host:
     def __init__(self, root: Path = Path("/")) -> None:
         self.root, self.process = root, psutil.Process()
         self._before = self._counters()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy counts for the process that it is made in."""
+        return type(self), (self.root,)
 
     def sample(self) -> dict[str, float]:
         now, before = self._counters(), self._before
@@ -127,6 +133,12 @@ class Watch:
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
+        self.is_needed: Callable[[], bool] = lambda: True
+        """Whether the thread still samples: an error may end a training in which no hook of ours is called."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has what was sampled, and neither thread nor sources: some are handles of a driver."""
+        return type(self), ([], self.say, self.every_s), {"_all": self._all, "_taken": self._taken}
 
     def __enter__(self) -> Watch:
         if self._answering:
@@ -176,7 +188,7 @@ class Watch:
                     self._all.setdefault(name, []).append(value)
 
     def _sample_on(self) -> None:
-        while self._answering and not self._end.wait(self.every_s):
+        while self._answering and not self._end.wait(self.every_s) and self.is_needed():
             self.look()
 
 
@@ -199,13 +211,17 @@ class HardwareMonitor(CurveSource):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        if self.sources is None:
+        self.end()  # the thread of a search or a training before, which an error ended
+        if is_second(self, trainer):
+            self.say("HardwareMonitor: another one watches already; this one logs nothing")
+            return
+        found = self.sources
+        if found is None:
             found = hardware_of(trainer.strategy.root_device) if trainer.is_global_zero else []
+        if self.sources is None or not self.watch.sources:  # a copy's watch has none
             self.watch = Watch(found, self.say, self.every_s)
+        self.watch.is_needed = lambda: trainer.state.status == TrainerStatus.RUNNING
         self.watch.__enter__()
-
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self.end()
 
     def end(self) -> None:
         self.watch.__exit__(None, None, None)

@@ -23,11 +23,14 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from flatout.callbacks.curve_source import leave_out
+from flatout.engine.lightning_internals import is_second
 from flatout.errors import check_settings, setting
 
 TRACE, TABLE = "trace.json.gz", "operators.csv"
 _MOST_OPERATORS = 10
 _ENDLESS = 1 << 62
+_LEFT_OUT = ("on_train_batch_end", "on_train_end", "on_exception")
+"""Hooks that Lightning passes over once the window is closed."""
 _MOST_PLACES = 64
 """Stretches between two validations to search for one that is long enough."""
 
@@ -118,8 +121,11 @@ class ProfileSteps(Callback):
         self._has_written = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        for hook in _LEFT_OUT:  # of a training before
+            vars(self).pop(hook, None)
+        self._has_written = False
         log_dir = trainer.log_dir if self.folder is None else None  # all ranks ask for it, or none
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or is_second(self, trainer):
             self._leave()
             return
         self._trainer, self._done = trainer, trainer.global_step
@@ -178,7 +184,7 @@ class ProfileSteps(Callback):
 
     def _leave(self) -> None:
         """Lightning passes over hooks that are None."""
-        for hook in ("on_train_batch_end", "on_train_end", "on_exception"):
+        for hook in _LEFT_OUT:
             setattr(self, hook, None)
 
     def _write(self, done: profile) -> None:

@@ -36,7 +36,11 @@ class ProgressLine(ProgressBar):
         """`metric`: the one to show of each validation, without `val/`; None: the first few."""
         super().__init__()
         self.every_n_steps, self.metric, self.total_steps, self.say = every_n_steps, metric, total_steps, say
-        self._is_live, self._loss = live, float("nan")
+        self._is_live = live
+        self._loss: float | None = None
+        """Of the last flush; None where none is known, as in manual optimisation."""
+        self._newest: Any = None
+        """The loss of the last batch, on its device."""
         self._bar: Progress | None = None
         self._step = 0
 
@@ -45,18 +49,22 @@ class ProgressLine(ProgressBar):
         self._loss = values.get("train/loss", self._loss)
         bar = self._open(self.total_steps)
         speed = f"  {rows:,.0f} rows/s" if (rows := values.get("speed/rows_per_s")) is not None else ""
-        bar.update(bar.task_ids[0], completed=step, description=f"loss {self._loss:.4f}{speed}")
+        loss = "" if self._loss is None else f"loss {self._loss:.4f}"
+        bar.update(bar.task_ids[0], completed=step, description=f"{loss}{speed}")
 
     def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None:
         """Say the metrics of a validation."""
-        losses = f"train loss {self._loss:.4f}" + (
-            f"  val loss {values['val/loss']:.4f}" if "val/loss" in values else ""
-        )
+        known = {"train": self._loss, "val": values.get("val/loss")}
+        losses = "  ".join(f"{split} loss {loss:.4f}" for split, loss in known.items() if loss is not None)
         names = [name for name in values if name != "val/loss"][:_MOST_SHOWN]
         if self.metric is not None:
             names = [f"val/{self.metric}"] if f"val/{self.metric}" in values else names
         shown = "  ".join(f"{name.replace('/', ' ')} {values[name]:.4f}" for name in names)
-        self.say(f"epoch {epoch:6.2f}  step {step:6d}  {losses}  {shown}".rstrip())
+        self.say("  ".join(filter(None, [f"epoch {epoch:6.2f}  step {step:6d}", losses, shown])))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has no live line, as those of Lightning's own bars have none."""
+        return {**vars(self), "_bar": None, "_newest": None}
 
     def close(self) -> None:
         if self._bar is not None:
@@ -65,7 +73,7 @@ class ProgressLine(ProgressBar):
 
     def disable(self) -> None:
         """Stay silent: Lightning asks the ranks after the first to."""
-        self._is_live, self.say = False, lambda line: None
+        self._is_live, self.say = False, say_nothing
 
     def enable(self) -> None:
         self._is_live = True
@@ -81,12 +89,14 @@ class ProgressLine(ProgressBar):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
+        self._newest = outputs.get("loss") if isinstance(outputs, dict) else None
         if step != self._step and step % self.every_n_steps == 0:
-            self.on_flush(step, 0.0, _shown_of_step(trainer, outputs))
+            self.on_flush(step, 0.0, self._shown_of_step(trainer))
         self._step = step
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._loss = self._shown_of_step(trainer).get("train/loss", self._loss)
             found = {f"{name}": float(value) for name, value in trainer.callback_metrics.items() if "val" in name}
             values = {f"val/{name.removeprefix('val').lstrip('/_')}": value for name, value in found.items()}
             self.on_validation(trainer.global_step, float(trainer.current_epoch + 1), values)
@@ -114,12 +124,14 @@ class ProgressLine(ProgressBar):
             self._bar.start()
         return self._bar
 
+    def _shown_of_step(self, trainer: L.Trainer) -> dict[str, float]:
+        """Loss of the last batch, which waits for the device, and rows a second of the training so far."""
+        values = {} if self._newest is None else {"train/loss": float(self._newest)}
+        for each in callbacks_of(trainer):
+            if isinstance(each, Throughput) and each.total.seconds:
+                values["speed/rows_per_s"] = each.total.values()["speed/rows_per_s"]
+        return values
 
-def _shown_of_step(trainer: L.Trainer, outputs: Any) -> dict[str, float]:
-    """Loss of the last batch, which waits for the device, and rows a second of the training so far."""
-    loss = outputs.get("loss") if isinstance(outputs, dict) else None
-    values = {} if loss is None else {"train/loss": float(loss)}
-    for each in callbacks_of(trainer):
-        if isinstance(each, Throughput) and each.total.seconds:
-            values["speed/rows_per_s"] = each.total.values()["speed/rows_per_s"]
-    return values
+
+def say_nothing(line: str) -> None:
+    """What ranks after the first say."""

@@ -95,10 +95,6 @@ class RunCurves(CurveSource):
         for part in self.parts:
             part.setup(trainer, pl_module, stage)
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        for part in self.parts:
-            part.teardown(trainer, pl_module, stage)
-
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         for part in self.parts:
             part.begin(trainer, pl_module)

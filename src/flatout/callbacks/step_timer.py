@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -21,6 +22,7 @@ from flatout.callbacks.clock import (
     Clock,
     DeviceTimes,
     HookTimes,
+    Planted,
     StepTimes,
     Stretches,
     Sums,
@@ -93,7 +95,7 @@ class StepTimer(CurveSource):
         """The loader of training where it times its own waits, as our feeds do."""
         self._is_fast = True
         self._edge_before: tuple[Any, Any] | None = None
-        self._saves: L.Trainer | None = None
+        self._saves: Planted | None = None
         self._made = self._since = self._paused_at = time.perf_counter()
         self._before = self._spent()
         self._step_since, self._outside_before = self._since, 0.0
@@ -113,7 +115,8 @@ class StepTimer(CurveSource):
             self.clock.watch(_others(trainer) if self.callbacks is None else self.callbacks)
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._time_saving(trainer)
+        # Each of them counts as checkpoint, also those of Lightning's own callbacks.
+        self._saves = Planted(trainer, "save_checkpoint", partial(_timed_save, self.clock, trainer.save_checkpoint))
         loader = trainer.train_dataloader
         self._loader = loader if hasattr(loader, "wait_s") else None
         is_cuda = trainer.strategy.root_device.type == "cuda"
@@ -187,7 +190,7 @@ class StepTimer(CurveSource):
             fast, edge = self._edge_before
             fast.edge, self._edge_before = edge, None
         if self._saves is not None:
-            del vars(self._saves)["save_checkpoint"]
+            self._saves.take_back()
             self._saves = None
         for name in self.hooks:
             vars(self).pop(name, None)
@@ -244,16 +247,10 @@ class StepTimer(CurveSource):
         self._before = self._spent()
         self._since = time.perf_counter()
 
-    def _time_saving(self, trainer: L.Trainer) -> None:
-        """Count each `trainer.save_checkpoint` as checkpoint, also that of Lightning's own callbacks."""
-        save, clock = trainer.save_checkpoint, self.clock
 
-        def timed_save(*args: Any, **kwargs: Any) -> None:
-            with clock.spending("checkpoint"):
-                save(*args, **kwargs)
-
-        vars(trainer)["save_checkpoint"] = timed_save
-        self._saves = trainer
+def _timed_save(clock: Clock, save: Any, *args: Any, **kwargs: Any) -> None:
+    with clock.spending("checkpoint"):
+        save(*args, **kwargs)
 
 
 def _others(trainer: L.Trainer) -> dict[str, L.Callback]:

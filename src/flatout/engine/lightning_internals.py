@@ -36,6 +36,16 @@ def callbacks_of(trainer: L.Trainer) -> list[Callback]:
     return list(vars(trainer)["callbacks"])
 
 
+def is_second(callback: Callback, trainer: L.Trainer) -> bool:
+    """Whether another callback of its class stands before it, which does the work of both."""
+    return next((each for each in callbacks_of(trainer) if type(each) is type(callback)), callback) is not callback
+
+
+def step_of_loggers(trainer: L.Trainer) -> int:
+    """The step at which `self.log` writes: batches that ended a step before this one, of however many optimizers."""
+    return int(getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step))
+
+
 def passes_of(trainer: L.Trainer) -> Any:
     """How the fast loop among a trainer's callbacks passes batches through; None where there is none."""
     return next((vars(each)["passes"] for each in callbacks_of(trainer) if "passes" in vars(each)), None)
