@@ -204,12 +204,12 @@ def out_of_space(error: OSError, place: Path, needed: int | None, where: str, hi
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return UserError(where, what, hint=hint)
     known = [] if needed is None else [f"needs about {_megabytes(needed)}"]
-    if (free := _free_bytes(place)) is not None:
+    if (free := disk_free(place)) is not None:
         known.append(f"{_megabytes(free)} free")
     return UserError(where, f"{what}: {', '.join(known)}" if known else what, hint=hint)
 
 
-def _free_bytes(place: Path) -> int | None:
+def disk_free(place: Path) -> int | None:
     """Bytes that this user may still write on the disk of a folder, or of the nearest one above that exists."""
     for folder in (place, *place.absolute().parents):
         try:

@@ -27,6 +27,7 @@ from flatout.engine.limits import free_bytes
 from flatout.engine.passes import EVALUATION, TRAINING, running_statistics
 from flatout.engine.precision import by_lightning_name
 from flatout.errors import UserError
+from flatout.models.encoder.transformer import ALL
 from flatout.perf.notes import Limit, MicroBatches, micro_batch_key
 from flatout.run.run_folder import RunFolder
 from flatout.tasks.task import Task
@@ -60,7 +61,8 @@ def require_memory(settings: Any, build: Build, device: torch.device, copies: fl
 def training_bytes(settings: Any, build: Build) -> int:
     """Bytes of weights, gradients and optimizer state of the model that these settings describe."""
     layers = next((getattr(settings, name) for name in _COUNTS if hasattr(settings, name)), 1)
-    frozen = 0 if getattr(settings, "unfreeze_epochs", 0) else min(layers, getattr(settings, "freeze_layers", 0))
+    asked = getattr(settings, "freeze_layers", 0)
+    frozen = 0 if getattr(settings, "unfreeze_epochs", 0) else layers if asked == ALL else min(layers, asked)
     first = _bytes_of(settings, build, layers=1, frozen=min(1, frozen))
     if layers == 1:
         return first
@@ -72,7 +74,7 @@ def training_bytes(settings: Any, build: Build) -> int:
 def _bytes_of(settings: Any, build: Build, *, layers: int, frozen: int) -> int:
     """Bytes of a model with few layers."""
     changes: dict[str, Any] = {**dict.fromkeys(_COUNTS, layers), "freeze_layers": frozen, "unfreeze_epochs": 0.0}
-    changes |= {"vectors": None, "freeze_vectors": False}
+    changes |= {"vectors": None, "freeze_vectors": False, "reuse": False}
     small = dataclasses.replace(settings, **{name: each for name, each in changes.items() if hasattr(settings, name)})
     with torch.device("meta"), _DrawNothing():
         model = build(small)

@@ -83,7 +83,8 @@ def _settings_in(folder: Path) -> dict[str, Any]:
 
 
 def _deciding(words: Sequence[str]) -> list[str]:
-    but = ("data.batch_size", "data.accumulate", "data.effective_batch", "precision")  # typed, it is another command
+    # Typed, it is another command.
+    but = ("data.batch_size", "data.accumulate", "data.effective_batch", "precision", "model.reuse")
     return sorted(word for word in words if not is_free(word.lstrip("+~").partition("=")[0], but))
 
 

@@ -32,6 +32,7 @@ from flatout.run.own_parts import metric_among, report_own_parts
 from flatout.run.parts import build_module, open_data, place_feeds, require_memory_for_model
 from flatout.run.resolve import compile_network, exact_products, resolve, restore_threads, share_processor
 from flatout.run.resume import length_of, where_to_start
+from flatout.run.reuse import REUSE, reuse_frozen_layers
 from flatout.run.run_folder import SPLIT_ROWS, RunFolder, folder_of_one, open_run_folder, save_split_rows
 from flatout.run.trainer import build_training
 from flatout.run.training import evaluate, fit_to_end, load_best
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number: int = 0) -> Result:
     """One run, or one rank's part of it, from its settings to its report; alone, on the GPU of that number."""
     started, ranks, is_again = time.perf_counter(), Ranks.here(), config.resume is not None
-    before = {name: choice_of(path, name) if is_again else None for name in ("compile", "precision")}
+    before = {name: choice_of(path, name) if is_again else None for name in ("compile", "precision", REUSE)}
     title = {"name": config.name, "seed": config.seed, "settings": plain(config), "overrides": overrides}
     with (
         Signals() as signals,
@@ -65,6 +66,8 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         settings = resolve(config, module, feeds, device, ranks, folder, before["precision"])
         about = facts_to_compare(settings, data, module, feeds, ranks)
         start = where_to_start(config, settings.trainer, about, ranks, folder)
+        with exact_products(settings.precision.precision, feeds, folder):
+            reuse_frozen_layers(config, settings, data, module, feeds, ranks, folder, before[REUSE])
         training = build_training(
             config, settings, module, feeds, device, ranks, folder, about=about, signals=signals, start=start
         )

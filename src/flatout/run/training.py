@@ -44,6 +44,8 @@ def fit_to_end(
         rows = plan.rows_per_batch * plan.parts
         folder.say(f"training: {count:,} parameters, {module.total_steps:,} steps of {rows} rows")
     with without_loader_advice(), others_watched(), signals.waiting():
+        if getattr(getattr(module, "model", None), "stored_layers", 0):  # which drop nothing: the run has said so
+            warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")
         try:
             trainer.fit(module, datamodule=data, ckpt_path=None if start is None else start.checkpoint)
         except SystemExit:

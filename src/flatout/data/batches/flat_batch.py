@@ -37,6 +37,8 @@ class FlatBatch:
     """[B+1] int64, where each row's labels begin; only for several labels a row."""
     places: Tensor | None = None
     """[K] int64, the tokens that are read after an encoder's last layer; None: its head decides."""
+    states: Tensor | None = None
+    """[T, H], or [B, H] where only first tokens are read: what frozen layers answer to these rows, from a store."""
     num_real: int
     """Rows that count; any after them only keep a rank in step."""
     step_rows: int
@@ -114,7 +116,7 @@ def multi_hot(ids: Tensor, offsets: Tensor, num_classes: int) -> Tensor:
     return hot[:size].view(-1, num_classes)
 
 
-DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets", "places")
+DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets", "places", "states")
 assert set(DEVICE_FIELDS) <= {field.name for field in fields(FlatBatch)}
 
 
@@ -176,6 +178,9 @@ def _piece(batch: FlatBatch, start: int, stop: int, first: int, last: int, label
         targets, target_offsets = _labels(targets, target_offsets[start : stop + 1])
     elif targets is not None:
         targets = targets[start:stop]
+    states = batch.states
+    if states is not None:
+        states = states[first:last] if len(states) == batch.num_tokens else states[start:stop]
     return FlatBatch(
         tokens=batch.tokens[first:last],
         offsets=batch.offsets[start : stop + 1] - first,
@@ -183,6 +188,7 @@ def _piece(batch: FlatBatch, start: int, stop: int, first: int, last: int, label
         rows=batch.rows[start:stop],
         targets=targets,
         target_offsets=target_offsets,
+        states=states,
         num_real=stop - start,
         step_rows=batch.step_rows,
         ends_step=batch.ends_step and stop == batch.num_real,

@@ -7,10 +7,14 @@ heads find it. The exported model of transformers has both names.
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+import xxhash
 from torch import Tensor, nn
 
 from flatout.errors import require
@@ -21,6 +25,9 @@ from flatout.models.flops import Lengths, Product, between, look_up, through
 _BESIDE_BLOCKS = {"deberta-v2": ("encoder.LayerNorm", "encoder.conv")}
 """What families declare after their layers although it serves the first of them, or all; tables are found anyway."""
 
+_OF_THE_HEAD = ("_name_or_path", "id2label", "label2id", "problem_type", "num_labels", "transformers_version")
+"""What of an encoder's own configuration changes nothing below its head."""
+
 
 class LayeredEncoder(Network, nn.Module):
     """An encoder of transformers whose layers can be frozen, thawed, and trained at rates of their own."""
@@ -28,8 +35,13 @@ class LayeredEncoder(Network, nn.Module):
     net: Any
     family: str
     unfreeze_epochs: float
+    described: Any
+    is_flat: bool
+    stored_layers = 0
+    """First layers that stay as they are, and whose outputs a batch may bring as its `states`."""
     _waiting: list[list[str]]
     _frozen_at_first: int
+    _weights_then = ""
 
     def blocks(self) -> list[Any]:
         """The encoder's layers, first to last."""
@@ -75,7 +87,43 @@ class LayeredEncoder(Network, nn.Module):
         while self._waiting and self._frozen_at_first - len(self._waiting) < int(due):
             for name in self._waiting.pop(0):
                 weights[name].requires_grad_(True)
-        return len(self._waiting) < waited
+        is_changed = len(self._waiting) < waited
+        if is_changed and self.stored_layers:
+            self.keep_layers_still(0)
+        return is_changed
+
+    def epochs_frozen(self) -> float:
+        """Epochs before the first frozen layer joins; infinite where none does."""
+        return self.unfreeze_epochs / self._frozen_at_first if self._waiting else math.inf
+
+    def frozen_layers(self) -> int:
+        """How many first layers stay as they are, with all that lies below; 0 where rows are padded."""
+        if not self.is_flat or any(weight.requires_grad for weight in self._below_blocks()):
+            return 0
+        return sum(1 for _ in itertools.takewhile(_is_frozen, self.in_order()))
+
+    def keep_layers_still(self, layers: int) -> None:
+        """Let the first layers drop nothing, as batches may bring what they answer; 0: as before."""
+        self.stored_layers = layers
+        self._weights_then = self.frozen_digest() if layers else ""
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        still = [self.net.base_model.embeddings, *self.in_order()[: self.stored_layers]] if self.stored_layers else []
+        for module in still:
+            module.eval()
+        return self
+
+    def frozen_digest(self) -> str:
+        """Names the content of all frozen weights of the encoder, and how its layers are put together."""
+        described = {name: value for name, value in self.described.to_dict().items() if name not in _OF_THE_HEAD}
+        digest = xxhash.xxh3_128(json.dumps(described, sort_keys=True, default=str).encode())
+        for name, weight in self.net.base_model.named_parameters():
+            if not weight.requires_grad:
+                digest.update(name.encode())
+                digest.update(weight.detach().cpu().contiguous().numpy())
+        return digest.hexdigest()
 
     def depths(self) -> dict[str, int]:
         """How many layers lie above each weight: 0 for the head, most for the embeddings."""
@@ -91,6 +139,14 @@ class LayeredEncoder(Network, nn.Module):
             else:
                 found[name] = 0
         return found
+
+    def in_order(self) -> list[Any]:
+        """The layers as tokens go through them; ALBERT's come again and again."""
+        layers = list(self.net.base_model.get_submodule(FLAT_FAMILIES[self.family].layers))
+        if self.family != "albert":
+            return layers
+        times = self.described.num_hidden_layers
+        return [layers[int(number / (times / len(layers)))] for number in range(times)]
 
     def head_modules(self) -> list[nn.Module]:
         """What is no part of the backbone; some families declare it first."""
@@ -108,6 +164,17 @@ class LayeredEncoder(Network, nn.Module):
             if id(module) not in in_blocks and (is_below or isinstance(module, nn.Embedding) or name.startswith(late)):
                 found += module.parameters(recurse=False)
         return found
+
+
+def _is_frozen(layer: nn.Module) -> bool:
+    return not any(weight.requires_grad for weight in layer.parameters())
+
+
+def require_same_weights(model: Any, _: Any) -> None:
+    """Refuse weights under which stored outputs of frozen layers would be those of another encoder."""
+    is_same = not model.stored_layers or model.frozen_digest() == model._weights_then
+    what = "the frozen weights loaded here are not those whose outputs are stored"
+    require(is_same, "model.reuse", what, hint="Set model.reuse=false, or model.pretrained to the encoder of before.")
 
 
 def _size(module: nn.Module) -> int:
@@ -165,25 +232,28 @@ def encoder_products(model: Any, lengths: Lengths) -> list[Product]:
     """
     if model.family not in _COUNTED_FAMILIES or getattr(model.described, "inner_group_num", 1) != 1:
         return []
-    tokens, blocks = float(lengths.sum()), model.blocks()
+    tokens, blocks, stored = float(lengths.sum()), model.blocks(), model.stored_layers
     read = tokens * model.read_share if model.predicts_words else tokens if model.is_tagging else len(lengths)
     in_blocks = {id(module) for block in blocks for module in block.modules()}
-    found, below = [look_up(model.net.get_input_embeddings().weight)], True
+    found, below = [] if stored else [look_up(model.net.get_input_embeddings().weight)], True
     for module in [*model.net.base_model.modules(), *model.head_modules()]:
         if module is blocks[0]:
             found += _block_products(model, blocks, lengths)
             below = False
-        elif isinstance(module, nn.Linear) and id(module) not in in_blocks:
+        elif isinstance(module, nn.Linear) and id(module) not in in_blocks and not (below and stored):
             found.append(through(tokens if below else read, module.weight))
     return found
 
 
 def _block_products(model: Any, blocks: list[Any], lengths: Lengths) -> list[Product]:
-    """Of all layers; ALBERT goes through the same ones again."""
+    """Of all layers that are computed in training; ALBERT goes through the same ones again."""
     found: list[Product] = []
     times = model.described.num_hidden_layers // len(blocks)
-    for block in blocks:
-        found += _layer_products(block, lengths, model.described.hidden_size, is_narrow=False) * times
+    computed = [block for block in blocks for _ in range(times)][model.stored_layers :]
+    for block in computed:
+        found += _layer_products(block, lengths, model.described.hidden_size, is_narrow=False)
+    if not computed:
+        return []
     if model.is_narrow:
         last = _layer_products(blocks[-1], lengths, model.described.hidden_size, is_narrow=True)
         found[-len(last) :] = last

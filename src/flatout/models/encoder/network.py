@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from flatout.errors import UserError
 from flatout.models.encoder.attention import Kernel, KernelChoice, choose_kernel
 from flatout.models.encoder.families import FLAT_FAMILIES, Family, classify_tokens
-from flatout.models.encoder.layered import LayeredEncoder, encoder_products, keep_tied_once
+from flatout.models.encoder.layered import LayeredEncoder, encoder_products, keep_tied_once, require_same_weights
 from flatout.models.encoder.layers import FlatLayer, LayerGroup, Pass, PostNormLayer, PreNormLayer
 from flatout.models.encoder.rectangles import FlatRows
 from flatout.models.flops import Lengths, Product
@@ -87,6 +87,7 @@ class Transformer(LayeredEncoder):
             _replace_layers(net, FLAT_FAMILIES[self.family])
         else:
             _use_plain_attention(net)
+        self.register_load_state_dict_post_hook(require_same_weights)
         make_lean(net)
         keep_tied_once(self)
 
@@ -138,28 +139,39 @@ class Transformer(LayeredEncoder):
         return self._kernels[key]
 
     def _flat(self, batch: FlatBatch) -> Tensor:
-        starts_B = batch.offsets[:-1]
-        lengths_B = batch.offsets[1:] - starts_B
-        begins_T = torch.repeat_interleave(starts_B, lengths_B, output_size=batch.num_tokens)
-        places_T = torch.arange(batch.num_tokens, device=batch.tokens.device) - begins_T
-        pairs_T = self._pair_numbers(batch.tokens, begins_T) if self._numbers_pairs else None
-        states_TH = self._embed(batch.tokens, places_T, pairs_T)
-        rows = FlatRows.of(batch.lengths, batch.offsets, self._kernel(states_TH.device))
-        kept = starts_B if self.is_narrow else batch.places if self.predicts_words else None
-        shared = Pass(rows, self._rotary(states_TH, places_T), kept, self.is_narrow)
-        layers = self._in_order()
-        for number, layer in enumerate(layers, 1):
-            arguments = (states_TH, shared, number == len(layers))
-            is_saving = self.recomputes and self.training
-            states_TH = checkpoint(layer, *arguments, use_reentrant=False) if is_saving else layer(*arguments)
+        states_TH = self.run_layers(batch, first=self.stored_layers if batch.states is not None else 0)
         if self.family == "modernbert":
             states_TH = self.net.base_model.final_norm(states_TH)
         if self.is_tagging:
             return classify_tokens(self.net, states_TH)
         if self.predicts_words:
             return FLAT_FAMILIES[self.family].predict(self.net, states_TH)
-        read_BH = states_TH if self.is_narrow else _means(states_TH, lengths_B)
+        read_BH = states_TH if self.is_narrow else _means(states_TH, batch.offsets[1:] - batch.offsets[:-1])
         return FLAT_FAMILIES[self.family].pool(self.net, read_BH)
+
+    def run_layers(self, batch: FlatBatch, *, first: int = 0, stop: int | None = None) -> Tensor:
+        """`[T, H]` after the layers `first` to `stop`; `[B, H]` of first tokens where these alone are read after the
+        last. From the layer `first` on the batch's own states are read; before it, its tokens."""
+        layers = self.in_order()
+        stop = len(layers) if stop is None else stop
+        starts_B = batch.offsets[:-1]
+        begins_T = torch.repeat_interleave(starts_B, batch.offsets[1:] - starts_B, output_size=batch.num_tokens)
+        places_T = torch.arange(batch.num_tokens, device=batch.tokens.device) - begins_T
+        if first and batch.states is not None:
+            states_TH = batch.states.float()
+        else:
+            pairs_T = self._pair_numbers(batch.tokens, begins_T) if self._numbers_pairs else None
+            states_TH = self._embed(batch.tokens, places_T, pairs_T)
+        if first == stop:
+            return states_TH
+        rows = FlatRows.of(batch.lengths, batch.offsets, self._kernel(states_TH.device))
+        kept = starts_B if self.is_narrow else batch.places if self.predicts_words else None
+        shared = Pass(rows, self._rotary(states_TH, places_T), kept, self.is_narrow)
+        for number, layer in enumerate(layers[first:stop], first + 1):
+            arguments = (states_TH, shared, number == len(layers))
+            is_saving = self.recomputes and self.training
+            states_TH = checkpoint(layer, *arguments, use_reentrant=False) if is_saving else layer(*arguments)
+        return states_TH
 
     def _embed(self, tokens_T: Tensor, places_T: Tensor, pairs_T: Tensor | None) -> Tensor:
         """The states of tokens before the first layer."""
@@ -187,14 +199,6 @@ class Transformer(LayeredEncoder):
             cos, sin = table(states_TH.unsqueeze(0), places_T.unsqueeze(0), kind)
             found[kind] = cos[0, :, None, None].float(), sin[0, :, None, None].float()
         return found
-
-    def _in_order(self) -> list[Any]:
-        """The layers as tokens go through them; ALBERT's come again and again."""
-        layers = list(self.net.base_model.get_submodule(FLAT_FAMILIES[self.family].layers))
-        if self.family != "albert":
-            return layers
-        times = self.described.num_hidden_layers
-        return [layers[int(number / (times / len(layers)))] for number in range(times)]
 
     def _pair_numbers(self, tokens_T: Tensor, begins_T: Tensor) -> Tensor:
         """0 up to the first separator of a row, 1 after it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +22,8 @@ from flatout.models.encoder.network import Compute, Transformer
 
 __all__ = ["FLAT_FAMILIES", "Compute", "Outputs", "Transformer", "TransformerConfig"]
 
+ALL = "all"
+"""Of the layers to freeze: each of them, for a head alone."""
 _SIZES = {
     "distilbert": {"hidden": "dim", "layers": "n_layers", "heads": "n_heads", "intermediate": "hidden_dim"},
 }
@@ -32,6 +35,13 @@ _DROPOUTS = {
 """Settings of ours, and what families call them."""
 _CODE = ("auto_map", "attn_implementation", "experts_implementation", "quantization_config", "use_kernels")
 """Settings of an encoder's own configuration that can name code to be fetched and run."""
+
+
+class ReuseFormat(StrEnum):
+    """Number format of stored outputs; auto: the layer's own."""
+
+    auto = "auto"
+    bf16 = "bf16"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -78,8 +88,22 @@ class TransformerConfig:
         None, "Share dropped before the output; null: as the encoder has it.", least=0, below=1, example="0.2"
     )
     freeze_embeddings: bool = setting(False, "Whether the embeddings stay as they are.")
-    freeze_layers: int = setting(
-        0, "Layers, from the first on, that stay as they are; the embeddings stay too.", least=0
+    freeze_layers: Any = setting(
+        0,
+        "Layers, from the first on, that stay as they are; the embeddings stay too.",
+        allowed="a whole number from 0 on, or all",
+        example="all",
+    )
+    reuse: Any = setting(
+        "auto",
+        "Whether frozen layers are computed once, and read from a store in each epoch; auto: where it pays.",
+        allowed="auto, true, false",
+        example="model.freeze_layers=4 model.reuse=true",
+    )
+    reuse_format: ReuseFormat = setting(
+        ReuseFormat.auto,
+        "Number format of what is stored; auto: as the layer hands it on; bf16: half of that.",
+        example="model.freeze_layers=4 model.reuse_format=bf16",
     )
     unfreeze_epochs: float = setting(
         0.0,
@@ -102,8 +126,15 @@ class TransformerConfig:
         require(
             self.hidden % self.heads == 0, "model.hidden", f"{self.hidden}", allowed=f"a multiple of {self.heads} heads"
         )
-        is_frozen = self.freeze_layers > 0 or not self.unfreeze_epochs
-        require(is_frozen, "model.unfreeze_epochs", "nothing is frozen", hint="Set model.freeze_layers=N.")
+        require(self.reuse in ("auto", True, False), "model.reuse", f"{self.reuse}", allowed="auto, true, false")
+        is_count = self.freeze_layers == ALL or (type(self.freeze_layers) is int and self.freeze_layers >= 0)
+        allowed = f"0 or more, or {ALL}"
+        require(is_count, "model.freeze_layers", f"{self.freeze_layers}", allowed=allowed)
+        is_frozen = bool(self.freeze_layers)
+        is_ready = is_frozen or not self.unfreeze_epochs
+        require(is_ready, "model.unfreeze_epochs", "nothing is frozen", hint="Set model.freeze_layers=N.")
+        is_ready = is_frozen or bool(self.lora.rank) or self.reuse is not True
+        require(is_ready, "model.reuse", "true, but nothing is frozen", hint="Set model.freeze_layers=N or all.")
         is_one_way = not (self.lora.rank and (self.freeze_layers or self.freeze_embeddings))
         what = f"{self.lora.rank} with model.freeze_layers or model.freeze_embeddings"
         allowed = "beside small matrices the whole encoder is frozen"
@@ -123,7 +154,8 @@ class TransformerConfig:
         if self.lora.rank:
             add_lora(model.net, self.lora)
         else:
-            model.freeze(self.freeze_layers, embeddings=self.freeze_embeddings)
+            layers = len(model.blocks()) if self.freeze_layers == ALL else self.freeze_layers
+            model.freeze(layers, embeddings=self.freeze_embeddings)
         if self.unfreeze_epochs:
             model.wait(self.unfreeze_epochs)
         if self.gradient_checkpointing:

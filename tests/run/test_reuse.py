@@ -1,0 +1,240 @@
+"""Runs that read what frozen layers answer train as runs that compute it; and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from flatout import (
+    CheckpointConfig,
+    MaskedLanguageConfig,
+    MonitorConfig,
+    OptimConfig,
+    TaggedTweetsConfig,
+    TextDataConfig,
+    TransformerConfig,
+    UserError,
+    fit,
+)
+from flatout.data.problem import Problem
+from flatout.data.store.cache import Cache
+from flatout.data.store.store import SplitWriter, written
+from flatout.models.encoder.transformer import ReuseFormat
+from flatout.report.summary import choice_of
+from flatout.run import reuse
+from tests.faults.plants import Planted, RaiseAt
+from tests.verbs import verb
+
+ENCODER = TransformerConfig(
+    hidden=32, layers=3, heads=4, dropout=0.0, attention_dropout=0.0, head_dropout=0.2, freeze_layers=2
+)
+"""Nothing is dropped below the cut, as an encoder would that is not read; its head drops."""
+
+
+def table(rows: int = 160) -> dict[str, list[Any]]:
+    random = np.random.default_rng(4)
+    words = [" ".join(f"w{number}" for number in random.integers(30, size=random.integers(1, 14))) for _ in range(rows)]
+    labels = ["cat" if number % 2 else "rose" for number in range(rows)]
+    texts = [f"{text} {label} {number}" for number, (text, label) in enumerate(zip(words, labels, strict=True))]
+    return {"text": texts, "label": labels, "more": [f"about {label}" for label in labels]}
+
+
+CLASSES = TextDataConfig(train=table(), text="text", batch_size=16)
+PAIRS = replace(CLASSES, text=["text", "more"], pair=True, batch_size=8, accumulate=2)
+SEVERAL = replace(
+    CLASSES,
+    train={**table(), "label": ["cat|odd", "rose", "cat", "rose|odd"] * 40},
+    problem=Problem.multi,
+    label_delimiter="|",
+)
+TAGS = TextDataConfig(
+    problem=Problem.tags, sample=TaggedTweetsConfig(rows=120, eval_rows=40), max_length=24, batch_size=16
+)
+
+
+def train(data: TextDataConfig, model: TransformerConfig, folder: Path, **settings: Any) -> Any:
+    """A run in fp32; its cache lies in the folder."""
+    given: dict[str, Any] = {
+        "optim": OptimConfig(lr=3e-3),
+        "epochs": 2,
+        "precision": "fp32",
+        "output": str(folder / "runs"),
+        "logger": "none",
+        "compile": False,
+        "monitor": MonitorConfig(flush_every=1, verdict=False, progress=False),
+    }
+    return fit(replace(data, cache=str(folder / "cache")), model, **(given | settings))
+
+
+def losses(result: Any) -> np.ndarray:
+    with (result.folder / "metrics.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return np.array([float(row["train/loss"]) for row in rows if row["train/loss"]])
+
+
+def reads(result: Any) -> bool:
+    choice = choice_of(result.folder, "reuse")
+    return bool(choice and choice["value"])
+
+
+def require_equal(found: Any, expected: Any) -> None:
+    assert reads(found) and not reads(expected)
+    assert len(losses(found)) > 5
+    np.testing.assert_allclose(losses(found), losses(expected), rtol=1e-5, atol=1e-6)
+    weights, wanted = (load_file(each.folder / "model" / "model.safetensors") for each in (found, expected))
+    assert weights.keys() == wanted.keys()
+    for name, weight in wanted.items():
+        np.testing.assert_allclose(weights[name], weight, rtol=1e-3, atol=2e-5, err_msg=name)
+    assert found.metrics == pytest.approx(expected.metrics, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("data", "changes", "settings"),
+    [
+        pytest.param(CLASSES, {}, {"optim": OptimConfig(lr=3e-3, ema=0.9)}, id="classes, averaged"),
+        pytest.param(PAIRS, {}, {}, id="pairs, accumulated"),
+        pytest.param(SEVERAL, {"freeze_layers": "all"}, {}, id="several labels, head alone"),
+        pytest.param(TAGS, {}, {}, id="tags"),
+        pytest.param(CLASSES, {"unfreeze_epochs": 6.0}, {"epochs": 3}, id="until the cut moves"),
+    ],
+)
+def test_a_run_that_reads_trains_as_one_that_computes(data, changes, settings, tmp_path):
+    model = replace(ENCODER, **changes)
+    found = train(data, model, tmp_path, **settings)
+    require_equal(found, train(data, replace(model, reuse=False), tmp_path, **settings))
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A run that has stored what it reads, below its folder."""
+    folder = tmp_path_factory.mktemp("first")
+    return folder, train(CLASSES, ENCODER, folder)
+
+
+def states_in(folder: Path) -> list[Any]:
+    return [entry for entry in Cache(folder / "cache").entries() if "outputs of" in entry.name]
+
+
+def test_the_decision_is_printed_with_its_figures(first):
+    text = (first[1].folder / "log.txt").read_text(encoding="utf-8")
+    assert "reuse: True (layer 1 to 2 and the embeddings never change and are computed once; they drop nothing;" in text
+    assert "128 bytes a token, " in text and " s to build, and as much less in each epoch" in text
+
+
+def test_the_cache_lists_counts_and_removes_it(first, capsys, tmp_path):
+    folder, _ = first
+    (entry,) = states_in(folder)
+    assert entry.rows.keys() == {"train", "validation"}
+    assert verb("cache", "--cache", folder / "cache", "list") == 0
+    assert "outputs of 2 layers" in capsys.readouterr().out
+    assert verb("cache", "--cache", folder / "cache", "size") == 0
+    assert "2 stores" in capsys.readouterr().out
+
+
+def test_another_seed_reads_the_same_store_where_weights_are_the_same(first, tmp_path, capsys):
+    _, result = first
+    assert verb("export", result.folder, "--out", tmp_path / "plain") == 0
+    model = TransformerConfig(pretrained=str(tmp_path / "plain"), freeze_layers=2)
+    for seed in (1, 2):
+        train(CLASSES, model, tmp_path, seed=seed)
+    out = capsys.readouterr().out
+    assert out.count("their outputs are stored already") == 1
+    assert len(states_in(tmp_path)) == 1
+
+
+def test_a_damaged_store_is_built_again(first):
+    folder, result = first
+    (entry,) = states_in(folder)
+    file = folder / "cache" / entry.key / "train" / "states.bin"
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"is damaged \(train/states\.bin\): it is built again"):
+        again = train(CLASSES, ENCODER, folder)
+    np.testing.assert_array_equal(losses(again), losses(result))
+
+
+def test_a_run_that_was_cut_short_goes_on_reading_to_the_same_weights(first, tmp_path):
+    settings: dict[str, Any] = {"checkpoint": CheckpointConfig(every_steps=4)}
+    with pytest.raises(Planted):
+        train(CLASSES, ENCODER, tmp_path, callbacks={"harm": RaiseAt(place="on_train_batch_end", step=10)}, **settings)
+    again = train(CLASSES, ENCODER, tmp_path, resume="auto", **settings)
+    assert again.summary["training"]["resumed_from"] > 0 and reads(again)
+    found, wanted = (load_file(each.folder / "model" / "model.safetensors") for each in (again, first[1]))
+    for name, weight in wanted.items():
+        np.testing.assert_array_equal(found[name], weight, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"freeze_layers": 0, "reuse": True}, r"^model\.reuse: true, but nothing is frozen\. Set model\.freeze_layers"),
+        ({"freeze_layers": 9, "reuse": True}, r"^model\.freeze_layers: 9 \(at most 3 layers\)"),
+        ({"freeze_layers": "most"}, r"^model\.freeze_layers: most \(0 or more, or all\)"),
+        ({"freeze_layers": -1}, r"^model\.freeze_layers: -1 \(0 or more, or all\)"),
+        ({"reuse": "yes"}, r"^model\.reuse: yes \(auto, true, false\)"),
+        ({"dropout": 0.1, "reuse": True}, r"^model\.reuse: true, but model\.dropout=0\.1 is asked for below the cut"),
+        ({"compute": "padded", "reuse": True}, r"^model\.reuse: true, but asked for, and only flat layers are stored"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_sentence(changes, message, tmp_path):
+    with pytest.raises(UserError, match=message) as refused:
+        train(CLASSES, replace(ENCODER, **changes), tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_masked_words_differ_in_each_epoch_so_nothing_is_stored(tmp_path):
+    with pytest.raises(UserError, match=r"^model\.reuse: true, but the texts change: other words are masked"):
+        train(CLASSES, replace(ENCODER, reuse=True, head_dropout=None), tmp_path, task=MaskedLanguageConfig())
+
+
+def test_auto_leaves_it_out_where_it_would_not_pay_or_dropout_is_asked_for(tmp_path):
+    short = train(CLASSES, ENCODER, tmp_path, epochs=1)
+    assert not reads(short)
+    assert "reuse: False (1 epochs read them" in (short.folder / "log.txt").read_text(encoding="utf-8")
+    dropping = train(CLASSES, replace(ENCODER, dropout=0.1), tmp_path)
+    assert not reads(dropping) and states_in(tmp_path) == []
+    whole = train(CLASSES, replace(ENCODER, freeze_layers=0), tmp_path, epochs=1)
+    assert choice_of(whole.folder, "reuse") is None
+
+
+def test_a_disk_that_is_short_is_named_with_the_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(reuse, "disk_free", lambda folder: 100_000)
+    assert not reads(train(CLASSES, ENCODER, tmp_path))
+    message = r"^model\.reuse: true, but the disk is short: 128 bytes a token, [\d.]+ MB of 0 MB free; .*cache clear"
+    with pytest.raises(UserError, match=message):
+        train(CLASSES, replace(ENCODER, reuse=True), tmp_path)
+
+
+def test_a_disk_that_runs_full_midway_leaves_nothing_half_written(tmp_path, monkeypatch):
+    write = SplitWriter.append
+
+    def refused(self: SplitWriter, **blocks: Any) -> None:
+        if "states" in blocks and self.name == "validation":
+            with written():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(self, **blocks)
+
+    monkeypatch.setattr(SplitWriter, "append", refused)
+    with pytest.raises(UserError, match=r"^data\.cache: no space left in \S+: needs about [\d.]+ MB, .*cache clear"):
+        train(CLASSES, ENCODER, tmp_path)
+    kept = [path.name for path in (tmp_path / "cache").iterdir() if not path.name.startswith(".lock-")]
+    assert kept == [entry.key for entry in Cache(tmp_path / "cache").entries()] and states_in(tmp_path) == []
+
+
+def test_half_the_bytes_are_a_choice_and_its_store_another_one(tmp_path):
+    model = replace(ENCODER, reuse_format=ReuseFormat.bf16)
+    found = train(CLASSES, model, tmp_path)
+    assert "64 bytes a token" in (found.folder / "log.txt").read_text(encoding="utf-8")
+    exact = train(CLASSES, ENCODER, tmp_path)
+    assert len(states_in(tmp_path)) == 2
+    difference = np.abs(losses(found) - losses(exact)).max()
+    assert 0 < difference < 0.01
