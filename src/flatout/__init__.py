@@ -6,6 +6,7 @@ The names below are imported when they are first used, so `import flatout` costs
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 _PLACES = {
@@ -48,7 +49,15 @@ _PLACES = {
 __all__ = sorted(_PLACES)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module 'flatout' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+def importer(package: str, places: dict[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package that imports each of its names from its place when it is first used."""
+
+    def import_name(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(places[name]), name)
+
+    return import_name
+
+
+__getattr__ = importer(__name__, _PLACES)

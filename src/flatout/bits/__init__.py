@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from flatout import importer
 
 _PLACES = {
     "BitData": "flatout.bits.bit_data",
@@ -13,9 +12,4 @@ _PLACES = {
     "GramsConfig": "flatout.bits.task",
 }
 __all__ = sorted(_PLACES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module 'flatout.bits' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+__getattr__ = importer(__name__, _PLACES)

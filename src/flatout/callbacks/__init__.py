@@ -5,8 +5,7 @@ A name is imported at its first use, so one callback does not load the others.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from flatout import importer
 
 _PLACES = {
     "HardwareMonitor": "flatout.callbacks.hardware_monitor",
@@ -18,9 +17,4 @@ _PLACES = {
     "ScaleBatch": "flatout.perf.scale_batch",
 }
 __all__ = sorted(_PLACES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module 'flatout.callbacks' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+__getattr__ = importer(__name__, _PLACES)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from flatout import importer
 
 _PLACES = {
     "SequenceData": "flatout.data.datamodules",
@@ -16,9 +15,4 @@ _PLACES = {
     "TagInfo": "flatout.data.info",
 }
 __all__ = sorted(_PLACES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module 'flatout.data' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+__getattr__ = importer(__name__, _PLACES)

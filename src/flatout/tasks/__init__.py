@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from flatout import importer
 
 _PLACES = {
     "Classifier": "flatout.tasks.classification",
@@ -18,9 +17,4 @@ _PLACES = {
     "Task": "flatout.tasks.task",
 }
 __all__ = sorted(_PLACES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module 'flatout.tasks' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+__getattr__ = importer(__name__, _PLACES)
