@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from flatout.cli.composing import known_keys
 from flatout.cli.settings import all_settings
-from flatout.cli.unknown_keys import known_keys
 from tests.verbs import verb
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flatout.__main__ import main
-from flatout.cli.unknown_keys import find_key, unknown_key, where_listed
+from flatout.cli.composing import find_key, unknown_key, where_listed
 from tests.composed import run_train
 
 TRAIN = {

@@ -19,9 +19,8 @@ from lightning import seed_everything
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from flatout.cli.composing import ComposeError
+from flatout.cli.composing import ComposeError, unknown_key
 from flatout.cli.targets import check_targets, is_allowed, targets
-from flatout.cli.unknown_keys import unknown_key
 from flatout.config import RunConfig
 from flatout.errors import UserError, require
 from flatout.files import is_plain_part, require_inside

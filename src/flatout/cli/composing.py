@@ -1,18 +1,30 @@
-"""Errors of composing the settings, as one sentence with the nearest right word.
+"""Errors of composing the settings, as one sentence with the nearest right word; and messages for unknown keys.
 
 Reads the words and attributes of the errors of Hydra and OmegaConf, without importing either.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
-from flatout.cli.unknown_keys import as_typed, find_key, find_moved, takes_list, unknown_key
-from flatout.errors import RunBroke, UserError, did_you_mean
+import lightning as L
+import yaml
+
+from flatout.callbacks.loggers import LOGGERS
+from flatout.cli.conf_files import conf_folder
+from flatout.cli.words import GROUPS
+from flatout.config import COMPONENTS, OWN_PARTS_MAY_SET, REPLACED, RunConfig
+from flatout.errors import RunBroke, UserError, did_you_mean, nearest
+
+_MOST_KEYS = 24
+"""A longer list of keys is left out of a message."""
+_ALMOST = 0.75
+"""Least likeness of keys that stand in different groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +151,9 @@ def _unknown_key(error: ComposeError) -> UserError:
     file = _first(r"In '([^']+)'", error.message)
     words = _first(r"To append to your config use \+(\S+)", error.message) or error.override
     words = words or _first(r"Could not delete from config\. '(.+?)' does not exist", error.message)
-    typed, _, value = words.lstrip("+~").partition("=")
-    key = typed or error.key
+    typed = words.lstrip("+~").partition("=")[0]
     if plain := _first(r"Either remove \+ prefix: '(.+)'$", error.message):
         return UserError(plain.partition("=")[0], "is there already", hint=f"Leave out the plus sign: {plain}.")
-    if (moved := find_moved(key, value)) is not None:
-        return moved
     key = error.key or typed
     whole = typed if typed.startswith(f"{key}.") else key  # Hydra names the first part that is not there
     return unknown_key(key, error.beside, typed=whole, file=file)
@@ -176,3 +185,131 @@ def _links(error: BaseException, follow: Callable[[BaseException], BaseException
 def _first(pattern: str, text: str) -> str:
     found = re.search(pattern, text, re.MULTILINE)
     return next(filter(None, found.groups()), "") if found else ""
+
+
+def unknown_key(key: str, beside: Sequence[str] = (), *, typed: str = "", file: str = "") -> UserError:
+    """The mistake of a key that does not exist.
+
+    `beside` are the keys of its group, `typed` is the whole key where Hydra names only its first part, and `file` is
+    where the key stands.
+    """
+    parent = key.rpartition(".")[0]
+    if parent == "trainer":
+        return _unknown_argument(key)
+    if _takes_any_key(parent):
+        return UserError(key, "no such key", hint=f"Keys of {parent} are added with a plus sign: +{key}=VALUE.")
+    near = _nearest_key(key, beside, typed or key)
+    hint = f"Did you mean {as_typed(near)!r}? {where_listed(parent)}" if near else where_listed(parent)
+    if options := _options_with(key):
+        hint = f"It is a setting of {', '.join(options)}. {where_listed(parent)}"
+    where = f"{file}.yaml: {key}" if file else as_typed(key)
+    return UserError(where, "no such key", allowed=", ".join(beside) if len(beside) <= _MOST_KEYS else "", hint=hint)
+
+
+def _options_with(key: str) -> list[str]:
+    """The options of groups that have a key, which the chosen option lacks."""
+    return [
+        f"{group.partition('.')[0]}={name}"
+        for group, classes in COMPONENTS.items()
+        for name, settings in classes.items()
+        if key in (f"{group}.{field}" for field in _field_names(settings))
+    ]
+
+
+def where_listed(group: str) -> str:
+    """A sentence that names the command which lists the keys of a group."""
+    first = group.partition(".")[0]
+    if first == "hydra":
+        return ""
+    is_listed = any(key.startswith(f"{first}.") for key in known_keys())
+    return f"python -m flatout settings {first if is_listed else ''}".rstrip() + " lists all."
+
+
+def as_typed(key: str) -> str:
+    """A key as users type it: settings of the launcher without `hydra.`."""
+    return key.removeprefix("hydra.") if key.startswith("hydra.launcher.") else key
+
+
+def find_key(word: str) -> str | None:
+    """The setting that a word without its group stands for: `batch_size`, `bach_size` and `epochs` have one."""
+    names = [*GROUPS, *(field.name for field in fields(RunConfig))]
+    by_name = {key.rpartition(".")[2]: key for key in sorted(known_keys(), key=_rank, reverse=True)}
+    by_name |= {name: name for name in names}
+    near = nearest(word, by_name, least=_ALMOST)
+    return by_name[near] if near else None
+
+
+def _rank(key: str) -> tuple[int, int]:
+    """The place of a key among those of its name: less deep first, then in the order of the groups."""
+    group = key.partition(".")[0]
+    return key.count("."), GROUPS.index(group) if group in GROUPS else len(GROUPS)
+
+
+def _nearest_key(key: str, beside: Sequence[str], typed: str) -> str | None:
+    """The key that was meant: in its group, in another, or with its group."""
+    parent, _, name = key.rpartition(".")
+    if typed != key and (whole := nearest(typed, known_keys(), least=_ALMOST)):
+        return whole
+    if not parent:
+        return find_key(name) or nearest(name, beside)
+    if near := nearest(name, beside):
+        return f"{parent}.{near}"
+    elsewhere = [each for each in known_keys() if each.rpartition(".")[2] == name]
+    return elsewhere[0] if elsewhere else nearest(key, known_keys(), least=_ALMOST)
+
+
+def _unknown_argument(key: str) -> UserError:
+    """The mistake of a key of Lightning's Trainer: most of its arguments need a plus sign."""
+    name = key.rpartition(".")[2]
+    if name in REPLACED and name not in OWN_PARTS_MAY_SET:
+        return UserError(key, "has a setting of its own", hint=f"Set {REPLACED[name]} instead.")
+    if name in _trainer_arguments():
+        hint = f"Arguments of Lightning's Trainer are added with a plus sign: +{key}=VALUE."
+        return UserError(key, "no such key", hint=hint)
+    near = nearest(name, _trainer_arguments())
+    plus = "" if near in _ours_of_trainer() else "+"
+    hint = f"Did you mean '{plus}trainer.{near}'? {where_listed('trainer')}" if near else where_listed("trainer")
+    return UserError(key, "no such key", hint=hint)
+
+
+def known_keys() -> list[str]:
+    """Dotted names of all settings."""
+    names = [field.name for field in fields(RunConfig)]
+    for group, classes in COMPONENTS.items():
+        for settings in classes.values():
+            names += [f"{group}.{name}" for name in _field_names(settings)]
+    for logger, settings in LOGGERS.items():
+        names += [f"logger.{logger}.{name}" for name in _field_names(settings)]
+    names += [f"trainer.{name}" for name in _ours_of_trainer()]
+    return sorted(set(names))
+
+
+def _field_names(settings: type, prefix: str = "") -> Iterator[str]:
+    for field in fields(settings):
+        yield f"{prefix}{field.name}"
+        default = field.default_factory if callable(field.default_factory) else None
+        if isinstance(default, type) and is_dataclass(default):
+            yield from _field_names(default, f"{prefix}{field.name}.")
+
+
+def _takes_any_key(key: str) -> bool:
+    """Whether a setting is a mapping whose keys are the user's, such as `data.noise`."""
+    group, _, name = key.partition(".")
+    classes = COMPONENTS.get(group, {}).values()
+    return any(field.name == name and field.default_factory is dict for kind in classes for field in fields(kind))
+
+
+def takes_list(key: str) -> bool:
+    """Whether a setting may be a list."""
+    group, _, name = key.partition(".")
+    kinds = [field.type for kind in COMPONENTS.get(group, {}).values() for field in fields(kind) if field.name == name]
+    return any(re.search(r"\b(list|Any)\b", str(kind)) for kind in kinds)
+
+
+def _ours_of_trainer() -> list[str]:
+    """Arguments of Lightning's Trainer that are set without a plus sign."""
+    return list(yaml.safe_load((conf_folder() / "trainer" / "default.yaml").read_text(encoding="utf-8")))
+
+
+def _trainer_arguments() -> list[str]:
+    return list(inspect.signature(L.Trainer.__init__).parameters)[1:]

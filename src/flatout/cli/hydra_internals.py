@@ -24,8 +24,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from flatout.cli.boundary import check_hydra
+from flatout.cli.composing import find_key, known_keys
 from flatout.cli.conf_files import require_modest
-from flatout.cli.unknown_keys import find_key, known_keys
 from flatout.cli.words import require_folders
 from flatout.errors import UserError
 
