@@ -16,8 +16,9 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
 from flatout.cli.composing import explain_errors
-from flatout.cli.sweep_settings import LauncherSettings, command_of_sweep, register
+from flatout.cli.sweep import command_of_sweep, register
 from flatout.errors import UserError, require
+from flatout.sweep.settings import LauncherSettings, SweeperSettings
 
 register()
 
@@ -92,7 +93,7 @@ class TrialSweeper(Sweeper):
         self.composer, self.hydra_config = _Composer(hydra_context, config), config.hydra
 
     def sweep(self, arguments: list[str]) -> Any:
-        from flatout.sweep.searched import Searched, SweepSettings
+        from flatout.sweep.searched import Searched
         from flatout.sweep.sweep import sweep
 
         _require_one_process()
@@ -106,9 +107,9 @@ class TrialSweeper(Sweeper):
             hint = "Write choice(…), interval(…) or range(…)."
             require(override.is_sweep_override(), f"space: {override.get_key_element()}", "has one value", hint=hint)
         fixed, space = _fixed_and_searched(self.composer, [*written, *arguments])
-        settings = SweepSettings(**self.settings, parallel=launcher.parallel, limit=launcher.limit)
+        settings, slots = SweeperSettings(**self.settings), LauncherSettings(**launcher)
         folder = Path(str(self.hydra_config.sweep.dir)).absolute()
-        return sweep(Searched(settings, space, fixed, self._compose, folder, self._begun(fixed)))
+        return sweep(Searched(settings, space, fixed, self._compose, folder, self._begun(fixed), slots))
 
     def _compose(self, words: Sequence[str], number: int) -> Any:
         from flatout.cli.boundary import read_config

@@ -32,8 +32,9 @@ from flatout.engine.run_length import validations
 from flatout.errors import UserError
 from flatout.run.kinds import kind_of
 from flatout.run.launch import RunJob
-from flatout.sweep.searched import FILE, Searched, SweepSettings, read_asked
-from flatout.sweep.study import JOURNAL, Choice, Interval, Part, Pruner, Sampler, Study, grid
+from flatout.sweep.searched import FILE, Searched, read_asked
+from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
+from flatout.sweep.study import JOURNAL, Choice, Interval, Part, Study, grid
 from flatout.sweep.sweep import confirm
 from flatout.sweep.trial import Ending, Status, Trial
 from flatout.tasks.tagging import Tagger, TaggingConfig, TagLabels
@@ -205,7 +206,7 @@ def test_short_words_stand_for_hydra_s_and_any_folder_can_be_named():
 
 def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_again(tmp_path):
     space: dict[str, Part] = {"model.hidden": Choice(("8",))}
-    searched = Searched(SweepSettings(confirm=3), space, [], lambda words, number: RunJob(RunConfig()), tmp_path)
+    searched = Searched(SweeperSettings(confirm=3), space, [], lambda words, number: RunJob(RunConfig()), tmp_path)
     given = [Ending(Status.complete, 1.0, 0.9, {"val/accuracy": 0.9}), Ending(Status.failed, 1.0, note="no memory")]
     given.append(Ending(Status.complete, 1.0, 0.8, {"val/accuracy": 0.8}))
     asked: list[str] = []

@@ -23,9 +23,10 @@ import yaml
 
 from flatout.callbacks.loggers import LOGGERS
 from flatout.cli.conf_files import conf_folder
-from flatout.cli.sweep_settings import LauncherSettings, SweeperSettings, in_short
+from flatout.cli.sweep import in_short
 from flatout.config import COMPONENTS, REPLACED, RunConfig
 from flatout.errors import About, UserError, about_settings
+from flatout.sweep.settings import LauncherSettings, SweeperSettings
 
 _KEY_WIDTH = 42
 _LEAST_WIDTH, _MOST_WIDTH = 80, 120

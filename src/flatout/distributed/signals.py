@@ -29,7 +29,9 @@ def asking() -> list[signal.Signals]:
 class Signals:
     """What this process was asked, from `__enter__` to `__exit__`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_echo: bool = False) -> None:
+        """`has_echo`: whether each signal may come twice, to the process and to its group, as it does to a child."""
+        self._has_echo = has_echo or multiprocessing.parent_process() is not None
         self.number = 0
         """The signal that asked to end; 0: none."""
         self._waits = False
@@ -61,7 +63,7 @@ class Signals:
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.number and now - self._asked_at < _ECHO_S and multiprocessing.parent_process() is not None:
+        if self.number and now - self._asked_at < _ECHO_S and self._has_echo:
             return
         if self._waits and not self.number:
             self.number, self._asked_at = number, now

@@ -342,14 +342,6 @@ class RunJob:
     config: RunConfig
 
     @property
-    def name(self) -> str:
-        return self.config.name
-
-    @property
-    def seed(self) -> int:
-        return self.config.seed
-
-    @property
     def metric(self) -> str:
         """The validation metric that the settings name, else the usual one; known before there is any data."""
         return self.config.checkpoint.metric or kind_of(self.config.data).usual_metric(self.config.data)

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from filelock import Timeout
 from rich.console import Console
 
 from flatout.checkpoints.settings import best_mode
 from flatout.data.store.lock import acquire, file_lock
-from flatout.distributed.signals import asking, requeue_with_slurm
+from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.errors import RunBroke, UserError, as_seconds, require
 from flatout.files import write_atomically
 from flatout.report.summary import read_summary
@@ -31,8 +28,6 @@ from flatout.sweep.trials import endings, slots
 from flatout.tasks.metrics import BEST_MODE, require_metric
 
 WORDS, LOCK = "multirun.json", ".lock"
-_ECHO_S = 1.0
-"""`timeout` and some launchers send a signal to a process and to its group: within this time they are one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +81,7 @@ def _run_all(trials: list[Trial], parallel: int, limit: str | None) -> list[Endi
     shares, limit_s = slots(parallel), as_seconds(limit, "launcher.limit")
     found = _finished(trials, metric)
     waiting = iter([trial for trial in trials if trial.number not in found])
-    board = Board(trials[0].job.name, f"val/{metric}", mode, len(trials), print)
+    board = Board(trials[0].job.config.name, f"val/{metric}", mode, len(trials), print)
     for trial in trials:
         if trial.number in found:
             board.started(trial)
@@ -166,7 +161,7 @@ def to_go_on(command: str, *, of_slurm: bool = False) -> Iterator[None]:
     The exit code is 128 + its number; a second signal waits for nothing. `of_slurm`: the same command resumes, so that
     SLURM may give it again.
     """
-    with _heard():
+    with Signals(has_echo=True):
         try:
             yield
         except (KeyboardInterrupt, SystemExit) as left:
@@ -175,26 +170,3 @@ def to_go_on(command: str, *, of_slurm: bool = False) -> Iterator[None]:
             with suppress(OSError):  # the terminal may be what has gone
                 print("\n".join(filter(None, [f"to resume: {command}", queued])), flush=True)
             raise
-
-
-@contextmanager
-def _heard() -> Iterator[None]:
-    latest = 0.0
-
-    def take(number: int, frame: FrameType | None) -> None:
-        nonlocal latest
-        before, latest = latest, time.monotonic()
-        if before and latest - before < _ECHO_S:
-            return
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + number)
-
-    is_main = threading.current_thread() is threading.main_thread()
-    wanted = [number for number in asking() if is_main and signal.getsignal(number) is not signal.SIG_IGN]
-    handlers = {number: signal.signal(number, take) for number in wanted}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -10,16 +10,17 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.errors import UserError, as_choice, as_seconds, require
+from flatout.errors import UserError
 from flatout.files import write_atomically
 from flatout.report.summary import json_safe
 from flatout.report.sweep_page import PAGE, ROWS
 from flatout.sweep.many import LOCK, alone_in
-from flatout.sweep.study import JOURNAL, Choice, Interval, Part, Pruner, Sampler, Space, words
+from flatout.sweep.settings import LauncherSettings, SweeperSettings
+from flatout.sweep.study import JOURNAL, Choice, Interval, Part, Space, words
 from flatout.sweep.trial import Trial
 
 if TYPE_CHECKING:
@@ -29,36 +30,6 @@ Compose = Callable[[Sequence[str], int], "RunJob"]
 """Composes the run of a trial from what is typed for it; a user's mistake is a `UserError`."""
 FILE = "sweep.json"
 _SCHEMA = 1
-
-
-@dataclass(kw_only=True, slots=True)
-class SweepSettings:
-    """How a sweep searches."""
-
-    trials: int = 20
-    sampler: Sampler = Sampler.tpe
-    pruner: Pruner = Pruner.asha
-    metric: str | None = None
-    time: str | None = None
-    confirm: int = 0
-    seed: int = 0
-    resume: bool = False
-    parallel: int = 1
-    limit: str | None = None
-
-    def __post_init__(self) -> None:
-        self.sampler = as_choice(Sampler, self.sampler, "sampler")
-        self.pruner = as_choice(Pruner, self.pruner, "pruner")
-        require(self.trials >= 1, "trials", f"{self.trials}", allowed="1 or more")
-        require(self.confirm >= 0, "confirm", f"{self.confirm}", allowed="0 or more")
-        as_seconds(self.time, "for"), as_seconds(self.limit, "trial_for")
-        if self.metric is not None:
-            self.metric = self.metric.removeprefix("val/")
-
-    def of_the_search(self) -> dict[str, Any]:
-        """What must be the same when a sweep is resumed; you may ask for more trials, time or slots."""
-        kept = {name: value for name, value in asdict(self).items() if name in ("sampler", "pruner", "metric", "seed")}
-        return kept | ({"trials": None} if self.sampler is Sampler.grid else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +50,14 @@ class Begun:
 class Searched:
     """What makes a trial of some settings."""
 
-    settings: SweepSettings
+    settings: SweeperSettings
     space: Space
     fixed: list[str]
     """Words that are the same in all trials."""
     compose: Compose
     folder: Path
     begun: Begun = Begun()
+    launcher: LauncherSettings = field(default_factory=LauncherSettings)
 
     def typed(self, chosen: Mapping[str, str]) -> list[str]:
         metric = self.settings.metric

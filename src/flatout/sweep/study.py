@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import optuna
@@ -30,29 +29,13 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from flatout.errors import UserError, did_you_mean, require
+from flatout.sweep.settings import Pruner, Sampler
 from flatout.sweep.trial import Ending, Status
 
 JOURNAL = "journal.log"
 _NAME = "sweep"
 _STATES = {Status.complete: TrialState.COMPLETE, Status.pruned: TrialState.PRUNED, Status.failed: TrialState.FAIL}
 _ENDED = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
-
-
-class Sampler(StrEnum):
-    """How settings are suggested."""
-
-    tpe = "tpe"
-    random = "random"
-    grid = "grid"
-
-
-class Pruner(StrEnum):
-    """How trials are ended that will not be the best."""
-
-    asha = "asha"
-    hyperband = "hyperband"
-    median = "median"
-    none = "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ from flatout.report.summary import json_safe
 from flatout.report.sweep_page import ConfirmingRun, SweepReport, TrialRow, mean_with_spread, write_sweep
 from flatout.sweep.many import metric_of, to_go_on
 from flatout.sweep.searched import Searched, forget, held
-from flatout.sweep.study import Choice, Interval, Part, Pruner, Sampler, Study, grid, words
+from flatout.sweep.settings import Pruner, Sampler
+from flatout.sweep.study import Choice, Interval, Part, Study, grid, words
 from flatout.sweep.trial import Board, Ending, Judge, Status, Trial
 from flatout.sweep.trials import TOO_LONG, Slot, endings, last_line, slots
 from flatout.tasks.metrics import require_metric
@@ -44,7 +45,7 @@ def sweep(searched: Searched) -> Outcome:
     started = time.monotonic()
     settings, folder = searched.settings, searched.folder
     first = _checked(searched)
-    shares, metric = slots(settings.parallel), metric_of([first])
+    shares, metric = slots(searched.launcher.parallel), metric_of([first])
     with held(searched):
         study = Study(
             folder,
@@ -56,7 +57,7 @@ def sweep(searched: Searched) -> Outcome:
             seed=settings.seed,
             most_validations=first.job.validations,
         )
-        findings = Findings(searched, study, metric, first.job.name)
+        findings = Findings(searched, study, metric, first.job.config.name)
         run = _Run(searched, study, findings, shares, started)
         try:
             with to_go_on(f"python -m flatout sweep resume {folder}"):
@@ -74,6 +75,7 @@ def sweep(searched: Searched) -> Outcome:
 def _checked(searched: Searched) -> Trial:
     """Refuse a wrong sweep before it has a folder; a trial that can be composed."""
     settings, space = searched.settings, searched.space
+    as_seconds(searched.launcher.limit, "trial_for")
     require(bool(space), "sweep", "nothing to search", hint="Set +sweep=NAME, or write key=choice(a,b) for a setting.")
     for key, part in space.items():
         part.distribution(key)
@@ -100,7 +102,7 @@ class _Run:
     def __init__(self, searched: Searched, study: Study, findings: Findings, slots: list[Slot], started: float) -> None:
         self.searched, self.study, self.findings, self.slots = searched, study, findings, slots
         settings = searched.settings
-        self.limit_s, time_s = as_seconds(settings.limit, "trial_for"), as_seconds(settings.time, "for")
+        self.limit_s, time_s = as_seconds(searched.launcher.limit, "trial_for"), as_seconds(settings.time, "for")
         self.until = None if time_s is None else started + time_s
         self._mistakes: list[str] | None = []
 
@@ -347,7 +349,7 @@ class Confirmation:
 def confirm(searched: Searched, chosen: Mapping[str, str], number: int, run: Runner, is_over: bool) -> Confirmation:
     """Run settings again with other seeds, but for those that ran before an interruption."""
     count, path = searched.settings.confirm, searched.folder / _FILE
-    first = searched.trial(number, chosen).job.seed + 1
+    first = searched.trial(number, chosen).job.config.seed + 1
     found = _known(path, chosen)
     seeds = {each: first + each for each in range(count)}
     missing = {each: seed for each, seed in seeds.items() if seed not in found}

@@ -1,0 +1,90 @@
+"""Settings of sweeps and their trials, as Hydra knows them and as a sweep holds to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from flatout.errors import as_seconds, check_settings, setting
+
+_MODULE = "hydra_plugins.flatout_trials"
+
+
+class Sampler(StrEnum):
+    """How settings are suggested."""
+
+    tpe = "tpe"
+    random = "random"
+    grid = "grid"
+
+
+class Pruner(StrEnum):
+    """How trials are ended that will not be the best."""
+
+    asha = "asha"
+    hyperband = "hyperband"
+    median = "median"
+    none = "none"
+
+
+@dataclass
+class LauncherSettings:
+    """`hydra/launcher=flatout`: each trial is a process of its own."""
+
+    _target_: str = f"{_MODULE}.TrialLauncher"
+    parallel: int = setting(
+        1,
+        "Trials at once; each gets an equal share of the GPUs, or of the cores.",
+        least=1,
+        allowed="a whole number, 1 to the number of GPUs or cores",
+    )
+    limit: str | None = setting(
+        None,
+        "The longest a trial may take, such as 90s or 20m.",
+        allowed="a time such as 90s or 20m, or null",
+        example="20m",
+    )
+
+
+@dataclass
+class SweeperSettings:
+    """`hydra/sweeper=flatout`: settings are suggested, poor trials pruned, and the sweep can be resumed."""
+
+    _target_: str = f"{_MODULE}.TrialSweeper"
+    space: dict[str, Any] = setting(
+        dict,
+        "What is searched: a setting, and its values in the words of Hydra's command line.",
+        example="optim.lr=tag(log,interval(1e-4,1e-2))",
+    )
+    trials: int = setting(20, "How many; a grid has as many as it has.", least=1)
+    sampler: str = setting("tpe", "tpe, random or grid.", allowed="tpe, random, grid", choices=Sampler)
+    pruner: str = setting(
+        "asha",
+        "asha, hyperband, median or none.",
+        allowed="asha, hyperband, median, none",
+        choices=Pruner,
+        example="none",
+    )
+    metric: str | None = setting(
+        None, "Validation metric to compare by; null: the problem's usual one.", example="macro_f1"
+    )
+    time: str | None = setting(
+        None,
+        "How long the sweep may take, such as 30m or 2h; what runs then is stopped.",
+        allowed="a time such as 30m or 2h, or null",
+        example="30m",
+    )
+    confirm: int = setting(0, "Runs of the best settings with other seeds, at the end.", least=0)
+    seed: int = setting(0, "Start of the sampler's random numbers.")
+    resume: bool = setting(False, "Resume the sweep in the folder.")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        as_seconds(self.time, "for")
+        self.metric = self.metric and self.metric.removeprefix("val/")
+
+    def of_the_search(self) -> dict[str, Any]:
+        """What must be the same when a sweep is resumed; you may ask for more trials, time or slots."""
+        kept = {name: getattr(self, name) for name in ("sampler", "pruner", "metric", "seed")}
+        return kept | ({"trials": None} if self.sampler == Sampler.grid else {})
