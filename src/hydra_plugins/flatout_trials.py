@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides
@@ -16,11 +17,12 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
 from flatout.cli.composing import explain_errors
-from flatout.cli.sweep import command_of_sweep, register
+from flatout.cli.words import command_of_sweep
 from flatout.errors import UserError, require
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
 
-register()
+for _group, _settings in (("launcher", LauncherSettings), ("sweeper", SweeperSettings)):
+    ConfigStore.instance().store(group=f"hydra/{_group}", name="flatout", node=_settings, provider="flatout")
 
 
 class _Composer:

@@ -23,7 +23,7 @@ from torch import nn
 import train
 from flatout.bits.data import BitsDataConfig
 from flatout.bits.scores import NAMES
-from flatout.cli.sweep import in_full, quoted
+from flatout.cli.words import in_full, quoted
 from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig

@@ -23,7 +23,7 @@ import yaml
 
 from flatout.callbacks.loggers import LOGGERS
 from flatout.cli.conf_files import conf_folder
-from flatout.cli.sweep import in_short
+from flatout.cli.words import in_short
 from flatout.config import COMPONENTS, REPLACED, RunConfig
 from flatout.errors import About, UserError, about_settings
 from flatout.sweep.settings import LauncherSettings, SweeperSettings

@@ -6,30 +6,13 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-
 from flatout.cli.train import main
-from flatout.cli.words import quoted
+from flatout.cli.words import SHORT, in_full, quoted
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, nearest
-from flatout.sweep.settings import LauncherSettings, SweeperSettings
-
-SHORT = {
-    "trials": "hydra.sweeper.trials",
-    "for": "hydra.sweeper.time",
-    "sampler": "hydra.sweeper.sampler",
-    "pruner": "hydra.sweeper.pruner",
-    "metric": "hydra.sweeper.metric",
-    "confirm": "hydra.sweeper.confirm",
-    "parallel": "hydra.launcher.parallel",
-    "trial_for": "hydra.launcher.limit",
-}
-"""Words of `python -m flatout sweep`, and the settings they stand for."""
-_LONG = {setting: word for word, setting in SHORT.items()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,30 +80,3 @@ def _trusts(word: str) -> bool:
     key = word.lstrip("+~").partition("=")[0]
     is_ours = key in (*SHORT.values(), "hydra/sweeper", "hydra/launcher", "hydra.sweep.dir", "hydra.mode")
     return key.startswith(("allow_targets", "-")) or (key.startswith("hydra") and not is_ours)
-
-
-def register() -> None:
-    store = ConfigStore.instance()
-    for group, settings in (("launcher", LauncherSettings), ("sweeper", SweeperSettings)):
-        store.store(group=f"hydra/{group}", name="flatout", node=settings, provider="flatout")
-
-
-def command_of_sweep(typed: Sequence[str], conf: str | None = None) -> str:
-    """A line to copy that begins a sweep of these words; they may be Hydra's. `conf` is what `--config-dir` names."""
-    shown = [word for word in typed if word != "hydra/sweeper=flatout"]
-    short = [in_short(word) for word in shown if in_short(word) != word]  # Hydra hands on its own words first
-    options = [] if conf is None else ["--config-dir", conf]
-    settings = [word for word in shown if in_short(word) == word]
-    return shlex.join(["python", "-m", "flatout", "sweep", *options, *settings, *short])
-
-
-def in_short(word: str) -> str:
-    """A word of Hydra's command line as the sweep command knows it; any other unchanged."""
-    key, equals, value = word.partition("=")
-    return f"{_LONG[key]}={value}" if equals and key in _LONG else word
-
-
-def in_full(word: str) -> str:
-    """A word of the sweep command as Hydra knows it."""
-    key, equals, value = word.partition("=")
-    return f"{SHORT[key]}={value}" if equals and key in SHORT else word

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 
 from flatout.errors import require
@@ -110,3 +111,40 @@ def refuse_pickles_and_packages(words: Sequence[str]) -> None:
 def require_folders(where: str, places: str) -> None:
     """Refuse packages: Hydra imports a package to look for settings in it."""
     require("pkg:" not in places.lower(), where, f"{places} names a package", hint="Name a folder.")
+
+
+# Words of `python -m flatout sweep`.
+
+SHORT = {
+    "trials": "hydra.sweeper.trials",
+    "for": "hydra.sweeper.time",
+    "sampler": "hydra.sweeper.sampler",
+    "pruner": "hydra.sweeper.pruner",
+    "metric": "hydra.sweeper.metric",
+    "confirm": "hydra.sweeper.confirm",
+    "parallel": "hydra.launcher.parallel",
+    "trial_for": "hydra.launcher.limit",
+}
+"""Words of `python -m flatout sweep`, and the settings they stand for."""
+_LONG = {setting: word for word, setting in SHORT.items()}
+
+
+def command_of_sweep(typed: Sequence[str], conf: str | None = None) -> str:
+    """A line to copy that begins a sweep of these words; they may be Hydra's. `conf` is what `--config-dir` names."""
+    shown = [word for word in typed if word != "hydra/sweeper=flatout"]
+    short = [in_short(word) for word in shown if in_short(word) != word]  # Hydra hands on its own words first
+    options = [] if conf is None else ["--config-dir", conf]
+    settings = [word for word in shown if in_short(word) == word]
+    return shlex.join(["python", "-m", "flatout", "sweep", *options, *settings, *short])
+
+
+def in_short(word: str) -> str:
+    """A word of Hydra's command line as the sweep command knows it; any other unchanged."""
+    key, equals, value = word.partition("=")
+    return f"{_LONG[key]}={value}" if equals and key in _LONG else word
+
+
+def in_full(word: str) -> str:
+    """A word of the sweep command as Hydra knows it."""
+    key, equals, value = word.partition("=")
+    return f"{SHORT[key]}={value}" if equals and key in SHORT else word

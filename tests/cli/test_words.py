@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from flatout.cli.sweep import SHORT, command_of_sweep, in_full, in_short
+from flatout.cli.words import SHORT, command_of_sweep, in_full, in_short
 
 
 def test_hydra_s_words_come_back_as_those_of_the_command_and_are_quoted():
