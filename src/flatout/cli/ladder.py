@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,9 +53,11 @@ def run(arguments: argparse.Namespace) -> None:
     if ladder is not None:
         require_kind(ladder, typed)
     command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *arguments.words])
-    climber = _Climber(ladder, folders, typed, own, command)
+    number = own.get(_SEEDS, "0")
+    require(number.isdecimal(), _SEEDS, repr(number), allowed="0, 2, 3, …")
+    asked = {"budget_s": as_seconds(own.get(_FOR, _USUAL_BUDGET), _FOR), "seeds": int(number), "command": command}
     shared = [] if ladder is None else list(ladder.settings)
-    start_measuring([*conf, *shared, *typed], climber.climb)
+    start_measuring([*conf, *shared, *typed], partial(climb, ladder, folders, asked))
 
 
 def _read(path: Path) -> Ladder:
@@ -106,71 +108,37 @@ _KIND_OF_OPTION = {
 _MODEL_OF_PROGRAM = {"headlines": "bilstm", "tweets": "transformer", "bloom": "bitmlp", "battery": "rnn"}
 
 
-class _Climber:
-    """Climbs a ladder when the settings of its runs are composed."""
+def climb(
+    named: Ladder | None, folders: list[Path], asked: dict[str, Any], config: RunConfig, overrides: list[str]
+) -> None:
+    """Climb a ladder when the settings of its runs are composed: the named one, or one for these data."""
+    from flatout.ladder.describe import choose_ladder
+    from flatout.ladder.run_ladder import run_ladder
+    from flatout.run.launch import RunJob
+    from flatout.run.run_folder import name_folder, numbered
 
-    def __init__(
-        self, ladder: Ladder | None, folders: list[Path], typed: list[str], own: dict[str, str], command: str
-    ) -> None:
-        self.ladder, self.folders, self.typed, self.command = ladder, folders, typed, command
-        self.budget_s = as_seconds(own.get(_FOR, _USUAL_BUDGET), _FOR) or 0.0
-        number = own.get(_SEEDS, "0")
-        require(number.isdecimal(), _SEEDS, repr(number), allowed="0, 2, 3, …")
-        self.seeds = int(number)
-
-    def climb(self, config: RunConfig, overrides: list[str]) -> None:
-        from flatout.ladder.describe import choose_ladder
-        from flatout.ladder.run_ladder import LadderRequest, run_ladder
-        from flatout.run.resolve import clip_of
-        from flatout.run.run_folder import name_folder, numbered
-
-        require(not config.has_own_parts, "ladder", "parts of your own have no usual program", hint="Leave them out.")
-        ladder = self.ladder or choose_ladder(config.data, config.model, self.folders)
-        if self.ladder is None:
-            print(f"rungs chosen for your data: {', '.join(rung.name for rung in ladder.rungs)}", flush=True)
-        for folder in numbered(name_folder(Path(config.output) / f"ladder_{ladder.name}").absolute()):
-            with suppress(FileExistsError):
-                folder.mkdir(parents=True)
-                break
-        asked = LadderRequest(
-            ladder=ladder,
-            data=config.data,
-            model=config.model,
-            optim=config.optim,
-            clip=clip_of(config),
-            epochs=int(config.trainer.get("max_epochs") or 1),
-            seed=config.seed,
-            folder=folder,
-            command=self.command,
-            compose=_Composer(overrides),
-            budget_s=self.budget_s,
-            seeds=self.seeds,
-            say=_say,
-        )
-        show(run_ladder(asked), folder)
+    require(not config.has_own_parts, "ladder", "parts of your own have no usual program", hint="Leave them out.")
+    ladder = named or choose_ladder(config.data, config.model, folders)
+    if named is None:
+        print(f"rungs chosen for your data: {', '.join(rung.name for rung in ladder.rungs)}", flush=True)
+    for folder in numbered(name_folder(Path(config.output) / f"ladder_{ladder.name}").absolute()):
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
+    show(run_ladder(ladder, RunJob(config), partial(compose_run, overrides), folder, **asked), folder)
 
 
-class _Composer:
-    """Composes runs of the same words and some more."""
+def compose_run(overrides: list[str], more: Sequence[str]) -> Any:
+    """A run of the same words and some more."""
+    from hydra import compose
 
-    def __init__(self, overrides: list[str]) -> None:
-        self.overrides = overrides
+    from flatout.cli.boundary import read_config
+    from flatout.cli.composing import explain_errors
+    from flatout.run.launch import RunJob
 
-    def __call__(self, words: Sequence[str]) -> Any:
-        from hydra import compose
-
-        from flatout.cli.boundary import read_config
-        from flatout.cli.composing import explain_errors
-        from flatout.run.launch import RunJob
-
-        given = [*self.overrides, *words]
-        with explain_errors():
-            composed = compose("train", overrides=given)
-            return RunJob(read_config(composed, given))
-
-
-def _say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+    given = [*overrides, *more]
+    with explain_errors():
+        return RunJob(read_config(compose("train", overrides=given), given))
 
 
 def show(found: dict[str, Any], folder: Path) -> None:

@@ -25,18 +25,16 @@ from flatout.data.tables.splits import SPLITS
 from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import open_source, survey
 from flatout.errors import require
+from flatout.run_log import PrintLog
 
 _CELL = pa.large_string()
 _WITH_BREAKS = pa_csv.ParseOptions(newlines_in_values=True)
 
 
-class Silent:
-    """A log that prints nothing: each run reports its own data."""
+class Silent(PrintLog):
+    """Prints nothing: each run reports its own data."""
 
     def say(self, text: str) -> None:
-        return
-
-    def decision(self, name: str, value: object, why: str, evidence: str) -> None:
         return
 
 

@@ -6,13 +6,12 @@ import importlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.data.store.cache import Cache
 from flatout.distributed.processes import wait_until_warm, warm_start
-from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError, did_you_mean, require
 from flatout.files import write_atomically
 from flatout.ladder.climb import TOO_SHORT, Step, climb
@@ -28,6 +27,7 @@ from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.measure.apart import Failed
 from flatout.perf.notes import machine_name, note_ladder
 from flatout.report.summary import json_safe, versions
+from flatout.run.resolve import clip_of
 
 if TYPE_CHECKING:
     from flatout.run.launch import RunJob
@@ -35,68 +35,54 @@ if TYPE_CHECKING:
 _QUIET = ("monitor.progress=false", "logger=none", "resume=null", "checkpoint.patience=null", "tune=off")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LadderRequest:
-    """A ladder to climb: the parts of the run at its top, and how to compose runs."""
-
-    ladder: Ladder
-    data: Any
-    model: Any
-    optim: OptimConfig
-    clip: float
-    epochs: int
-    seed: int
-    folder: Path
-    command: str
-    compose: Callable[[Sequence[str]], RunJob]
-    """A run of the shared settings and more words."""
-    budget_s: float
-    seeds: int = 0
-    """Seeds that the foot and the top are trained to the end with; 0: none."""
-    say: Callable[[str], None] = print
+Compose = Callable[[Sequence[str]], "RunJob"]
+"""A run of the shared settings and more words."""
 
 
-def run_ladder(asked: LadderRequest) -> dict[str, Any]:
-    """Climb, and write `ladder.json`; what it holds."""
-    ladder = asked.ladder
-    require_fitting(ladder, asked.data, asked.model)
-    require_followed(asked.model)
+def run_ladder(
+    ladder: Ladder, top: RunJob, compose: Compose, folder: Path, *, command: str, budget_s: float, seeds: int
+) -> dict[str, Any]:
+    """Climb, and write `ladder.json`; what it holds.
+
+    `top`: the run that the settings describe. `seeds`: of the foot and the top, trained to the end; 0: none is.
+    """
+    require_fitting(ladder, top.config.data, top.config.model)
+    require_followed(top.config.model)
     require_keywords(ladder)
     warm_start()
     began = time.monotonic()
-    rungs = _Rungs(asked)
+    rungs = _Rungs(ladder, top, compose, folder)
     wait_until_warm()
     spent = time.monotonic() - began
-    asked.say(f"{ladder.title}: {rungs.rows.count:,} rows, {len(ladder.rungs)} rungs, rows written in {spent:.1f} s")
-    steps = climb(ladder, rungs.make, asked.folder, budget_s=asked.budget_s, say=asked.say)
+    say(f"{ladder.title}: {rungs.rows.count:,} rows, {len(ladder.rungs)} rungs, rows written in {spent:.1f} s")
+    steps = climb(ladder, rungs.make, folder, budget_s=budget_s, say=say)
     about = {
-        "command": asked.command,
-        "folder": str(asked.folder),
+        "command": command,
+        "folder": str(folder),
         "date": time.strftime("%Y-%m-%d"),
-        "budget_s": asked.budget_s,
-        "batch": asked.data.batch_size,
+        "budget_s": budget_s,
+        "batch": top.config.data.batch_size,
         "device": machine_name(),
         "versions": versions(),
     }
     found: dict[str, Any] = json_safe(results(ladder, steps, rows=rungs.rows.count, about=about))
-    write(found, asked.folder)
-    if asked.seeds:
-        found["quality"] = json_safe(compare_quality(rungs, steps, asked))
-        write(found, asked.folder)
+    write(found, folder)
+    if seeds:
+        found["quality"] = json_safe(compare_quality(rungs, steps, seeds))
+        write(found, folder)
     found["seconds"] = time.monotonic() - began
-    write(found, asked.folder)
-    write_ladder_page(asked.folder, found)
-    write_figure(asked.folder, found["rungs"])
-    _note(found, asked)
+    write(found, folder)
+    write_ladder_page(folder, found)
+    write_figure(folder, found["rungs"])
+    try:
+        note_ladder(Cache(None).folder, found, {rung.name: rung.setting for rung in ladder.rungs})
+    except OSError as error:
+        say(f"the gains are not noted for later verdicts: {error}")
     return found
 
 
-def _note(found: dict[str, Any], asked: LadderRequest) -> None:
-    """Note the gains for verdicts of later runs."""
-    try:
-        note_ladder(Cache(None).folder, found, {rung.name: rung.setting for rung in asked.ladder.rungs})
-    except OSError as error:
-        asked.say(f"the gains are not noted for later verdicts: {error}")
+def say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
 
 def write(found: dict[str, Any], folder: Path) -> None:
@@ -129,63 +115,63 @@ def require_keywords(ladder: Ladder) -> None:
 class _Rungs:
     """The programs behind the rungs, all on the same rows."""
 
-    def __init__(self, asked: LadderRequest) -> None:
-        self.asked = asked
-        reading, rows_at = dict(asked.ladder.reading), asked.folder / "rows"
-        self.rows: Rows = write_rows(asked.data, rows_at, joined=reading.pop("joined", None))
-        self.words = [*self.rows.words, *_QUIET, f"data.cache={quoted(str((asked.folder / 'cache').absolute()))}"]
-        if isinstance(asked.model, TransformerConfig):
-            texts, at = rows_at / "train.csv", asked.folder / "encoder"
-            encoder = encoder_folder(asked.model, asked.data, texts, at, asked.seed).absolute()
+    def __init__(self, ladder: Ladder, top: RunJob, compose: Compose, folder: Path) -> None:
+        self.ladder, self.config, self.compose, self.folder = ladder, top.config, compose, folder
+        data, model, seed = top.config.data, top.config.model, top.config.seed
+        reading, rows_at = dict(ladder.reading), folder / "rows"
+        self.rows: Rows = write_rows(data, rows_at, joined=reading.pop("joined", None))
+        self.words = [*self.rows.words, *_QUIET, f"data.cache={quoted(str((folder / 'cache').absolute()))}"]
+        if isinstance(model, TransformerConfig):
+            encoder = encoder_folder(model, data, rows_at / "train.csv", folder / "encoder", seed).absolute()
             reading["pretrained"] = str(encoder)
             self.words.append(f"model.pretrained={quoted(str(encoder))}")
         self.case: Case = describe(
-            asked.data,
-            asked.model,
-            asked.optim,
+            data,
+            model,
+            top.config.optim,
             folder=rows_at,
-            clip=asked.clip,
-            epochs=asked.epochs,
-            seed=asked.seed,
+            clip=clip_of(top.config),
+            epochs=int(top.config.trainer.get("max_epochs") or 1),
+            seed=seed,
             reading={**self.rows.reading, **reading},
         )
-        for rung in asked.ladder.rungs:  # a mistake in a rung's words shows before anything is measured
+        for rung in ladder.rungs:  # a mistake in a rung's words shows before anything is measured
             if rung.is_ours:
-                self.asked.compose([*self.words, *rung.words])
+                compose([*self.words, *rung.words])
 
     def make(self, rung: Rung, seconds: float) -> UsualProgram | OurRun:
         """The program of a rung, that trains for some seconds."""
-        if rung.keywords is not None:
-            return UsualProgram(self.asked.ladder.program, self.case, dict(rung.keywords))
         limit = f"{int(seconds // 60):02d}:{seconds % 60:02.0f}"
         short = [f"+trainer.max_time='00:00:{limit}'", "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1"]
-        words = [*self.words, *rung.words, *short]
-        return OurRun(self.asked.compose(words), words)
+        return self._program(rung, short, self.case)
 
     def whole(self, rung: Rung, seed: int) -> UsualProgram | OurRun:
         """The program of a rung that trains all epochs."""
+        return self._program(rung, [f"seed={seed}"], replace(self.case, seed=seed))
+
+    def _program(self, rung: Rung, more: Sequence[str], case: Case) -> UsualProgram | OurRun:
         if rung.keywords is not None:
-            return UsualProgram(self.asked.ladder.program, replace(self.case, seed=seed), dict(rung.keywords))
-        words = [*self.words, *rung.words, f"seed={seed}"]
-        return OurRun(self.asked.compose(words), words)
+            return UsualProgram(self.ladder.program, case, dict(rung.keywords))
+        words = [*self.words, *rung.words, *more]
+        return OurRun(self.compose(words), words)
 
 
-def compare_quality(rungs: _Rungs, steps: Sequence[Step], asked: LadderRequest) -> dict[str, Any] | None:
+def compare_quality(rungs: _Rungs, steps: Sequence[Step], seeds: int) -> dict[str, Any] | None:
     """Train the foot and the top to the end with several seeds; None where fewer than two rungs can be measured."""
     can_be = [step.rung for step in steps if step.is_measured or step.skipped == TOO_SHORT]
     if len(can_be) < 2:
         return None
-    trained = rungs.rows.count * asked.epochs * asked.seeds
+    trained = rungs.rows.count * rungs.case.epochs * seeds
     if minutes := expected_minutes(steps, trained):
-        asked.say(f"{can_be[0].name} and {can_be[-1].name} train to their end: some {minutes:.0f} min with all seeds")
-    metric = way_of(asked.data).metric
+        say(f"{can_be[0].name} and {can_be[-1].name} train to their end: some {minutes:.0f} min with all seeds")
+    metric = way_of(rungs.config.data).metric
     values: list[list[float]] = [[], []]
-    for seed in range(asked.seed, asked.seed + asked.seeds):
+    for seed in range(rungs.case.seed, rungs.case.seed + seeds):
         for rung, points in zip((can_be[0], can_be[-1]), values, strict=True):
-            at = asked.folder / "quality" / f"{rung.name.replace(' ', '-')}-seed-{seed}"
+            at = rungs.folder / "quality" / f"{rung.name.replace(' ', '-')}-seed-{seed}"
             found = _train(rungs.whole(rung, seed), at, rung)
             points.append(100 * (found.metrics or {})[metric])
-            asked.say(f"seed {seed}, {rung.name}: test {metric} {points[-1]:.2f}")
+            say(f"seed {seed}, {rung.name}: test {metric} {points[-1]:.2f}")
     difference = paired_difference(values[0], values[1])
     groups = [
         {"name": rung.name, "mean": group.mean, "sd": group.sd, "values": list(group.values)}
@@ -193,8 +179,8 @@ def compare_quality(rungs: _Rungs, steps: Sequence[Step], asked: LadderRequest) 
     ]
     return {
         "metric": metric,
-        "seeds": asked.seeds,
-        "epochs": asked.epochs,
+        "seeds": seeds,
+        "epochs": rungs.case.epochs,
         "groups": groups,
         "difference": difference.as_dict(),
         "sentence": quality_sentence(difference),

@@ -162,7 +162,7 @@ def mind_memory(
             loop.passes.least[name] = pieces
         evidence = f"noted in {notes.path}; delete it to try whole batches again"
         value = f"{-(-whole // pieces)} {unit} of {whole}"
-        place.choose(_NAMES[name], value, "an earlier run like this one ran out of memory", evidence, replaces=True)
+        place.decision(_NAMES[name], value, "an earlier run like this one ran out of memory", evidence, replaces=True)
 
     def tell(name: str, pieces: int, before: int, step: int, why: str, has_ended: bool) -> None:
         whole, unit = capacity(plans[name])
@@ -181,7 +181,7 @@ def mind_memory(
 
 def _report_pieces(name: str, value: str, step: int, why: str, task: Task, place: RunFolder) -> None:
     at = f"at step {step + 1}, whose rows stay the same" if name == TRAINING else f"after step {step}"
-    place.choose(_NAMES[name], value, f"out of memory {at}", why, replaces=True)
+    place.decision(_NAMES[name], value, f"out of memory {at}", why, replaces=True)
     if name == TRAINING and running_statistics(task):
         place.log.say("batch normalisation sees each smaller piece alone: results differ a little from now on")
 

@@ -134,7 +134,7 @@ def resolve_rate(config: RunConfig, model_config: Any, plan: PlanSettings, folde
     """
     optim = config.optim
     if optim.lr is None and (rate := Recommended.by(model_config).lr) is not None:
-        folder.choose("optim.lr", f"{rate:g}", "usual for such a model", "set optim.lr for another", replaces=True)
+        folder.decision("optim.lr", f"{rate:g}", "usual for such a model", "set optim.lr for another", replaces=True)
         optim = replace(optim, lr=rate)
     if config.data.effective_batch is None and optim.scale_lr is ScaleRate.none:
         return optim
@@ -147,7 +147,7 @@ def resolve_rate(config: RunConfig, model_config: Any, plan: PlanSettings, folde
     is_capped = scaled is not optim and scaled.highest == optim.max_lr
     how = "not scaled" if scaled is optim else f"{optim.scale_lr.value} from {optim.base_batch} rows"
     value = f"{product} = {rows} rows, lr {rates[0]:g} → {rates[1]:g}"
-    folder.choose("micro × accumulation × devices", value, "as asked", f"lr {how}{', capped' if is_capped else ''}")
+    folder.decision("micro × accumulation × devices", value, "as asked", f"lr {how}{', capped' if is_capped else ''}")
     return scaled
 
 
@@ -181,12 +181,12 @@ def restore_threads() -> Iterator[None]:
 def share_processor(threads: int | None, ranks: Ranks, device: torch.device, folder: RunFolder) -> None:
     """Divide the cores among the ranks of this machine, as torchrun would leave each a single thread; keep memory."""
     if device.type == "cpu" and keep_freed_memory():
-        folder.choose(
+        folder.decision(
             "allocator", "malloc keeps freed memory", "avoids page faults in each step", "mallopt accepted it"
         )
     if device.type == "cuda" and let_segments_grow():
         why, evidence = "batches have another shape in each step, and gaps would stay", "PYTORCH_ALLOC_CONF was not set"
-        folder.choose("allocator", "segments of a GPU's memory grow", why, evidence)
+        folder.decision("allocator", "segments of a GPU's memory grow", why, evidence)
     if threads is not None:
         torch.set_num_threads(threads)
         return
@@ -196,7 +196,7 @@ def share_processor(threads: int | None, ranks: Ranks, device: torch.device, fol
         torch.set_num_threads(threads)
         if device.type == "cpu":
             evidence = f"{len(cores_here())} cores, {ranks.local_world} ranks on this machine"
-            folder.choose("threads a rank", threads, "an equal share of the cores", evidence)
+            folder.decision("threads a rank", threads, "an equal share of the cores", evidence)
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def exact_products(precision: Precision, feeds: Feeds | None, folder: RunFolder)
         return
     with fast_fp32_products(precision, feeds.train.device) as found:
         if found is not None:
-            folder.choose("fp32 products", found.value, found.why, found.evidence)
+            folder.decision("fp32 products", found.value, found.why, found.evidence)
         yield
 
 

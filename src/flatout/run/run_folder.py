@@ -67,11 +67,7 @@ class RunFolder:
         """Report one line."""
         self.log.say(text)
 
-    def decision(self, name: str, value: object, why: str, evidence: str) -> None:
-        """Report one automatic choice; one that was measured before stands."""
-        self.choose(name, value, why, evidence)
-
-    def choose(self, name: str, value: object, why: str, evidence: str, *, replaces: bool = False) -> None:
+    def decision(self, name: str, value: object, why: str, evidence: str, *, replaces: bool = False) -> None:
         """Keep and print one choice that the run made by itself; what was measured stands, a rule comes after it.
 
         `replaces`: it takes the place of an earlier choice, for what has happened since.

@@ -80,7 +80,7 @@ def report_early_end(training: Training, folder: RunFolder) -> None:
         setting = "checkpoint.patience=" if stopping in training.stopping else "your EarlyStopping with patience="
         found = f"step {best.step}" if best.epoch is None else f"epoch {best.epoch}"
         kept = "the last weights are kept" if best.value is None else f"{best.value:.4f} after {found}, which is kept"
-        folder.choose(EARLY_END, after, f"{stopping.monitor} {no_better}, {setting}{stopping.patience}", kept)
+        folder.decision(EARLY_END, after, f"{stopping.monitor} {no_better}, {setting}{stopping.patience}", kept)
 
 
 def report_signal(number: int, training: Training, folder: RunFolder) -> None:
