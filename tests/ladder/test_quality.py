@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.ladder.compare_runs import Difference, Group, paired_difference, quality_sentence, t_value
+from flatout.ladder.compare_runs import Estimate, Group, paired_difference, quality_sentence, t_value
 
 
 @given(st.lists(st.tuples(st.floats(-100, 100), st.floats(-100, 100)), min_size=1, max_size=8))
@@ -40,10 +40,10 @@ def test_more_rounds_never_widen_student_s_factor(freedom):
 @pytest.mark.parametrize(
     ("difference", "words"),
     [
-        (Difference(-0.1, -0.3, 0.1), "no loss beyond 0.5 points (-0.10 points, 95 % interval -0.30 to +0.10)"),
-        (Difference(-0.1, -0.9, 0.7), "the interval does not rule out a larger loss"),
-        (Difference(2.0), "no loss beyond 0.5 points"),
-        (Difference(-0.8, -1.0, -0.6), "a loss beyond 0.5 points (-0.80 points"),
+        (Estimate(-0.1, -0.3, 0.1), "no loss beyond 0.5 points (-0.10 points, 95 % interval -0.30 to +0.10)"),
+        (Estimate(-0.1, -0.9, 0.7), "the interval does not rule out a larger loss"),
+        (Estimate(2.0), "no loss beyond 0.5 points"),
+        (Estimate(-0.8, -1.0, -0.6), "a loss beyond 0.5 points (-0.80 points"),
     ],
 )
 def test_the_sentence_on_quality_states_a_loss_or_none(difference, words):

@@ -86,8 +86,8 @@ def test_every_curve_of_the_hardware_has_its_place(tmp_path):
         summary.set(f"speed.{curve.replace('/', '.')}", 1.0)
     card = find_card(hot_4090(), 0)
     card.sample()
-    summary.update("speed.gpu", card.facts())
-    summary.update("hardware", Limits(1.5, 2**30).facts())
+    summary.set("speed.gpu", card.facts())
+    summary.set("hardware", Limits(1.5, 2**30).facts())
     summary.write()
     assert read_summary(tmp_path)["speed"]["gpu"]["throttled"] == {"power limit": 1.0}
 
@@ -120,7 +120,7 @@ def test_a_key_that_is_not_in_the_schema_is_our_own_mistake(tmp_path):
 
 def test_a_section_filled_in_part_keeps_its_other_keys(tmp_path):
     summary = start(tmp_path)
-    summary.update("data", {"source": "a.csv", "rows": {"train": 8, "val": 2}})
+    summary.set("data", {"source": "a.csv", "rows": {"train": 8, "val": 2}})
     summary.set("speed.step_ms.wait", 0.5)
     assert summary.values["data"]["rows"] == {"train": 8, "val": 2, "test": None}
     assert summary.values["data"]["cache"] == {"key": None, "hit": None, "seconds": None}
@@ -140,7 +140,7 @@ def test_verdict_and_baseline_are_null_until_known_and_then_have_all_their_keys(
 def test_hardware_and_versions_are_told_without_a_model(tmp_path):
     summary = start(tmp_path)
     found = hardware(torch.device("cpu"), 1, "32-true")
-    summary.update("hardware", found)
+    summary.set("hardware", found)
     assert found.keys() | Limits(None, None).facts().keys() == SCHEMA["hardware"]
     assert found["cores"] >= 1 and found["memory_gb"] > 0
     assert {"flatout", "python", "torch", "lightning", "numpy", "tokenizers"} <= versions().keys()
@@ -148,8 +148,8 @@ def test_hardware_and_versions_are_told_without_a_model(tmp_path):
 
 def test_numbers_of_any_kind_become_json(tmp_path):
     summary = start(tmp_path)
-    summary.update("metrics", {"a": np.float32(0.5), "b": torch.tensor(2), "c": float("nan"), "d": np.int64(3)})
-    summary.update("metrics", {"e": torch.tensor([1.0, float("inf")]), "f": np.array([True])})
+    summary.set("metrics", {"a": np.float32(0.5), "b": torch.tensor(2), "c": float("nan"), "d": np.int64(3)})
+    summary.set("metrics", {"e": torch.tensor([1.0, float("inf")]), "f": np.array([True])})
     summary.finish("finished")
     found = read_summary(tmp_path)["metrics"]
     assert found == {"a": 0.5, "b": 2, "c": None, "d": 3, "e": [1.0, None], "f": [True]}

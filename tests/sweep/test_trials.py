@@ -155,7 +155,7 @@ def test_the_first_trials_tell_the_pruner_of_each_validation_in_order(tmp_path):
 
 def test_readings_take_whole_rows_only(tmp_path):
     path = tmp_path / "metrics.csv"
-    readings = Readings(path, "val/accuracy")
+    readings = Readings(tmp_path, "val/accuracy")
     assert readings.new() == []
     path.write_text("step,train/loss,val/accuracy\n10,0.5,\n20,,0.2")
     assert readings.new() == []
@@ -167,7 +167,7 @@ def test_readings_take_whole_rows_only(tmp_path):
 
 def test_rows_that_a_trial_takes_back_and_writes_again_are_told_once(tmp_path):
     path = tmp_path / "metrics.csv"
-    readings = Readings(path, "val/accuracy")
+    readings = Readings(tmp_path, "val/accuracy")
     rows = ["step,train/loss,val/accuracy", "10,0.5,", "20,,0.25", "30,0.4,", "40,,0.75"]
     path.write_text("".join(f"{row}\n" for row in rows))
     assert readings.new() == [0.25, 0.75]

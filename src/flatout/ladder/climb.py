@@ -18,10 +18,11 @@ import torch
 
 from flatout.engine.compile import why_not
 from flatout.engine.precision import bf16_is_native_on_cpu
+from flatout.ladder.compare_runs import Estimate
 from flatout.ladder.measure import Measured, OurRun, UsualProgram, measure_apart
 from flatout.ladder.rungs import LEARNING, STARTUP, Ladder, Rung
 from flatout.perf.measure.apart import Failed
-from flatout.perf.measure.intervals import Interval, speedup
+from flatout.perf.measure.intervals import speedup
 
 ROUNDS = 5
 """Most rounds; more would show nothing new."""
@@ -68,30 +69,6 @@ class Step:
         """Half the range of the rounds, as a fraction of their median."""
         values = self.values()
         return (max(values) - min(values)) / (2 * median(values)) if len(values) > 1 else None
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """How much faster a rung is than another, and in how many rounds both were measured."""
-
-    interval: Interval
-    rounds: int
-
-    @property
-    def value(self) -> float:
-        return self.interval.value
-
-    @property
-    def low(self) -> float | None:
-        """At least; None where too few rounds bound it."""
-        return self.interval.low if self.rounds >= LEAST_ROUNDS else None
-
-    @property
-    def high(self) -> float | None:
-        return self.interval.high if self.rounds >= LEAST_ROUNDS else None
-
-    def as_dict(self) -> dict[str, float | None]:
-        return {"value": self.value, "low": self.low, "high": self.high}
 
 
 def seconds_of_measurement(budget_s: float, rungs: int) -> float:
@@ -144,17 +121,20 @@ def _why_skipped(rung: Rung) -> str:
     return find_missing(rung.needs) if is_timed else "not timed: it changes what a step learns, not its time"
 
 
-def ratio(below: Step, above: Step, measures: str = "training") -> Ratio:
-    """How much faster a rung is than another: over the rounds that measured both, else by their medians."""
+def ratio(below: Step, above: Step, measures: str = "training") -> Estimate:
+    """How much faster a rung is than another: over the rounds that measured both, else by their medians.
+
+    Too few rounds bound nothing.
+    """
     both = sorted(set(below.found) & set(above.found))
     if measures == STARTUP:
         values = [[1 / max(step.found[number].startup_s, 1e-9) for number in both] for step in (below, above)]
     else:
         values = [step.values(both) for step in (below, above)]
-    if both:
-        return Ratio(speedup(values[0], values[1]), len(both))
-    alone = median(above.values()) / median(below.values())
-    return Ratio(Interval(alone, alone, alone), 0)
+    if not both:
+        return Estimate(median(above.values()) / median(below.values()))
+    gain = speedup(values[0], values[1])
+    return Estimate(gain.value, gain.low, gain.high) if len(both) >= LEAST_ROUNDS else Estimate(gain.value)
 
 
 GPU, GPUS, BF16, COMPILER = "a GPU", "several GPUs", "native bf16", "a C++ compiler"

@@ -31,7 +31,7 @@ class Comparison:
     seeds: list[int]
     first: Group
     second: Group
-    difference: Difference
+    difference: Estimate
     """Of the second over the first; in points where the metric is a share."""
     left_out: list[str]
     """Runs that have no partner, each with the reason."""
@@ -122,8 +122,8 @@ _T_MANY = 1.96
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """Mean of the differences with its 95 % interval; of one pair it has none."""
+class Estimate:
+    """A value with the interval it lies in; without one where too few values bound it."""
 
     value: float
     low: float | None = None
@@ -152,17 +152,17 @@ def t_value(freedom: int) -> float:
     return _T[freedom - 1] if freedom <= len(_T) else _T_MANY + 2.5 / freedom
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
     """Mean of `second - first`, pair by pair, with its 95 % interval."""
     differences = [after - before for before, after in zip(first, second, strict=True)]
     mean = statistics.fmean(differences)
     if len(differences) < 2:
-        return Difference(mean)
+        return Estimate(mean)
     half = t_value(len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
-    return Difference(mean, mean - half, mean + half)
+    return Estimate(mean, mean - half, mean + half)
 
 
-def quality_sentence(difference: Difference, allowed: float = 0.5) -> str:
+def quality_sentence(difference: Estimate, allowed: float = 0.5) -> str:
     """Whether quality stayed: by the mean difference in points, and how sure that is."""
     shown = f"{difference.value:+.2f} points"
     if difference.low is not None and difference.high is not None:

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flatout.errors import printable
-from flatout.ladder.climb import TOO_SHORT, Ratio, Step, ratio
+from flatout.ladder.climb import TOO_SHORT, Step, ratio
+from flatout.ladder.compare_runs import Estimate
 from flatout.ladder.rungs import STARTUP, Ladder
 
 FILE = "ladder.json"
@@ -71,7 +72,7 @@ def _rung(step: Step, before: Step | None, foot: Step | None) -> dict[str, Any]:
     return found | {"rounds": len(step.found), "spread": step.spread}
 
 
-def judge(gain: Ratio) -> str:
+def judge(gain: Estimate) -> str:
     """Whether a rung pays: its gain is worth a setting, and enough rounds show that it is no chance."""
     if gain.value < LEAST_GAIN:
         return COSTS

@@ -84,37 +84,22 @@ class Summary:
         self.write()
 
     def set(self, path: str, value: Any) -> None:
-        """Set one value by its dotted path, which must be in the schema."""
+        """Set one value by its dotted path, which must be in the schema; of a section, the values that are given."""
         *parents, last = path.split(".")
-        section = self._section(".".join(parents))
+        section: Any = self.values
+        for name in parents:
+            section = section[name]
         if last not in section:
             raise KeyError(path)
-        if isinstance(value, dict) and (isinstance(section[last], dict) or path in _LATER):
-            self.update(path, value)
+        if section[last] is None and path in _LATER and value is not None:
+            section[last] = _LATER[path]()
+        if path in _OPEN:
+            section[last] |= value
+        elif isinstance(value, dict) and isinstance(section[last], dict):
+            for name, each in value.items():
+                self.set(f"{path}.{name}", each)
         else:
             section[last] = value
-
-    def update(self, path: str, values: dict[str, Any]) -> None:
-        """Set several values of one section and keep its others; a section without fixed keys takes any."""
-        section = self._section(path)
-        for name, value in values.items():
-            if path in _OPEN:
-                section[name] = value
-            else:
-                self.set(f"{path}.{name}", value)
-
-    def _section(self, path: str) -> dict[str, Any]:
-        """The section at a path; a section that is null so far gets its keys."""
-        section: Any = self.values
-        for name in filter(None, path.split(".")):
-            if not isinstance(section, dict) or name not in section:
-                raise KeyError(path)
-            if section[name] is None and name in _LATER:
-                section[name] = _LATER[name]()
-            section = section[name]
-        if not isinstance(section, dict):
-            raise KeyError(path)
-        return section
 
     def add_choice(self, name: str, value: object, why: str, evidence: str) -> None:
         self.values["choices"].append({"name": name, "value": value, "why": why, "evidence": evidence})

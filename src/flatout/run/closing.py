@@ -132,10 +132,10 @@ def summarise(module: Any, feeds: Feeds | None, training: Training, seconds: flo
     parameters = list(model.parameters())
     count = sum(parameter.numel() for parameter in parameters)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    summary.update("model", {"name": type(model).__name__, "parameters": count, "trainable": trained})
+    summary.set("model", {"name": type(model).__name__, "parameters": count, "trainable": trained})
     if (peak := throughput.peak) is not None:
-        summary.update("hardware", {"peak_tflops": peak.tflops, "peak_source": peak.source})
-    summary.update(
+        summary.set("hardware", {"peak_tflops": peak.tflops, "peak_source": peak.source})
+    summary.set(
         "training",
         {
             "epochs": curves.epochs,
@@ -152,11 +152,11 @@ def summarise(module: Any, feeds: Feeds | None, training: Training, seconds: flo
     for name, value in timer.total.values().items():
         summary.set(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value or None)
     times = timer.step_times
-    summary.update("speed.step_percentiles_ms", {f"p{share}": _ms(times.percentile(share / 100)) for share in _SHARES})
+    summary.set("speed.step_percentiles_ms", {f"p{share}": _ms(times.percentile(share / 100)) for share in _SHARES})
     summary.set("speed.first_steps_ms", [_ms(seconds) for seconds in times.first])
     summary.set("speed.mfu", throughput.mfu(throughput.total))
     for group, found in curves.monitor.summary().items():
-        summary.update(f"speed.{group}", found)
+        summary.set(f"speed.{group}", found)
 
 
 _SHARES = (50, 90, 99)
@@ -183,9 +183,9 @@ def write_verdict(
             module, feeds, training.curves, _what_was_set(config, settings, module, training, folder), folder
         )
     if evidence is not None and folder.is_first:
-        folder.summary.update("evidence", evidence.as_dict())
+        folder.summary.set("evidence", evidence.as_dict())
         words = verdict(evidence)
-        folder.summary.update("verdict", {**words, "ladder": measured_before(words["override"])})
+        folder.summary.set("verdict", {**words, "ladder": measured_before(words["override"])})
 
 
 def _what_was_set(config: RunConfig, settings: Settings, task: Task, training: Training, folder: RunFolder) -> Judging:
@@ -223,7 +223,7 @@ def write_reports(
     artifacts = {"model": "model", "checkpoints": CHECKPOINTS, "page": "report.html", "curves": "metrics.csv"}
     artifacts |= {"trace": TRACE, "operators": TABLE}
     written = {name: path for name, path in artifacts.items() if (folder.path / path).exists()}
-    folder.summary.update("artifacts", written)
+    folder.summary.set("artifacts", written)
     print_closing(values, folder.path, per_class)
     if "tensorboard" in config.logger and not config.has_own_parts:
         write_dashboard(folder.path, values, settings_to_compare(settings), module.counted)

@@ -31,7 +31,7 @@ def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> Any:
     if config.has_own_parts:
         is_own = isinstance(config.data, L.LightningDataModule)
         data = config.data if is_own else kind_of(config.data).data.of(config.data, seed=config.seed)
-        folder.summary.update("data", {"source": type(data).__name__})
+        folder.summary.set("data", {"source": type(data).__name__})
         return data
     data = kind_of(config.data).data.of(config.data, seed=config.seed, log=folder)
 
@@ -48,7 +48,7 @@ def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> Any:
     rows = {_SHORT[split]: count for split, count in facts.pop("rows").items()}
     report = data.info.report
     cache = {"key": report.key, "hit": report.hit, "seconds": round(report.seconds, 4)}
-    folder.summary.update("data", {"source": data.info.source, "rows": rows, **facts, "cache": cache})
+    folder.summary.set("data", {"source": data.info.source, "rows": rows, **facts, "cache": cache})
     return data
 
 

@@ -111,7 +111,7 @@ def build_training(
     callbacks = [loop, *results, curves, *profile, *stopping, *config.callbacks.values(), checkpoints]
     trainer = _quiet_trainer(arguments, callbacks)
     disable_signal_handling(trainer)
-    folder.summary.update("hardware", hardware(device, ranks.world, str(trainer.precision)) | limits().facts())
+    folder.summary.set("hardware", hardware(device, ranks.world, str(trainer.precision)) | limits().facts())
     return Training(trainer, curves, loggers, checkpoints, loop, stopping)
 
 

@@ -135,7 +135,7 @@ def evaluate(
         if split == "val" and feeds is not None:
             module.count_answers()
     module.to(device)  # Lightning has taken it to the host; answers are kept and ways tried there
-    folder.summary.update("metrics", metrics)
+    folder.summary.set("metrics", metrics)
     return metrics
 
 

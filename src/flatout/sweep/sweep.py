@@ -40,7 +40,7 @@ _SAME_MISTAKES = 3
 _OF_METRIC = "checkpoint.metric: "
 
 
-def sweep(searched: Searched) -> Outcome:
+def sweep(searched: Searched) -> None:
     """Search a space of settings, or resume the search."""
     started = time.monotonic()
     settings, folder = searched.settings, searched.folder
@@ -63,13 +63,13 @@ def sweep(searched: Searched) -> Outcome:
             with to_go_on(f"python -m flatout sweep resume {folder}"):
                 run.search()
                 run.confirm()
-        except _NoSuchMetric as mistake:
+        except _NoSuchMetric:
             forget(folder, study.total)
-            raise mistake.error from None
+            raise
         except BaseException:
             findings.write()
             raise
-        return findings.outcome(findings.write())
+        findings.say_best(findings.write())
 
 
 def _checked(searched: Searched) -> Trial:
@@ -89,11 +89,8 @@ def _checked(searched: Searched) -> Trial:
     return first
 
 
-class _NoSuchMetric(Exception):
+class _NoSuchMetric(UserError):
     """The data of a sweep has no such metric."""
-
-    def __init__(self, error: UserError) -> None:
-        self.error = error
 
 
 class _Run:
@@ -173,7 +170,7 @@ class _Run:
         """Some metrics are known not to be there once the data is: of two classes, for one."""
         is_of_metric = ending.is_mistake and ending.note.startswith(_OF_METRIC)
         if is_of_metric and self.searched.settings.metric and self.study.best() is None:
-            raise _NoSuchMetric(UserError("metric", ending.note.removeprefix(_OF_METRIC)))
+            raise _NoSuchMetric("metric", ending.note.removeprefix(_OF_METRIC))
 
     def _count_mistake(self, is_mistake: bool, note: str) -> None:
         """End a sweep of which every trial would fail in the same way."""
@@ -192,18 +189,6 @@ _SHARE = 0.02
 _FILE = "confirmed.json"
 Runner = Callable[[Callable[[], Trial | None], int], Iterator[tuple[Trial, Ending]]]
 """Runs what it is asked for, so many in all; trials as they end."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a sweep found."""
-
-    folder: Path
-    best: dict[str, str]
-    """The best settings, as texts behind `key=`."""
-    value: float
-    """Their validation metric."""
-    report: SweepReport = field(repr=False)
 
 
 class Findings:
@@ -225,16 +210,21 @@ class Findings:
         """Write everything that is left behind."""
         report = self.report()
         write_sweep(self.searched.folder, report)
-        for row in report.trials:
-            self._compare(self.searched.folder / row.folder, row.number, row.params, row.status, row.value, row.metrics)
         best = self.study.best()
         params = {} if best is None else self._params(best)
-        for folder, run in self.confirmation.folders.items():
-            own = params | {"seed": run["seed"]}
-            self._compare(folder, run["seed"], own, run["status"], run["value"], run["metrics"])
+        place = self.searched.folder
+        ran: list[tuple[Any, ...]] = [
+            (place / row.folder, row.number, row.params, row.status, row) for row in report.trials
+        ]
+        for trial, seed, ending in self.confirmation.ended:
+            ran.append((trial.folder, seed, params | {"seed": seed}, ending.status.value, ending))
+        for folder, step, searched, status, found in ran:
+            if folder.is_dir():  # the HPARAMS page shows what was searched in the place of all settings
+                metrics = {f"val/{self.metric}": found.value} | dict(found.metrics)
+                write_hyperparameters(folder, {"status": status, **searched}, metrics, step)
         return report
 
-    def outcome(self, report: SweepReport) -> Outcome:
+    def say_best(self, report: SweepReport) -> None:
         """Say what is best."""
         best = self.study.best()
         if best is None or best.value is None:
@@ -243,8 +233,12 @@ class Findings:
             printed = f" The output of each is in {self.searched.folder}/*/output.txt." if has_run else ""
             advice = "Correct what the lines above name." if notes else "Give it more time: for=, trial_for=."
             raise RunBroke("\n".join([*notes, f"sweep: no trial was completed. {advice}{printed}"]))
-        self._say(report, best)
-        return Outcome(self.searched.folder, self.study.settings(best), float(best.value), report)
+        lines = [_counts(report)]
+        metrics = best.user_attrs.get("metrics", {})
+        shown = [f"{report.metric} {best.value:.4f}", *_test_metric(metrics, self.metric)]
+        lines += [f"best: trial {best.number}, {', '.join(shown)}", *self.confirmation.lines(self.metric)]
+        lines += [f"again: {report.best_overrides}", f"page: {self.searched.folder / 'sweep.html'}"]
+        Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)
 
     def report(self) -> SweepReport:
         space, rows, best = self.searched.space, [self._row(trial) for trial in self.study.ended()], self.study.best()
@@ -261,20 +255,6 @@ class Findings:
             confirmed=self.confirmation.done,
             seconds=sum(row.seconds or 0.0 for row in rows),
         )
-
-    def _compare(
-        self,
-        folder: Path,
-        step: int,
-        params: Mapping[str, Any],
-        status: str,
-        value: float | None,
-        metrics: Mapping[str, float],
-    ) -> None:
-        """Put what has run on the HPARAMS page, with what was searched in the place of all its settings."""
-        if folder.is_dir():
-            known = {f"val/{self.metric}": value} | dict(metrics)
-            write_hyperparameters(folder, {"status": status, **params}, known, step)
 
     def _row(self, trial: FrozenTrial) -> TrialRow:
         facts = trial.user_attrs
@@ -295,14 +275,6 @@ class Findings:
     def _params(self, trial: FrozenTrial) -> dict[str, Any]:
         texts = self.study.settings(trial)
         return {key: _plain(self.searched.space[key], text) for key, text in texts.items()}
-
-    def _say(self, report: SweepReport, best: FrozenTrial) -> None:
-        lines = [_counts(report)]
-        metrics = best.user_attrs.get("metrics", {})
-        shown = [f"{report.metric} {best.value:.4f}", *_test_metric(metrics, self.metric)]
-        lines += [f"best: trial {best.number}, {', '.join(shown)}", *self.confirmation.lines(self.metric)]
-        lines += [f"again: {report.best_overrides}", f"page: {self.searched.folder / 'sweep.html'}"]
-        Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)
 
 
 def _counts(report: SweepReport) -> str:
@@ -328,8 +300,8 @@ class Confirmation:
 
     wanted: int = 0
     done: list[ConfirmingRun] = field(default_factory=list)
-    folders: dict[Path, dict[str, Any]] = field(default_factory=dict)
-    """Of each run its folder, with its seed, how it ended and its metrics."""
+    ended: list[tuple[Trial, int, Ending]] = field(default_factory=list)
+    """Those that have just run, with their seeds."""
     why_not: str = ""
     """What kept one of them from being complete."""
 
@@ -359,7 +331,7 @@ def confirm(searched: Searched, chosen: Mapping[str, str], number: int, run: Run
         waiting = (searched.trial(each, chosen, f"confirm-{each}", f"seed={seed}") for each, seed in missing.items())
         for trial, ending in run(lambda: next(waiting, None), len(missing)):
             seed = seeds[trial.number]
-            confirmation.folders[trial.folder] = {"seed": seed, "status": ending.status.value, **_told(ending)}
+            confirmation.ended.append((trial, seed, ending))
             if ending.status is Status.complete:
                 found[seed] = ending.metrics
                 kept = [{"settings": dict(chosen), "seed": each, "metrics": found[each]} for each in sorted(found)]
@@ -373,10 +345,6 @@ def confirm(searched: Searched, chosen: Mapping[str, str], number: int, run: Run
 def _known(path: Path, chosen: Mapping[str, str]) -> dict[int, dict[str, float]]:
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     return {each["seed"]: each["metrics"] for each in known if each["settings"] == chosen}
-
-
-def _told(ending: Ending) -> dict[str, Any]:
-    return {"value": ending.value, "metrics": ending.metrics}
 
 
 def _spread(name: str, runs: Sequence[ConfirmingRun]) -> str:

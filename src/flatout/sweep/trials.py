@@ -8,8 +8,6 @@ or of its cores.
 
 from __future__ import annotations
 
-import csv
-import io
 import multiprocessing
 import os
 import shutil
@@ -27,6 +25,7 @@ import torch
 from flatout.distributed.processes import OUTPUT, stand_apart, wait_until_warm, warm_start
 from flatout.distributed.ranks import cores_here
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require
+from flatout.report.page import read_curves
 from flatout.report.summary import mark_broken
 from flatout.sweep.trial import Board, Ending, Judge, Status, Trial
 
@@ -89,7 +88,7 @@ class _Running:
         if not resumes:
             new_trial_folder(trial.folder, is_again=trial.is_again)
         self._started, self._clock = time.time(), time.monotonic()
-        self._readings = Readings(trial.folder / "metrics.csv", f"val/{metric}")
+        self._readings = Readings(trial.folder, f"val/{metric}")
         self._seen, self._was_told, self._is_closed = 0, False, False
         self._value: float | None = None
         context = multiprocessing.get_context("forkserver")
@@ -183,36 +182,23 @@ def new_trial_folder(folder: Path, *, is_again: bool) -> None:
 class Readings:
     """The validations in a `metrics.csv` that is still being written."""
 
-    def __init__(self, path: Path, column: str) -> None:
-        self.path, self.column = path, column
-        self._place = self._told = self._seen = 0
-        self._heads: list[str] | None = None
+    def __init__(self, folder: Path, column: str) -> None:
+        self.folder, self.column = folder, column
+        self._size = self._told = 0
 
     def new(self) -> list[float]:
         """Values of the column since the last call; a row that is not finished is left for the next.
 
         A resumed trial removes rows after its checkpoint and writes them again: each counts once.
         """
-        try:
-            with self.path.open(encoding="utf-8", newline="") as file:
-                if os.fstat(file.fileno()).st_size < self._place:
-                    self._place, self._seen, self._heads = 0, 0, None
-                file.seek(self._place)
-                text = file.read()
-        except FileNotFoundError:
+        path = self.folder / "metrics.csv"
+        size = path.stat().st_size if path.is_file() else 0
+        if size == self._size:
             return []
-        whole, end, _ = text.rpartition("\n")
-        self._place += len((whole + end).encode())
-        values = []
-        for row in csv.reader(io.StringIO(whole)):
-            if self._heads is None:
-                self._heads = row
-            elif self.column in self._heads and len(row) == len(self._heads):
-                cell = row[self._heads.index(self.column)]
-                values += [float(cell)] if cell else []
-        self._seen += len(values)
-        new = values[len(values) - max(0, self._seen - self._told) :]
-        self._told = max(self._told, self._seen)
+        self._size = size
+        values = [float(row[self.column]) for row in read_curves(self.folder) if row.get(self.column)]
+        new = values[self._told :]
+        self._told = max(self._told, len(values))
         return new
 
 
