@@ -109,13 +109,13 @@ def test_a_key_that_is_not_in_the_schema_is_our_own_mistake(tmp_path):
     with pytest.raises(KeyError):
         start(tmp_path).set("speed.rows_per_minute", 3)
     with pytest.raises(KeyError):
-        start(tmp_path).update("training", {"hours": 3})
+        start(tmp_path).set("training", {"hours": 3})
     with pytest.raises(KeyError):
         start(tmp_path).set("seed.first", 3)
     with pytest.raises(KeyError):
         start(tmp_path).set("verdict", {"culprit": "feed"})
     with pytest.raises(KeyError):
-        start(tmp_path).update("data", {"rows": {"dev": 3}})
+        start(tmp_path).set("data", {"rows": {"dev": 3}})
 
 
 def test_a_section_filled_in_part_keeps_its_other_keys(tmp_path):

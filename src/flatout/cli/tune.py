@@ -42,7 +42,7 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     from flatout.perf.tune.tuning import FoundAnswers, device_key, measured_for, override_line, smallest
     from flatout.run.launch import devices_wanted
     from flatout.run.measured_settings import question
-    from flatout.run.parts import open_data, require_memory_for_model
+    from flatout.run.parts import build_parts, open_data, require_memory_for_model
     from flatout.run.resolve import share_processor
     from flatout.run.run_folder import unwritten_run
 
@@ -59,7 +59,7 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     print(data.info.report.line(), flush=True)
     found: list[FoundAnswers] = []
     for device in devices.values():
-        asked = question(config, data, ranks, device, overrides, counts_time=False)
+        asked = question(config, data, build_parts, ranks, device, overrides, counts_time=False)
         found.append(measured_for(asked, _say))
     for line in (line for each in found for line in each.lines):
         print(line)

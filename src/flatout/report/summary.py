@@ -88,14 +88,11 @@ class Summary:
         *parents, last = path.split(".")
         section: Any = self.values
         for name in parents:
-            section = section[name]
-        if last not in section:
-            raise KeyError(path)
-        if section[last] is None and path in _LATER and value is not None:
-            section[last] = _LATER[path]()
+            section = _section(section, name)
+        before = _section(section, last)
         if path in _OPEN:
-            section[last] |= value
-        elif isinstance(value, dict) and isinstance(section[last], dict):
+            before |= value
+        elif isinstance(value, dict) and isinstance(before, dict):
             for name, each in value.items():
                 self.set(f"{path}.{name}", each)
         else:
@@ -114,6 +111,15 @@ class Summary:
         if self.path is None:
             return
         write_atomically(self.path, json.dumps(json_safe(self.values), indent=1, ensure_ascii=False))
+
+
+def _section(values: Any, name: str) -> Any:
+    """What stands under a name of the schema; a section that is null so far gets its keys."""
+    if not isinstance(values, dict) or name not in values:
+        raise KeyError(name)
+    if values[name] is None and name in _LATER:
+        values[name] = _LATER[name]()
+    return values[name]
 
 
 def choice_of(folder: Path, name: str) -> dict[str, Any] | None:

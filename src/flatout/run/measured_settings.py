@@ -1,13 +1,13 @@
 """Settings that are measured before a run begins: by `tune`, or by `doctor --confirm` for an earlier run.
 
-What is measured is the run itself: its parts are built in a process apart (`parts.build_parts`). A resumed run keeps
-the answers of its beginning.
+What is measured is the run itself: its parts are built in a process apart, by the function that the caller names. A
+resumed run keeps the answers of its beginning.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,21 +22,25 @@ from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks
 from flatout.engine.optimizer import ScaleRate
 from flatout.errors import UserError
+from flatout.perf.tune.probe import Parts
 from flatout.perf.tune.prober import Child
 from flatout.perf.tune.settings import TuneConfig, is_typed
 from flatout.perf.tune.tuning import Question, RunSettings, of_all_devices, override_line
 from flatout.perf.verdict.confirmation import FILE, Confirmed, read_confirmations
 from flatout.report.summary import hardware, plain, read_summary, versions
-from flatout.run.parts import build_parts
 from flatout.run.run_folder import SETTINGS, RunFolder, folder_of_runs
 
 if TYPE_CHECKING:
     from flatout.config import RunConfig
 
+Build = Callable[["RunConfig", Ranks, torch.device], Parts]
+"""Builds what a run would train, in the process that measures it: `parts.build_parts`."""
+
 
 def tune(
     config: RunConfig,
     data: StoreData[Any, Any],
+    build: Build,
     ranks: Ranks,
     device: torch.device,
     overrides: Sequence[str],
@@ -54,7 +58,7 @@ def tune(
     if config.resume is not None and any((folder.path / CHECKPOINTS).glob("step-*")):
         folder.say("tune: this run began without it and continues without it")
         return config
-    found = of_all_devices(question(config, data, ranks, device, overrides), folder.say)
+    found = of_all_devices(question(config, data, build, ranks, device, overrides), folder.say)
     for line in found.lines:
         folder.say(line)
     for choice in found.answers.choices:
@@ -78,6 +82,7 @@ def answers_in(resumed: str | None, folder: Path) -> dict[str, Any] | None:
 def question(
     config: RunConfig,
     data: StoreData[Any, Any],
+    build: Build,
     ranks: Ranks,
     device: torch.device,
     overrides: Sequence[str],
@@ -87,7 +92,8 @@ def question(
     """What these settings leave open."""
     confirmed = find_confirmed(folder_of_runs(config.output, config.name), plain(config), device, overrides)
     config = with_answers(config, confirmed.values)
-    prober = Child(probe(config, ranks, device), torch.get_num_threads())
+    measured = replace(config, callbacks={}, tune=TuneConfig(), compile=False)
+    prober = Child(partial(build, measured, ranks, device), torch.get_num_threads())
     return Question(open_settings(config), data.store, ranks, device, overrides, prober, counts_time, confirmed)
 
 
@@ -103,11 +109,6 @@ def open_settings(config: RunConfig) -> RunSettings:
         compile=bool(config.compile),
         tune=config.tune,
     )
-
-
-def probe(config: RunConfig, ranks: Ranks, device: torch.device) -> partial[Any]:
-    """Builds in another process what this run would train."""
-    return partial(build_parts, replace(config, callbacks={}, tune=TuneConfig(), compile=False), ranks, device)
 
 
 def with_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:

@@ -29,7 +29,7 @@ from flatout.run.kinds import kind_of
 from flatout.run.measured_settings import tune
 from flatout.run.memory import mind_memory
 from flatout.run.own_parts import metric_among, report_own_parts
-from flatout.run.parts import build_module, open_data, place_feeds, require_memory_for_model
+from flatout.run.parts import build_module, build_parts, open_data, place_feeds, require_memory_for_model
 from flatout.run.resolve import compile_network, exact_products, resolve, restore_threads, share_processor
 from flatout.run.resume import length_of, where_to_start
 from flatout.run.reuse import REUSE, reuse_frozen_layers
@@ -60,7 +60,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         share_processor(config.threads, ranks, device, folder)
         data = open_data(config, ranks, folder)
         require_memory_for_model(config, data, ranks, device)
-        config = tune(config, data, ranks, device, overrides, folder)
+        config = tune(config, data, build_parts, ranks, device, overrides, folder)
         module = build_module(config, data, folder)
         feeds = None if config.has_own_parts else place_feeds(config, data, module, device, ranks)
         settings = resolve(config, module, feeds, device, ranks, folder, before["precision"])
