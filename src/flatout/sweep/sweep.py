@@ -52,8 +52,8 @@ def sweep(searched: Searched) -> None:
             searched.space,
             mode=best_mode(metric),
             trials=settings.trials,
-            sampler=settings.sampler,
-            pruner=settings.pruner,
+            sampler=Sampler(settings.sampler),
+            pruner=Pruner(settings.pruner),
             seed=settings.seed,
             most_validations=first.job.validations,
         )
