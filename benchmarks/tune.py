@@ -26,7 +26,8 @@ from flatout.perf.tune.prober import Child
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.tuning import asked_of, measured_for
 from flatout.run.kinds import kind_of
-from flatout.run.measured_settings import open_settings, probe, question, with_answers
+from flatout.run.measured_settings import open_settings, question, with_answers
+from flatout.run.parts import build_parts
 from flatout.run_log import PrintLog
 
 _LEAST = 0.95
@@ -58,16 +59,17 @@ def of_case(name: str, config: RunConfig, options: Options) -> Iterator[Claim]:
     data = kind_of(config.data).data.of(config.data, seed=config.seed, log=PrintLog())
     data.prepare_data()
     data.setup()
-    asked = question(config, data, ranks, device, ["tune=auto"], counts_time=False)
+    asked = question(config, data, build_parts, ranks, device, ["tune=auto"], counts_time=False)
     found = measured_for(asked, lambda line: None).answers
     chosen = asked_of(replace(asked, settings=open_settings(with_answers(config, found.values)))).start
     start = asked_of(asked).start
-    child = Child(probe(config, ranks, device), torch.get_num_threads())
+    measured = replace(config, callbacks={}, tune=TuneConfig(), compile=False)
+    child = Child(partial(build_parts, measured, ranks, device), torch.get_num_threads())
     try:
         # Where nothing was found to be faster both sides are one, and measured once.
         sides = [partial(rate, child, setting) for setting in dict.fromkeys((chosen, start))]
-        measured = in_turn(sides, options.rounds)
-        ours, theirs = measured[0], measured[-1]
+        rates = in_turn(sides, options.rounds)
+        ours, theirs = rates[0], rates[-1]
     finally:
         child.close()
     note = f"{told(chosen)}; was {told(start)}; the same was {found.unrest:.1f}× as fast at its best while choosing"
