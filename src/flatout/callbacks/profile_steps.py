@@ -169,8 +169,10 @@ class ProfileSteps(Callback):
             warnings.filterwarnings("ignore", message="Profiler won't be using warmup")
             steps = schedule(wait=0, warmup=at.warmup, active=at.active, repeat=1)
         started = time.perf_counter()
-        self._profiler = profile(activities=activities, schedule=steps, on_trace_ready=self._write)
-        self._profiler.start()
+        # There is one cycle, so no events pile up; without the word, torch 2.11 warns that they do not.
+        profiler = profile(activities=activities, schedule=steps, on_trace_ready=self._write, acc_events=True)
+        profiler.start()
+        self._profiler = profiler  # not before: torch 2.11 crashes where a profiler that failed to start is stopped
         self._leave_out(time.perf_counter() - started)
 
     def _close(self) -> None:
