@@ -8,6 +8,7 @@ BENCHES = {
     "bits": "bit strings: preparing, training, memory, scores, rebuilt texts (--data for published people)",
     "sequences": "recordings: epochs against the usual loop, memory of windows, errors on real data (--data)",
     "bert": "encoders: flat equals padded in every family; tokens a second and MFU against transformers' Trainer",
+    "reuse": "frozen layers computed once: epochs, a sweep, memory, the Trainer; scores of cuts (--data, --pretrained)",
     "gpu": "a card: kernels, steps that never wait, whole runs in three precisions, speed, ranks on two cards",
     "tune": "what tune=auto chooses against what is set, and what choosing takes",
     "scale": "two processes against one, balance of ranks, what trials cost, a sweep that is crashed and killed",

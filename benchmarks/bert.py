@@ -360,6 +360,9 @@ class BertBench:
 
         usual = type(net)(net.config)  # the library's own modules: ours have a faster dropout on a CPU
         usual.load_state_dict(net.state_dict())
+        frozen = {name for name, weight in net.named_parameters() if not weight.requires_grad}
+        for name, weight in usual.named_parameters():
+            weight.requires_grad_(name not in frozen)
         usual.set_attn_implementation("sdpa")
         given = {"learning_rate": _LR, "use_cpu": self.device.type == "cpu"} | settings
         with quiet():

@@ -43,6 +43,10 @@ FIRST_ROWS = {
     ],
     "sequences": ["training epoch against the usual loop", "training epoch against a tuned loop"],
     "bert": ["albert, flat: largest difference of a logit", "albert, flat: largest difference of a gradient"],
+    "reuse": [
+        "an epoch that reads 4 of 6 layers, against full fine-tuning",
+        "an epoch that reads 4 of 6 layers, against computing them",
+    ],
     "gpu": ["fork server: its processes find no CUDA context", "python -m train: test accuracy"],
     "tune": ["BiLSTM, defaults: chosen against as set", "BiLSTM, defaults: time to choose"],
     "scale": ["bert_tiny: two processes, one thread each", "tokens of the fullest of 2 ranks above the mean"],

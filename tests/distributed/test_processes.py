@@ -138,6 +138,16 @@ def test_two_ranks_train_like_one_with_twice_the_batch(case, tmp_path):
     assert two.summary["hardware"]["count"] == 2 and one.summary["hardware"]["count"] == 1
 
 
+def test_two_ranks_read_what_the_first_has_stored_of_frozen_layers(tmp_path):
+    model = replace(ENCODER, freeze_layers=1)
+    two = trained(tmp_path, texts(batch_size=16), model, 2)
+    said = (two.folder / "log.txt").read_text(encoding="utf-8")
+    assert said.count("reuse: True (layer 1 and the embeddings never change") == 1
+    one = trained(tmp_path, texts(), replace(model, reuse=False), 1)
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    assert two.metrics == pytest.approx(one.metrics, rel=1e-5)
+
+
 def test_the_first_rank_alone_prints_and_the_speed_is_that_of_all(tmp_path):
     two = trained(tmp_path, texts(), ENCODER, 2)
     said = (two.folder / "log.txt").read_text(encoding="utf-8")

@@ -125,7 +125,9 @@ def states_in(folder: Path) -> list[Any]:
 
 def test_the_decision_is_printed_with_its_figures(first):
     text = (first[1].folder / "log.txt").read_text(encoding="utf-8")
-    assert "reuse: True (layer 1 to 2 and the embeddings never change and are computed once; they drop nothing;" in text
+    assert (
+        "reuse: True (layers 1 to 2 and the embeddings never change and are computed once; they drop nothing;" in text
+    )
     assert "128 bytes a token, " in text and " s to build, and as much less in each epoch" in text
 
 

@@ -128,7 +128,7 @@ def _decide(
     folder: RunFolder,
 ) -> str:
     """Print the decision with its figures; empty where the disk is too small."""
-    of_layers = f"layer 1 to {part.layers}" if part.layers > 1 else "layer 1"
+    of_layers = f"layers 1 to {part.layers}" if part.layers > 1 else "layer 1"
     why = f"{of_layers} and the embeddings never change and are computed once; they drop nothing"
     if cache.opened(recipe_key(recipe)) is not None:
         folder.decision(REUSE, True, why, "their outputs are stored already")

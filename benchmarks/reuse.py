@@ -1,0 +1,232 @@
+"""Frozen layers computed once: epochs, a sweep and memory against full fine-tuning, frozen layers and the Trainer.
+
+A MiniLM where `--pretrained` names its folder, else a random encoder of its sizes; tweets in batches of 32. Each epoch
+is a whole one of a run, validation included. Building the store is not in the epochs: it is a row of its own. With
+`--data` the scores of several cuts follow, at equal epochs and in the time that full fine-tuning takes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import psutil
+
+from benchmarks.bert import _LR, _SHAPE, BertBench
+from benchmarks.claim import Claim, Options, at_least, at_most, measured_apart, quiet, reaching
+from benchmarks.quality import ENCODER_TASKS, score, told
+from flatout.checkpoints.settings import CheckpointConfig
+from flatout.config import MonitorConfig
+from flatout.data.samples.tweets import TweetsConfig
+from flatout.data.store.cache import Cache
+from flatout.engine.optimizer import OptimConfig
+from flatout.models.encoder.transformer import Compute, TransformerConfig
+from flatout.run.launch import fit
+
+_CUT = 4
+_CUTS: tuple[Any, ...] = (2, 3, 4, 5, "all")
+_STORED = "outputs of"
+"""What the name of a store of outputs holds."""
+
+
+def claims(options: Options) -> Iterator[Claim]:
+    """Epochs, a sweep, the Trainer, memory; scores where there is data."""
+    with tempfile.TemporaryDirectory() as folder:
+        bench = ReuseBench(Path(folder), options)
+        yield from bench.epochs()
+        yield bench.sweep()
+        yield bench.memory()
+        if not options.tiny:
+            yield bench.trainer()
+        if options.data is not None and not options.quick:
+            yield from scores(options, Path(folder))
+
+
+class _Epochs(L.Callback):
+    """Seconds of each epoch, and its tokens."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.tokens = 0
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.tokens, self.began = 0, time.perf_counter()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.tokens += batch.num_tokens
+        self.trained = time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.seconds.append(time.perf_counter() - self.began)
+
+    def tokens_per_s(self) -> float:
+        """Of the last epoch, without its validation."""
+        return self.tokens / (self.trained - self.began)
+
+
+@dataclass(slots=True)
+class _Trained:
+    epochs: _Epochs
+    building_s: float
+    whole_s: float
+
+
+class ReuseBench:
+    """Runs on the same tweets whose layers are frozen or not, and read from a store or computed."""
+
+    def __init__(self, folder: Path, options: Options) -> None:
+        self.folder, self.options = folder, options
+        sizes = {"rows": options.choose(3_000, 320, 64), "eval_rows": options.choose(300, 40, 16)}
+        shape = {"hidden": 32, "layers": 6, "heads": 4} if options.tiny else _SHAPE
+        self.bench = BertBench(folder, options, {"sample": TweetsConfig(**sizes)}, max_length=128, shape=shape)
+        self.model = TransformerConfig(pretrained=options.pretrained, **shape)
+        self.bench.pretrained = options.pretrained
+
+    def epochs(self) -> Iterator[Claim]:
+        """Of full fine-tuning, of frozen layers with and without a store, and of a head alone."""
+        ways: dict[str, dict[str, Any]] = {
+            "full": {},
+            "frozen": {"freeze_layers": _CUT, "reuse": False},
+            "read": {"freeze_layers": _CUT, "reuse": True},
+            "head": {"freeze_layers": "all", "reuse": True},
+        }
+        found: dict[str, list[_Trained]] = {name: [] for name in ways}
+        for _ in range(self.options.choose_rounds(3, 1, 1)):
+            for name, settings in ways.items():
+                self.forget()
+                found[name].append(self.train(epochs=2, **settings))
+        second = {name: statistics.median(each.epochs.seconds[-1] for each in runs) for name, runs in found.items()}
+        built = statistics.median(each.building_s for each in found["read"])
+        note = f"{self.bench.rows_by_length.sum():,} tokens an epoch; built once in {built:.1f} s"
+        name = f"an epoch that reads {_CUT} of 6 layers"
+        yield at_least(
+            f"{name}, against full fine-tuning", 1 / second["read"], 1 / second["full"], "epochs/s", 2.8, note
+        )
+        yield at_least(f"{name}, against computing them", 1 / second["read"], 1 / second["frozen"], "epochs/s", 1.5)
+        first = statistics.median(each.building_s + each.epochs.seconds[0] for each in found["read"])
+        frozen = statistics.median(each.epochs.seconds[0] for each in found["frozen"])
+        yield at_most("the first epoch with its building, against computing", first, frozen, "s", 1.15)
+        yield at_least("a head alone, against full fine-tuning", 1 / second["head"], 1 / second["full"], "epochs/s", 30)
+
+    def sweep(self) -> Claim:
+        """Runs over the learning rate, one after the other, that share a store; and runs that compute."""
+        count, epochs = self.options.choose(8, 2, 2), self.options.choose(3, 2, 1)
+        sides: dict[bool, float] = {}
+        for reuse in (True, False):
+            self.forget()
+            rates = np.geomspace(2e-5, 1e-3, count)
+            runs = [self.train(epochs=epochs, lr=float(lr), freeze_layers=_CUT, reuse=reuse) for lr in rates]
+            sides[reuse] = sum(each.whole_s for each in runs)
+        claim = f"{count} trials of {epochs} epochs, against computing {_CUT} layers in each"
+        return at_least(
+            claim, 1 / sides[True], 1 / sides[False], "sweeps/s", 2.5, f"{sides[True]:.0f} s with the store"
+        )
+
+    def trainer(self) -> Claim:
+        """Tokens a second of training, with the same layers frozen in the Trainer at its best on a CPU."""
+        self.forget()
+        ours = self.train(epochs=2, freeze_layers=_CUT, reuse=True).epochs.tokens_per_s()
+        steps = self.options.choose(30, 6, 1)
+        net = self.bench._model(compute=Compute.padded, freeze_layers=_CUT).net
+        grouped = {"train_sampling_strategy": "group_by_length"}
+        rows = self.bench._in_random_order(steps)
+        theirs = self.bench._theirs(net, steps + 3, rows, grouped).tokens_per_s(3)
+        return at_least("tokens a second, Trainer's best (grouped)", ours, theirs, "tokens/s", 2.0)
+
+    def memory(self) -> Claim:
+        """The most private memory of a run, in processes of their own; a mapped store is the disk's."""
+        peaks = {}
+        for reuse in (True, False):
+            self.forget()
+            given = {"folder": str(self.folder), "reuse": reuse, "options": _as_plain(self.options)}
+            peaks[reuse] = float(measured_apart("benchmarks.reuse:train_apart", given)["peak_mb"])
+        note = "building included; goal: no more, within 5 %"
+        return at_most("private memory of a run that reads", peaks[True], peaks[False], "MB", 1.05, note)
+
+    def train(self, *, epochs: int, lr: float = _LR, **settings: Any) -> _Trained:
+        """A whole run."""
+        watch, began = _Epochs(), time.perf_counter()
+        with quiet():
+            result = fit(
+                self.bench.config.data,
+                replace(self.model, **settings),
+                optim=OptimConfig(lr=lr),
+                epochs=epochs,
+                checkpoint=CheckpointConfig(patience=None),
+                callbacks={"watch": watch},
+                monitor=MonitorConfig(progress=False, verdict=False),
+                logger="none",
+                output=str(self.folder / "runs"),
+            )
+        whole_s = time.perf_counter() - began
+        said = (result.folder / "log.txt").read_text(encoding="utf-8")
+        built = re.findall(r"cache: \w+ built in ([\d.]+) s", said.partition("reuse: True")[2])
+        return _Trained(watch, float(built[0]) if built else 0.0, whole_s)
+
+    def forget(self) -> None:
+        """Remove stored outputs: the next run that wants some builds them."""
+        cache = Cache(self.bench.config.data.cache)
+        for entry in cache.entries():
+            if _STORED in entry.name:
+                cache.clear(entry.key)
+
+
+def train_apart() -> None:
+    """Train in this process and print its peak of private memory."""
+    given = json.load(sys.stdin)
+    bench = ReuseBench(Path(given["folder"]), Options(**given["options"]))
+    peak, ended = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not ended.wait(0.02):
+            memory = psutil.Process().memory_info()
+            peak = max(peak, memory.rss - memory.shared)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    bench.train(epochs=2, freeze_layers=_CUT, reuse=given["reuse"])
+    ended.set()
+    thread.join()
+    print(json.dumps({"peak_mb": peak / 1e6}))
+
+
+def scores(options: Options, runs: Path) -> Iterator[Claim]:
+    """Test scores of full fine-tuning, of several cuts and of a head alone: at equal epochs, then in equal time."""
+    assert options.data is not None and options.pretrained is not None, "bench reuse: scores want --pretrained"
+    weights, seeds = f"model.pretrained={Path(options.pretrained).resolve()}", range(3)
+    for task in (task for task in ENCODER_TASKS if task.folder.startswith("tweeteval")):
+        whole_s, epochs = 0.0, 0
+        for cut in (0, *_CUTS):
+            began = time.perf_counter()
+            words = [weights, f"model.freeze_layers={cut}"]
+            found = [100 * score(task, options.data, runs / f"{cut}", seed, *words) for seed in seeds]
+            seconds = (time.perf_counter() - began) / len(seeds)
+            name = "full fine-tuning" if cut == 0 else f"{'all' if cut == 'all' else cut} layers read"
+            claim = f"{task.folder}, {name}: test {task.metric}"
+            yield reaching(claim, statistics.mean(found), "%", least=None, note=f"{told(found)}; {seconds:.0f} s a run")
+            if cut == 0:
+                whole_s, epochs = seconds, _epochs_of(runs / "0" / f"{task.folder}-0")
+                continue
+            more = [*words, f"trainer.max_epochs={max(epochs + 1, round(epochs * whole_s / seconds))}"]
+            found = [100 * score(task, options.data, runs / f"{cut}-long", seed, *more) for seed in seeds]
+            yield reaching(f"{claim}, in equal time", statistics.mean(found), "%", least=None, note=told(found))
+
+
+def _epochs_of(run: Path) -> int:
+    return int(json.loads((run / "summary.json").read_text(encoding="utf-8"))["training"]["epochs"])
+
+
+def _as_plain(options: Options) -> dict[str, Any]:
+    return {"quick": options.quick, "tiny": options.tiny, "pretrained": options.pretrained}
