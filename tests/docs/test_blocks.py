@@ -211,7 +211,7 @@ def parse(command: str, words: list[str]) -> None:
             raise AssertionError(f"{COMMANDS[command]}: {command}: {complaint.getvalue()}") from None
     settings = [word for word in getattr(parsed, "words", None) or [] if "=" in word]
     of_sweeps = ("trials=", "for=", "trial_for=", "parallel=", "confirm=", "sampler=", "pruner=", "metric=")
-    if words[0] in ("tune", "sweep") and "resume" not in words:
+    if words[0] in ("tune", "probe", "sweep") and "resume" not in words:
         compose(command, [word for word in settings if not word.startswith((*of_sweeps, "+sweep="))])
 
 

@@ -1,0 +1,70 @@
+"""`python -m flatout probe …`: what a linear head reads off each layer of an encoder, and where to freeze it.
+
+Takes the words of `python -m train`, reads some rows once, trains a head a layer, and ends with the settings of the cut
+that it would choose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flatout.cli.start import start_measuring
+from flatout.errors import require
+from flatout.run_log import print_line
+
+if TYPE_CHECKING:  # heavy modules are imported after the command line is read
+    from flatout.config import RunConfig
+
+_MOST_ROWS = (5_000, 2_000)
+"""Rows that heads learn from, and rows that judge them."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s data.source=FILE model.pretrained=FOLDER [key=value ...]"
+    parser.add_argument("words", metavar="WORD", nargs="*", help="+experiment=NAME and any key=value, as for training")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    names_model = any(word.lstrip("+").startswith(("model=", "experiment=")) for word in arguments.words)
+    start_measuring([*([] if names_model else ["model=transformer"]), *arguments.words], look)
+
+
+def look(config: RunConfig, overrides: Sequence[str]) -> None:
+    """Score the layers for these settings, and print the scores and the cut."""
+    import lightning as L
+
+    from flatout.data.problem import Problem
+    from flatout.distributed.ranks import Ranks
+    from flatout.engine.precision import choose_precision, fast_fp32_products
+    from flatout.models.encoder.transformer import Transformer
+    from flatout.run.parts import build_module, open_data
+    from flatout.run.run_folder import unwritten_run
+    from flatout.tasks.layer_scores import choose_cut, score_layers
+
+    began = time.perf_counter()
+    is_single = getattr(config.data, "problem", None) is Problem.single
+    require(is_single, "probe", "scores one class a row alone", hint="Set data.problem=single.")
+    ranks = Ranks()
+    with unwritten_run() as folder:
+        L.seed_everything(config.seed, verbose=False)
+        data = open_data(config, ranks, folder)
+        network = build_module(config, data, folder).model
+    is_flat = isinstance(network, Transformer) and network.is_flat
+    require(is_flat, "model", "has no flat layers to look at", hint="Name an encoder with model.pretrained=FOLDER.")
+    device = ranks.device(str(config.trainer.get("accelerator", "auto")))
+    splits = [data.store.splits[name] for name in ("train", "validation")]
+    precision = choose_precision(config.precision, device).precision
+    with fast_fp32_products(precision, device):
+        scores = score_layers(network, splits, _MOST_ROWS, device, precision)
+    cut, best = choose_cut(scores), max(scores[1:], key=lambda each: each.accuracy)
+    print_line("layers  accuracy  ± 95 %")
+    for each in scores:
+        mark = "  <- the cut" if each is cut else ""
+        print_line(f"{each.layers:>6}  {each.accuracy:>8.3f}  {1.96 * each.error:>6.3f}{mark}")
+    rows = " and ".join(f"{min(most, split.num_rows):,}" for most, split in zip(_MOST_ROWS, splits, strict=True))
+    print_line(f"a linear head on each layer (0: the embeddings), {rows} rows, {time.perf_counter() - began:.0f} s")
+    near = f"within one standard error of layer {best.layers}, the best"
+    print_line(f"model.freeze_layers={cut.layers} (the last layer {near}; freezing changes what is learned)")
