@@ -320,3 +320,23 @@ def test_dropout_is_never_sold_for_speed():
 def test_sixteen_bits_that_were_not_tried_are_a_cause_on_a_card_alone():
     assert verdict(replace(CARD, native="bf16"))["fix"] == "try precision=bf16"
     assert verdict(replace(QUIET, native="bf16"))["cause"] == "nothing"
+
+
+def test_freezing_is_named_after_all_else_as_a_change_of_what_is_learned():
+    tuned = replace(QUIET, tuned_layers=6, epochs=3)
+    found = verdict(tuned)
+    assert found["cause"] == "nothing" and found["override"] is None
+    (other,) = found["others"]
+    assert other["override"] == "model.freeze_layers=4 model.reuse=true"
+    # 4 of 6 layers: two thirds of both passes, and in one epoch of three the forward pass stays.
+    assert other["share"] == pytest.approx((8 * 2 / 3 + 16) * 2 / 3 / 27.1, rel=1e-3)
+    assert 1.8 < other["gain_low"] < other["gain"] < other["gain_high"]
+    assert "tuning all 6 layers, and freezing 4 changes what is learned" in other["sentence"]
+    slower = trying("precision", "precision=fp16", 1.3, replace(tuned, native="fp16"))
+    assert [each.cause for each in findings(slower)] == ["precision", "layers"]
+    assert verdict(slower)["cause"] == "precision"
+
+
+def test_freezing_is_not_named_where_layers_are_frozen_or_one_epoch_trains():
+    assert findings(replace(QUIET, tuned_layers=0)) == []
+    assert findings(replace(QUIET, tuned_layers=6, epochs=1)) == []

@@ -104,6 +104,8 @@ class Evidence:
     """Milliseconds of a batch in steps with nothing between them, where that was tried."""
     eager_ms: float | None = None
     """Milliseconds of a batch's model in steps that were not compiled, where a run compiles again and again."""
+    tuned_layers: int = 0
+    """Layers of a pretrained encoder that is tuned whole; 0 for all others."""
     untested: str = ""
     """The override of a feed that there was no time to try."""
     tried: list[Tried] = field(default_factory=list)

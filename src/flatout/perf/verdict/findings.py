@@ -45,6 +45,8 @@ class Finding:
     """Whether `share` is how often it was seen, which is not what it costs: it comes after all whose gain is known."""
     changes_training: bool = False
     """Whether its fix changes what is learned: it takes more to name it first."""
+    comes_last: bool = False
+    """Whether it stands after all else, as a choice of the reader's: it is never the verdict."""
     takes_cores: bool = False
     """Whether others have the cores: these are not there, whatever else holds the run back."""
 

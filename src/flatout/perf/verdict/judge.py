@@ -20,6 +20,7 @@ from flatout.data.batches.plan import FeedKind, PlanSettings
 from flatout.distributed.ranks import cores_here
 from flatout.engine.precision import Precision, choose_precision
 from flatout.errors import UserError
+from flatout.models.encoder.transformer import Transformer
 from flatout.perf.verdict.evidence import LEAST_STEPS, OWN_LOADER, Evidence
 from flatout.perf.verdict.experiments import SHARE, alone_ms, try_out
 from flatout.perf.verdict.rules import findings
@@ -93,10 +94,21 @@ def _evidence_of(task: Task, feeds: Feeds, curves: RunCurves, known: Judging) ->
     if evidence is None:
         return None
     evidence.effective_batch, evidence.pieces = known.effective_batch, known.pieces
+    evidence.tuned_layers = _tuned_layers(task)
     usual = choose_precision(Precision.auto, task.device)
     if known.is_precision_asked and usual.lightning_name != evidence.precision:
         evidence.native = usual.precision.value
     return evidence
+
+
+def _tuned_layers(task: Task) -> int:
+    """Layers of a pretrained encoder of which all are trained."""
+    network, settings = task.model, task.model_config
+    is_flat = isinstance(network, Transformer) and network.is_flat and not network.predicts_words
+    if not is_flat or getattr(settings, "pretrained", None) is None or settings.lora.rank:
+        return 0
+    layers = network.in_order()
+    return len(layers) if all(weight.requires_grad for weight in layers[0].parameters()) else 0
 
 
 def _of_all_ranks(task: Task, feeds: Feeds, curves: RunCurves, seconds: float, pieces: int) -> list[dict[str, float]]:
