@@ -11,6 +11,7 @@ from typing import Any
 
 _PLACES = {
     "fit": "flatout.run.launch",
+    "attach": "flatout.perf.verdict.anywhere",
     "Result": "flatout.run.closing",
     "RunConfig": "flatout.config",
     "MonitorConfig": "flatout.config",

@@ -15,6 +15,7 @@ _PLACES = {
     "ProgressLine": "flatout.callbacks.progress_line",
     "ExactCheckpoint": "flatout.checkpoints.exact",
     "ScaleBatch": "flatout.perf.scale_batch",
+    "Verdict": "flatout.perf.verdict.anywhere",
 }
 __all__ = sorted(_PLACES)
 __getattr__ = importer(__name__, _PLACES)

@@ -53,6 +53,10 @@ _EARLY = 40
 """Optimizer steps after which a first verdict is possible."""
 
 
+def _judge_nothing() -> None:
+    """Of a run that wants no first verdict; by name, as a Trainer is pickled with its callbacks."""
+
+
 class Listener(Protocol):
     """What receives each flush and each validation."""
 
@@ -83,7 +87,7 @@ class RunCurves(CurveSource):
         self.parts: tuple[CurveSource, ...] = (self.throughput, self.timer, self.monitor)
         self.steps = self.epochs = 0
         """Trained when training ended."""
-        self.judge_early: Callable[[], None] = lambda: None
+        self.judge_early: Callable[[], None] = _judge_nothing
         """Called once, after some dozens of steps."""
         self._is_early = True
 

@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
+from flatout.callbacks.fetch_times import FetchTimes
 from flatout.callbacks.profile_steps import TABLE, TRACE
 from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.data.batches.feed import Feeds
 from flatout.distributed.ranks import Ranks, others_watched
 from flatout.engine.compile import is_compiled
+from flatout.engine.lightning_internals import callbacks_of
 from flatout.engine.passes import TRAINING
 from flatout.engine.peaks import measured_peak
 from flatout.engine.precision import Precision
 from flatout.inference.folder import Answers
 from flatout.perf.notes import measured_before
+from flatout.perf.verdict.anywhere import try_own
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
+from flatout.perf.verdict.experiments import MOST_S
 from flatout.perf.verdict.judge import Judging, evidence_of_own, judge
 from flatout.perf.verdict.rules import verdict
 from flatout.report.closing import print_closing
@@ -177,7 +181,7 @@ def write_verdict(
 ) -> None:
     """Judge what held the run back, and write evidence and verdict into the summary."""
     if feeds is None:
-        evidence = _judge_own(training, device, folder)
+        evidence = _judge_own(config, module, training, folder)
     else:
         evidence = judge(
             module, feeds, training.curves, _what_was_set(config, settings, module, training, folder), folder
@@ -200,12 +204,14 @@ def _what_was_set(config: RunConfig, settings: Settings, task: Task, training: T
     )
 
 
-def _judge_own(training: Training, device: torch.device, folder: RunFolder) -> Evidence | None:
+def _judge_own(config: RunConfig, module: Any, training: Training, folder: RunFolder) -> Evidence | None:
     trainer, curves = training.trainer, training.curves
-    epochs = curves.throughput.total.batches / max(1, float(trainer.num_training_batches))
-    evidence = evidence_of_own(curves, device, str(trainer.precision), epochs)
+    fetches = next(each for each in callbacks_of(trainer) if isinstance(each, FetchTimes))
+    evidence = evidence_of_own(curves, trainer, fetches.ms)
     if evidence is None:
         folder.say(f"verdict: none, a verdict needs {LEAST_STEPS} steps")
+    elif config.monitor.verdict:
+        try_own(trainer, module, evidence, MOST_S, evidence.total_ms * evidence.batches / 1000)
     return evidence
 
 

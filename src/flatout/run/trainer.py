@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from flatout.callbacks.fetch_times import FetchTimes
 from flatout.callbacks.hardware_monitor import HardwareMonitor, hardware_of
 from flatout.callbacks.loggers import RunLoggers, RunPlace, build_loggers
 from flatout.callbacks.profile_steps import ProfileConfig, ProfileSteps
@@ -105,7 +106,7 @@ def build_training(
         "logger": loggers.for_trainer(is_first=folder.is_first),
         **_planned_arguments(settings, feeds),
     }
-    results = [KeepResults(settings.monitor)] if config.has_own_parts else []
+    results = [KeepResults(settings.monitor), FetchTimes()] if config.has_own_parts else []
     stopping = _early_stopping(config.checkpoint, settings)
     profile = _build_profile(config.monitor.profile, folder)
     callbacks = [loop, *results, curves, *profile, *stopping, *config.callbacks.values(), checkpoints]

@@ -99,6 +99,11 @@ class Feed:
     def __len__(self) -> int:
         return self._num_batches
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of an epoch, over all ranks."""
+        return len(self._lengths)
+
     def set_epoch(self, epoch: int) -> None:
         """Start another epoch; the present one keeps its position."""
         if epoch != self.epoch:

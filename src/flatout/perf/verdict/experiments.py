@@ -10,7 +10,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +18,6 @@ import torch
 
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.batches.gather import TOKENS
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import by_lightning_name
 from flatout.errors import UserError
@@ -32,12 +31,12 @@ from flatout.tasks.task import Task
 
 SHARE = 0.1
 """Of the time of training, what trying may take."""
-_LEAST_S, _MOST_S = 0.2, 20.0
+LEAST_S, MOST_S = 0.2, 20.0
 _SHORT_S, _SHORT_SHARE = 3.0, 0.3
 """Of a short run trying may take more: so many seconds, and such a share."""
-_WAITS, _FEEDS_S = 0.05, 6.0
+WAITS, _FEEDS_S = 0.05, 6.0
 """Share of waiting from which on other feeds are tried, and what that may take of a short run."""
-_ROUNDS, _ROUND_S = 5, 0.05
+ROUNDS, _ROUND_S = 5, 0.05
 """Fewest rounds, whose smallest and largest ratio hold the median in nine of ten cases; least seconds of a side."""
 _ROWS_AROUND = 256
 _CALM_STEPS, _CALM_SHARE, _CALM_S = 2, 0.2, 1.0
@@ -53,17 +52,17 @@ _START_S = 0.3
 def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) -> None:
     """Fill what was tried into the evidence, or why nothing was."""
     trained_s = evidence.total_ms * evidence.batches / 1000
-    waits = evidence.share("wait") >= _WAITS
-    seconds = min(SHARE * trained_s, _MOST_S)
-    if seconds >= _LEAST_S:
+    waits = evidence.share("wait") >= WAITS
+    seconds = min(SHARE * trained_s, MOST_S)
+    if seconds >= LEAST_S:
         seconds = max(seconds, min(_SHORT_S, _SHORT_SHARE * trained_s))
     if waits:
         seconds = max(seconds, min(_FEEDS_S, trained_s / 2))
-    is_calm = seconds >= _LEAST_S and evidence.pieces == 1 and starved(evidence) is None
+    is_calm = seconds >= LEAST_S and evidence.pieces == 1 and starved(evidence) is None
     if is_calm and evidence.compiling_share >= LEAST_COMPILING:
         with torch.compiler.set_stance("force_eager"):
             evidence.eager_ms = alone_ms(task, feeds, min(_CALM_S, _CALM_SHARE * seconds))
-    if seconds < _LEAST_S:
+    if seconds < LEAST_S:
         evidence.not_tried = "nothing was tried: the run was short"
     elif evidence.pieces > 1:
         evidence.not_tried = "nothing was tried: whole batches do not fit into memory"
@@ -79,19 +78,29 @@ def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) 
 def _try_ways(task: Task, feeds: Feeds, evidence: Evidence, seconds: float, *, waits: bool) -> None:
     until = time.perf_counter() + seconds
     was = _way_of(task, open_feed(feeds.train))
-    if waits:
-        alone = measure_feed(was.feed, seconds / 10)
-        if alone is not None:
-            evidence.feed_alone, evidence.feed_cores = alone.rows_per_s, alone.cores
-        others = list(other_feeds(was, evidence))
-        if not others:
-            evidence.not_tried = "no other feed was tried: none makes more rows here"
-        else:
-            _try_feeds(task, [was, *others], evidence, until)
-        if evidence.share("wait") >= _MOSTLY_WAITS:
-            return
+    if waits and try_feeds(task, was, other_feeds, evidence, until):
+        return
     was = replace(was, feed=_open_in_process(feeds.train))
-    ways = [was, *other_models(task, was, evidence)]
+    try_models(task, [was, *other_models(task, was, evidence)], evidence, until)
+
+
+def try_feeds(
+    task: Task, was: Way, others: Callable[[Way, Evidence], Iterable[Way]], evidence: Evidence, until: float
+) -> bool:
+    """Measure the feed by itself and fill in what others are worth; whether training mostly waited for it."""
+    alone = measure_feed(was.feed, (until - time.perf_counter()) / 10)
+    if alone is not None:
+        evidence.feed_alone, evidence.feed_cores = alone.rows_per_s, alone.cores
+    ways = [was, *others(was, evidence)]
+    if len(ways) == 1:
+        evidence.not_tried = "no other feed was tried: none makes more rows here"
+    else:
+        _try_feeds(task, ways, evidence, until)
+    return evidence.share("wait") >= _MOSTLY_WAITS
+
+
+def try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) -> None:
+    """Fill in what steps of another kind are worth beside those of the first way."""
     _try_models(task, ways, evidence, until)
     if not evidence.tried and len(ways) > 1:
         evidence.not_tried = evidence.not_tried or "nothing was tried: a step takes too long for it"
@@ -143,7 +152,7 @@ def _try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) -
         sides = _affordable(sides, calm.computing_rate, until)
         if len(sides) < 2:
             return
-        rates = take_turns([side.rate for side in sides], least=_ROUNDS, most=MOST_ROUNDS, until=until)
+        rates = take_turns([side.rate for side in sides], least=ROUNDS, most=MOST_ROUNDS, until=until)
         for side, found in zip(sides[1:], rates[1:], strict=True):
             tried = _tried(side.steps.way, rates[0], found)
             of_run = tried.rows_per_s / tried.as_was * evidence.model_ms / evidence.alone_ms
@@ -218,7 +227,7 @@ def _affordable(sides: list[_Side], rate: float, until: float) -> list[_Side]:
                 return []
             continue
         most, all_s = max(round_rows, side.rows_a_step), row_s + taken.seconds / taken.rows
-        if kept and time.perf_counter() + _ROUNDS * most * all_s > until:
+        if kept and time.perf_counter() + ROUNDS * most * all_s > until:
             continue  # another may be quicker
         round_rows, row_s = most, all_s
         kept.append(side)
@@ -256,7 +265,7 @@ def _tried(way: Way, before: list[float], after: list[float]) -> Tried:
 
 
 def _rows_per_batch(feed: Feed) -> float:
-    return len(feed.split.lengths(TOKENS)) / max(1, len(feed))
+    return feed.num_rows / max(1, len(feed))
 
 
 # Other feeds: each round starts the feed as an epoch does.
@@ -265,7 +274,8 @@ def _rows_per_batch(feed: Feed) -> float:
 def _try_feeds(task: Task, ways: list[Way], evidence: Evidence, until: float) -> None:
     """Fill in what each feed was worth; one that the time is too short for is named, as untested."""
     optimizer = standing_optimizer(task.model, task)
-    sides = [_Stretch(task, way, optimizer, _starts_an_epoch(evidence)) for way in ways]
+    usual = _starts_an_epoch(evidence)
+    sides = [_Stretch(task, way, optimizer, getattr(way.feed, "starts", usual)) for way in ways]
     while len(sides) > 1 and _needed_s(sides, evidence) > until - time.perf_counter():
         evidence.untested = sides.pop().way.override
     if len(sides) == 1:
@@ -327,7 +337,7 @@ class _Stretch:
             steps.close()
         self.even.append(even.rate)
         step_s = even.seconds * feed.plan.accumulate / even.batches
-        rows, start_s = len(feed.split.lengths(TOKENS)), max(0.0, first_s - step_s)
+        rows, start_s = feed.num_rows, max(0.0, first_s - step_s)
         return rows / (rows / even.rate + self.starts * start_s)
 
 

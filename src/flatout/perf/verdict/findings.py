@@ -11,7 +11,8 @@ were confirmed (`bench doctor`): steps timed apart are not quite the steps of a 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flatout.perf.measure.intervals import Interval
@@ -63,6 +64,10 @@ class Finding:
         if self.is_recommended:
             return self.override
         return f"try {self.override}" if self.gain is None or self.gain.high > RECOMMENDED else None
+
+    def in_words(self, say: Callable[[str], str]) -> Finding:
+        """The same with another way of writing its override."""
+        return self if self.override is None else replace(self, override=say(self.override))
 
     def sentence(self) -> str:
         text = f"limited by {self.limit}: {self.share:.0%} of the time"

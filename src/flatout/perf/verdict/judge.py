@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import psutil
 import torch
 import torch.distributed as dist
@@ -21,6 +24,7 @@ from flatout.distributed.ranks import cores_here
 from flatout.engine.precision import Precision, choose_precision
 from flatout.errors import UserError
 from flatout.models.encoder.transformer import Transformer
+from flatout.perf.verdict.copies import Refused, first_line
 from flatout.perf.verdict.evidence import LEAST_STEPS, OWN_LOADER, Evidence
 from flatout.perf.verdict.experiments import SHARE, alone_ms, try_out
 from flatout.perf.verdict.rules import findings
@@ -69,22 +73,20 @@ def judge(task: Task, feeds: Feeds, curves: RunCurves, known: Judging, log: RunL
     if evidence is None:
         log.say(f"verdict: none, a verdict needs {LEAST_STEPS} steps")
     elif tries and feeds.train.plan.world == 1:
-        _try_out(task, feeds, evidence, is_compiled=known.is_compiled)
+        try_safely(evidence, partial(try_out, task, feeds, evidence, is_compiled=known.is_compiled))
     return evidence
 
 
-def _try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) -> None:
+def try_safely(evidence: Evidence, tries: Callable[[], None]) -> None:
+    """Try other ways; what goes wrong there is noted, and the run keeps its verdict without them."""
     try:
-        try_out(task, feeds, evidence, is_compiled=is_compiled)
+        tries()
+    except Refused as why:
+        evidence.tried, evidence.not_tried = [], f"nothing was tried: {why}"
     except Exception as error:  # your own model may raise anything; the trained weights are not lost by a try
-        evidence.tried, evidence.not_tried = [], f"trying other ways failed: {_first_line(error)}"
+        evidence.tried, evidence.not_tried = [], f"trying other ways failed: {first_line(error)}"
     except KeyboardInterrupt:  # the run itself is done, and has only to be reported
         evidence.tried, evidence.not_tried = [], "trying other ways was stopped"
-
-
-def _first_line(error: Exception) -> str:
-    """What went wrong, without the traceback that an error of a worker carries in its words."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _evidence_of(task: Task, feeds: Feeds, curves: RunCurves, known: Judging) -> Evidence | None:
@@ -177,20 +179,21 @@ def evidence_in(folder: Path) -> Evidence:
     )
 
 
-def evidence_of_own(curves: RunCurves, device: torch.device, precision: str, epochs: float) -> Evidence | None:
-    """What was measured with the user's own DataModule, whose batch size and tokens are not known."""
-    accumulate = max(1, round(curves.throughput.total.batches / max(1, curves.steps)))
-    plan = PlanSettings(rows_per_batch=1, accumulate=accumulate)
-    found = evidence_of(curves, _Loader(plan, device, FeedKind.threaded), precision, epochs)
+def evidence_of_own(curves: RunCurves, trainer: L.Trainer, fetch_ms: float | None = None) -> Evidence | None:
+    """What was measured with the user's own loader, whose batch size and tokens are not known.
+
+    `fetch_ms`: what a batch took to come out of the loader; the wait that curves show has Lightning's own work in it.
+    """
+    plan = PlanSettings(rows_per_batch=1, accumulate=max(1, trainer.accumulate_grad_batches))
+    epochs = curves.throughput.counted().batches / max(1.0, float(trainer.num_training_batches))
+    loader = _Loader(plan, trainer.strategy.root_device, FeedKind.threaded)
+    found = evidence_of(curves, loader, str(trainer.precision), epochs)
     if found is None:
         return None
-    return replace(
-        found,
-        feed=OWN_LOADER,
-        batch_size=None,
-        padding_share=0.0,
-        not_tried="with your own parts nothing else is tried",
-    )
+    wait = found.ms.get("wait", 0.0)
+    fetched = wait if fetch_ms is None else min(wait, fetch_ms)
+    found.ms |= {"wait": fetched, "other": found.ms.get("other", 0.0) + wait - fetched}
+    return replace(found, feed=OWN_LOADER, world=trainer.world_size, batch_size=None, padding_share=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +208,7 @@ def evidence_of(curves: RunCurves, feed: Feed | _Loader, precision: str, epochs:
     throughput, plan = curves.throughput, feed.plan
     counted = throughput.counted()
     steps = counted.batches // plan.accumulate
-    if steps < LEAST_STEPS or not counted.rows:
+    if steps < LEAST_STEPS:
         return None
     batches, clock = counted.batches, curves.clock
     seen, split = curves.monitor.summary(), curves.timer.counted().split()
@@ -215,7 +218,7 @@ def evidence_of(curves: RunCurves, feed: Feed | _Loader, precision: str, epochs:
         device=feed.device.type,
         steps=steps,
         batches=batches,
-        rows_per_batch=counted.rows / batches,
+        rows_per_batch=(counted.rows or batches) / batches,  # of some batches the rows are not known
         accumulate=plan.accumulate,
         world=plan.world,
         batch_size=None if plan.tokens_per_batch else plan.rows_per_batch,

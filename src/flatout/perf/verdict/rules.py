@@ -28,9 +28,12 @@ _MOST_OTHERS = 3
 _USUAL_FLUSH = 50
 
 
-def verdict(evidence: Evidence) -> dict[str, Any]:
-    """In the words of `summary.json`: what limits the run, its share, the fix and the gain, and what else counts."""
-    found = findings(evidence)
+def verdict(evidence: Evidence, in_words: Callable[[str], str] = str) -> dict[str, Any]:
+    """In the words of `summary.json`: what limits the run, its share, the fix and the gain, and what else counts.
+
+    `in_words`: what is said instead of an override of the command line.
+    """
+    found = [each.in_words(in_words) for each in findings(evidence)]
     if not found or found[0].comes_last:
         found = [_nothing_left(evidence), *found]
     first, *others = found
@@ -269,6 +272,7 @@ def swapping(evidence: Evidence) -> Finding | None:
     why = f"{moved:.0f} MB/s to swap and back" + ("" if left is None else f", {left:.1f} GB of memory left")
     share = evidence.share("wait", "forward", "backward", "optimizer")
     fix = "a smaller data.batch_size or data.eval_batch_size, or data.feed=threaded"
+    fix = "smaller batches in your DataLoader" if evidence.feed == OWN_LOADER else fix
     limit = "memory that is swapped"
     return Finding(cause="memory", limit=limit, share=share, evidence=why, advice=fix, is_only_seen=True)
 

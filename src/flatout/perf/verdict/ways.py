@@ -19,12 +19,12 @@ from flatout.tasks.task import Task
 
 BATCHES_A_RUN = 4
 """Gathered at once: a try is over before the many of a usual run would have come."""
-_SMALL_TOKENS, _SMALL_ROWS = 2048, 128
+_SMALL_TOKENS, SMALL_ROWS = 2048, 128
 """Batches below this are tried larger."""
-_LEAST_STEPS_AN_EPOCH = 8
-_FREE_BYTES = 4 << 30
-_MOST_WORKERS = 8
-_BUSY = 0.5
+LEAST_STEPS_AN_EPOCH = 8
+FREE_BYTES = 4 << 30
+MOST_WORKERS = 8
+BUSY = 0.5
 """From this share on, making batches takes the processor; below it sleeps, or reads a disk."""
 _NO_EFFECTIVE_BATCH = " data.effective_batch=null"
 
@@ -39,7 +39,7 @@ def open_feed(feed: Feed, *, kind: FeedKind | None = None, workers: int | None =
 def other_feeds(was: Way, evidence: Evidence) -> Iterator[Way]:
     """At most two, chosen by what the feed waits for: the processor, or something else."""
     feed = was.feed
-    is_cpu, is_busy = feed.device.type == "cpu", (evidence.feed_cores or 0.0) >= _BUSY
+    is_cpu, is_busy = feed.device.type == "cpu", (evidence.feed_cores or 0.0) >= BUSY
     for override, kind, workers, threads in _feed_overrides(feed, evidence, is_cpu=is_cpu, is_busy=is_busy):
         made = open_feed(feed, kind=kind, workers=workers)
         if most_fed(made, feed, evidence.feed_alone) >= LEAST_GAIN * evidence.model_rows_per_s:
@@ -59,7 +59,7 @@ def _feed_overrides(
     if not is_slow and feed.kind is not FeedKind.threaded:  # a thread hides what is quicker than the model
         yield "data.feed=threaded", FeedKind.threaded, None, None
     needed = 1 + round((evidence.ms.get("wait", 0.0) + model_ms) / model_ms)
-    workers = min(_MOST_WORKERS, needed * (feed.workers if feed.kind is FeedKind.workers else 1))
+    workers = min(MOST_WORKERS, needed * (feed.workers if feed.kind is FeedKind.workers else 1))
     has_fewer = feed.kind is not FeedKind.workers or workers > feed.workers
     if is_cpu and is_busy:
         hands = evidence.cores // 2  # workers and threads share the cores out: more of either take turns on one core
@@ -90,32 +90,37 @@ def other_models(task: Task, was: Way, evidence: Evidence) -> Iterator[Way]:
     if (flat := _flat(task, evidence)) is not None:
         feed = open_feed(was.feed, layout=Layout.flat)
         yield replace(was, cause="padding", override="model.compute=flat", feed=feed, model=flat)
+    yield from other_arithmetic(was, evidence)
+    yield from _larger_batches(was, evidence, "" if evidence.effective_batch is None else _NO_EFFECTIVE_BATCH)
+
+
+def other_arithmetic(was: Way, evidence: Evidence) -> Iterator[Way]:
+    """The same steps in another number format, and with all cores."""
     if evidence.native not in ("", was.precision):
         precision = Precision(evidence.native)
         yield replace(was, cause="precision", override=f"precision={precision}", precision=precision)
     if was.feed.device.type == "cpu" and was.threads < evidence.cores and evidence.world == 1:
         yield replace(was, cause="threads", override=f"threads={evidence.cores}", threads=evidence.cores)
-    yield from _larger_batches(was, evidence, "" if evidence.effective_batch is None else _NO_EFFECTIVE_BATCH)
 
 
 def _larger_batches(was: Way, evidence: Evidence, also: str) -> Iterator[Way]:
     """The batches of a step in one, where there are several; else larger ones, where these are small."""
     plan, rows = was.feed.plan, evidence.batch_size
-    if rows is None or (was.feed.device.type == "cpu" and free_bytes() < _FREE_BYTES):
+    if rows is None or (was.feed.device.type == "cpu" and free_bytes() < FREE_BYTES):
         return
     tokens_a_row = was.feed.split.lengths(TOKENS).mean()
     if plan.accumulate > 1:
         whole = rows * plan.accumulate
-        if whole * tokens_a_row <= 4 * _SMALL_TOKENS or whole <= _SMALL_ROWS:
+        if whole * tokens_a_row <= 4 * _SMALL_TOKENS or whole <= SMALL_ROWS:
             override = f"data.batch_size={whole} data.accumulate=1{also}"
             feed = open_feed(was.feed, rows_per_batch=whole, accumulate=1)
             yield replace(was, cause="accumulation", override=override, feed=feed)
         return
-    if rows * tokens_a_row >= _SMALL_TOKENS or rows >= _SMALL_ROWS:
+    if rows * tokens_a_row >= _SMALL_TOKENS or rows >= SMALL_ROWS:
         return
-    most = len(was.feed.split.lengths(TOKENS)) // _LEAST_STEPS_AN_EPOCH
+    most = was.feed.num_rows // LEAST_STEPS_AN_EPOCH
     for size in (16 * rows, 4 * rows):
-        if size <= min(most, 4 * _SMALL_ROWS) and size * tokens_a_row <= 4 * _SMALL_TOKENS:
+        if size <= min(most, 4 * SMALL_ROWS) and size * tokens_a_row <= 4 * _SMALL_TOKENS:
             feed = open_feed(was.feed, rows_per_batch=size)
             yield replace(was, cause="batch", override=f"data.batch_size={size}{also}", feed=feed)
 

@@ -1,0 +1,316 @@
+"""Copies of somebody's module, optimizers and loader, in the shape in which tries take tasks and feeds.
+
+Copied is what steps change: weights, states of optimizers, random generators, and what little a data set notes for
+itself. Its large arrays and tables are shared. What cannot be copied is refused in one sentence, and nothing is tried.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field, replace
+from types import FunctionType, ModuleType
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from flatout.callbacks.throughput import rows_of
+from flatout.data.batches.feed import Feed, free_memory
+from flatout.data.batches.plan import PlanSettings
+from flatout.data.feeding import FeedKind
+from flatout.engine.lightning_internals import overrides
+from flatout.engine.random_state import RandomState
+from flatout.perf.verdict.ways import open_feed
+
+_TABLES = ("pandas", "pyarrow", "polars", "datasets", "h5py", "zarr")
+"""Packages whose objects are shared: some copy a whole table whatever they are asked."""
+_MANY, _LARGE_BYTES, _MOST_OBJECTS = 10_000, 1 << 16, 300_000
+_MOST_BATCHES = 2048
+_KEPT = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
+"""Settings of a DataLoader that all tries share."""
+_TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class Refused(Exception):
+    """Why nothing is tried."""
+
+
+@contextmanager
+def nothing_stays(module: L.LightningModule, device: torch.device) -> Iterator[None]:
+    """Gradients, running statistics, random numbers and threads are afterwards what they were; prints are dropped.
+
+    A copy may still reach the module itself, by a function that somebody has put into it.
+    """
+    random, threads = RandomState(device), torch.get_num_threads()
+    gradients = [(weight, weight.grad) for weight in module.parameters()]
+    statistics = [(each, each._version, each.clone()) for each in module.buffers()]
+    for weight, _ in gradients:
+        weight.grad = None
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for weight, gradient in gradients:
+            weight.grad = gradient
+        for each, version, before in statistics:
+            if each._version != version:
+                each.data.copy_(before)
+        torch.set_num_threads(threads)
+        random.restore(device)
+
+
+def copy_of_loader(loader: Any, trainer: L.Trainer) -> Any:
+    """A loader of the same rows that starts by itself."""
+    if hasattr(loader, "__next__"):
+        raise Refused("its loader can be read once")
+    if isinstance(loader, list | tuple | Mapping) and any(isinstance(each, DataLoader) for each in _values(loader)):
+        raise Refused("several loaders are read at once")
+    if isinstance(loader, Feed):
+        return open_feed(loader)
+    shared = [*_large_below(loader), trainer, trainer.lightning_module, vars(trainer).get("datamodule")]
+    try:
+        memo: dict[int, Any] = {id(each): each for each in shared}
+        # The workers of a loader that keeps them stay with it.
+        return copy.deepcopy(loader, memo | {id(getattr(loader, "_iterator", memo)): None})
+    except Exception as error:  # whatever a class raises that cannot be copied
+        is_once = isinstance(error, TypeError) and "generator" in str(error)
+        why = "can be read once" if is_once else f"cannot be copied ({first_line(error)})"
+        raise Refused(f"its loader {why}") from None
+
+
+def _values(loaders: Any) -> Iterable[Any]:
+    return loaders.values() if isinstance(loaders, Mapping) else loaders
+
+
+def _large_below(root: Any) -> list[Any]:
+    """Arrays, tables and long containers that an object holds."""
+    seen: dict[int, Any] = {}
+    found, below = [], [root]
+    while below:
+        each = below.pop()
+        if id(each) in seen or isinstance(each, type | ModuleType | FunctionType):
+            continue
+        seen[id(each)] = each
+        if len(seen) > _MOST_OBJECTS:
+            raise Refused("its data set has too many objects to copy them")
+        if _is_large(each):
+            found.append(each)
+        else:
+            below += gc.get_referents(each)
+    return found
+
+
+def _is_large(each: Any) -> bool:
+    if isinstance(each, str | bytes | list | tuple | dict | set):
+        return len(each) > _MANY
+    return type(each).__module__.partition(".")[0] in _TABLES or _bytes_of(each) > _LARGE_BYTES
+
+
+def _bytes_of(each: Any) -> int:
+    return int(getattr(each, "nbytes", 0)) if isinstance(each, Tensor) or hasattr(each, "__array__") else 0
+
+
+def first_line(error: Exception) -> str:
+    """What went wrong, without the traceback that an error of a worker carries in its words."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+class OwnTask:
+    """A copy of a module with its optimizers, whose learning rates tries set to zero."""
+
+    def __init__(self, trainer: L.Trainer, module: L.LightningModule, device: torch.device) -> None:
+        if getattr(module, "_compiler_ctx", None) is not None:
+            raise Refused("its module is compiled, and a copy would compute with the same weights")
+        held = [*module.parameters(), *module.buffers()]
+        held += [each for optimizer in trainer.optimizers for each in _tensors(optimizer.state)]
+        if 2 * sum(each.nbytes for each in held) > free_memory(device):
+            raise Refused("a copy of its module does not fit into memory")
+        try:
+            self.model, self.optimizers = copy.deepcopy((module, list(trainer.optimizers)))
+        except Exception as error:  # an open file, a lock, or what the module's own code raises
+            raise Refused(f"its module cannot be copied ({first_line(error)})") from None
+        self.trainer, self.module, self.device, self.optim = trainer, module, device, self
+        self.model.to(device)
+        for ours, theirs in zip(self.optimizers, trainer.optimizers, strict=True):
+            for name in vars(theirs).keys() - vars(ours).keys():  # what a class adds to torch's own
+                if not callable(vars(theirs)[name]):
+                    vars(ours)[name] = vars(theirs)[name]
+            ours.load_state_dict(ours.state_dict())  # moves it to the device
+            for group in ours.param_groups:
+                group["lr"] = 0.0
+        standing: Any = _Standing(trainer, self.optimizers)
+        self.model.trainer = standing
+        for each in self.model.modules():
+            if isinstance(each, L.LightningModule):
+                vars(each).update(_OF_A_COPY | {"optimizers": self._own_optimizers})
+        self._nothing = nn.Parameter(torch.zeros((), device=device))
+        self._batches = 0
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of a step; in manual optimisation `training_step` has its own."""
+        is_one = self.model.automatic_optimization and len(self.optimizers) == 1
+        return self.optimizers[0] if is_one else torch.optim.SGD([self._nothing])
+
+    def training_loss(self, batch: OwnBatch, model: Any) -> Tensor:
+        """The loss of a batch over those of its step; 0 where the module takes the step by itself."""
+        step, given = model.training_step, batch.batch
+        if isinstance(given, list | MutableMapping):
+            given = copy.copy(given)  # some take labels out of it
+        takes_number = is_param_in_hook_signature(step, "batch_idx", min_args=2)
+        self._batches += 1
+        if self._batches == 2 and any(weight.grad is not None for weight in self.module.parameters()):
+            raise Refused("its steps reach the module itself, not a copy of it")
+        output = step(given, batch.number) if takes_number else step(given)
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if not self.model.automatic_optimization or loss is None:
+            return self._nothing * 0
+        return loss / self.trainer.accumulate_grad_batches
+
+    def _own_optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        return self.optimizers[0] if len(self.optimizers) == 1 else self.optimizers
+
+
+def _tensors(state: Mapping[Any, Any]) -> Iterator[Tensor]:
+    return (value for each in state.values() for value in each.values() if isinstance(value, Tensor))
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """What a try logs is dropped."""
+
+
+def _backward(loss: Tensor, *others: Any, **named: Any) -> None:
+    loss.backward(*others, **named)
+
+
+_OF_A_COPY = {"log": _ignore, "log_dict": _ignore, "print": _ignore, "manual_backward": _backward}
+"""Methods of a LightningModule that a copy has for itself."""
+
+
+class _Standing:
+    """A Trainer as a training step sees it, whose loggers write nothing."""
+
+    def __init__(self, trainer: L.Trainer, optimizers: list[Any]) -> None:
+        self._trainer, self.optimizers, self.logger = trainer, optimizers, DummyLogger()
+        self.loggers, self.lr_scheduler_configs = [self.logger], ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBatch:
+    """A batch of somebody's loader, as steps that are timed take it."""
+
+    batch: Any
+    number: int
+    num_real: int
+    ends_step: bool
+    num_tokens: int = 0
+
+
+@dataclass(kw_only=True)
+class OwnFeed:
+    """Batches of a copied loader on the device: the same ones for every way of reading them."""
+
+    loader: Any
+    task: OwnTask
+    rows: float
+    """Of a batch."""
+    accumulate: int
+    batches: float
+    """Of an epoch."""
+    epochs: float
+    rows_of_batches: list[Any] | None = None
+    """What a DataLoader reads for each batch; None where it is a stream, or somebody's own kind of loader."""
+    changed: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the DataLoader that differ from the loader's."""
+    consumed: int = 0
+    transform: None = None
+
+    def __post_init__(self) -> None:
+        self.device = self.task.device
+        self.plan = PlanSettings(rows_per_batch=max(1, round(self.rows)), accumulate=self.accumulate)
+        self.num_rows = max(1, round(self.rows * self.batches))
+        self.num_workers = self.changed.get("num_workers", getattr(self.loader, "num_workers", 0))
+        self.workers = max(1, self.num_workers)
+        self.kind = FeedKind.workers if self.num_workers else FeedKind.resident
+        stays = self.changed.get("persistent_workers", getattr(self.loader, "persistent_workers", False))
+        self.starts = 1 / max(1.0, self.epochs) if stays else 1.0
+        """How often an epoch starts the workers."""
+        self.is_torchs = isinstance(self.loader, DataLoader) and type(self.loader).__iter__ is DataLoader.__iter__
+        self.is_stream = self.is_torchs and isinstance(self.loader.dataset, IterableDataset)
+
+    @staticmethod
+    def of(loader: Any, task: OwnTask, **about: Any) -> OwnFeed:
+        """The batches of a copied loader; those of a DataLoader are drawn once for all ways."""
+        feed = OwnFeed(loader=loader, task=task, **about)
+        if not feed.is_torchs or feed.is_stream:
+            return feed
+        sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        return replace(feed, rows_of_batches=list(itertools.islice(sampler, _MOST_BATCHES)))
+
+    def opened(self, **changed: Any) -> OwnFeed:
+        """The same batches by other arguments of the DataLoader."""
+        return replace(self, changed=self.changed | changed)
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether it reads row by row, so that batches can be put together."""
+        return self.rows_of_batches is not None and self.loader.batch_sampler is not None
+
+    def grown(self, times: int, accumulate: int) -> OwnFeed:
+        """So many batches in one."""
+        assert self.rows_of_batches is not None
+        parts = [iter(self.rows_of_batches)] * times
+        rows = [list(itertools.chain(*some)) for some in zip(*parts, strict=False)]
+        sizes: dict[str, Any] = {"rows": self.rows * times, "batches": self.batches / times, "accumulate": accumulate}
+        return replace(self, rows_of_batches=rows, **sizes)
+
+    def __len__(self) -> int:
+        return max(1, round(self.batches))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Each epoch has the same batches."""
+
+    def __iter__(self) -> Iterator[OwnBatch]:
+        number, move = 0, _mover(self.task)
+        for batch in self._open():
+            number += 1
+            rows = getattr(batch, "num_real", None) or rows_of(batch) or 1
+            yield OwnBatch(move(batch), number - 1, rows, number % self.accumulate == 0)
+        if not number:
+            raise Refused("its loader can be read once")
+
+    def _open(self) -> Iterable[Any]:
+        if not self.is_torchs:
+            return self.loader
+        place: dict[str, Any] = {"batch_sampler": self.rows_of_batches}
+        if self.is_stream:
+            place = {"batch_size": self.loader.batch_size, "drop_last": self.loader.drop_last}
+        elif self.loader.batch_sampler is None:
+            place = {"batch_size": None, "sampler": self.rows_of_batches}
+        settings = {name: getattr(self.loader, name) for name in _KEPT} | place | self.changed
+        if not settings["num_workers"]:
+            settings |= {"prefetch_factor": None, "persistent_workers": False}
+        elif self.loader.num_workers:
+            settings["multiprocessing_context"] = self.loader.multiprocessing_context
+        return DataLoader(self.loader.dataset, generator=torch.Generator().manual_seed(0), **settings)
+
+
+def _mover(task: OwnTask) -> Callable[[Any], Any]:
+    """The way of a batch to the device, through the hooks of the module or of its DataModule."""
+    data = vars(task.trainer).get("datamodule")
+    has_own = {name: data is not None and overrides(data, name, L.LightningDataModule) for name in _TRANSFER}
+    before, transfer, after = (getattr(data if has_own[name] else task.model, name) for name in _TRANSFER)
+    return lambda batch: after(transfer(before(batch, 0), task.device, 0), 0)
