@@ -24,7 +24,7 @@ from flatout.distributed.collectives import of_all_ranks, sum_over_ranks
 from flatout.engine import lightning_internals as internals
 from flatout.engine.optimizer import OptimConfig, StepSchedule, WeightAverage
 from flatout.errors import UserError
-from flatout.models.contract import contract
+from flatout.models.contract import Network, contract
 from flatout.run_log import RunLog
 from flatout.tasks.metrics import Counted
 
@@ -70,6 +70,16 @@ class Task(L.LightningModule):
         self._kept_average: dict[str, Tensor] = {}
         self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
         self._rows_judged = 0
+        self._asked: tuple[nn.Module | None, Network | None] = (None, None)
+
+    @property
+    def network(self) -> Network:
+        """What the model says of itself. Each step asks twice, and a foreign model is searched for its answers."""
+        model, found = self._asked  # a tuple: as an attribute of its own the model would be registered once more
+        if found is None or model is not self.model:
+            found = contract(self.model)
+            self._asked = (self.model, found)
+        return found
 
     # What subclasses define.
 
@@ -206,7 +216,7 @@ class Task(L.LightningModule):
         done = self.trainer.global_step
         if self.average is not None:
             self.average.add(done - 1)
-        if contract(self.model).thaw(self._epochs_done(done)):
+        if self.network.thaw(self._epochs_done(done)):
             strategy: Any = self.trainer.strategy
             if isinstance(strategy, DDPStrategy):
                 internals.rebuild_ddp(strategy, self)
@@ -250,7 +260,7 @@ class Task(L.LightningModule):
         """Before the optimizer and the mean of the weights are there."""
         self._kept_average = checkpoint.get(AVERAGE, {})
         if checkpoint["global_step"] and self.total_steps:
-            contract(self.model).thaw(self._epochs_done(checkpoint["global_step"]))
+            self.network.thaw(self._epochs_done(checkpoint["global_step"]))
 
     # What a run asks for beyond Lightning.
 
@@ -279,7 +289,7 @@ class Task(L.LightningModule):
 
     def computed_tokens(self, batch: FlatBatch) -> int:
         """Tokens computed for a batch, padding included."""
-        return contract(self.model).computed_tokens(batch)
+        return self.network.computed_tokens(batch)
 
     @torch.inference_mode()
     def gathered(self, feed: Feed, of_batch: Callable[[FlatBatch], tuple[Tensor, ...]], *, most: int) -> list[Tensor]:

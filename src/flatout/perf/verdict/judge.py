@@ -106,8 +106,9 @@ def _evidence_of(task: Task, feeds: Feeds, curves: RunCurves, known: Judging) ->
 def _tuned_layers(task: Task) -> int:
     """Layers of a pretrained encoder of which all are trained."""
     network, settings = task.model, task.model_config
-    is_flat = isinstance(network, Transformer) and network.is_flat and not network.predicts_words
-    if not is_flat or getattr(settings, "pretrained", None) is None or settings.lora.rank:
+    if not isinstance(network, Transformer) or not network.is_flat or network.predicts_words:
+        return 0
+    if getattr(settings, "pretrained", None) is None or settings.lora.rank:
         return 0
     layers = network.in_order()
     return len(layers) if all(weight.requires_grad for weight in layers[0].parameters()) else 0
