@@ -108,7 +108,7 @@ def _tuned_layers(task: Task) -> int:
     network, settings = task.model, task.model_config
     if not isinstance(network, Transformer) or not network.is_flat or network.predicts_words:
         return 0
-    if getattr(settings, "pretrained", None) is None or settings.lora.rank:
+    if settings is None or settings.pretrained is None or settings.lora.rank:
         return 0
     layers = network.in_order()
     return len(layers) if all(weight.requires_grad for weight in layers[0].parameters()) else 0
