@@ -23,10 +23,10 @@ from flatout.engine.peaks import measured_peak
 from flatout.engine.precision import Precision
 from flatout.inference.folder import Answers
 from flatout.perf.notes import measured_before
-from flatout.perf.verdict.anywhere import try_own
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
 from flatout.perf.verdict.experiments import MOST_S
 from flatout.perf.verdict.judge import Judging, evidence_of_own, judge
+from flatout.perf.verdict.own_tries import try_own
 from flatout.perf.verdict.rules import verdict
 from flatout.report.closing import print_closing
 from flatout.report.dashboard import write_dashboard

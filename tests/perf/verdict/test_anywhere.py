@@ -20,7 +20,7 @@ from transformers import BertConfig, BertForSequenceClassification
 import flatout
 from flatout.callbacks import HardwareMonitor, StepTimer, Throughput, Verdict
 from flatout.callbacks.fetch_times import FetchTimes
-from flatout.perf.verdict import anywhere, experiments
+from flatout.perf.verdict import anywhere, experiments, own_tries
 from flatout.perf.verdict.anywhere import in_python
 from tests.callbacks.plain import Rows, Small
 
@@ -50,8 +50,8 @@ class Notes:
 @pytest.fixture
 def long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short runs are long enough to race, in few rounds, whatever else this machine does."""
-    monkeypatch.setattr(anywhere, "SHARE", 1000.0)
-    monkeypatch.setattr(anywhere, "starved", lambda evidence: None)
+    monkeypatch.setattr(own_tries, "SHARE", 1000.0)
+    monkeypatch.setattr(own_tries, "starved", lambda evidence: None)
     for name, value in {"_ROWS_AROUND": 16, "_CALM_S": 0.05, "MOST_ROUNDS": 5, "_FED_S": 0.02}.items():
         monkeypatch.setattr(experiments, name, value)
 
@@ -149,7 +149,7 @@ def test_small_batches_are_raced_in_larger_ones_and_the_fix_is_words_of_python(t
 
 
 def test_the_races_end_in_time(tmp_path, long_enough, monkeypatch):
-    monkeypatch.setattr(anywhere, "SHARE", 0.5)
+    monkeypatch.setattr(own_tries, "SHARE", 0.5)
     verdict = Verdict(log=Notes())
     began = anywhere.time.perf_counter()
     trainer_of(tmp_path, verdict, max_epochs=8).fit(Small(), DataLoader(Rows(slow_s=0.001), 4))

@@ -9,14 +9,11 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 
 from flatout.callbacks.clock import FIRST_STEPS
 from flatout.callbacks.curve_source import CurveSource
@@ -26,25 +23,13 @@ from flatout.callbacks.run_curves import RunCurves
 from flatout.callbacks.step_timer import StepTimer
 from flatout.callbacks.throughput import Throughput
 from flatout.engine.lightning_internals import callbacks_of
-from flatout.engine.limits import free_bytes
-from flatout.engine.precision import LIGHTNING_NAMES, Precision, bf16_is_native_on_cpu
+from flatout.engine.precision import LIGHTNING_NAMES, Precision
 from flatout.errors import require
 from flatout.files import write_atomically
-from flatout.perf.measure.steps import Way
-from flatout.perf.verdict.copies import OwnFeed, OwnTask, Refused, copy_of_loader, nothing_stays
-from flatout.perf.verdict.evidence import LEAST_GAIN, LEAST_STEPS, Evidence
-from flatout.perf.verdict.experiments import LEAST_S, ROUNDS, SHARE, WAITS, try_feeds, try_models
-from flatout.perf.verdict.judge import evidence_of_own, try_safely
-from flatout.perf.verdict.rules import findings, starved, verdict
-from flatout.perf.verdict.ways import (
-    BUSY,
-    FREE_BYTES,
-    LEAST_STEPS_AN_EPOCH,
-    MOST_WORKERS,
-    SMALL_ROWS,
-    most_fed,
-    other_arithmetic,
-)
+from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
+from flatout.perf.verdict.judge import evidence_of_own
+from flatout.perf.verdict.own_tries import try_own
+from flatout.perf.verdict.rules import findings, verdict
 from flatout.run_log import PrintLog, RunLog
 
 _EARLY = 40
@@ -195,118 +180,3 @@ def attach(trainer: L.Trainer) -> Verdict:
     missing = [each for each in ours if not any(type(each) is type(other) for other in here)]
     vars(trainer)["callbacks"] = [*missing, *here]
     return next(each for each in callbacks_of(trainer) if isinstance(each, Verdict))
-
-
-# What is raced.
-
-
-def try_own(
-    trainer: L.Trainer, module: L.LightningModule, evidence: Evidence, seconds: float, trained_s: float
-) -> None:
-    """Fill what other ways were worth into the evidence, or why nothing was tried."""
-    device, seconds = trainer.strategy.root_device, min(seconds, SHARE * trained_s)
-    step_s = evidence.total_ms * evidence.accumulate / 1000
-    if trainer.world_size > 1:
-        evidence.not_tried = "on several ranks nothing else is tried"
-    elif seconds < LEAST_S:
-        evidence.not_tried = "nothing was tried: the run was short"
-    elif 4 * ROUNDS * step_s > seconds:
-        evidence.not_tried = "nothing was tried: a step takes too long for it"
-    elif (found := starved(evidence)) is not None:  # what is timed between turns of others means nothing
-        evidence.not_tried = f"nothing was tried: {found.limit} would disturb it"
-    else:
-        until = time.perf_counter() + seconds
-        with nothing_stays(module, device):
-            try_safely(evidence, partial(_race, trainer, module, device, evidence, until))
-
-
-def _race(
-    trainer: L.Trainer, module: L.LightningModule, device: torch.device, evidence: Evidence, until: float
-) -> None:
-    precision = next((ours for ours, theirs in LIGHTNING_NAMES.items() if theirs == str(trainer.precision)), None)
-    if precision is None:
-        raise Refused(f"steps of precision {trainer.precision} are not timed")
-    task: Any = OwnTask(trainer, module, device)
-    about = {"rows": evidence.rows_per_batch, "accumulate": evidence.accumulate, "epochs": evidence.epochs}
-    loader = copy_of_loader(trainer.train_dataloader, trainer)
-    feed: Any = OwnFeed.of(loader, task, batches=evidence.batches / max(evidence.epochs, 1e-9), **about)
-    was = Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
-    evidence.native = _other_precision(precision, device)
-    if evidence.share("wait") >= WAITS and try_feeds(task, was, _other_loaders, evidence, until):
-        return
-    here = replace(was, feed=feed.opened(num_workers=0))  # what workers make is waited for, whatever computes
-    try_models(
-        task, [here, *other_arithmetic(here, evidence), *_larger_batches(here, evidence, until)], evidence, until
-    )
-
-
-def _other_precision(precision: Precision, device: torch.device) -> str:
-    """The number format that may be faster."""
-    if device.type == "cuda":
-        is_newer = torch.cuda.get_device_capability(device) >= (8, 0)
-        return (Precision.bf16 if is_newer else Precision.fp16).value if precision is Precision.fp32 else ""
-    if precision is not Precision.fp32:
-        return Precision.fp32.value
-    return Precision.bf16.value if device.type == "cpu" and bf16_is_native_on_cpu() else ""
-
-
-def _other_loaders(was: Way, evidence: Evidence) -> Iterator[Way]:
-    """At most three other DataLoaders, what is likeliest first."""
-    feed: Any = was.feed
-    if not feed.is_torchs:
-        raise Refused(f"other ways of reading {type(feed.loader).__name__} are not known")
-    for changed, threads in _changes(feed, was, evidence):
-        if feed.num_rows and changed.get("num_workers", feed.num_workers) and evidence.epochs > 1:
-            changed = changed | {"persistent_workers": True}
-        words = ", ".join(f"{name}={value}" for name, value in changed.items())
-        override = f"DataLoader({words})" + (f" threads={threads}" if threads else "")
-        made = feed.opened(**changed)
-        if (
-            most_fed(made, feed, evidence.feed_alone) >= LEAST_GAIN * evidence.model_rows_per_s
-            or made.starts < feed.starts
-        ):
-            yield replace(was, cause="data", override=override, feed=made, threads=threads or was.threads)
-
-
-def _changes(feed: OwnFeed, was: Way, evidence: Evidence) -> Iterator[tuple[dict[str, Any], int | None]]:
-    """Arguments of a DataLoader, and threads where workers need their cores."""
-    model_ms, now = max(evidence.model_ms, 1e-3), feed.num_workers
-    if now and evidence.epochs > 1 and feed.starts == 1.0:
-        yield {"persistent_workers": True}, None
-    is_busy = (evidence.feed_cores or 0.0) >= BUSY
-    needed = 1 + round((evidence.ms.get("wait", 0.0) + model_ms) / model_ms)
-    most = evidence.cores if is_busy else MOST_WORKERS
-    workers = 1 if feed.is_stream else min(most, needed * max(1, now))  # each worker would give a whole stream
-    if device_is_cpu(feed) and is_busy and not now:
-        workers = max(1, evidence.cores // 2)
-        threads = max(1, evidence.cores - workers)
-        yield {"num_workers": workers}, threads if threads < was.threads else None
-    elif workers > now:
-        yield {"num_workers": workers}, None
-    if now:
-        yield {"num_workers": 0}, None
-    if not device_is_cpu(feed) and not feed.loader.pin_memory:
-        yield {"num_workers": max(1, workers), "pin_memory": True}, None
-
-
-def device_is_cpu(feed: OwnFeed) -> bool:
-    return bool(feed.device.type == "cpu")
-
-
-def _larger_batches(was: Way, evidence: Evidence, until: float) -> Iterator[Way]:
-    """The batches of a step in one, where there are several; else larger ones, where these are small."""
-    feed: Any = was.feed
-    rows, parts = feed.plan.rows_per_batch, evidence.accumulate
-    if not feed.may_grow or (feed.device.type == "cpu" and free_bytes() < FREE_BYTES):
-        return
-    if parts > 1 and rows * parts <= SMALL_ROWS:
-        override = f"DataLoader(batch_size={rows * parts}) ++trainer.accumulate_grad_batches=1"
-        yield replace(was, cause="accumulation", override=override, feed=feed.grown(parts, 1))
-    if parts > 1 or rows >= SMALL_ROWS:
-        return
-    left_s = until - time.perf_counter()
-    for times in (16, 4):
-        is_quick = times * evidence.model_ms / 1000 < left_s / (4 * ROUNDS)
-        if is_quick and times * rows <= min(feed.num_rows // LEAST_STEPS_AN_EPOCH, 4 * SMALL_ROWS):
-            override = f"DataLoader(batch_size={times * rows})"
-            yield replace(was, cause="batch", override=override, feed=feed.grown(times, 1))

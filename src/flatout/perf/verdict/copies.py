@@ -30,7 +30,7 @@ from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.engine.lightning_internals import overrides
 from flatout.engine.random_state import RandomState
-from flatout.perf.verdict.ways import open_feed
+from flatout.perf.verdict.ways import Refused, first_line, open_feed
 
 _TABLES = ("pandas", "pyarrow", "polars", "datasets", "h5py", "zarr")
 """Packages whose objects are shared: some copy a whole table whatever they are asked."""
@@ -39,10 +39,6 @@ _MOST_BATCHES = 2048
 _KEPT = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
 """Settings of a DataLoader that all tries share."""
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-
-
-class Refused(Exception):
-    """Why nothing is tried."""
 
 
 @contextmanager
@@ -119,11 +115,6 @@ def _is_large(each: Any) -> bool:
 
 def _bytes_of(each: Any) -> int:
     return int(getattr(each, "nbytes", 0)) if isinstance(each, Tensor) or hasattr(each, "__array__") else 0
-
-
-def first_line(error: Exception) -> str:
-    """What went wrong, without the traceback that an error of a worker carries in its words."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 class OwnTask:

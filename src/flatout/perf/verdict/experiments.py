@@ -26,7 +26,7 @@ from flatout.perf.measure.intervals import MOST_ROUNDS, speedup, take_turns
 from flatout.perf.measure.steps import Steps, Taken, Way, endless, measure_feed, standing_optimizer
 from flatout.perf.verdict.evidence import LEAST_COMPILING, Evidence, Tried
 from flatout.perf.verdict.rules import starved
-from flatout.perf.verdict.ways import BATCHES_A_RUN, most_fed, open_feed, other_feeds, other_models
+from flatout.perf.verdict.ways import BATCHES_A_RUN, Refused, first_line, most_fed, open_feed, other_feeds, other_models
 from flatout.tasks.task import Task
 
 SHARE = 0.1
@@ -47,6 +47,18 @@ _FED_ROUNDS, _FED_STEPS, _FED_S = 2, 12, 0.3
 """Fewest rounds; fewest steps and seconds of a round: cores that slept while they waited are slow at first."""
 _START_S = 0.3
 """A guess at what it takes to start a feed."""
+
+
+def try_safely(evidence: Evidence, tries: Callable[[], None]) -> None:
+    """Try other ways; what goes wrong there is noted, and the run keeps its verdict without them."""
+    try:
+        tries()
+    except Refused as why:
+        evidence.tried, evidence.not_tried = [], f"nothing was tried: {why}"
+    except Exception as error:  # your own model may raise anything; the trained weights are not lost by a try
+        evidence.tried, evidence.not_tried = [], f"trying other ways failed: {first_line(error)}"
+    except KeyboardInterrupt:  # the run itself is done, and has only to be reported
+        evidence.tried, evidence.not_tried = [], "trying other ways was stopped"
 
 
 def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,9 +23,8 @@ from flatout.distributed.ranks import cores_here
 from flatout.engine.precision import Precision, choose_precision
 from flatout.errors import UserError
 from flatout.models.encoder.transformer import Transformer
-from flatout.perf.verdict.copies import Refused, first_line
 from flatout.perf.verdict.evidence import LEAST_STEPS, OWN_LOADER, Evidence
-from flatout.perf.verdict.experiments import SHARE, alone_ms, try_out
+from flatout.perf.verdict.experiments import SHARE, alone_ms, try_out, try_safely
 from flatout.perf.verdict.rules import findings
 from flatout.report.page import read_curves
 from flatout.report.summary import SCHEMA, read_summary
@@ -75,18 +73,6 @@ def judge(task: Task, feeds: Feeds, curves: RunCurves, known: Judging, log: RunL
     elif tries and feeds.train.plan.world == 1:
         try_safely(evidence, partial(try_out, task, feeds, evidence, is_compiled=known.is_compiled))
     return evidence
-
-
-def try_safely(evidence: Evidence, tries: Callable[[], None]) -> None:
-    """Try other ways; what goes wrong there is noted, and the run keeps its verdict without them."""
-    try:
-        tries()
-    except Refused as why:
-        evidence.tried, evidence.not_tried = [], f"nothing was tried: {why}"
-    except Exception as error:  # your own model may raise anything; the trained weights are not lost by a try
-        evidence.tried, evidence.not_tried = [], f"trying other ways failed: {first_line(error)}"
-    except KeyboardInterrupt:  # the run itself is done, and has only to be reported
-        evidence.tried, evidence.not_tried = [], "trying other ways was stopped"
 
 
 def _evidence_of(task: Task, feeds: Feeds, curves: RunCurves, known: Judging) -> Evidence | None:
