@@ -60,6 +60,7 @@ def in_short(error: BaseException) -> str:
 
 def give_back_memory() -> None:
     """Return unused memory to the device; call it where the error's traceback is gone."""
+    # Frames of the error and their tensors refer to each other: counting references alone never frees them.
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -102,6 +103,7 @@ class Passes:
         self._batches.clear()
         self.losses.clear()
         self._is_exchanging = False
+        # Once, not in each step: a walk over all modules takes longer than the copies.
         self._buffers = running_statistics(self.loop.module)
 
     def train(self, batch: Any, *, ends_step: bool) -> float:
@@ -259,6 +261,7 @@ class Passes:
     def _no_way_back(self, why: str) -> UserError:
         """Ranks have exchanged what cannot be called back: this run ends, the next begins with smaller pieces."""
         before = self.pieces[TRAINING]
+        # The checkpoint that the error leaves behind notes it; there the next run reads it.
         self.pieces[TRAINING] *= 2
         self._report(TRAINING, before, why, has_ended=True)
         what = f"memory ran out {self._at()} while ranks exchanged gradients ({why})"
