@@ -24,7 +24,6 @@ from flatout.bits.ridge import choose_ridge_share, finished_answers, start_at_ri
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot
-from flatout.engine.optimizer import OptimConfig
 from flatout.errors import check_settings, require, setting
 from flatout.run_log import RunLog
 from flatout.tasks.task import Task, real_rows
@@ -66,36 +65,22 @@ class GramsConfig:
 class GramDecoder(Task):
     """Trains a model on encodings and their grams."""
 
+    settings = GramsConfig
+    metric_names = NAMES
     counts_tokens = False
     smaller_rows = "Take a smaller model, such as model.widths=[128], or set precision=bf16."
+    is_finished = False
+    """Whether training is over, so that whatever votes in the end is asked."""
     weights_C: Tensor | None
-
-    def __init__(
-        self,
-        model: Any,
-        config: GramsConfig | None = None,
-        optim: OptimConfig | None = None,
-        *,
-        labels: GramLabels | None = None,
-        total_steps: int | None = None,
-    ) -> None:
-        """`labels`: what the outputs mean; without them the trainer's datamodule describes its grams."""
-        super().__init__(model, optim, total_steps=total_steps)
-        self.config = config or GramsConfig()
-        self.metrics = GramMetrics()
-        self.recombined: list[Recombined] = []  # in a list, so that it is no submodule and no state
-        self._step_began_at = 0
-        self._is_within_step = False
-        self.is_finished = False
-        """Whether training is over, so that whatever votes in the end is asked."""
-        self.register_buffer("weights_C", None, persistent=False)
-        if labels is not None:
-            self.take_labels(labels)
+    _step_began_at = 0
+    _is_within_step = False
 
     def take_labels(self, labels: GramLabels) -> None:
-        """Learn what the outputs mean; makes the loss ready."""
         self.labels = labels
-        self.weights_C = gram_weights(labels) if self.config.loss is GramLoss.weighted else None
+        self.metrics = GramMetrics()
+        self.recombined: list[Recombined] = []  # in a list, so that it is no submodule and no state
+        weights = gram_weights(labels) if self.config.loss is GramLoss.weighted else None
+        self.register_buffer("weights_C", weights, persistent=False)
 
     def take_info(self, info: Any) -> None:
         what, hint = f"{type(info).__name__} has no grams", "Use Classifier for texts and Tagger for tags."
@@ -140,10 +125,6 @@ class GramDecoder(Task):
             num_hashed=len(self.labels.hashed),
         )
         return network
-
-    @property
-    def metric_names(self) -> list[str]:
-        return list(NAMES)
 
     @property
     def threshold(self) -> float:

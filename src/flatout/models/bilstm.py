@@ -18,25 +18,23 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import check_settings, require, setting
-from flatout.models.contract import Network
-from flatout.models.flops import Lengths, Product, look_up, through
+from flatout.errors import setting
+from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.lean import LeanDropout
 from flatout.models.recurrent import reverse_rows, reversed_places, run_both, start_layer
-from flatout.models.words import Pool, Pooling, start_words
+from flatout.models.words import Pool, Pooling, WordsConfig
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
 
 
 @dataclass(kw_only=True, slots=True)
-class BiLSTMConfig:
+class BiLSTMConfig(WordsConfig):
     """A bidirectional LSTM classifier trained from scratch."""
 
     recommended_clip: ClassVar[float] = 0.5
     """Recurrent gradients explode now and then."""
 
-    embedding: int = setting(128, "Numbers a word.", least=1)
     hidden: int = setting(128, "State of each direction.", least=1)
     layers: int = setting(1, "LSTMs on top of each other.", least=1)
     dropout: float = setting(0.3, "Share of values dropped between layers and before the output.", least=0, below=1)
@@ -50,27 +48,9 @@ class BiLSTMConfig:
     pooling: Pooling = setting(
         Pooling.max, "What a row's vector is made of: final states, maximum, mean or learned attention."
     )
-    vectors: str | None = setting(None, "Text file of word vectors to start from.", example="glove.txt")
-    freeze_vectors: bool = setting(
-        False, "Whether the word vectors stay as they are.", example="model.vectors=glove.txt model.freeze_vectors=true"
-    )
 
-    def __post_init__(self) -> None:
-        check_settings(self, "model")
-        has_vectors = self.vectors is not None or not self.freeze_vectors
-        require(has_vectors, "model.freeze_vectors", "is set without model.vectors", hint="Set model.vectors=FILE.")
-
-    def build(
-        self,
-        *,
-        num_outputs: int,
-        vocabulary_size: int,
-        padding_id: int = 0,
-        vocabulary: dict[str, int] | None = None,
-    ) -> BiLSTM:
-        model = BiLSTM(self, num_outputs, vocabulary_size, padding_id)
-        start_words(model, self, vocabulary)
-        return model
+    def make(self, num_outputs: int, vocabulary_size: int, padding_id: int) -> BiLSTM:
+        return BiLSTM(self, num_outputs, vocabulary_size, padding_id)
 
 
 class BiLSTM(Network, nn.Module):

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import check_settings, require, setting
-from flatout.models.contract import Network
-from flatout.models.flops import Lengths, Product, look_up, through
+from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.lean import LeanDropout
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import check_settings, require, setting
-from flatout.models.contract import Network
-from flatout.models.flops import Lengths, Product, through
+from flatout.models.contract import Lengths, Network, Product, through
 from flatout.models.lean import LeanDropout
 from flatout.models.recurrent import (
     CarriedState,
@@ -81,14 +80,9 @@ class RNNConfig:
         is_fine = shape.is_each_step or self.smoothing is Smoothing.none
         hint = "Leave out data.lookback, or set model.smoothing=none."
         require(is_fine, "model.smoothing", f"{self.smoothing} needs an answer at each time", hint=hint)
-        require_window(self.residual, shape)
+        is_fine = self.residual is Residual.none or shape.lookback is not None
+        require(is_fine, "model.residual", "ridge reads windows", hint="Set data.lookback, or model.residual=none.")
         return RNN(self, shape)
-
-
-def require_window(residual: Residual, shape: SequenceShape) -> None:
-    """Ridge regression needs windows to read."""
-    is_fine = residual is Residual.none or shape.lookback is not None
-    require(is_fine, "model.residual", "ridge reads windows", hint="Set data.lookback, or model.residual=none.")
 
 
 class RNN(Network, nn.Module):

@@ -14,23 +14,21 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import check_settings, require, setting
-from flatout.models.contract import Network
-from flatout.models.flops import Lengths, Product, look_up, through
+from flatout.errors import require, setting
+from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.lean import LeanDropout
-from flatout.models.words import padding_bias, start_words
+from flatout.models.words import WordsConfig, padding_bias
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
 
 
 @dataclass(kw_only=True, slots=True)
-class TextCNNConfig:
+class TextCNNConfig(WordsConfig):
     """A convolutional classifier trained from scratch; quicker than a BiLSTM and blind to long distances."""
 
     recommended_clip: ClassVar[float] = 0.0
 
-    embedding: int = setting(128, "Numbers a word.", least=1)
     filters: int = setting(128, "Filters of each width.", least=1)
     widths: list[int] = setting(
         lambda: [2, 3, 4],
@@ -41,28 +39,13 @@ class TextCNNConfig:
     )
     dropout: float = setting(0.5, "Share of values dropped before the output.", least=0, below=1)
     embedding_dropout: float = setting(0.1, "Share of values dropped from the word vectors.", least=0, below=1)
-    vectors: str | None = setting(None, "Text file of word vectors to start from.", example="glove.txt")
-    freeze_vectors: bool = setting(
-        False, "Whether the word vectors stay as they are.", example="model.vectors=glove.txt model.freeze_vectors=true"
-    )
 
     def __post_init__(self) -> None:
-        check_settings(self, "model")
-        has_vectors = self.vectors is not None or not self.freeze_vectors
-        require(has_vectors, "model.freeze_vectors", "is set without model.vectors", hint="Set model.vectors=FILE.")
+        WordsConfig.__post_init__(self)  # a class with slots has no working super()
         require(bool(self.widths), "model.widths", f"{self.widths}", allowed="one or more widths of 1 or more")
 
-    def build(
-        self,
-        *,
-        num_outputs: int,
-        vocabulary_size: int,
-        padding_id: int = 0,
-        vocabulary: dict[str, int] | None = None,
-    ) -> TextCNN:
-        model = TextCNN(self, num_outputs, vocabulary_size, padding_id)
-        start_words(model, self, vocabulary)
-        return model
+    def make(self, num_outputs: int, vocabulary_size: int, padding_id: int) -> TextCNN:
+        return TextCNN(self, num_outputs, vocabulary_size, padding_id)
 
 
 class TextCNN(Network, nn.Module):

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from flatout.errors import check_settings, require, setting
-from flatout.models.contract import Network
-from flatout.models.flops import Lengths, Product, through
+from flatout.models.contract import Lengths, Network, Product, through
 from flatout.models.lean import LeanDropout
 from flatout.models.series import Residual, WindowRidge, own_pasts, windows_of
 

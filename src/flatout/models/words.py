@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,44 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import UserError, require
-from flatout.models.flops import Product, between, through
+from flatout.errors import UserError, check_settings, require, setting
+from flatout.models.contract import Product, between, through
+
+
+@dataclass(kw_only=True, slots=True)
+class WordsConfig:
+    """What models on words have in common that are trained from scratch."""
+
+    embedding: int = setting(128, "Numbers a word.", least=1)
+    vectors: str | None = setting(None, "Text file of word vectors to start from.", example="glove.txt")
+    freeze_vectors: bool = setting(
+        False, "Whether the word vectors stay as they are.", example="model.vectors=glove.txt model.freeze_vectors=true"
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self, "model")
+        has_vectors = self.vectors is not None or not self.freeze_vectors
+        require(has_vectors, "model.freeze_vectors", "is set without model.vectors", hint="Set model.vectors=FILE.")
+
+    def make(self, num_outputs: int, vocabulary_size: int, padding_id: int) -> Any:
+        """The network of such a Config, with random vectors."""
+        raise NotImplementedError
+
+    def build(
+        self,
+        *,
+        num_outputs: int,
+        vocabulary_size: int,
+        padding_id: int = 0,
+        vocabulary: dict[str, int] | None = None,
+    ) -> Any:
+        """A new network with the vectors that the settings name, frozen where they say so."""
+        model = self.make(num_outputs, vocabulary_size, padding_id)
+        weight = model.embedding.weight
+        if self.vectors is not None:
+            model.vectors_found = load_vectors(self.vectors, vocabulary, weight.data)
+        weight.requires_grad_(not self.freeze_vectors)
+        return model
 
 
 def load_vectors(path: str, vocabulary: dict[str, int] | None, embedding: Tensor) -> float:
@@ -48,13 +85,6 @@ def load_vectors(path: str, vocabulary: dict[str, int] | None, embedding: Tensor
         with torch.no_grad():
             embedding[torch.tensor(list(found))] = torch.from_numpy(np.stack(list(found.values()))).to(embedding)
     return len(found) / max(1, len(vocabulary))
-
-
-def start_words(model: Any, config: Any, vocabulary: dict[str, int] | None) -> None:
-    """Give a new network the vectors that its Config names, and freeze them where it says so."""
-    if config.vectors is not None:
-        model.vectors_found = load_vectors(config.vectors, vocabulary, model.embedding.weight.data)
-    model.embedding.weight.requires_grad_(not config.freeze_vectors)
 
 
 def _entries(file: Path, width: int) -> Iterator[tuple[int, bytes, bytes]]:

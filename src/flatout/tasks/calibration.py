@@ -7,11 +7,14 @@ row has several labels, each label gets the threshold at which its F1 is best.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from flatout.run_log import RunLog
 
 _BINS = 15
 _COLDEST, _HOTTEST = 0.05, 20.0
@@ -40,12 +43,12 @@ class Calibration:
             return "fits half of the validation rows best"
         return f"{self.fitted:.2f} fits half of the validation rows best, and does not help on the other half"
 
-    @property
-    def evidence(self) -> str:
-        """What it changes on the rows that it was not fitted on."""
-        return (
-            f"calibration error of the other half: {self.error_before:.3f} without it, {self.error_fitted:.3f} with it"
-        )
+    def report(self, log: RunLog) -> dict[str, Any]:
+        """Report the temperature and what it changes on other rows; facts for the run's summary."""
+        before, after = self.error_before, self.error_fitted
+        evidence = f"calibration error of the other half: {before:.3f} without it, {after:.3f} with it"
+        log.decision("temperature", f"{self.temperature:.2f}", self.why, evidence)
+        return {"calibration": asdict(self)}
 
 
 def calibrated(logits_BC: Tensor, targets_B: Tensor, rows_B: Tensor | None = None) -> Calibration:

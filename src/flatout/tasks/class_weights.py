@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
 from torch import Tensor
 
-from flatout.errors import UserError, did_you_mean, require
+from flatout.errors import UserError, check_settings, did_you_mean, require, setting
 
 _MOST_NAMED = 20
 
@@ -20,11 +21,34 @@ class ClassWeights(StrEnum):
     auto = "auto"
 
 
-def checked(chosen: ClassWeights, weights: Mapping[str, float]) -> dict[str, float]:
-    """`task.weights`, where `task.class_weights` leaves them free."""
-    is_one_way = chosen is ClassWeights.none or not weights
-    require(is_one_way, "task.weights", "is set with task.class_weights=auto", hint="Leave out the one or the other.")
-    return {str(name): float(weight) for name, weight in weights.items()}
+@dataclass(kw_only=True, slots=True)
+class NamedClassesConfig:
+    """The loss of a task that answers classes, or tags, by name."""
+
+    class_weights: ClassWeights = setting(
+        ClassWeights.none,
+        "auto: each class, or tag, weighs by the inverse of its share of the training rows, or words; one on average.",
+    )
+    weights: dict[str, float] = setting(
+        dict,
+        "Weight of a class, or of a tag, by its name, for those that are not to weigh 1; instead of class_weights.",
+        least=0,
+        allowed="0 or more, for classes or tags by name",
+        example="+task.weights.sport=2",
+    )
+    label_smoothing: float = setting(
+        0.0,
+        "Share of each target spread over all classes, or tags; of several labels a row, over present and absent.",
+        least=0,
+        below=1,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self, "task")
+        is_one_way = self.class_weights is ClassWeights.none or not self.weights
+        hint = "Leave out the one or the other."
+        require(is_one_way, "task.weights", "is set with task.class_weights=auto", hint=hint)
+        self.weights = {str(name): float(weight) for name, weight in self.weights.items()}
 
 
 def balanced(counts: Sequence[int]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,78 +14,39 @@ from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
-from flatout.engine.optimizer import OptimConfig
-from flatout.errors import check_settings, require, setting
+from flatout.errors import require
 from flatout.models.encoder.transformer import Outputs
 from flatout.run_log import RunLog
 from flatout.tasks.calibration import as_two_classes, best_thresholds, calibrated
-from flatout.tasks.class_weights import ClassWeights, balanced, checked, named
+from flatout.tasks.class_weights import ClassWeights, NamedClassesConfig, balanced, named
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics, monitored_metric
 from flatout.tasks.networks import build_text_network
 from flatout.tasks.task import Task, real_rows
 
 
 @dataclass(kw_only=True, slots=True)
-class ClassificationConfig:
+class ClassificationConfig(NamedClassesConfig):
     """The loss of a classifier."""
-
-    class_weights: ClassWeights = setting(
-        ClassWeights.none,
-        "auto: each class weighs by the inverse of its share of the training rows, one on average over rows.",
-    )
-    weights: dict[str, float] = setting(
-        dict,
-        "Weight of a class by its name, for those that are not to weigh 1; instead of class_weights.",
-        least=0,
-        allowed="0 or more, for classes or tags by name",
-        example="+task.weights.sport=2",
-    )
-    label_smoothing: float = setting(
-        0.0,
-        "Share of each target spread over all classes; of several labels a row, over present and absent.",
-        least=0,
-        below=1,
-    )
-
-    def __post_init__(self) -> None:
-        check_settings(self, "task")
-        self.weights = checked(self.class_weights, self.weights)
 
 
 class Classifier(Task):
     """Trains a classifier or a regression on flat batches."""
 
+    settings = ClassificationConfig
+    temperature = 1.0
+    """What outputs are divided by before they are judged, where a row has several labels."""
     weights_C: Tensor | None
 
-    def __init__(
-        self,
-        model: Any,
-        config: ClassificationConfig | None = None,
-        optim: OptimConfig | None = None,
-        *,
-        labels: Labels | None = None,
-        total_steps: int | None = None,
-    ) -> None:
-        """`labels`: what the outputs mean; without them the trainer's datamodule describes its labels."""
-        super().__init__(model, optim, total_steps=total_steps)
-        self.config = config or ClassificationConfig()
-        self.temperature = 1.0
-        """What outputs are divided by before they are judged, where a row has several labels."""
-        self.thresholds: list[float] = []
-        """From which probability on each label is answered, where a row has several labels."""
-        self.register_buffer("weights_C", None, persistent=False)
-        if labels is not None:
-            self.take_labels(labels)
-
     def take_labels(self, labels: Labels) -> None:
-        """Learn what the outputs mean; makes loss and metrics ready."""
         _require_classes(labels, self.config)
         self.labels = labels
         self.metrics = TaskMetrics.build(labels.problem, labels.classes)
+        self.thresholds: list[float] = []
+        """From which probability on each label is answered, where a row has several labels."""
         weights = named(self.config.weights, labels.classes)
         if self.config.class_weights is ClassWeights.auto:
             weights = class_weights(labels)
-        self.weights_C = weights
+        self.register_buffer("weights_C", weights, persistent=False)
 
     def take_info(self, info: Any) -> None:
         what, hint = f"{type(info).__name__} has no classes", "Use Tagger for tags and GramDecoder for bit strings."
@@ -156,8 +117,7 @@ class Classifier(Task):
     def _calibrate(self, answers: Sequence[Tensor], log: RunLog) -> dict[str, Any]:
         found = calibrated(*answers)
         self.temperature = found.temperature
-        log.decision("temperature", f"{found.temperature:.2f}", found.why, found.evidence)
-        return {"calibration": asdict(found)}
+        return found.report(log)
 
     def count_answers(self) -> None:
         self.counted = self.metrics.counted()

@@ -28,7 +28,6 @@ from flatout.data.batches.feed import Feeds
 from flatout.data.batches.flat_batch import FlatBatch, cut_batch
 from flatout.data.batches.gather import TOKENS, on_device
 from flatout.data.tokens.subwords import PAIR, Subwords
-from flatout.engine.optimizer import OptimConfig
 from flatout.errors import check_settings, require, setting
 from flatout.models.encoder.transformer import Outputs
 from flatout.run_log import RunLog
@@ -78,26 +77,16 @@ class MaskedLanguageConfig:
 class MaskedLanguageModel(Task):
     """Trains an encoder to predict masked words."""
 
+    settings = MaskedLanguageConfig
+    metric_names = METRICS
     is_special_V: Tensor
     masking: Masking
-
-    def __init__(
-        self,
-        model: Any,
-        config: MaskedLanguageConfig | None = None,
-        optim: OptimConfig | None = None,
-        *,
-        total_steps: int | None = None,
-    ) -> None:
-        super().__init__(model, optim, total_steps=total_steps)
-        self.config = config or MaskedLanguageConfig()
-        self.masked_per_row = 1.0
-        """Masked tokens of a training row on average, by which the loss is divided."""
-        self._read_share = 1.0
-        self._seed = 0
-        self._sums = np.zeros(3)
-        """Loss, right answers and number of the masked tokens that were judged."""
-        self.register_buffer("is_special_V", torch.zeros(0, dtype=torch.bool), persistent=False)
+    masked_per_row = 1.0
+    """Masked tokens of a training row on average, by which the loss is divided."""
+    _sums: NDArray[np.float64]
+    """Loss, right answers and number of the masked tokens that were judged."""
+    _read_share = 1.0
+    _seed = 0
 
     def take_info(self, info: Any) -> None:
         encoder, hint = getattr(info, "vocabulary", None), "Set data.vocabulary.kind=wordpiece, or data.tokenizer."
@@ -110,7 +99,7 @@ class MaskedLanguageModel(Task):
         self.masking = Masking(*shares, encoder.require_mask("the tokenizer"), encoder.size, added)
         is_special = np.zeros(1 + max(encoder.words().values()), np.bool_)  # ids may have gaps
         is_special[encoder.special_ids()] = True
-        self.is_special_V = torch.from_numpy(is_special)
+        self.register_buffer("is_special_V", torch.from_numpy(is_special), persistent=False)
         lengths = info.store.splits["train"].lengths(TOKENS)
         self.masked_per_row = max(1.0, float(self.masking.counts(lengths).mean()))
         self._read_share = float(self.masking.counts(lengths).sum() / max(1, lengths.sum()))
@@ -129,10 +118,6 @@ class MaskedLanguageModel(Task):
             f"{self.masked_per_row:.1f} a row; only these pass through the head",
         )
         return {}
-
-    @property
-    def metric_names(self) -> list[str]:
-        return list(METRICS)
 
     def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
         trainer = getattr(self, "_trainer", None)  # where only the speed of a step is measured there is none

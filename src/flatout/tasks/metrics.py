@@ -191,7 +191,7 @@ class SingleMetrics(TaskMetrics):
 
     def per_class(self) -> list[dict[str, Any]]:
         counts = self.confusion().double()
-        return _class_rows(self.classes, counts.diag(), counts.sum(1), counts.sum(0))
+        return class_rows(self.classes, counts.diag(), counts.sum(1), counts.sum(0))
 
 
 class MultiMetrics(TaskMetrics):
@@ -241,7 +241,7 @@ class MultiMetrics(TaskMetrics):
         return Counted(self.classes, None, _on_host(self.binned()), are_several=True)
 
     def per_class(self) -> list[dict[str, Any]]:
-        return _class_rows(self.classes, *self._totals()[:3])
+        return class_rows(self.classes, *self._totals()[:3])
 
     def _totals(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         counts = self.counts.compute().double().cpu()  # [C, 5]: tp, fp, tn, fn, support
@@ -302,7 +302,8 @@ def _mean_over_mixed(values: Tensor, targets: Tensor, rows: Tensor) -> float:
     return float(values[is_mixed].mean()) if is_mixed.any() else float("nan")
 
 
-def _class_rows(classes: list[str], correct: Tensor, targets: Tensor, answers: Tensor) -> list[dict[str, Any]]:
+def class_rows(classes: list[str], correct: Tensor, targets: Tensor, answers: Tensor) -> list[dict[str, Any]]:
+    """Precision, recall and F1 of each class, the commonest first."""
     columns = {
         "precision": correct / answers.clamp(min=1),
         "recall": correct / targets.clamp(min=1),

@@ -113,7 +113,7 @@ def _judge(info: SequenceInfo, ridge: WindowRidge) -> dict[str, dict[str, float]
             guesses = ridge.answer(windows)
             count = answers[..., 0].numel() // len(answers)
             scores.add(guesses.flatten(0, -2), answers.flatten(0, -2), recording_N.repeat_interleave(count))
-        found[short] = scores.values_here()
+        found[short] = scores.values(is_alone=True)
     return found
 
 

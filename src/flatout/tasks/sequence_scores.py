@@ -54,15 +54,9 @@ class SequenceScores:
         self._sums.index_add_(1, recording_N, torch.stack(parts))
         self._largest.scatter_reduce_(0, recording_N.unsqueeze(1).expand_as(absolute_NK), absolute_NK, "amax")
 
-    def values(self) -> dict[str, float]:
-        """Each metric over all ranks; of several targets the mean over them, and the error of each."""
-        return self._values(*self._of_all_ranks())
-
-    def values_here(self) -> dict[str, float]:
-        """The same of this rank alone."""
-        return self._values(self._sums.cpu(), self._largest.cpu())
-
-    def _values(self, sums: Tensor, largest: Tensor) -> dict[str, float]:
+    def values(self, *, is_alone: bool = False) -> dict[str, float]:
+        """Each metric over all ranks, or of this one alone; of several targets their mean, and the error of each."""
+        sums, largest = (self._sums.cpu(), self._largest.cpu()) if is_alone else self._of_all_ranks()
         by_target = _errors(sums.sum(1), largest.amax(0), self._factor)
         self.of_targets = {
             target: {name: float(errors[number]) for name, errors in by_target.items()}

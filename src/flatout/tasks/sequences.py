@@ -22,7 +22,6 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.shape import SequenceShape
-from flatout.engine.optimizer import OptimConfig
 from flatout.errors import check_settings, require, setting
 from flatout.models.contract import contract
 from flatout.models.recurrent import CarriedState
@@ -70,24 +69,13 @@ _LOSSES: dict[SequenceLoss, Callable[..., Tensor]] = {
 class SequenceRegressor(Task):
     """Trains a network on recordings."""
 
+    settings = SequenceRegressionConfig
     smaller_rows = "Shorten rows with data.lookback or data.chunk."
     needs_info = True
-
-    def __init__(
-        self,
-        model: Any,
-        config: SequenceRegressionConfig | None = None,
-        optim: OptimConfig | None = None,
-        *,
-        total_steps: int | None = None,
-    ) -> None:
-        super().__init__(model, optim, total_steps=total_steps)
-        self.config = config or SequenceRegressionConfig()
-        self.baselines: list[Baseline] = []
-        self._log: RunLog | None = None
-        self._augment: Augment | None = None
-        self._split = "train"
-        self._mark: Any = None
+    _augment: Augment | None
+    _log: RunLog | None = None
+    _split = "train"
+    _mark: Any = None
 
     def take_info(self, info: Any) -> None:
         what, hint = f"{type(info).__name__} has no recordings", "Use SequenceData."
@@ -96,6 +84,7 @@ class SequenceRegressor(Task):
         vars(self)["info"], self.shape = info, info.shape
         self.shift_K, self.factor_K = map(torch.tensor, info.scaler.of_targets(self.shape.targets))
         self.scores = SequenceScores(len(info.recording_names), info.targets, self.factor_K.tolist())
+        self.baselines: list[Baseline] = []
         self._recording: dict[str, Tensor] = {}
         self._is_first: dict[str, Any] = {}
         self._steps_a_row = float(info.mean_steps())

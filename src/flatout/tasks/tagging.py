@@ -6,10 +6,11 @@ never seen by the model; its entities count as missed, as they would where the m
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -18,12 +19,12 @@ from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.checks.tags import Entities, find_entities
 from flatout.data.info import NO_TAG, TagLabels
-from flatout.engine.optimizer import OptimConfig
-from flatout.errors import check_settings, require, setting
+from flatout.errors import require
 from flatout.models.encoder.transformer import Outputs
 from flatout.run_log import RunLog
 from flatout.tasks.calibration import calibrated
-from flatout.tasks.class_weights import ClassWeights, balanced, checked, named
+from flatout.tasks.class_weights import ClassWeights, NamedClassesConfig, balanced, named
+from flatout.tasks.metrics import class_rows
 from flatout.tasks.networks import build_text_network
 from flatout.tasks.task import Task
 
@@ -33,59 +34,27 @@ _SPLITS = {"val": "validation", "test": "test"}
 
 
 @dataclass(kw_only=True, slots=True)
-class TaggingConfig:
+class TaggingConfig(NamedClassesConfig):
     """The loss of a tagger."""
-
-    class_weights: ClassWeights = setting(
-        ClassWeights.none,
-        "auto: each tag weighs by the inverse of its share of the training words, one on average over words.",
-    )
-    weights: dict[str, float] = setting(
-        dict,
-        "Weight of a tag by its name, for those that are not to weigh 1; instead of class_weights.",
-        least=0,
-        allowed="0 or more, for classes or tags by name",
-        example="+task.weights.sport=2",
-    )
-    label_smoothing: float = setting(0.0, "Share of each target spread over all tags.", least=0, below=1)
-
-    def __post_init__(self) -> None:
-        check_settings(self, "task")
-        self.weights = checked(self.class_weights, self.weights)
 
 
 class Tagger(Task):
     """Trains a tagger on flat batches."""
 
+    settings = TaggingConfig
+    metric_names = METRICS
     labels_are_of_tokens = True
+    temperature = 1.0
     weights_C: Tensor | None
 
-    def __init__(
-        self,
-        model: Any,
-        config: TaggingConfig | None = None,
-        optim: OptimConfig | None = None,
-        *,
-        labels: TagLabels | None = None,
-        total_steps: int | None = None,
-    ) -> None:
-        """`labels`: what the outputs mean; without them the trainer's datamodule describes its tags."""
-        super().__init__(model, optim, total_steps=total_steps)
-        self.config = config or TaggingConfig()
-        self.temperature = 1.0
-        self._lost: dict[str, Any] = {}
-        self.register_buffer("weights_C", None, persistent=False)
-        if labels is not None:
-            self.take_labels(labels)
-
     def take_labels(self, labels: TagLabels) -> None:
-        """Learn what the outputs mean; makes loss and metrics ready."""
         self.labels = labels
         self.scores = EntityScores(labels.types)
+        self._lost: dict[str, Any] = {}
         weights = named(self.config.weights, labels.names)
         if self.config.class_weights is ClassWeights.auto:
             weights = balanced(labels.counts)
-        self.weights_C = weights
+        self.register_buffer("weights_C", weights, persistent=False)
 
     def take_info(self, info: Any) -> None:
         what, hint = f"{type(info).__name__} has no tags", "Use Classifier for classes and GramDecoder for bit strings."
@@ -95,10 +64,6 @@ class Tagger(Task):
 
     def build_model(self, config: Any, info: Any) -> nn.Module:
         return build_text_network(config, info, Outputs(self.labels.names, "tags"))
-
-    @property
-    def metric_names(self) -> list[str]:
-        return list(METRICS)
 
     def per_class(self) -> list[dict[str, Any]]:
         return self.scores.per_type()
@@ -130,8 +95,7 @@ class Tagger(Task):
         """A temperature for the words' tags."""
         found = calibrated(*self.answers(feeds.validation))
         self.temperature = found.temperature
-        log.decision("temperature", f"{found.temperature:.2f}", found.why, found.evidence)
-        return {"calibration": asdict(found)}
+        return found.report(log)
 
     def answers(self, feed: Feed) -> list[Tensor]:
         """Outputs, tags and rows of the words of a feed's first rows, on the host."""
@@ -199,7 +163,7 @@ class EntityScores:
     ) -> None:
         """Take in rows of words: answered and given tags, and of which rows the last entity was cut in two."""
         given, found = find_entities(tags, offsets), find_entities(answers, offsets)
-        right = given.kind[_is_found(_lengthened(given, cut), found)]
+        right = given.kind[np.isin(_lengthened(given, cut).keys(), found.keys())]
         for place, kinds in enumerate((given.kind, found.kind, right)):
             self.counts[place, :-1] += np.bincount(kinds, minlength=len(self.types))
         self.counts[0, -1] += len(tags)
@@ -220,27 +184,14 @@ class EntityScores:
 
     def per_type(self) -> list[dict[str, Any]]:
         """Precision, recall and F1 of each type, the commonest first."""
-        rows = [
-            {
-                "class": name,
-                "precision": float(right / max(1, found)),
-                "recall": float(right / max(1, given)),
-                "f1": float(2 * right / max(1, given + found)),
-                "support": int(given),
-            }
-            for name, given, found, right in zip(self.types, *self._columns()[:, :-1], strict=True)
-        ]
-        return sorted(rows, key=lambda row: -row["support"])
+        given, found, right = torch.from_numpy(self._columns()[:, :-1]).double()
+        return class_rows(self.types, right, given, found)
 
     def _columns(self) -> NDArray[np.int64]:
         """The counts, with what was cut off among what was given."""
         counts = self.counts.copy()
         counts[0] += self._lost
         return counts
-
-
-def _is_found(given: Entities, found: Entities) -> NDArray[np.bool_]:
-    return np.isin(given.keys(), found.keys())
 
 
 def _lengthened(entities: Entities, cut: NDArray[np.bool_]) -> Entities:

@@ -9,7 +9,7 @@ Lightning divides by. Subclasses say what the loss and the metrics are.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
@@ -47,19 +47,33 @@ class Task(L.LightningModule):
     counts_tokens = True
     """Whether tokens a second mean anything to the user."""
     is_prepared = False
+    settings: type
+    """The Config of the loss."""
     config: Any
     """The settings of the loss."""
     info: Any = None
     """The description of the data that the network was built for."""
     _loss_sum: Tensor
 
-    def __init__(self, model: Any, optim: OptimConfig | None = None, *, total_steps: int | None = None) -> None:
-        """`model`: a network, or the Config of one, which is built from the datamodule's `info`."""
+    def __init__(
+        self,
+        model: Any,
+        config: Any = None,
+        optim: OptimConfig | None = None,
+        *,
+        labels: Any = None,
+        total_steps: int | None = None,
+    ) -> None:
+        """`model`: a network, or the Config of one, which is built from the datamodule's `info`.
+
+        `labels`: what the outputs of a network mean; without them the trainer's datamodule describes its own.
+        """
         super().__init__()
         is_built = isinstance(model, nn.Module)
         self.model: nn.Module = model if is_built else nn.Identity()
         self.model_config = None if is_built else model
         self.is_built = is_built
+        self.config = self.settings() if config is None else config
         self.optim, self.total_steps = optim or OptimConfig(), total_steps
         self.results: dict[str, float] = {}
         """Metrics of the last validation or test, by plain name."""
@@ -71,6 +85,8 @@ class Task(L.LightningModule):
         self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
         self._rows_judged = 0
         self._asked: tuple[nn.Module | None, Network | None] = (None, None)
+        if labels is not None:
+            self.take_labels(labels)
 
     @property
     def network(self) -> Network:
@@ -90,6 +106,10 @@ class Task(L.LightningModule):
     @abstractmethod
     def take_info(self, info: Any) -> None:
         """Learn from the data's description what the outputs mean; makes loss and metrics ready."""
+
+    def take_labels(self, labels: Any) -> None:
+        """Learn what the outputs mean; makes loss and metrics ready. For tasks whose outputs have names."""
+        raise UserError(type(self).__name__, "takes no labels", hint="Give the Trainer a datamodule.")
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
         """Compute what is known before the first step; facts for the run's summary. A hook."""
@@ -129,7 +149,7 @@ class Task(L.LightningModule):
 
     @property
     @abstractmethod
-    def metric_names(self) -> list[str]:
+    def metric_names(self) -> Sequence[str]:
         """Names of the metrics of a validation, without the loss."""
 
     @property

@@ -18,9 +18,8 @@ import xxhash
 from torch import Tensor, nn
 
 from flatout.errors import require
-from flatout.models.contract import Network
+from flatout.models.contract import Lengths, Network, Product, between, look_up, through
 from flatout.models.encoder.families import FLAT_FAMILIES
-from flatout.models.flops import Lengths, Product, between, look_up, through
 
 _BESIDE_BLOCKS = {"deberta-v2": ("encoder.LayerNorm", "encoder.conv")}
 """What families declare after their layers although it serves the first of them, or all; tables are found anyway."""

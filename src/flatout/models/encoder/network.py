@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from flatout.errors import UserError
+from flatout.models.contract import Lengths, Product
 from flatout.models.encoder.attention import Kernel, KernelChoice, choose_kernel
 from flatout.models.encoder.families import FLAT_FAMILIES, Family, classify_tokens
 from flatout.models.encoder.layered import LayeredEncoder, encoder_products, keep_tied_once, require_same_weights
 from flatout.models.encoder.layers import FlatLayer, LayerGroup, Pass, PostNormLayer, PreNormLayer
 from flatout.models.encoder.rectangles import FlatRows
-from flatout.models.flops import Lengths, Product
 from flatout.models.lean import make_lean
 
 if TYPE_CHECKING:
