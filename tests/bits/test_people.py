@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 import xxhash
 
-from flatout.bits.people import FIELDS, GENERATOR_VERSION, PeopleConfig, PeopleTable, known_names
+from flatout.bits.people import FIELDS, GENERATOR_VERSION, PeopleConfig, PeopleTable, _names
 from flatout.errors import UserError
 
 
@@ -49,7 +49,7 @@ def test_a_few_names_are_common_and_most_are_rare():
 
 
 def test_typing_errors_change_one_letter_of_the_share_asked_for():
-    given, surnames = map(set, known_names())
+    given, surnames = (set(names.to_pylist()) for names in _names())
     rows = read(rows=16_000, typos=0.3)
     odd = [
         row["GivenName"] not in given or row["Surname"] not in surnames for row in rows.select(FIELDS[:2]).to_pylist()

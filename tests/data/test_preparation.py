@@ -10,10 +10,10 @@ import pytest
 from tests.stores import open_store
 
 from flatout.data.checks.cleaning import CleaningConfig
-from flatout.data.checks.survey import Survey
+from flatout.data.checks.survey import TextSurvey
 from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
-from flatout.data.text_preparation import open_source, survey
+from flatout.data.text_preparation import open_source
 from flatout.errors import UserError
 
 
@@ -98,7 +98,9 @@ def test_dropping_leaks_repeats_and_conflicts_leaves_the_rest():
 def test_rows_read_are_rows_kept_repaired_and_dropped():
     data = {"text": ["a", "", "b", None, "c &amp; d"] * 30, "label": ["x", "y", None, "x", "y"] * 30}
     config = TextDataConfig(train=data, clean=CleaningConfig(escapes="decode"))
-    findings = survey(config, open_source(config), lambda rows: None).findings["train"]
+    findings = (
+        TextSurvey(open_source(config), config.clean, config.max_classes).run(lambda rows: None).findings["train"]
+    )
     assert findings.account() == "150 read = 30 kept as written + 30 repaired + 90 dropped"
 
 
@@ -125,14 +127,14 @@ def test_several_columns_are_joined_and_gaps_left_out():
 def test_a_file_that_changes_while_it_is_read_ends_the_build(tmp_path: Path, monkeypatch):
     path = tmp_path / "rows.csv"
     path.write_text("text,label\n" + "".join(f"row {i},{'ab'[i % 2]}\n" for i in range(100)), encoding="utf-8")
-    run = Survey.run
+    run = TextSurvey.run
 
     def then_changed(self, told):
         found = run(self, told)
         path.write_text(path.read_text(encoding="utf-8").replace("row 7,", "row X,"), encoding="utf-8")
         return found
 
-    monkeypatch.setattr(Survey, "run", then_changed)
+    monkeypatch.setattr(TextSurvey, "run", then_changed)
     with pytest.raises(UserError, match=r"rows.csv changed while it was read"):
         open_store(TextDataConfig(train=str(path)))
     assert not list((tmp_path / "cache").glob("*/manifest.json"))

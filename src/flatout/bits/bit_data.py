@@ -23,12 +23,12 @@ from flatout.bits.data import KNOWN_BITS, BitsDataConfig, Record, RecordSource
 from flatout.bits.encodings import EncodingKind, Packed, Sets
 from flatout.bits.grams import FIELD_END, LABELS, GramIndex, label_index, padded, plain_texts, targets_of
 from flatout.bits.info import BitInfo
-from flatout.data.feeding import require_other_content
 from flatout.data.store.cache import Cache, Recipe
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import SCHEMA, Column, StoreWriter
 from flatout.data.store_data import StoreData
-from flatout.data.tables.table import require_unchanged
+from flatout.data.tables.splits import bytes_of
+from flatout.data.tables.table import fingerprints_of, require_unchanged
 from flatout.errors import UserError
 
 _MORE_RECORDS = "Give more records, or lower data.validation_share and data.test_share."
@@ -67,11 +67,9 @@ class BitsPreparation:
     def _recipe(self) -> Recipe:
         config = self.config
         validation_share, test_share = self.config.taken_shares(self.tables)
-        fingerprints = {split: table.fingerprint() for split, table in self.tables.items()}
-        require_other_content(fingerprints, {split: table.name for split, table in self.tables.items()})
         return {
             "kind": "bits",
-            "source": fingerprints,
+            "source": fingerprints_of(self.tables),
             "read": asdict(config.read),
             "column": {"text": self.columns, "bits": self.bits, "uid": config.uid if self.source.has_uid else None},
             "form": config.form.value,
@@ -251,7 +249,5 @@ class _Totals:
 def _text_bytes(fields: list[pa.Array]) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
     """The fields of each record, lower-cased and parted by FIELD_END, as UTF-8."""
     texts = pc.utf8_lower(pc.binary_join_element_wise(*fields, pa.scalar(FIELD_END, pa.large_string())))
-    bounds = np.frombuffer(texts.buffers()[1], dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    data = texts.buffers()[2]
-    values = np.frombuffer(data, dtype=np.uint8)[bounds[0] : bounds[-1]] if data else np.empty(0, np.uint8)
-    return values, np.diff(bounds).astype(np.int32)
+    data, bounds = bytes_of(texts)
+    return data[bounds[0] : bounds[-1]], np.diff(bounds).astype(np.int32)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from flatout.bits.encodings import EncodingConfig, EncodingKind, Packed, Sets
 from flatout.bits.grams import raw_texts
-from flatout.data.tables.table import Table
+from flatout.data.tables.splits import bytes_of
+from flatout.data.tables.table import Table, is_list, is_text
 from flatout.errors import UserError
 
 _BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
@@ -76,13 +77,13 @@ class BitColumn:
 
     def _form_of(self, column: pa.Array) -> Form:
         kind = column.type
-        if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        if is_list(kind):
             values = column.flatten()
             is_bits = pa.types.is_boolean(values.type) or (_is_zero_or_one(values))
             return Form.packed if is_bits or pa.types.is_uint8(values.type) else Form.numbers
-        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        if _are_bytes(kind):
             return Form.packed
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        if not is_text(kind):
             allowed = "texts of 0 and 1, hexadecimal or base64 texts, bytes, lists"
             raise UserError(
                 "data.bits", f"column {self.name!r} of {self.source} holds {kind}", allowed=allowed, hint=_NAME_IT
@@ -93,14 +94,14 @@ class BitColumn:
         if self.form is Form.base64:
             texts = pc.utf8_rtrim(texts, "=")
         lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
-        width = int(lengths[0]) if self.num_bits is None else self._characters_of(self.num_bits)
+        width = int(lengths[0]) if self.num_bits is None else -(-self.num_bits // _BITS_A_CHARACTER[self.form])
         if (odd := np.flatnonzero(lengths != width)).size:
             what = f"{int(lengths[odd[0]]):,} characters where others have {width:,}"
             self._fail(rows[odd[0]], what)
         if width == 0:
             self._fail(rows[0], "no value")
-        bounds = np.frombuffer(texts.buffers()[1], dtype=np.int64)
-        data = np.frombuffer(texts.buffers()[2], dtype=np.uint8)[bounds[texts.offset] :][: width * len(texts)]
+        data, bounds = bytes_of(texts)
+        data = data[bounds[0] :][: width * len(texts)]
         digits = _TABLES[self.form][data].reshape(len(texts), width)
         if (foreign := digits == _FOREIGN).any():
             row = int(foreign.any(axis=1).argmax())
@@ -111,26 +112,18 @@ class BitColumn:
         self.num_bits = self.num_bits or packed.shape[1] * 8
         return packed
 
-    def _characters_of(self, num_bits: int) -> int:
-        return -(-num_bits // _BITS_A_CHARACTER[self.form])
-
     def _packed(self, column: pa.Array, rows: NDArray[np.int64]) -> Packed:
         """Bytes that are packed already, or lists of zeros and ones."""
-        if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-            lengths = pc.binary_length(column).to_numpy(zero_copy_only=False)
-            values = np.frombuffer(b"".join(column.to_pylist()), dtype=np.uint8)
-        elif pa.types.is_fixed_size_binary(column.type):
-            lengths = np.full(len(column), column.type.byte_width)
-            values = np.frombuffer(b"".join(column.to_pylist()), dtype=np.uint8)
+        if are_bytes := _are_bytes(column.type):
+            data = column.to_pylist()
+            lengths, values = np.array(list(map(len, data))), np.frombuffer(b"".join(data), dtype=np.uint8)
         else:
             lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
-            flat = column.flatten()
-            values = flat.cast(pa.uint8()).to_numpy(zero_copy_only=False)
+            values = column.flatten().cast(pa.uint8()).to_numpy(zero_copy_only=False)
         if (odd := np.flatnonzero(lengths != lengths[0])).size:
             self._fail(rows[odd[0]], f"{int(lengths[odd[0]])} values where others have {int(lengths[0])}")
         table = values.reshape(len(column), -1)
-        is_list = not isinstance(column, pa.BinaryArray | pa.LargeBinaryArray | pa.FixedSizeBinaryArray)
-        if is_list and table.size and table.max() <= 1:
+        if not are_bytes and table.size and table.max() <= 1:
             table = np.packbits(table, axis=1)
         if self.num_bits is not None and table.shape[1] * 8 != self.num_bits:
             self._fail(rows[0], f"{table.shape[1] * 8} bits where others have {self.num_bits}")
@@ -138,7 +131,7 @@ class BitColumn:
         return table
 
     def _numbers(self, column: pa.Array, rows: NDArray[np.int64]) -> Sets:
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        if is_text(column.type):
             column = self._written_numbers(column, rows)
         lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int32)
         values = column.flatten()
@@ -188,6 +181,10 @@ def written_form(value: str) -> Form:
     if re.fullmatch(r"[\[({][\s\d,;]*[\])}]|\d+([\s,;|]+\d+)+", value):
         return Form.numbers
     return Form.base64 if re.fullmatch(r"[A-Za-z0-9+/]+=*", value) else Form.binary
+
+
+def _are_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
 
 
 def _is_zero_or_one(values: pa.Array) -> bool:

@@ -22,7 +22,7 @@ from flatout.bits.people import PeopleConfig, PeopleTable
 from flatout.data.feeding import FILES, SOURCES, FeedingConfig, require_other_files
 from flatout.data.tables.sources import open_source
 from flatout.data.tables.splits import SPLITS, assign_splits
-from flatout.data.tables.table import Table, require_columns
+from flatout.data.tables.table import Table, is_text, require_columns
 from flatout.errors import UserError, require, setting
 
 
@@ -120,23 +120,16 @@ class RecordSource:
         bits_column = self.bits if with_bits else None
         wanted = [*self.columns, *([bits_column] if bits_column else [])]
         for name, table in self.tables.items():
-            first_row = 0
             asked = [*wanted, *([self.config.uid] if self.has_uid and self.config.uid in table.columns else [])]
-            for block in table.blocks(asked):
-                rows = np.arange(first_row, first_row + block.num_rows)
-                first_row += block.num_rows
+            for rows, block in table.numbered(asked):
                 if self.config.uid in block.schema.names:
                     self._require_uids(block.column(self.config.uid), rows, table.name)
                 fields = [self._text(block.column(column), column, table.name) for column in self.columns]
                 bits = block.column(bits_column) if bits_column else None
                 for split, mask in self._assigned(name, fields):
-                    if mask is None:
-                        yield split, Record(fields, bits, rows, table.name)
-                    else:
-                        keep = pa.array(mask)
-                        kept = [column.filter(keep) for column in fields]
-                        kept_bits = None if bits is None else bits.filter(keep)
-                        yield split, Record(kept, kept_bits, rows[mask], table.name)
+                    keep = pa.array(mask)
+                    own = [column.filter(keep) for column in fields]
+                    yield split, Record(own, None if bits is None else bits.filter(keep), rows[mask], table.name)
                 advance(block.num_rows)
 
     def first(self) -> Record:
@@ -193,7 +186,7 @@ class RecordSource:
         kind = column.type
         if pa.types.is_dictionary(kind):
             column = column.dictionary_decode()
-        elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
+        elif not (is_text(kind) or pa.types.is_null(kind)):
             if not pa.types.is_primitive(kind):
                 raise UserError(
                     "data.columns",
@@ -207,7 +200,7 @@ class RecordSource:
 
     def _require_uids(self, uids: pa.Array, rows: NDArray[np.int64], source: str) -> None:
         missing = pc.is_null(uids, nan_is_null=True)
-        if pa.types.is_string(uids.type) or pa.types.is_large_string(uids.type):
+        if is_text(uids.type):
             missing = pc.or_(missing, pc.equal(pc.utf8_trim_whitespace(pc.fill_null(uids, "")), ""))
         if (without := np.flatnonzero(missing.to_numpy(zero_copy_only=False))).size:
             named = ", ".join(str(row + 1) for row in rows[without[:_ROWS_NAMED]])
@@ -215,10 +208,10 @@ class RecordSource:
             hint = "Fill it in, or name another column: data.uid=COLUMN."
             raise UserError("data.uid", f"{source}: no {self.config.uid} in row {named}{more}", hint=hint)
 
-    def _assigned(self, name: str, fields: list[pa.Array]) -> Iterator[tuple[str, NDArray[np.bool_] | None]]:
+    def _assigned(self, name: str, fields: list[pa.Array]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         validation_share, test_share = self.config.taken_shares(self.tables)
         if name != "train" or not (validation_share or test_share):
-            yield name, None
+            yield name, np.ones(len(fields[0]), np.bool_)
             return
         seed = self.config.split_seed
         splits = assign_splits(raw_texts(fields), validation_share=validation_share, test_share=test_share, seed=seed)

@@ -141,6 +141,9 @@ class EncodingConfig:
 class Encoder(ABC):
     """Encodes texts as rows of packed bits."""
 
+    _table: NDArray[np.unsignedinteger]
+    """A row for each gram."""
+
     def __init__(self, config: EncodingConfig) -> None:
         self.config = config
         self.grams = GramIndex()
@@ -155,7 +158,7 @@ class Encoder(ABC):
         self._hash_new_grams()
         offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
         encoded = np.zeros((len(raw), self.num_bits // 8), dtype=np.uint8)
-        step = max(16, _BYTES_AT_ONCE // (_GRAMS_A_RECORD * self._row_bytes))
+        step = max(16, _BYTES_AT_ONCE // (_GRAMS_A_RECORD * self._table.shape[1] * self._table.itemsize))
         for start in range(0, len(raw), step):
             bounds = offsets[start : start + step + 1]
             filled = np.flatnonzero(np.diff(bounds))
@@ -163,11 +166,6 @@ class Encoder(ABC):
                 block = ids[bounds[0] : bounds[-1]]
                 encoded[start + filled] = self._united(block, bounds[filled] - bounds[0])
         return encoded
-
-    @property
-    @abstractmethod
-    def _row_bytes(self) -> int:
-        """Bytes of one gram's row in the table."""
 
     @abstractmethod
     def _hash_new_grams(self) -> None:
@@ -188,25 +186,21 @@ class BloomEncoder(Encoder):
         keyed = partial(keyed_positions, key=keys[0], hashes=hashes, size=size)
         double = partial(double_positions, keys=keys, hashes=hashes, size=size)
         self._positions = keyed if config.hashing is Hashing.keyed else double
-        self._patterns = np.zeros((0, size // 8), dtype=np.uint8)
+        self._table = np.zeros((0, size // 8), dtype=np.uint8)
         self._sources: NDArray[np.int64] | None = None
         if config.diffusion:
             order = random_stream(config.secret, "diffusion").random((self.num_bits, self.num_bits)).argsort(axis=1)
             self._sources = order[:, : config.diffusion]
 
-    @property
-    def _row_bytes(self) -> int:
-        return self._patterns.shape[1]
-
     def _hash_new_grams(self) -> None:
-        new = self.grams.names[len(self._patterns) :]
+        new = self.grams.names[len(self._table) :]
         bits = np.zeros((len(new), self.config.size), dtype=np.uint8)
         for row, gram in zip(bits, new, strict=True):
             row[self._positions(gram)] = 1
-        self._patterns = np.concatenate([self._patterns, np.packbits(bits, axis=1)])
+        self._table = np.concatenate([self._table, np.packbits(bits, axis=1)])
 
     def _united(self, ids: NDArray[np.int32], starts: NDArray[np.int64]) -> Packed:
-        filters = np.bitwise_or.reduceat(self._patterns[ids], starts, axis=0)
+        filters = np.bitwise_or.reduceat(self._table[ids], starts, axis=0)
         for _ in range(self.config.fold):
             half = filters.shape[1] // 2
             filters = filters[:, :half] ^ filters[:, half:]
@@ -233,11 +227,7 @@ class MinHashEncoder(Encoder):
         super().__init__(config)
         self._tabulation = Tabulation(config.secret, config.size)
         self._hashes = np.zeros((0, config.size), dtype=np.uint64)
-        self._ranks: NDArray[np.unsignedinteger] = np.zeros((0, config.size), dtype=np.uint32)
-
-    @property
-    def _row_bytes(self) -> int:
-        return self._ranks.shape[1] * self._ranks.itemsize
+        self._table = np.zeros((0, config.size), dtype=np.uint32)
 
     def _hash_new_grams(self) -> None:
         new = self.grams.names[len(self._hashes) :]
@@ -246,10 +236,10 @@ class MinHashEncoder(Encoder):
         self._hashes = np.concatenate([self._hashes, [self._tabulation.hashes(gram) for gram in new]])
         narrow = np.uint16 if len(self._hashes) < 1 << 15 else np.uint32
         ranks = self._hashes.argsort(axis=0).argsort(axis=0).astype(narrow)
-        self._ranks = ranks << np.array(1, narrow) | (self._hashes & np.uint64(1)).astype(narrow)
+        self._table = ranks << np.array(1, narrow) | (self._hashes & np.uint64(1)).astype(narrow)
 
     def _united(self, ids: NDArray[np.int32], starts: NDArray[np.int64]) -> Packed:
-        least = np.minimum.reduceat(self._ranks[ids], starts, axis=0)
+        least = np.minimum.reduceat(self._table[ids], starts, axis=0)
         return np.packbits((least & 1).astype(np.uint8), axis=1)
 
 

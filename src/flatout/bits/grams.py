@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from flatout.data.tables.splits import bytes_of
+
 Ids = NDArray[np.int32]
 RaggedIds = tuple[Ids, Ids]
 """Ids row after row, and how many each row has."""
@@ -133,8 +135,8 @@ def code_points(texts: pa.Array) -> tuple[NDArray[np.uint32], NDArray[np.int64]]
     offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
     if offsets[-1] == 0:
         return np.empty(0, np.uint32), offsets
-    bounds = np.frombuffer(texts.buffers()[1], dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    data = np.frombuffer(texts.buffers()[2], dtype=np.uint8)[bounds[0] : bounds[-1]]
+    data, bounds = bytes_of(texts)
+    data = data[bounds[0] : bounds[-1]]
     if len(data) == offsets[-1]:  # a byte a character: ASCII
         return data.astype(np.uint32), offsets
     return np.frombuffer(data.tobytes().decode().encode("utf-32-le"), dtype="<u4"), offsets

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from flatout.bits.columns import Form
 from flatout.bits.grams import LABELS
 from flatout.data.info import DataInfo
 from flatout.data.store.store import StoreSplit
@@ -79,19 +78,9 @@ class BitInfo(DataInfo):
         return np.array(self.facts["numbers"], dtype=np.int64) if self.is_set else None
 
     @property
-    def bits_column(self) -> str:
-        """Column of the encodings."""
-        return str(self.facts["bits_column"])
-
-    @property
     def text_columns(self) -> list[str]:
         """Columns of plain text, in the order in which they were encoded."""
         return list(self.facts["columns"])
-
-    @property
-    def form(self) -> Form:
-        """How the encodings are written in the source."""
-        return Form(self.facts["form"])
 
     def texts(self, split: str) -> pa.Array:
         """Raw texts of a split, fields parted by FIELD_END."""

@@ -130,9 +130,3 @@ def _names() -> tuple[pa.Array, pa.Array]:
     given = [*_GIVEN, *made_up_words(random, _NUM_GIVEN - len(_GIVEN), taken, _SYLLABLES)]
     surnames = [*_SURNAMES, *made_up_words(random, _NUM_SURNAMES - len(_SURNAMES), taken, _SYLLABLES)]
     return pc.utf8_capitalize(pa.array(given)), pc.utf8_capitalize(pa.array(surnames))
-
-
-def known_names() -> tuple[list[str], list[str]]:
-    """Every given name and every surname there is among the built-in people: a dictionary for an attacker."""
-    given, surnames = _names()
-    return given.to_pylist(), surnames.to_pylist()

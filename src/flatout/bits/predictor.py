@@ -25,26 +25,10 @@ from flatout.data.batches.flat_batch import FlatBatch, multi_hot
 from flatout.data.tables.table import Table, require_columns
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError
-from flatout.inference.folder import ModelFolder
-from flatout.inference.run_predictor import (
-    Advance,
-    Answered,
-    FileOptions,
-    RunPredictor,
-    Scored,
-    chosen_columns,
-    in_order,
-    load_network,
-    numbered_blocks,
-    outputs_and_targets,
-    ragged,
-    require_rows,
-    save_network,
-    with_answers,
-)
+from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
 from flatout.models.bit_mlp import BitMLP
 
-_TEXTS_READ = 131_072
+_ROWS_A_BATCH, _TEXTS_READ = 1024, 131_072
 """Training texts that letters are counted in."""
 HASHED, NUMBERS, ORDER = "hashed.json", "numbers.json", "letters.safetensors"
 
@@ -96,9 +80,9 @@ class GramPredictor(RunPredictor):
             num_inputs=info.num_inputs,
             threshold=task.threshold,
             numbers=info.numbers,
-            bits_column=info.bits_column,
+            bits_column=info.facts["bits_column"],
             text_columns=info.text_columns,
-            form=info.form,
+            form=Form(info.facts["form"]),
             order=LetterOrder.learn(texts, task.labels.hashed),
         )
 
@@ -107,8 +91,7 @@ class GramPredictor(RunPredictor):
         labels = GramLabels(tuple(folder.labels()), folder.read_json(HASHED), [], 0)
         data = settings["data"]
         numbers = np.array(folder.read_json(NUMBERS), dtype=np.int64) if data["is_set"] else None
-        model = load_network(
-            folder,
+        model = folder.network(
             num_inputs=data["num_inputs"],
             is_set=data["is_set"],
             hashed_of_label=labels.hashed_of_label(),
@@ -138,7 +121,8 @@ class GramPredictor(RunPredictor):
                 "form": self.form.value,
             },
         }
-        written = save_network(folder, self.model, model_config, list(self.labels.names), settings)
+        written = ModelFolder(folder)
+        written.write(self.model, model_config, list(self.labels.names), settings)
         written.write_json(HASHED, self.labels.hashed)
         self.order.save(folder / ORDER)
         if self.numbers is not None:
@@ -187,18 +171,17 @@ class GramPredictor(RunPredictor):
     def _each(self, encodings: Packed | Sets, logits: Callable[[FlatBatch], Tensor]) -> Tensor:
         """Probabilities of every encoding, in their order."""
         self.model.eval()
-        count = len(encodings[1]) if isinstance(encodings, tuple) else len(encodings)
+        tokens: Any
+        if isinstance(encodings, tuple):
+            count, tokens = len(encodings[1]), known_numbers(encodings, self.numbers)
+        else:
+            count, tokens = len(encodings), np.ascontiguousarray(encodings)
         rows, found = [], []
         with answering(self.precision, self.device):
-            for batch in self._batches(encodings, count):
+            for batch in self.batches(tokens, count, _ROWS_A_BATCH):
                 rows.append(batch.rows)
                 found.append(logits(batch).float().sigmoid().cpu())
         return torch.cat(found)[torch.cat(rows).argsort()] if found else torch.empty(0, self.labels.num_outputs)
-
-    def _batches(self, encodings: Packed | Sets, count: int, rows_per_batch: int = 1024) -> Iterator[FlatBatch]:
-        if isinstance(encodings, tuple):
-            return self.batches(ragged(*known_numbers(encodings, self.numbers)), count, rows_per_batch)
-        return self.batches(np.ascontiguousarray(encodings), count, rows_per_batch)
 
     def answer_table(self, table: Table, options: FileOptions, others: Sequence[GramPredictor]) -> Iterator[Answered]:
         """Grams and their probabilities, and rebuilt texts where they are asked for."""
@@ -207,19 +190,18 @@ class GramPredictor(RunPredictor):
         require_columns(table, {"--bits": column})
         reconstructor = self.reconstructor(names) if options.rebuild or names else None
 
-        def answer(predictor: GramPredictor, piece: tuple[int, pa.RecordBatch]) -> Answered:
-            first_row, block = piece
-            rows = np.arange(first_row, first_row + block.num_rows)
+        def answer(predictor: GramPredictor, piece: tuple[NDArray[np.int64], pa.RecordBatch]) -> Answered:
+            rows, block = piece
             encodings = predictor.encodings(block.column(column), rows, table.name, column)
             probabilities = predictor.outputs(encodings)
-            found = chosen_columns(pa.array(predictor.labels.names), probabilities, predictor.threshold)
+            found = self.chosen(pa.array(predictor.labels.names), probabilities, predictor.threshold)
             if reconstructor is not None:
                 rebuilt = list(reconstructor.candidates(predictor.detected(encodings).numpy()))
                 found["rebuilt"] = pa.array([each.texts[0] if each.texts else None for each in rebuilt], pa.string())
                 found["candidates"] = pa.array([each.texts for each in rebuilt], pa.list_(pa.string()))
-            return with_answers(block, found)
+            return Answered.beside(block, found)
 
-        return in_order(answer, others, numbered_blocks(table, list(table.columns)))
+        return in_order(answer, others, self.blocks(table))
 
     def score_table(
         self, table: Table, options: FileOptions, others: Sequence[GramPredictor], advance: Advance
@@ -229,18 +211,17 @@ class GramPredictor(RunPredictor):
         columns = {f"column {number + 1} of the run": name for number, name in enumerate(self.text_columns)}
         require_columns(table, {"--bits": bits, **columns})
         metrics, total = GramMetrics(self.threshold), 0
-        for probabilities, targets in in_order(outputs_and_targets, others, self._labelled(table, bits)):
+        for probabilities, targets in in_order(self.outputs_and_targets, others, self._labelled(table, bits)):
             metrics.update(probabilities, targets)
             total += len(targets)
             advance(len(targets))
-        require_rows(total, table)
+        self.require_rows(total, table)
         return Scored({"rows": total}, metrics.compute())
 
     def _labelled(self, table: Table, bits: str) -> Iterator[tuple[Any, Tensor]]:
         """Block by block the encodings, and the grams of their plain texts."""
         index, num_labels = label_index(), len(self.labels.names)
-        for first_row, block in numbered_blocks(table, [bits, *self.text_columns]):
-            rows = np.arange(first_row, first_row + block.num_rows)
+        for rows, block in self.blocks(table, [bits, *self.text_columns]):
             fields = [block.column(name).cast(pa.large_string()) for name in self.text_columns]
             ids, lengths = index.rows(plain_texts(raw_texts(fields)))
             offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))

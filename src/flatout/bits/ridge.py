@@ -55,11 +55,6 @@ class Ridge:
         return inputs @ self.weight + self.bias
 
 
-def dense_inputs(batch: FlatBatch, num_inputs: int, is_set: bool) -> Tensor:
-    """`[B, D]` zeros and ones of a batch's encodings."""
-    return multi_hot(batch.tokens, batch.offsets, num_inputs) if is_set else batch.bits(torch.float32)
-
-
 def neighbours(penalty: float) -> tuple[float, ...]:
     """A penalty of the list with the ones before and after it."""
     place = PENALTIES.index(penalty)
@@ -85,7 +80,10 @@ class RidgeSums:
         """Inputs `[B, D]` and grams `[B, G]` of each batch of a feed, as zeros and ones."""
         for batch in feed.afresh():
             assert batch.targets is not None and batch.target_offsets is not None
-            inputs_BD = dense_inputs(batch, self.num_inputs, self.is_set)
+            if self.is_set:
+                inputs_BD = multi_hot(batch.tokens, batch.offsets, self.num_inputs)
+            else:
+                inputs_BD = batch.bits(torch.float32)
             yield inputs_BD, multi_hot(batch.targets, batch.target_offsets, self.num_grams)
 
     def read(self, train: Feed, sizes: Sequence[int] = (MOST_RECORDS,)) -> Iterator[int]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from flatout.data.checks.characters import word_hashes
 from flatout.data.checks.findings import Level, Remark, all_remarks, counted
 from flatout.data.checks.lengths import Lengths, loss_remarks, unknown_remarks
-from flatout.data.checks.survey import Surveyed
+from flatout.data.checks.survey import TextSurvey
 from flatout.data.problem import Problem
 from flatout.data.sequences.recordings import ReadingNotes
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
@@ -28,7 +28,7 @@ from flatout.data.store.progress import Progress
 from flatout.data.tables.roles import has_tags
 from flatout.data.tables.splits import SPLITS
 from flatout.data.text import TextDataConfig
-from flatout.data.text_preparation import open_source, open_tables, survey
+from flatout.data.text_preparation import open_source, open_tables
 from flatout.data.text_source import TagSource
 from flatout.data.tokens.subwords import Subwords, train_encoder
 from flatout.data.tokens.vocabulary import NUM_SPECIAL, VocabularyConfig, VocabularyKind
@@ -116,7 +116,7 @@ def check(config: TextDataConfig) -> Checkup:
         return _check_tags(config)
     source = open_source(config)
     with Progress() as progress:
-        surveyed = survey(config, source, progress.task("checking"))
+        surveyed = TextSurvey(source, config.clean, config.max_classes).run(progress.task("checking"))
         found = Checkup(
             source=source.name,
             problem=config.problem,
@@ -132,14 +132,14 @@ def check(config: TextDataConfig) -> Checkup:
     return found
 
 
-def _rows(surveyed: Surveyed) -> dict[str, int]:
+def _rows(surveyed: TextSurvey) -> dict[str, int]:
     return {split: count for split in SPLITS if (count := surveyed.rows(split))}
 
 
 _NO_ROWS = "give more rows, or a file for each split"
 
 
-def _errors(surveyed: Surveyed, found: Checkup, wanted: list[str]) -> Iterator[Remark]:
+def _errors(surveyed: TextSurvey, found: Checkup, wanted: list[str]) -> Iterator[Remark]:
     """What would end a run."""
     for split in wanted:
         if not found.rows.get(split):
@@ -151,7 +151,7 @@ def _errors(surveyed: Surveyed, found: Checkup, wanted: list[str]) -> Iterator[R
         yield Remark(Level.error, "labels", what, mistake.hint.rstrip("."))
 
 
-def _tokenised(config: TextDataConfig, surveyed: Surveyed, found: Checkup) -> list[Remark]:
+def _tokenised(config: TextDataConfig, surveyed: TextSurvey, found: Checkup) -> list[Remark]:
     """Lengths, what would be cut, and how many words of the other splits training does not know."""
     samples = surveyed.first_texts()
     rows_sampled = sum(len(texts) for blocks in samples.values() for texts in blocks)
@@ -187,8 +187,8 @@ def _check_tags(config: TextDataConfig) -> Checkup:
     config = replace(config, problem=Problem.tags, sample=None)
     source = TagSource(config, open_tables(config))
     with Progress() as progress:
-        surveyed = survey(config, source, progress.task("checking"))
-    of_tags = source.tag_remarks(surveyed)
+        surveyed = TextSurvey(source, config.clean, config.max_classes).run(progress.task("checking"))
+    of_tags = source.tag_remarks(surveyed.findings)
     remarks = [*source.remarks(), *surveyed.account(), *of_tags, *all_remarks(surveyed.findings.values())]
     columns = {"text": source.columns.texts[0], "label": source.columns.label}
     entities = source.census.entities

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from flatout.data.batches.feed import Feed
-from flatout.data.batches.plan import PlanSettings
 from flatout.data.checks.findings import Remark
-from flatout.data.checks.survey import Surveyed
+from flatout.data.checks.survey import TextSurvey
 from flatout.data.checks.tags import Entities, TagCensus, as_bio, find_entities
-from flatout.data.info import NO_TAG, TagInfo, TextInfo, tag_labels, text_labels
+from flatout.data.info import NO_TAG, Labels, TagInfo, TagLabels, TextInfo
 from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.settings import SequenceDataConfig
@@ -50,6 +46,15 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
     def open_store(self) -> TextInfo:
         source = open_source(self.config)
         store, report, vocabulary = TextPreparation(self.config, source).open()
+        facts = store.facts
+        labels = Labels(
+            problem=self.config.problem,
+            classes=list(facts["classes"]),
+            counts=facts["class_counts"],
+            num_rows=facts["splits"]["train"]["rows"],
+            mean=facts["target_mean"],
+            spread=facts["target_spread"],
+        )
         return TextInfo(
             store=store,
             report=report,
@@ -57,7 +62,7 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
             vocabulary=vocabulary,
             roles=source.columns,
             max_length=self.config.max_length,
-            labels=text_labels(self.config.problem, store.facts),
+            labels=labels,
             escapes=self.config.clean.escapes,
             label_delimiter=self.config.label_delimiter,
         )
@@ -85,6 +90,8 @@ class TagData(StoreData[TextDataConfig, TagInfo]):
     def open_store(self) -> TagInfo:
         source = TagSource(self.config, open_tables(self.config))
         store, report, vocabulary = TagPreparation(self.config, source).open()
+        lost, rows = store.facts["tags"], store.facts["splits"]["train"]["rows"]
+        kept = lost["train"]["words"] - lost["train"]["words_lost"]
         return TagInfo(
             store=store,
             report=report,
@@ -92,7 +99,7 @@ class TagData(StoreData[TextDataConfig, TagInfo]):
             vocabulary=vocabulary,
             roles=source.columns,
             max_length=self.config.max_length,
-            labels=tag_labels(store.facts),
+            labels=TagLabels(list(store.facts["classes"]), max(1.0, kept / max(1, rows)), lost),
         )
 
 
@@ -118,9 +125,9 @@ class SequenceData(StoreData[SequenceDataConfig, SequenceInfo]):
             notes=notes,
         )
 
-    def _feed(self, name: str, plan: PlanSettings, device: torch.device) -> Feed:
-        """The feed of a split; chunks keep the order of their recordings."""
-        return super()._feed(name, replace(plan, is_stream=self.config.chunk is not None), device)
+    @property
+    def is_stream(self) -> bool:
+        return self.config.chunk is not None
 
 
 class TagPreparation(TextPreparation):
@@ -141,24 +148,19 @@ class TagPreparation(TextPreparation):
         name = self.config.tokenizer
         return None if name is None else Subwords.load(name, words=True)
 
-    def _require_classes(self, surveyed: Surveyed) -> None:
+    def _require_classes(self, surveyed: TextSurvey) -> None:
         if not self.source.census.entities.get("train"):
             raise UserError("data.label", "the training rows mark nothing", hint="Name the column: data.label=COLUMN.")
 
-    def _classes(self, surveyed: Surveyed) -> list[str]:
-        return self.source.census.names()
+    def _class_remarks(self, surveyed: TextSurvey) -> list[Remark]:
+        return self.source.tag_remarks(surveyed.findings)
 
-    def _class_counts(self, surveyed: Surveyed) -> list[int]:
-        return []
-
-    def _class_remarks(self, surveyed: Surveyed) -> list[Remark]:
-        return self.source.tag_remarks(surveyed)
-
-    def _more_facts(self) -> dict[str, Any]:
-        return {"tags": {split: lost.facts() for split, lost in self.lost.items()}}
+    def _label_facts(self, surveyed: TextSurvey) -> dict[str, Any]:
+        lost = {split: lost.facts() for split, lost in self.lost.items()}
+        return {"classes": self.source.census.names(), "class_counts": [], "tags": lost}
 
     def _encoded(
-        self, split: str, block: TextBlock, surveyed: Surveyed, vocabulary: Encoder
+        self, split: str, block: TextBlock, surveyed: TextSurvey, vocabulary: Encoder
     ) -> tuple[EncodedBlock, Any]:
         assert isinstance(vocabulary, Subwords), "RunConfig gives every encoder a tokenizer with a frame"
         encoded = vocabulary.encode_words(block.texts, max_length=self.config.max_length)

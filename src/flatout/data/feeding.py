@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,22 +99,9 @@ def require_other_files(given: dict[str, object], source_keys: Sequence[str]) ->
             continue
         path = Path(os.path.abspath(Path(value).expanduser()))  # noqa: PTH100 (resolve fails on names no file can have)
         if (other := paths.get(path)) is not None:
-            what = f"{value} is the {_SPOKEN.get(other, other)} file itself"
+            what = f"{value} is the {'training' if other == 'train' else other} file itself"
             raise UserError(f"data.{name}", what, hint="Leave it out to take rows from the training rows.")
         paths[path] = name
-
-
-_SPOKEN = {"train": "training"}
-
-
-def require_other_content(fingerprints: Mapping[str, str], names: Mapping[str, str]) -> None:
-    """No two splits may have the same content, under whatever names."""
-    seen: dict[str, str] = {}
-    for split, fingerprint in fingerprints.items():
-        if (other := seen.get(fingerprint)) is not None:
-            what = f"{names[split]} holds exactly the {_SPOKEN.get(other, other)} rows, {names[other]}"
-            raise UserError(f"data.{split}", what, hint="Leave it out to take rows from the training rows.")
-        seen[fingerprint] = split
 
 
 _FURTHEST = 4096

@@ -156,22 +156,3 @@ class TagInfo(TokenInfo):
             piece = targets[start : start + _TOKENS_A_PIECE]
             counts += np.bincount(piece[piece != NO_TAG], minlength=len(counts))
         return [int(count) for count in counts]
-
-
-def text_labels(problem: Problem, facts: dict[str, Any]) -> Labels:
-    """The labels of texts, from the facts of their store."""
-    return Labels(
-        problem=problem,
-        classes=list(facts["classes"]),
-        counts=facts["class_counts"],
-        num_rows=facts["splits"]["train"]["rows"],
-        mean=facts["target_mean"],
-        spread=facts["target_spread"],
-    )
-
-
-def tag_labels(facts: dict[str, Any]) -> TagLabels:
-    """The labels of tagged words, from the facts of their store."""
-    lost, rows = facts["tags"], facts["splits"]["train"]["rows"]
-    kept = lost["train"]["words"] - lost["train"]["words_lost"]
-    return TagLabels(list(facts["classes"]), max(1.0, kept / max(1, rows)), lost)

@@ -8,7 +8,7 @@ on their own: Lightning's distributed sampler finds nothing to replace. The posi
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, Self, TypeVar
 
 import lightning as L
@@ -37,36 +37,6 @@ class Placement:
     """Whether each epoch has the batches of the first."""
 
 
-def training_plan(config: FeedingConfig, placement: Placement, accumulate: int, seed: int) -> PlanSettings:
-    """The plan of the training rows, `accumulate` batches to a step."""
-    return PlanSettings(
-        rows_per_batch=config.batches(placement.world)[0],
-        tokens_per_batch=config.tokens_per_batch,
-        accumulate=accumulate,
-        layout=placement.layout,
-        repeats=placement.repeats,
-        seed=seed,
-        rank=placement.rank,
-        world=placement.world,
-    )
-
-
-def evaluation_plan(config: FeedingConfig, placement: Placement) -> PlanSettings:
-    """The plan of validation and test rows: all rows by length, the same in each pass."""
-    return PlanSettings(
-        rows_per_batch=config.eval_batch_size,
-        layout=placement.layout,
-        shuffle=False,
-        rank=placement.rank,
-        world=placement.world,
-    )
-
-
-def evaluation_kind(kind: FeedKind) -> FeedKind:
-    """Rows that are only evaluated need no worker processes."""
-    return kind if kind is FeedKind.resident else FeedKind.threaded
-
-
 Config = TypeVar("Config", bound=FeedingConfig)
 Info = TypeVar("Info", bound=DataInfo)
 _START = {"epoch": 0, "consumed": 0}
@@ -77,6 +47,11 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
 
     settings: type[Config]
     """The dataclass of the constructor's keywords."""
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether rows continue each other, so that plans keep their order."""
+        return False
 
     def __init__(self, *, seed: int = 0, log: RunLog | None = None, **settings: Any) -> None:
         """`seed` starts the order of the rows; all other keywords are fields of the settings class."""
@@ -160,25 +135,25 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
     @property
     def feeds(self) -> Feeds:
         """The feed of each split, made once and kept while nothing changes."""
-        test = self._evaluation_feed("test") if "test" in self.store.splits else None
-        return Feeds(self._training_feed(), self._evaluation_feed("validation"), test)
+        test = self._feed("test") if "test" in self.store.splits else None
+        return Feeds(self._feed("train"), self._feed("validation"), test)
 
     def train_dataloader(self) -> Feed:
-        feed = self._training_feed()
+        feed = self._feed("train")
         if self.trainer is not None and self._placement is None:
             _require_whole_steps(self.trainer.limit_train_batches, feed)
         return feed
 
     def val_dataloader(self) -> Feed:
-        return self._evaluation_feed("validation")
+        return self._feed("validation")
 
     def test_dataloader(self) -> Feed | list[Feed]:
         """The test rows; nothing where there are none."""
-        return self._evaluation_feed("test") if "test" in self.store.splits else []
+        return self._feed("test") if "test" in self.store.splits else []
 
     def predict_dataloader(self) -> Feed:
         """The test rows, or the validation rows where there are none; `batch.rows` numbers them."""
-        return self._evaluation_feed("test" if "test" in self.store.splits else "validation")
+        return self._feed("test" if "test" in self.store.splits else "validation")
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move a batch that is not on the device yet."""
@@ -186,19 +161,35 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             return super().transfer_batch_to_device(batch, device, dataloader_idx)
         return batch if batch.tokens.device == device else batch.to(device)
 
-    def _training_feed(self) -> Feed:
-        placement = self._current_placement()
-        plan = training_plan(self.config, placement, self._accumulation(placement), self.seed)
-        return self._feed("train", plan, placement.device)
+    def _plan(self, name: str, place: Placement) -> PlanSettings:
+        """Training rows in random order, by steps; all other rows by length, the same in each pass."""
+        plan = PlanSettings(
+            rows_per_batch=self.config.eval_batch_size,
+            shuffle=False,
+            layout=place.layout,
+            rank=place.rank,
+            world=place.world,
+            is_stream=self.is_stream,
+        )
+        if name != "train":
+            return plan
+        return replace(
+            plan,
+            rows_per_batch=self.config.batches(place.world)[0],
+            tokens_per_batch=self.config.tokens_per_batch,
+            accumulate=self._accumulation(place),
+            shuffle=True,
+            repeats=place.repeats,
+            seed=self.seed,
+        )
 
-    def _evaluation_feed(self, split: str) -> Feed:
-        placement = self._current_placement()
-        return self._feed(split, evaluation_plan(self.config, placement), placement.device)
-
-    def _feed(self, name: str, plan: PlanSettings, device: torch.device) -> Feed:
+    def _feed(self, name: str) -> Feed:
         """The feed of a split: the one there is where nothing has changed, so that its position is kept."""
-        is_train, kind = name == "train", self._choose_kind(device).kind
-        kind = kind if is_train else evaluation_kind(kind)
+        place = self._current_placement()
+        plan, device, is_train = self._plan(name, place), place.device, name == "train"
+        kind = self._choose_kind(device).kind
+        if not is_train and kind is not FeedKind.resident:
+            kind = FeedKind.threaded  # rows that are only evaluated need no worker processes
         kept = self._feeds.get(name)
         if kept is not None and (kept.plan, kept.kind, kept.device) == (plan, kind, device):
             return kept

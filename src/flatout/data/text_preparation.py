@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from flatout.data.checks.findings import Remark, all_remarks, lines_of
 from flatout.data.checks.lengths import Lengths, loss_remarks
-from flatout.data.checks.survey import Survey, Surveyed
+from flatout.data.checks.survey import TextSurvey
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, CacheReport, Recipe
 from flatout.data.store.progress import Progress
@@ -63,19 +63,6 @@ def open_source(config: TextDataConfig) -> TextSource:
     )
 
 
-def survey(config: TextDataConfig, source: TextSource, advance: Callable[[int], None]) -> Surveyed:
-    """Look at every row, and decide its fate."""
-    return Survey(
-        tables=source.tables,
-        roles=source.roles,
-        problem=config.problem,
-        splitting=source.splitting,
-        cleaning=config.clean,
-        label_delimiter=config.label_delimiter,
-        max_classes=config.max_classes,
-    ).run(advance)
-
-
 class TextPreparation:
     """From a TextDataConfig and its source to a store, a stage a method."""
 
@@ -116,46 +103,37 @@ class TextPreparation:
 
     def _build(self, writer: StoreWriter) -> None:
         with Progress() as progress:
-            surveyed = survey(self.config, self.source, progress.task("checking"))
-            census = surveyed.census
+            survey = TextSurvey(self.source, self.config.clean, self.config.max_classes)
+            surveyed = survey.run(progress.task("checking"))
             self._require_rows(surveyed)
             self._require_classes(surveyed)
             vocabulary = self._train_vocabulary(surveyed, progress.task("reading"))
             totals = self._encode(writer, surveyed, vocabulary, progress.task("encoding"))
         self.source.require_unchanged()
         writer.write_text("tokenizer.json", vocabulary.to_json())
-        mean, spread = census.scale()
         remarks = self._remarks(surveyed, totals)
         writer.facts |= {
-            "classes": self._classes(surveyed),
-            "class_counts": self._class_counts(surveyed),
-            "target_mean": mean,
-            "target_spread": spread,
+            **self._label_facts(surveyed),
             "columns": {"text": list(self.source.columns.texts), "label": self.source.columns.label},
             "splits": {split: total.facts() for split, total in totals.items()},
             "lengths": {split: total.lengths.as_dict() for split, total in totals.items()},
             "remarks": [remark.as_dict() for remark in remarks],
             "lines": [*self._lines(totals), *lines_of(remarks)],
-            **self._more_facts(),
         }
 
-    def _require_classes(self, surveyed: Surveyed) -> None:
+    def _require_classes(self, surveyed: TextSurvey) -> None:
         surveyed.census.require_classes(where="data.label")
 
-    def _class_remarks(self, surveyed: Surveyed) -> list[Remark]:
+    def _class_remarks(self, surveyed: TextSurvey) -> list[Remark]:
         return surveyed.census.remarks("training rows")
 
-    def _classes(self, surveyed: Surveyed) -> list[str]:
-        return surveyed.census.classes()
+    def _label_facts(self, surveyed: TextSurvey) -> dict[str, Any]:
+        census = surveyed.census
+        mean, spread = census.scale()
+        counts = {"classes": census.classes(), "class_counts": census.train_counts()}
+        return {**counts, "target_mean": mean, "target_spread": spread}
 
-    def _class_counts(self, surveyed: Surveyed) -> list[int]:
-        return surveyed.census.train_counts()
-
-    def _more_facts(self) -> dict[str, Any]:
-        """What else is to be known of the data; for kinds of labels that need it."""
-        return {}
-
-    def _require_rows(self, surveyed: Surveyed) -> None:
+    def _require_rows(self, surveyed: TextSurvey) -> None:
         tables = self.source.tables
         for split in self.config.split_names(tables):
             if not surveyed.rows(split):
@@ -164,7 +142,7 @@ class TextPreparation:
                 hint = "Give more rows, or a file for each split; python -m flatout check counts what was left out."
                 raise UserError(f"data.{key}", what, hint=hint)
 
-    def _train_vocabulary(self, surveyed: Surveyed, advance: Callable[[int], None]) -> Encoder:
+    def _train_vocabulary(self, surveyed: TextSurvey, advance: Callable[[int], None]) -> Encoder:
         """Second pass: the words of the training rows, and their numbers if these are the labels."""
 
         def training_texts() -> Iterator[pa.Array]:
@@ -181,7 +159,7 @@ class TextPreparation:
         return self.given
 
     def _encode(
-        self, writer: StoreWriter, surveyed: Surveyed, vocabulary: Encoder, advance: Callable[[int], None]
+        self, writer: StoreWriter, surveyed: TextSurvey, vocabulary: Encoder, advance: Callable[[int], None]
     ) -> dict[str, _Totals]:
         """Third pass: tokens and targets of every split."""
         columns = {
@@ -201,7 +179,7 @@ class TextPreparation:
         return totals
 
     def _encoded(
-        self, split: str, block: TextBlock, surveyed: Surveyed, vocabulary: Encoder
+        self, split: str, block: TextBlock, surveyed: TextSurvey, vocabulary: Encoder
     ) -> tuple[EncodedBlock, Any]:
         """Ids and targets of some rows."""
         return (
@@ -215,7 +193,7 @@ class TextPreparation:
         how = f" ({' and '.join(made)} taken from the training rows {_TAKEN[self.config.split_by]})" if made else ""
         return [f"rows: {counts}{how}"]
 
-    def _remarks(self, surveyed: Surveyed, totals: dict[str, _Totals]) -> list[Remark]:
+    def _remarks(self, surveyed: TextSurvey, totals: dict[str, _Totals]) -> list[Remark]:
         return [
             *self.source.remarks(),
             *([] if self.source.is_sample else surveyed.account()),

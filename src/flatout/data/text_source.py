@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 from flatout.data.checks.cleaning import Escapes, labels_of, read_texts
 from flatout.data.checks.findings import Findings, Level, Remark, counted
 from flatout.data.checks.labels import normalise_labels
-from flatout.data.checks.survey import Surveyed
 from flatout.data.checks.tags import COLUMNS, LISTS, TagCensus, TaggedTable
-from flatout.data.feeding import require_other_content
 from flatout.data.problem import Problem
 from flatout.data.tables.roles import Roles, find_roles
 from flatout.data.tables.splits import SPLITS, Splitting
-from flatout.data.tables.table import Table, changed, require_columns, require_unchanged
+from flatout.data.tables.table import Table, changed, fingerprints_of, require_columns, require_unchanged
 from flatout.data.text import TextDataConfig, splitting_of
 
 TOPIC = "topic"
@@ -106,13 +104,6 @@ class TextSource:
         return [] if self.is_sample else remarks
 
 
-def fingerprints_of(tables: Mapping[str, Table]) -> dict[str, str]:
-    """The fingerprint of each split's table; two splits may not have the same content."""
-    found = {split: table.fingerprint() for split, table in tables.items()}
-    require_other_content(found, {split: table.name for split, table in tables.items()})
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class TextBlock:
     """Rows that are used: their texts, labels and numbers in the source, and the block they came from."""
@@ -131,7 +122,6 @@ class TagSource(TextSource):
         given = find_roles(first, text=config.text, label=config.label, tags=True)
         for table in tables.values():
             require_columns(table, {"data.text": given.texts[0], "data.label": given.label})
-        self.fingerprints = fingerprints_of(tables)
         self.census = TagCensus(first.name)
         self.tagged = {split: TaggedTable(table, given, split, self.census) for split, table in tables.items()}
         super().__init__(
@@ -143,11 +133,11 @@ class TagSource(TextSource):
         )
         self.columns = given
 
-    def tag_remarks(self, surveyed: Surveyed) -> list[Remark]:
+    def tag_remarks(self, of_splits: Mapping[str, Findings]) -> list[Remark]:
         """The scheme, the entities, and what was found in the tags."""
         scheme = self.census.scheme()
         for split, table in self.tagged.items():
-            findings = surveyed.findings[split]
+            findings = of_splits[split]
             table.tell(findings, scheme)
             findings.rows_repaired += findings.found["repaired_tag"].count if "repaired_tag" in findings.found else 0
         train = self.census.entities.get("train", {})

@@ -17,13 +17,13 @@ from flatout.bits.bit_data import BitData
 from flatout.bits.data import BitsDataConfig
 from flatout.bits.grams import FIELD_END
 from flatout.bits.info import stored_texts
-from flatout.data.checks.survey import Surveyed
+from flatout.data.checks.survey import TextSurvey
 from flatout.data.datamodules import SequenceData
 from flatout.data.problem import Problem
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.tables.splits import SPLITS
 from flatout.data.text import TextDataConfig
-from flatout.data.text_preparation import open_source, survey
+from flatout.data.text_preparation import open_source
 from flatout.errors import require
 from flatout.run_log import PrintLog
 
@@ -95,7 +95,7 @@ def _texts(config: TextDataConfig) -> dict[str, pa.Table]:
     hint = "Leave it out: the usual programs have one class a row."
     require(is_single, "data.problem", f"{config.problem} has no usual program", allowed="single", hint=hint)
     source = open_source(config)
-    surveyed: Surveyed = survey(config, source, lambda _: None)
+    surveyed = TextSurvey(source, config.clean, config.max_classes).run(lambda _: None)
     parts: dict[str, list[pa.RecordBatch]] = {}
     for split, block in source.texts_and_labels(surveyed.fates, lambda _: None):
         columns = {"text": pc.cast(block.texts, _CELL), "label": pc.cast(block.labels, _CELL)}

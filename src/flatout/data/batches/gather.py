@@ -51,42 +51,29 @@ class FixedColumn:
 
 
 class HostColumn:
-    """A ragged column in the host's memory. numpy gathers there in a third of torch's time."""
+    """A ragged column in the host's memory: numbers, or samples `[T, C]`, of which rows may overlap.
 
-    def __init__(self, column: Ragged) -> None:
-        self.lengths, self.offsets = column.lengths, column.offsets
-        self.values = column.values
-
-    def gather(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Values of those rows one after the other, at least int32, and `[R+1]` where each row begins."""
-        ends = np.cumsum(lengths)
-        index = np.repeat(self.offsets[rows] - ends + lengths, lengths)
-        index += np.arange(len(index))
-        # The index is right by construction; "clip" only spares numpy the check.
-        values = self.values.take(index, mode="clip") if len(index) else self.values[:0]
-        values = values.astype(np.int32) if values.dtype == np.uint16 else values
-        return torch.from_numpy(values), torch.from_numpy(np.append(0, ends))
-
-
-class SeriesColumn:
-    """Runs of samples, `[T, C]` numbers, in the host's memory; rows may overlap."""
+    numpy gathers there in a third of torch's time.
+    """
 
     def __init__(self, column: Ragged) -> None:
         self.lengths, self.offsets, self.values = column.lengths, column.offsets, column.values
 
     def gather(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Samples of those rows one after the other, and `[R+1]` where each row begins."""
+        """Values of those rows one after the other, whole ones at least int32, and `[R+1]` where each row begins."""
         offsets = np.append(0, np.cumsum(lengths))
-        width = self.values.shape[1]
         longest = int(lengths.max()) if len(lengths) else 0
-        if longest * len(rows) == offsets[-1]:  # rows of one length are copied whole
-            shape, strides = (len(self.values) - longest + 1, longest, width), self.values.strides
-            windows = np.lib.stride_tricks.as_strided(self.values, shape, (strides[0], *strides), writeable=False)
-            values = windows[self.offsets[rows]].reshape(-1, width)
+        if self.values.ndim > 1 and longest * len(rows) == offsets[-1]:  # samples of rows of one length, copied whole
+            shape, strides = self.values.shape, self.values.strides
+            views = (shape[0] - longest + 1, longest, shape[1]), (strides[0], *strides)
+            windows = np.lib.stride_tricks.as_strided(self.values, *views, writeable=False)
+            values = windows[self.offsets[rows]].reshape(-1, shape[1])
         else:
             index = np.repeat(self.offsets[rows] - offsets[:-1], lengths)
             index += np.arange(len(index))
-            values = self.values.take(index, axis=0, mode="clip")
+            # The index is right by construction; "clip" only spares numpy the check.
+            values = self.values.take(index, axis=0, mode="clip") if len(index) else self.values[:0]
+        values = values.astype(np.int32) if values.dtype == np.uint16 else values
         return torch.from_numpy(values), torch.from_numpy(offsets)
 
 
@@ -115,13 +102,11 @@ class DeviceColumn:
         return values_T, torch.nn.functional.pad(ends_R, (1, 0))
 
 
-def column_on(column: Ragged | Array, device: torch.device) -> HostColumn | SeriesColumn | DeviceColumn | FixedColumn:
+def column_on(column: Ragged | Array, device: torch.device) -> HostColumn | DeviceColumn | FixedColumn:
     """A column of values a row, where the device can gather it."""
     if not isinstance(column, Ragged):
         return FixedColumn(column, device)
-    if device.type != "cpu":
-        return DeviceColumn(column, device)
-    return HostColumn(column) if column.values.ndim == 1 else SeriesColumn(column)
+    return HostColumn(column) if device.type == "cpu" else DeviceColumn(column, device)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -237,39 +237,12 @@ def _padded_bounds(sorted_lengths: NDArray[np.integer], parts: int, cap: int) ->
     return np.array(bounds, dtype=np.int64)
 
 
-_SPAN_BITS = 16
-"""Groups are sorted together up to 2 ** 16 rows: their keys fit into a core's cache, and calls of NumPy stay few."""
-
-
 def _sort_groups(order: Rows, bounds: Rows, lengths: NDArray[np.integer]) -> None:
     """Sort the rows of each group in place, shortest first, ties as they stood."""
-    length_bits = int(lengths.max()).bit_length()
-    # Both the group and the place inside a span are below its rows, so half of what a length leaves holds either.
-    span_rows = 1 << min(_SPAN_BITS, (63 - length_bits) // 2)
-    first = 0
-    while first < len(bounds) - 1:
-        last = int(np.searchsorted(bounds, bounds[first] + span_rows, side="right")) - 1
-        last = max(last, first + 1)
-        rows = order[bounds[first] : bounds[last]]
-        rows[:] = rows[_places_by_length(lengths[rows], np.diff(bounds[first : last + 1]), length_bits)]
-        first = last
-
-
-def _places_by_length(lengths: NDArray[np.integer], sizes: Rows, length_bits: int) -> Rows:
-    place_bits = (len(lengths) - 1).bit_length()
-    if length_bits + place_bits + (len(sizes) - 1).bit_length() > 63:
-        # Only one group larger than a span comes here. A stable sort is several times slower, but has no limit.
-        return np.argsort(lengths, kind="stable")
-    # Group, length and place in one number: keys are unique, so NumPy's fastest sort, which is not stable, gives the
-    # one order in which ties stand as they stood.
-    key = lengths.astype(np.int64)
-    if len(sizes) > 1:
-        key |= np.repeat(np.arange(len(sizes)) << length_bits, sizes)
-    key <<= place_bits
-    key |= np.arange(len(key))
-    key.sort()
-    key &= (1 << place_bits) - 1
-    return key
+    # Group and length in one number, so that one stable sort does it. Groups times lengths stay far below 63 bits.
+    key = lengths[order].astype(np.int64)
+    key += np.repeat(np.arange(len(bounds) - 1) * (int(key.max()) + 1), np.diff(bounds))
+    order[:] = order[np.argsort(key, kind="stable")]
 
 
 def _shuffle_steps(order: Rows, bounds: Rows, random: np.random.Generator) -> tuple[Rows, Rows]:

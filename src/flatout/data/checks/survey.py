@@ -8,9 +8,10 @@ flat.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,6 @@ from flatout.data.checks.labels import LabelCensus, normalise_labels
 from flatout.data.checks.lengths import Lengths
 from flatout.data.checks.twins import RECORD, Mask, RecordFiles, Records, Twins, find_twins
 from flatout.data.problem import Problem
-from flatout.data.tables.roles import Roles
 from flatout.data.tables.splits import (
     SPLITS,
     Dealer,
@@ -34,8 +34,11 @@ from flatout.data.tables.splits import (
     split_by_hash,
     split_groups,
 )
-from flatout.data.tables.table import Table, as_texts, decoded
+from flatout.data.tables.table import as_texts, decoded
 from flatout.errors import UserError
+
+if TYPE_CHECKING:
+    from flatout.data.text_source import TextSource
 
 Assigner = Callable[[Records], NDArray[np.int8]]
 """Gives the records of one file their splits: 0, 1 or 2."""
@@ -96,18 +99,56 @@ _ROWS_SAMPLED = 20_000
 _ODD = ("control", "invisible", "replaced", "private", "mojibake")
 
 
-@dataclass(slots=True)
-class Surveyed:
-    """What the first pass found out."""
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """A block, what is used of it, and what its bytes tell."""
 
-    fates: dict[str, NDArray[np.int8]]
-    """For each table, each row's split (0, 1, 2), or -1 for a row that is dropped."""
-    findings: dict[str, Findings]
-    census: LabelCensus
-    words: dict[str, Lengths]
-    """Words a row, by table."""
-    samples: dict[str, list[CleanBlock]]
-    """The first rows of each table."""
+    block: pa.RecordBatch
+    clean: CleanBlock
+    places: NDArray[np.int64]
+    """Where in the block the rows lie that are used."""
+    waiting: Future[Characters]
+
+    @property
+    def characters(self) -> Characters:
+        return self.waiting.result()
+
+
+_SPOKEN = ("training", "validation", "test")
+_RULES = {"conflict": "conflicts", "leak": "leaks", "leak_alike": "leaks", "repeated": "duplicates"}
+"""The setting that decides over each kind of finding."""
+_BOTH = ((0, 1), (0, 2), (1, 2))
+"""Splits that must not share a text, the one that may lose it first."""
+
+
+class TextSurvey:
+    """One pass over all tables of a source, and what follows from it."""
+
+    def __init__(self, source: TextSource, cleaning: CleaningConfig, max_classes: int | None) -> None:
+        self.tables, self.roles, self.problem = source.tables, source.roles, source.problem
+        self.splitting, self.label_delimiter, self.cleaning = source.splitting, source.label_delimiter, cleaning
+        self.fates: dict[str, NDArray[np.int8]] = {}
+        """For each table, each row's split (0, 1, 2), or -1 for a row that is dropped."""
+        self.findings = {name: Findings(table.name, locate=table.locate) for name, table in self.tables.items()}
+        self.census = LabelCensus(self.problem, merge=cleaning.labels is Alike.merge, max_classes=max_classes)
+        self.words = {name: Lengths() for name in self.tables}
+        """Words a row, by table."""
+        self.samples: dict[str, list[CleanBlock]] = {name: [] for name in self.tables}
+        """The first rows of each table."""
+        self._is_changed: dict[str, NDArray[np.bool_]] = {}
+        self._rows_by_code = np.zeros(0, np.int64)
+
+    def run(self, advance: Callable[[int], None]) -> TextSurvey:
+        """Read every row, assign the splits, compare the texts."""
+        with RecordFiles() as files:
+            for name in self.tables:
+                self._read(name, files, advance)
+            self._decide(files)
+        for name, findings in self.findings.items():
+            is_kept = self.fates[name] >= 0
+            findings.rows_kept = int(is_kept.sum())
+            findings.rows_repaired = int((is_kept & self._is_changed[name]).sum())
+        return self
 
     def rows(self, split: str) -> int:
         """How many rows a split has."""
@@ -132,78 +173,24 @@ class Surveyed:
         parts = [Remark(Level.note, one.source, one.account()) for one in changed if len(tables) > 1]
         return [Remark(Level.note, "rows", total.account()), *parts]
 
-
-@dataclass(frozen=True, slots=True)
-class _Looked:
-    """A block, what is used of it, and what its bytes tell."""
-
-    block: pa.RecordBatch
-    clean: CleanBlock
-    first_row: int
-    waiting: Future[Characters]
-
-    @property
-    def characters(self) -> Characters:
-        return self.waiting.result()
-
-    @property
-    def places(self) -> NDArray[np.int64]:
-        """Where in the block the rows lie that are used."""
-        return self.clean.rows - self.first_row
-
-
-@dataclass(slots=True)
-class Survey:
-    """One pass over all tables, and what follows from it."""
-
-    tables: Mapping[str, Table]
-    roles: Roles
-    problem: Problem
-    splitting: Splitting = field(default_factory=Splitting)
-    cleaning: CleaningConfig = field(default_factory=CleaningConfig)
-    label_delimiter: str | None = None
-    max_classes: int | None = None
-    _is_changed: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
-    _rows_by_code: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def run(self, advance: Callable[[int], None]) -> Surveyed:
-        """Read every row, assign the splits, compare the texts."""
-        is_merging = self.cleaning.labels is Alike.merge
-        found = Surveyed(
-            fates={},
-            findings={name: Findings(table.name, locate=table.locate) for name, table in self.tables.items()},
-            census=LabelCensus(self.problem, merge=is_merging, max_classes=self.max_classes),
-            words={name: Lengths() for name in self.tables},
-            samples={name: [] for name in self.tables},
-        )
-        with RecordFiles() as files:
-            for name in self.tables:
-                self._read(name, files, found, advance)
-            self._decide(files, found)
-        for name, findings in found.findings.items():
-            is_kept = found.fates[name] >= 0
-            findings.rows_kept = int(is_kept.sum())
-            findings.rows_repaired = int((is_kept & self._is_changed[name]).sum())
-        return found
-
-    def _read(self, name: str, files: RecordFiles, found: Surveyed, advance: Callable[[int], None]) -> None:
+    def _read(self, name: str, files: RecordFiles, advance: Callable[[int], None]) -> None:
         """All rows of a table."""
         fates, changed = [np.empty(0, np.int8)], [np.empty(0, np.bool_)]
-        for looked in self._looked_at(name, found):
+        for looked in self._looked_at(name):
             fate = np.full(looked.block.num_rows, _DROPPED, np.int8)
             is_changed = np.zeros(looked.block.num_rows, np.bool_)
-            kept = self._take(name, looked, files, found)
+            kept = self._take(name, looked, files)
             fate[looked.places[kept]] = SPLITS.index(name)
             is_changed[looked.places] = looked.clean.is_changed
             fates.append(fate)
             changed.append(is_changed)
             advance(looked.block.num_rows)
-        found.fates[name], self._is_changed[name] = np.concatenate(fates), np.concatenate(changed)
+        self.fates[name], self._is_changed[name] = np.concatenate(fates), np.concatenate(changed)
 
-    def _take(self, name: str, looked: _Looked, files: RecordFiles, found: Surveyed) -> NDArray[np.bool_]:
+    def _take(self, name: str, looked: _Looked, files: RecordFiles) -> NDArray[np.bool_]:
         """Number the labels of a block and leave a record of each row; which rows stay."""
         clean, characters = looked.clean, looked.characters
-        kept = self._odd(name, clean, characters, found)
+        kept = self._odd(name, clean, characters)
         labels = normalise_labels(
             clean.labels,
             clean.rows,
@@ -212,47 +199,46 @@ class Survey:
             source=self.tables[name].name,
             locate=self.tables[name].locate,
         )
-        codes, words = found.census.code(labels), characters.words
+        codes, words = self.census.code(labels), characters.words
         records = self._records(name, looked, codes)
         if not kept.all():
             codes, words, records = codes[kept], words[kept], records[kept]
         self._count(codes)
-        found.words[name].add(words)
+        self.words[name].add(words)
         files.add(records)
         if self.problem is Problem.multi:
-            found.findings[name].add("no_labels", clean.rows[np.diff(labels.offsets.to_numpy()) == 0])
-        if sum(len(block.rows) for block in found.samples[name]) < _ROWS_SAMPLED:
-            found.samples[name].append(clean.first(_ROWS_SAMPLED))
+            self.findings[name].add("no_labels", clean.rows[np.diff(labels.offsets.to_numpy()) == 0])
+        if sum(len(block.rows) for block in self.samples[name]) < _ROWS_SAMPLED:
+            self.samples[name].append(clean.first(_ROWS_SAMPLED))
         return kept
 
-    def _looked_at(self, name: str, found: Surveyed) -> Iterator[_Looked]:
+    def _looked_at(self, name: str) -> Iterator[_Looked]:
         """Blocks in order; threads work out what their bytes tell while the next ones are read."""
         waiting: deque[_Looked] = deque()
         group = [self.splitting.group] if name == "train" and self.splitting.group else []
         wanted = list(dict.fromkeys([*self.roles.columns, *group]))
-        first_row = 0
         with ThreadPoolExecutor(_THREADS) as threads:
-            for block in self.tables[name].blocks(wanted, _ROWS_PER_BLOCK):
+            for rows, block in self.tables[name].numbered(wanted, _ROWS_PER_BLOCK):
                 clean = clean_block(
                     block,
                     roles=self.roles,
-                    rows=np.arange(first_row, first_row + block.num_rows),
+                    rows=rows,
                     problem=self.problem,
                     is_train=name == "train",
-                    findings=found.findings[name],
+                    findings=self.findings[name],
                     cleaning=self.cleaning,
                 )
-                waiting.append(_Looked(block, clean, first_row, threads.submit(read_characters, clean.texts)))
-                first_row += block.num_rows
+                places = clean.rows - rows[0] if len(rows) else rows
+                waiting.append(_Looked(block, clean, places, threads.submit(read_characters, clean.texts)))
                 if len(waiting) >= _WAITING:
                     yield waiting.popleft()
             while waiting:
                 yield waiting.popleft()
 
-    def _odd(self, name: str, clean: CleanBlock, characters: Characters, found: Surveyed) -> NDArray[np.bool_]:
+    def _odd(self, name: str, clean: CleanBlock, characters: Characters) -> NDArray[np.bool_]:
         """Which rows stay, as far as odd characters go."""
         kept = np.ones(len(clean.rows), np.bool_)
-        findings, table = found.findings[name], self.tables[name]
+        findings, table = self.findings[name], self.tables[name]
         for oddity, places in characters.odd.items():
             if oddity in _ODD and self.cleaning.odd is RowRule.refuse:
                 place = table.locate(int(clean.rows[places[0]]) + 1)
@@ -286,29 +272,79 @@ class Survey:
         counts[: len(self._rows_by_code)] += self._rows_by_code
         self._rows_by_code = counts
 
-    def _decide(self, files: RecordFiles, found: Surveyed) -> None:
+    def _decide(self, files: RecordFiles) -> None:
         """The split of every row, and what becomes of rows that have a twin."""
-        stands_for = found.census.unify(self._rows_by_code)
-        strata = found.census.strata(self._rows_by_code)[stands_for]
+        stands_for = self.census.unify(self._rows_by_code)
+        strata = self.census.strata(self._rows_by_code)[stands_for]
         assign = assigner(self.splitting, files, strata)
         has_classes = self.problem.has_classes
-        judge = TwinJudge(self.tables, found.findings, self.cleaning, has_classes=has_classes)
         rows_by_split = np.zeros((len(SPLITS), len(stands_for)), np.int64)
         for records, codes, splits, twins in _compared(files, assign, stands_for):
             is_merged = codes != records["code"]
-            is_dropped = judge.dropped(records, splits, twins)
-            judge.tell(records, is_merged & ~is_dropped, "merged_label")
+            is_dropped = self._dropped(records, splits, twins)
+            self._tell(records, is_merged & ~is_dropped, "merged_label")
             for name in self.tables:
                 own = records["table"] == SPLITS.index(name)
                 rows = records["row"][own]
-                found.fates[name][rows] = np.where(is_dropped, _DROPPED, splits)[own]
+                self.fates[name][rows] = np.where(is_dropped, _DROPPED, splits)[own]
                 self._is_changed[name][rows] |= is_merged[own]
             for number, rows_by_code in enumerate(rows_by_split):
                 rows_by_code += np.bincount(codes[~is_dropped & (splits == number)], minlength=len(rows_by_code))
         if has_classes:
             for split, rows_by_code in zip(SPLITS, rows_by_split, strict=True):
                 if rows_by_code.any():
-                    found.census.settle(split, rows_by_code)
+                    self.census.settle(split, rows_by_code)
+
+    def _dropped(self, records: Records, splits: NDArray[np.int8], twins: Twins) -> Mask:
+        """Report what stands twice; which rows are dropped for it. Only rows of earlier splits ever are."""
+        is_train, dropped = splits == 0, np.zeros(len(records), np.bool_)
+        if self.problem.has_classes:
+            dropped |= self._ruled(records, twins.conflict, "conflict", is_train)
+        for split, other in _BOTH:
+            here = splits == other
+            is_exact = here & (twins.exact_splits & (1 << split) > 0)
+            is_alike = here & (twins.alike_splits & (1 << split) > 0) & ~is_exact
+            self._tell_leak(records, is_exact, "leak", _SPOKEN[split])
+            self._tell_leak(records, is_alike, "leak_alike", _SPOKEN[split])
+        if self.cleaning.leaks is RowRule.drop:
+            later = np.array([0b110, 0b100, 0], np.uint8)[splits]
+            is_judged = (twins.alike_splits & later > 0) & ~dropped
+            self._tell(records, is_judged, "leak_dropped")
+            dropped |= is_judged
+        dropped |= self._ruled(records, twins.repeated & ~dropped, "repeated", is_train)
+        self._tell(records, twins.alike & ~dropped, "alike")
+        return dropped
+
+    def _tell(self, records: Records, mask: Mask, name: str, other: str = "") -> None:
+        """Note rows under the tables they come from."""
+        if mask.any():
+            for table, findings in self.findings.items():
+                findings.add(name, records["row"][mask & (records["table"] == SPLITS.index(table))], other)
+
+    def _ruled(self, records: Records, mask: Mask, name: str, may_go: Mask) -> Mask:
+        """Keep, drop or refuse rows of a kind; which are dropped."""
+        rule = getattr(self.cleaning, _RULES[name])
+        if rule is RowRule.refuse:
+            self._refuse(records, mask, name)
+        gone = mask & may_go if rule is RowRule.drop else np.zeros_like(mask)
+        self._tell(records, gone, f"{name}_dropped")
+        self._tell(records, mask & ~gone, name)
+        return gone
+
+    def _tell_leak(self, records: Records, mask: Mask, name: str, other: str) -> None:
+        if self.cleaning.leaks is RowRule.refuse:
+            self._refuse(records, mask, name, other)
+        if self.cleaning.leaks is RowRule.keep:
+            self._tell(records, mask, name, other)
+
+    def _refuse(self, records: Records, mask: Mask, name: str, other: str = "") -> None:
+        if not mask.any():
+            return
+        first, setting = records[mask][0], f"data.clean.{_RULES[name]}"
+        table = self.tables[SPLITS[first["table"]]]
+        sentence = KINDS[name].sentence.format(other=other).removesuffix("kept").rstrip(" ,")
+        what = f"{table.name} row {table.locate(int(first['row']) + 1)}: one of the rows {sentence}"
+        raise UserError(setting, what, hint=f"Correct such rows, or set {setting}=keep or drop.")
 
 
 def _compared(
@@ -324,72 +360,3 @@ def _compared(
                 yield (*waiting[0][:3], waiting.popleft()[3].result())
         while waiting:
             yield (*waiting[0][:3], waiting.popleft()[3].result())
-
-
-_SPOKEN = ("training", "validation", "test")
-_RULES = {"conflict": "conflicts", "leak": "leaks", "leak_alike": "leaks", "repeated": "duplicates"}
-"""The setting that decides over each kind of finding."""
-_BOTH = ((0, 1), (0, 2), (1, 2))
-"""Splits that must not share a text, the one that may lose it first."""
-
-
-@dataclass(frozen=True, slots=True)
-class TwinJudge:
-    """Applies the rules of some settings to records that were compared."""
-
-    tables: Mapping[str, Table]
-    findings: Mapping[str, Findings]
-    cleaning: CleaningConfig
-    has_classes: bool = True
-    """Whether labels are classes, of which a text should have one."""
-
-    def dropped(self, records: Records, splits: NDArray[np.int8], twins: Twins) -> Mask:
-        """Report what stands twice; which rows are dropped for it. Only rows of earlier splits ever are."""
-        is_train, dropped = splits == 0, np.zeros(len(records), np.bool_)
-        if self.has_classes:
-            dropped |= self._ruled(records, twins.conflict, "conflict", is_train)
-        for split, other in _BOTH:
-            here = splits == other
-            is_exact = here & (twins.exact_splits & (1 << split) > 0)
-            is_alike = here & (twins.alike_splits & (1 << split) > 0) & ~is_exact
-            self._tell_leak(records, is_exact, "leak", _SPOKEN[split])
-            self._tell_leak(records, is_alike, "leak_alike", _SPOKEN[split])
-        if self.cleaning.leaks is RowRule.drop:
-            later = np.array([0b110, 0b100, 0], np.uint8)[splits]
-            is_judged = (twins.alike_splits & later > 0) & ~dropped
-            self.tell(records, is_judged, "leak_dropped")
-            dropped |= is_judged
-        dropped |= self._ruled(records, twins.repeated & ~dropped, "repeated", is_train)
-        self.tell(records, twins.alike & ~dropped, "alike")
-        return dropped
-
-    def tell(self, records: Records, mask: Mask, name: str, other: str = "") -> None:
-        """Note rows under the tables they come from."""
-        if mask.any():
-            for table, findings in self.findings.items():
-                findings.add(name, records["row"][mask & (records["table"] == SPLITS.index(table))], other)
-
-    def _ruled(self, records: Records, mask: Mask, name: str, may_go: Mask) -> Mask:
-        """Keep, drop or refuse rows of a kind; which are dropped."""
-        rule = getattr(self.cleaning, _RULES[name])
-        if rule is RowRule.refuse:
-            self._refuse(records, mask, name)
-        gone = mask & may_go if rule is RowRule.drop else np.zeros_like(mask)
-        self.tell(records, gone, f"{name}_dropped")
-        self.tell(records, mask & ~gone, name)
-        return gone
-
-    def _tell_leak(self, records: Records, mask: Mask, name: str, other: str) -> None:
-        if self.cleaning.leaks is RowRule.refuse:
-            self._refuse(records, mask, name, other)
-        if self.cleaning.leaks is RowRule.keep:
-            self.tell(records, mask, name, other)
-
-    def _refuse(self, records: Records, mask: Mask, name: str, other: str = "") -> None:
-        if not mask.any():
-            return
-        first, setting = records[mask][0], f"data.clean.{_RULES[name]}"
-        table = self.tables[SPLITS[first["table"]]]
-        sentence = KINDS[name].sentence.format(other=other).removesuffix("kept").rstrip(" ,")
-        what = f"{table.name} row {table.locate(int(first['row']) + 1)}: one of the rows {sentence}"
-        raise UserError(setting, what, hint=f"Correct such rows, or set {setting}=keep or drop.")

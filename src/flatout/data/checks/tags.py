@@ -204,10 +204,7 @@ class TaggedTable(Table):
         return self.table.fingerprint()
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
-        first_row = 0
-        for block in self.table.blocks(self.roles.columns, rows_per_block):
-            rows = np.arange(first_row, first_row + block.num_rows)
-            first_row += block.num_rows
+        for rows, block in self.table.numbered(self.roles.columns, rows_per_block):
             words, marks = self.roles.texts[0], self.roles.label
             tokens = word_lists(block.column(words), name=words, table=self.name, key="data.text")
             tags = word_lists(block.column(marks), name=marks, table=self.name, key="data.label")

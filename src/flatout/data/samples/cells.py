@@ -83,7 +83,7 @@ def discharge_cell(config: CellsConfig, split: str, cell: int) -> pa.RecordBatch
     capacity_ah, resistance = random.uniform(1.96, 2.04), random.uniform(0.048, 0.052)
     ambient = random.choice([10.0, 25.0, 40.0], config.cycles)
     current = draw_currents(random, config.cycles, config.samples)
-    soc = random.uniform(0.85, 1.0, config.cycles)[:, None] - _charge_drawn(current, capacity_ah)
+    soc = random.uniform(0.85, 1.0, config.cycles)[:, None] + np.cumsum(current, axis=1) * STEP_S / 3600 / capacity_ah
     temperature, voltage = respond(current, soc, ambient, resistance)
     shape = current.shape
     rows = {
@@ -130,8 +130,3 @@ def _follow(value: Floats, goal: Floats, seconds: float) -> Floats:
     """A first-order lag after one sample."""
     kept = np.exp(-STEP_S / seconds)
     return kept * value + (1 - kept) * goal
-
-
-def _charge_drawn(current: Floats, capacity_ah: float) -> Floats:
-    drawn: Floats = -np.cumsum(current, axis=1) * STEP_S / 3600 / capacity_ah
-    return drawn

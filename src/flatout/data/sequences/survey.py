@@ -20,10 +20,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from flatout.data.feeding import require_other_content
 from flatout.data.samples.cells import CellsTable
 from flatout.data.sequences.columns import RecordingRules, require_rules_columns
-from flatout.data.sequences.leaks import Copies, Overlaps
 from flatout.data.sequences.recordings import (
     LongRecording,
     ReadingNotes,
@@ -36,14 +34,14 @@ from flatout.data.sequences.recordings import (
 )
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.sequences.shape import Scaler, describe_units
-from flatout.data.sequences.splitting import RecordingEntry, Segment, Splitter
+from flatout.data.sequences.splitting import Copies, Overlaps, RecordingEntry, Segment, Splitter
 from flatout.data.sequences.views import RECORDINGS, SEGMENTS
 from flatout.data.store.cache import Cache, CacheReport, Recipe
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import SCHEMA, Column, Store, StoreWriter
 from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS
-from flatout.data.tables.table import Table, require_unchanged
+from flatout.data.tables.table import Table, fingerprints_of, require_unchanged
 from flatout.errors import UserError, require
 
 Floats = NDArray[np.float64]
@@ -73,15 +71,13 @@ class SequencePreparation:
 
     def _recipe(self) -> Recipe:
         config = self.config
-        fingerprints = {split: table.fingerprint() for split, table in self.tables.items()}
-        require_other_content(fingerprints, {split: table.name for split, table in self.tables.items()})
         shares = config.taken_shares(self.tables)
         split = {"shares": shares, "by": config.split_by.value, "at": config.split_at, "seed": config.split_seed}
         rules = {name: value for name, value in asdict(self.rules).items() if name != "targets"}
         kind = "label" if config.problem is SequenceProblem.label else "values"
         return {
             "kind": f"sequences {kind} {_VERSION}",
-            "source": fingerprints,
+            "source": fingerprints_of(self.tables),
             "read": asdict(config.read),
             "rules": {**rules, "missing": config.missing.value},
             "targets": config.targets,

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from flatout.data.tables.table import is_text
 from flatout.errors import UserError
 
 FORMATS = (".csv", ".jsonl", ".parquet")
@@ -82,7 +83,7 @@ def _format_writer(file: BinaryIO, suffix: str) -> tuple[Callable[[pa.RecordBatc
 
 def _without_formulas(column: pa.Array) -> tuple[pa.Array, int]:
     """Texts that a spreadsheet would run, as texts; how many there were."""
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+    if not is_text(column.type):
         return column, 0
     are_formulas = pc.fill_null(pc.starts_with(column, "="), False)
     count = pc.sum(are_formulas).as_py() or 0

@@ -17,12 +17,11 @@ from typing import Any
 import pyarrow as pa
 
 from flatout.data.tables.formats.columnar import ArrowTable, Hdf5Table, NpyTable, ParquetTable
-from flatout.data.tables.formats.conll_file import ConllTable
 from flatout.data.tables.formats.csv_file import CsvTable
 from flatout.data.tables.formats.file import FileTable, require_file
 from flatout.data.tables.formats.in_memory import is_dataset, table_of
 from flatout.data.tables.formats.json_file import JsonTable
-from flatout.data.tables.formats.text_folder import TextFolder, is_text_folder
+from flatout.data.tables.formats.plain_text import ConllTable, TextFolder, is_text_folder
 from flatout.data.tables.hub import from_disk, from_hub, is_saved_dataset, may_be_hub_name
 from flatout.data.tables.reading import Format, ReadingConfig
 from flatout.data.tables.table import ManyFiles, Table

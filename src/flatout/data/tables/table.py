@@ -43,6 +43,15 @@ class Table(ABC):
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         """The rows of some columns, in order."""
 
+    def numbered(
+        self, columns: Sequence[str], rows_per_block: int = 65_536
+    ) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+        """The same blocks, each with the numbers of its rows, from 0."""
+        first = 0
+        for block in self.blocks(columns, rows_per_block):
+            yield np.arange(first, first + block.num_rows), block
+            first += block.num_rows
+
     def how(self) -> str:
         """How it is written, in words; empty where there is nothing to say."""
         return ""
@@ -54,6 +63,19 @@ class Table(ABC):
     def lacking(self, column: str) -> str:
         """Who of several files has not got a column, in words."""
         return self.name
+
+
+def fingerprints_of(tables: Mapping[str, Table]) -> dict[str, str]:
+    """The fingerprint of each split's table; no two splits may have the same content, under whatever names."""
+    found: dict[str, str] = {}
+    for split, table in tables.items():
+        fingerprint = table.fingerprint()
+        if (other := next((name for name, before in found.items() if before == fingerprint), None)) is not None:
+            whose = "training" if other == "train" else other
+            what = f"{table.name} holds exactly the {whose} rows, {tables[other].name}"
+            raise UserError(f"data.{split}", what, hint="Leave it out to take rows from the training rows.")
+        found[split] = fingerprint
+    return found
 
 
 def require_unchanged(tables: Mapping[str, Table], fingerprints: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from flatout.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 T = TypeVar("T")
 _ENCODER, _SETTINGS, _TOKENIZER, _WEIGHTS = "encoder.json", "config.json", "tokenizer.json", "model.safetensors"
@@ -51,8 +51,9 @@ class RunModel:
         if any("lora_" in name for name in weights):
             hint = "Export it first: python -m flatout export RUN. Then name the exported folder."
             raise UserError(_KEY, f"{self.folder} has small matrices beside its weights", hint=hint)
+        named = {name.removeprefix(_NET): weight for name, weight in weights.items() if name.startswith(_NET)}
         own = net.state_dict()
-        fits = {name: weight for name, weight in _without_prefix(weights).items() if _is_like(weight, own.get(name))}
+        fits = {name: weight for name, weight in named.items() if name in own and own[name].shape == weight.shape}
         if not fits:
             raise self._damaged("none of its weights fits its configuration")
         net.load_state_dict(fits, strict=False)
@@ -88,11 +89,3 @@ def model_of_run(name: str) -> RunModel | None:
         hint = "Continue it with resume=RUN, or name a run whose summary.json says finished."
         raise UserError(_KEY, f"{name} is a run that has not finished", hint=hint)
     return None
-
-
-def _without_prefix(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(_NET): weight for name, weight in weights.items() if name.startswith(_NET)}
-
-
-def _is_like(weight: Tensor, own: Tensor | None) -> bool:
-    return own is not None and own.shape == weight.shape

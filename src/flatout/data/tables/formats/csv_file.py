@@ -40,9 +40,6 @@ class Dialect:
             return csv.reader(lines, delimiter=self.delimiter, quotechar=self.quote)
         return csv.reader(lines, delimiter=self.delimiter, quoting=csv.QUOTE_NONE)
 
-    def delimiter_name(self) -> str:
-        return CANDIDATES.get(self.delimiter, repr(self.delimiter))
-
 
 def find_dialect(head: str, *, promised: str, quote: str, is_whole: bool) -> Dialect:
     """The dialect of a file that begins with `head`.
@@ -86,8 +83,9 @@ class CsvTable(FileTable):
         super().__init__(path, where, reading)
 
     def how(self) -> str:
-        is_found_out = self.reading.delimiter is None and self.dialect.delimiter != self._promised
-        delimiter = f"{self.dialect.delimiter_name()} between values" + (", found out" if is_found_out else "")
+        sign = self.dialect.delimiter
+        is_found_out = self.reading.delimiter is None and sign != self._promised
+        delimiter = f"{CANDIDATES.get(sign, repr(sign))} between values" + (", found out" if is_found_out else "")
         return ", ".join([delimiter, *self._notes])
 
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:

@@ -12,7 +12,7 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import pyarrow as pa
 import xxhash
@@ -86,20 +86,18 @@ class FileTable(Table):
             return self.path
         if self._copy is None:
             self._copy = tempfile.NamedTemporaryFile()  # noqa: SIM115 (removed with the table)
-            with Gunzipped(self.path, self.where) as packed:
+            with gunzipped(self.path, self.where) as packed:
                 shutil.copyfileobj(packed, self._copy, HEAD_BYTES)
             self._copy.flush()
         return Path(self._copy.name)
 
-    def _open(self) -> BinaryIO:
+    def _open(self) -> io.BufferedReader:
         """The file's content: unpacked, and as UTF-8."""
-        file: BinaryIO = self.path.open("rb")
-        if self.path.suffix.lower() == ".gz":
-            file.close()
-            file = cast(BinaryIO, Gunzipped(self.path, self.where))  # it has what readers call: read, readline, lines
+        is_packed = self.path.suffix.lower() == ".gz"
+        file = gunzipped(self.path, self.where) if is_packed else self.path.open("rb")
         if self.reading.encoding is None:
             return file
-        return cast(BinaryIO, _Recoded(file, self.reading.encoding, self.path, self.where))
+        return io.BufferedReader(_Recoded(file, self.reading.encoding, self.path, self.where), HEAD_BYTES)
 
     def _require_utf8(self) -> None:
         """Read the whole file for the line that is not UTF-8; only done when something has failed."""
@@ -111,51 +109,33 @@ class FileTable(Table):
         return UserError(self.where, f"{self.path}: {what}", hint=hint)
 
 
-class _Stream(io.RawIOBase):
-    """Bytes that are made while they are read; it has what readers call: read, readline, lines."""
+def gunzipped(path: Path, where: str) -> io.BufferedReader:
+    """A gzipped file's content; one that is cut short, broken or a bomb is a clear error."""
+    return io.BufferedReader(_Gunzipped(path, where), HEAD_BYTES)
 
-    def __init__(self) -> None:
-        self._waiting = b""
+
+class _Stream(io.RawIOBase):
+    """Bytes that are made while they are read, for a buffered reader around it."""
+
+    _waiting = memoryview(b"")
 
     def readable(self) -> bool:
         return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._waiting:
+            self._waiting = memoryview(self._more())
+        count = min(len(buffer), len(self._waiting))
+        buffer[:count], self._waiting = self._waiting[:count], self._waiting[count:]
+        return count
 
     @abstractmethod
     def _more(self) -> bytes:
         """The next bytes, of any number; none at the end."""
 
-    def read(self, size: int = -1) -> bytes:
-        pieces, held = [self._waiting], len(self._waiting)
-        while (size < 0 or held < size) and (more := self._more()):
-            pieces.append(more)
-            held += len(more)
-        data = b"".join(pieces)
-        size = held if size < 0 else size
-        self._waiting = data[size:]
-        return data[:size]
 
-    def readline(self, size: int | None = -1) -> bytes:
-        pieces = []
-        while b"\n" not in self._waiting:
-            pieces.append(self._waiting)
-            if not (more := self._more()):
-                self._waiting = b""
-                return b"".join(pieces)
-            self._waiting = more
-        line, end, self._waiting = self._waiting.partition(b"\n")
-        return b"".join((*pieces, line, end))
-
-    def __next__(self) -> bytes:
-        if line := self.readline():
-            return line
-        raise StopIteration
-
-
-class Gunzipped(_Stream):
-    """A gzipped file's content; one that is cut short, broken or a bomb is a clear error."""
-
+class _Gunzipped(_Stream):
     def __init__(self, path: Path, where: str) -> None:
-        super().__init__()
         self.path, self.where = path, where
         self._packed = path.stat().st_size
         self._unpacked = 0
@@ -187,8 +167,7 @@ class Gunzipped(_Stream):
 class _Recoded(_Stream):
     """A file of another encoding, as UTF-8."""
 
-    def __init__(self, file: BinaryIO, encoding: str, path: Path, where: str) -> None:
-        super().__init__()
+    def __init__(self, file: io.BufferedReader, encoding: str, path: Path, where: str) -> None:
         self._file, self._encoding, self.path, self.where = file, encoding, path, where
         self._decoder = codecs.getincrementaldecoder(encoding)()
         self._line, self._is_done = 1, False
@@ -250,7 +229,11 @@ def require_file(file: Path, where: str) -> None:
             raise UserError(where, f"{file} is a folder", allowed="one file", hint="Name a file in it.")
         if not file.exists():
             _require_sound_links(file, where)
-            raise UserError(where, f"no such file: {file}", hint=_hint_for_missing(file))
+            near = did_you_mean(
+                file.name, [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
+            )
+            hint = near or f"Names are looked up in {Path.cwd()}. Correct the name, or give the whole path."
+            raise UserError(where, f"no such file: {file}", hint=hint)
         if not file.is_file():
             raise UserError(where, f"{file} is a pipe or a device", allowed="a file, which can be read twice")
         with file.open("rb") as opened:
@@ -259,12 +242,6 @@ def require_file(file: Path, where: str) -> None:
         raise UserError(where, f"cannot read {file}: {error.strerror}", hint="Check that you may read it.") from None
     if is_empty:
         raise UserError(where, f"{file} is empty", hint="Name a file with rows.")
-
-
-def _hint_for_missing(file: Path) -> str:
-    """The nearest name in the file's folder; else where names are looked up."""
-    near = did_you_mean(file.name, _neighbours(file.parent))
-    return near or f"Names are looked up in {Path.cwd()}. Correct the name, or give the whole path."
 
 
 def _require_sound_links(file: Path, where: str) -> None:
@@ -276,7 +253,3 @@ def _require_sound_links(file: Path, where: str) -> None:
     if Path(end).is_symlink():  # the way ends at a link only where it goes in a circle
         raise UserError(where, f"{link} is a link that leads to itself", hint="Name the file itself.")
     raise UserError(where, f"{link} is a link to {end}, which is not there", hint="Name a file that is there.")
-
-
-def _neighbours(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()] if folder.is_dir() else []

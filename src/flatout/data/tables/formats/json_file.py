@@ -116,7 +116,8 @@ class JsonTable(FileTable):
             texts = self._texts(file)
             window, place, row = next(texts, "").lstrip()[1:], 0, 0
             while True:
-                place = _skip_between(window, place)
+                between = _BETWEEN.match(window, place)
+                place = between.end() if between else place
                 try:
                     found, end = _DECODER.raw_decode(window, place)
                 except (json.JSONDecodeError, RecursionError) as error:
@@ -153,11 +154,6 @@ class JsonTable(FileTable):
         if not first_rows:
             raise self._fail("no rows")
         return list(dict.fromkeys(chain.from_iterable(first_rows)))
-
-
-def _skip_between(window: str, place: int) -> int:
-    found = _BETWEEN.match(window, place)
-    return found.end() if found else place
 
 
 def _fits(values: list[Any], kind: pa.DataType | None) -> bool:

@@ -1,0 +1,182 @@
+"""Plain texts: tagged words, one a line, as CoNLL, BIO and their kin have them; and a folder of texts for each class.
+
+An empty line stands between sentences. A line is a word, any columns between, and its tag, parted by tabs where the
+first line has one, else by blanks. Each sentence becomes a row with its words in `tokens` and its tags in `tags`. Lines
+that begin with -DOCSTART- part documents; lines that begin with `#` and do not have a word line's columns are remarks.
+
+Texts of a folder lie in `CLASS/NAME`, one file a text, and are read in the order of their names. Hidden files are left
+alone; so are files whose ending says that they are no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import xxhash
+
+from flatout.data.tables.formats.file import (
+    HEAD_BYTES,
+    OTHER_ENCODING,
+    FileTable,
+    gunzipped,
+    require_no_utf16,
+    require_utf8,
+)
+from flatout.data.tables.reading import ReadingConfig
+from flatout.data.tables.table import Table
+from flatout.errors import UserError
+
+COLUMNS = ["tokens", "tags"]
+_DOCUMENT = "-DOCSTART-"
+_LONGEST_SENTENCE = 100_000
+Sentence = tuple[list[str], list[str]]
+
+
+class ConllTable(FileTable):
+    """A file of tagged sentences."""
+
+    def how(self) -> str:
+        return f"{self._width} columns: the first is the word, the last its tag"
+
+    def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
+        sentences = self._sentences()
+        while found := list(islice(sentences, rows_per_block)):
+            parts = dict(zip(COLUMNS, zip(*found, strict=True), strict=True))
+            arrays = [pa.array(parts[name], pa.list_(pa.large_string())) for name in columns]
+            yield pa.RecordBatch.from_arrays(arrays, names=columns)
+
+    def _read_columns(self) -> list[str]:
+        with self._open() as file:
+            require_no_utf16(self.path, file.read(HEAD_BYTES), self.where)
+        self._separator, self._width = None, 0
+        for number, line in self._lines():
+            if not line.strip() or line.startswith((_DOCUMENT, "# ")):
+                continue
+            self._separator = "\t" if "\t" in line else None
+            self._width = len(line.split(self._separator))
+            if self._width < 2:
+                hint = "Each line needs a word and its tag, with a blank or a tab between."
+                raise self._fail(f"line {number}: one column, {line[:40]!r}", hint)
+            return list(COLUMNS)
+        raise self._fail("no rows")
+
+    def _sentences(self) -> Iterator[Sentence]:
+        """Words and tags of each sentence."""
+        words: list[str] = []
+        tags: list[str] = []
+        for number, line in self._lines():
+            values = line.split(self._separator)
+            if not line.strip() or line.startswith(_DOCUMENT):
+                if words:
+                    yield words, tags
+                words, tags = [], []
+                continue
+            if len(values) != self._width:
+                if line.startswith("#"):
+                    continue
+                raise self._misfit(number, line, len(values))
+            words.append(values[0])
+            tags.append(values[-1].strip())
+            if len(words) > _LONGEST_SENTENCE:
+                hint = "Part sentences by an empty line."
+                raise self._fail(f"line {number}: a sentence of over {_LONGEST_SENTENCE:,} words", hint)
+        if words:
+            yield words, tags
+
+    def _misfit(self, number: int, line: str, width: int) -> UserError:
+        what = f"line {number}: expected {self._width} columns, got {width}: {line[:60]!r}"
+        return self._fail(what, "Part sentences by an empty line, and give every word its tag.")
+
+    def _lines(self) -> Iterator[tuple[int, str]]:
+        try:
+            with self._open() as file:
+                for number, line in enumerate(file, 1):
+                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            self._require_utf8()
+
+
+_ENDINGS = ("", ".txt", ".text")
+_LONGEST_TEXT = 1 << 26
+
+
+class TextFolder(Table):
+    """The texts of a folder: columns `text`, `label` (the folder a file lies in) and `file`."""
+
+    columns: Sequence[str] = ("text", "label", "file")
+
+    def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None) -> None:
+        self.path, self.where = path, where
+        self.name = str(path)
+        self._encoding = (reading or ReadingConfig()).encoding
+        files = [file for folder in _visible(path) if folder.is_dir() for file in _visible(folder) if file.is_file()]
+        self._files = [file for file in files if _is_text(file)]
+        self._skipped = len(files) - len(self._files)
+
+    def how(self) -> str:
+        classes = len({file.parent for file in self._files})
+        skipped = f", {self._skipped:,} files of other endings left alone" if self._skipped else ""
+        return f"{len(self._files):,} files in {classes:,} folders{skipped}"
+
+    def fingerprint(self) -> str:
+        digest = xxhash.xxh3_128()
+        for file in self._files:
+            digest.update(f"{file.relative_to(self.path)}\0".encode("utf-8", "surrogateescape"))
+            digest.update(xxhash.xxh3_128_digest(self._bytes(file)))
+        return digest.hexdigest()
+
+    def locate(self, row: int) -> str:
+        return str(self._files[row - 1].relative_to(self.path))
+
+    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+        step = min(rows_per_block, 4_096)  # texts of whole files are long
+        for start in range(0, len(self._files), step):
+            files = self._files[start : start + step]
+            made = {
+                "label": [file.parent.name for file in files],
+                "file": [str(file.relative_to(self.path)) for file in files],
+                "text": [self._text(file) for file in files] if "text" in columns else [],
+            }
+            arrays = [pa.array(made[name], pa.large_string()) for name in columns]
+            yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+    def _text(self, file: Path) -> str:
+        data = self._bytes(file)
+        if self._encoding is None:
+            require_utf8(file, data, self.where, first_line=1)
+            return data.decode("utf-8-sig")
+        try:
+            return data.decode(self._encoding)
+        except UnicodeError as error:
+            what = f"{file}: not {self._encoding} ({getattr(error, 'reason', error)})"
+            raise UserError(self.where, what, hint=OTHER_ENCODING) from None
+
+    def _bytes(self, file: Path) -> bytes:
+        try:
+            with gunzipped(file, self.where) if file.suffix.lower() == ".gz" else file.open("rb") as opened:
+                data = opened.read(_LONGEST_TEXT + 1)
+        except OSError as error:
+            raise UserError(
+                self.where, f"cannot read {file}: {error.strerror}", hint="Check that you may read it."
+            ) from None
+        if len(data) > _LONGEST_TEXT:
+            what = f"{file}: longer than {_LONGEST_TEXT >> 20} MB"
+            raise UserError(self.where, what, hint="One file is one text.")
+        return data
+
+
+def is_text_folder(path: Path) -> bool:
+    """Whether a folder holds folders of texts."""
+    return any(_is_text(file) for folder in _visible(path) if folder.is_dir() for file in _visible(folder))
+
+
+def _is_text(file: Path) -> bool:
+    ending = Path(file.stem if file.suffix.lower() == ".gz" else file.name).suffix.lower()
+    return file.is_file() and (ending in _ENDINGS or ending[1:].isdecimal())
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
