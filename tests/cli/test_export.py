@@ -29,7 +29,7 @@ from flatout.data.problem import Problem
 from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.inference.export import export, made_up_rows
-from flatout.inference.folder import WEIGHTS
+from flatout.inference.run_predictor import WEIGHTS
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 from tests.verbs import verb

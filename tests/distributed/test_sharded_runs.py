@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from flatout import OptimConfig, TextDataConfig, TransformerConfig, UserError, fit
 from flatout.data.problem import Problem
-from flatout.inference.folder import WEIGHTS
+from flatout.inference.run_predictor import WEIGHTS
 from tests.distributed.test_processes import CASES, ENCODER, SEVERAL, losses, texts, trained
 from tests.faults.plants import KillAt, SignalAt
 from tests.faults.ranks import alike

@@ -30,7 +30,6 @@ from flatout import (
 from flatout.checkpoints.folder import FolderCheckpointIO
 from flatout.data.problem import Problem
 from flatout.engine.precision import Precision
-from flatout.inference.run_predictor import ragged
 
 SMALL = TransformerConfig(hidden=32, layers=2, heads=4)
 
@@ -276,7 +275,7 @@ def test_the_temperature_divides_the_logits_of_words(tags):
     plain, cooled = (replace(tags.predictor, temperature=each).tags(words) for each in (1.0, 2.0))
     assert plain.ids.tolist() == cooled.ids.tolist()
     block = tags.predictor.vocabulary.encode_words(words, max_length=24).block
-    batch = next(tags.predictor.batches(ragged(block.tokens, block.lengths), 1, 1))
+    batch = next(tags.predictor.batches((block.tokens, block.lengths), 1, 1))
     with torch.inference_mode():
         shares = (tags.predictor.model(batch).float() / 2).softmax(-1).max(-1).values.numpy()
     assert set(cooled.probabilities.round(4)) <= set(shares.round(4))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flatout.errors import UserError, require
 from flatout.inference.export import ONNX
-from flatout.inference.folder import ModelFolder
+from flatout.inference.run_predictor import ModelFolder
 from flatout.run.kinds import kind_of_run
 
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")

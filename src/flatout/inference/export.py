@@ -245,6 +245,8 @@ def quiet_exporter() -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"(torch|copyreg|onnxscript|transformers)\b")
+        # It warns of a list that torch's own recurrent layers keep.
+        warnings.filterwarnings("ignore", message="The tensor attributes .*_flat_weights")
         try:
             yield
         finally:
@@ -273,11 +275,7 @@ def export_recordings(predictor: Any, folder: Path) -> list[str]:
     require(not contract(predictor.model).is_both, "export", what, hint="Train with model.bidirectional=false.")
     module: _Window | _Sample = _Window(predictor) if predictor.shape.lookback else _Sample(predictor)
     module = module.eval()
-    with (
-        quiet_exporter(),
-        warnings.catch_warnings(),
-    ):  # the exporter warns of a list that torch's own recurrent layers keep
-        warnings.filterwarnings("ignore", message="The tensor attributes .*_flat_weights")
+    with quiet_exporter():
         program: Any = torch.onnx.export(
             module,
             tuple(module.inputs.values()),

@@ -1,4 +1,6 @@
-"""The predictor of a finished run, of whichever kind: what predict, evaluate, export and `Result` ask of all of them.
+"""A finished run: its `model/` folder, and its predictor, which predict, evaluate, export and `Result` ask.
+
+The folder holds weights, the names of the outputs, and the settings that rebuild the model.
 
 A file is read by the block, answered on every device, and given back in its order. Memory stays flat however long the
 file is: a block a device is under way, and one more waits.
@@ -6,21 +8,24 @@ file is: a block a device is under way, and one more waits.
 
 from __future__ import annotations
 
+import json
 import queue
 import typing
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, is_dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed
@@ -29,20 +34,152 @@ from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.store.store import Ragged, StoreSplit
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_table
-from flatout.data.tables.table import Table, require_columns
+from flatout.data.tables.table import Table
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, read_encoder
 from flatout.engine.precision import Precision
-from flatout.errors import require
+from flatout.errors import UserError, require
 from flatout.inference.export import export_encoder
-from flatout.inference.folder import ENCODER, TOKENIZER, ModelFolder
 from flatout.models import kind_of, model_class
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 
-_ROWS_PER_BLOCK = 16_384
+_ROWS_PER_BLOCK, _MOST_CHARACTERS = 16_384, 50_000_000
+WEIGHTS, SETTINGS, LABELS = "model.safetensors", "config.json", "labels.json"
+TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"
+"""Of a model that reads texts, and of an encoder what transformers needs to build it."""
 Piece = TypeVar("Piece")
 Answer = TypeVar("Answer")
 Advance = Callable[[int], None]
 """Is called with each number of rows done."""
+
+
+class Answers(Protocol):
+    """What answers for new rows after training."""
+
+    def predict(self, rows: Sequence[Any]) -> list[Any]: ...
+
+    def save(self, folder: Path, model_config: Any) -> None: ...
+
+
+class ModelFolder:
+    """Reads and writes one `model/` folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def find(cls, run: str | Path) -> ModelFolder:
+        """The folder of a run, given the run's folder or the folder itself."""
+        path = Path(run)
+        for folder in (path, path / "model"):
+            if (folder / SETTINGS).is_file() and (folder / WEIGHTS).is_file():
+                return cls(folder)
+        if not path.exists():
+            raise UserError(str(path), "no such run", hint="Name a folder below outputs/.")
+        inside = sorted(each.parent for each in path.glob(f"*/model/{WEIGHTS}"))
+        hint = f"Did you mean {inside[-1].parent}?" if inside else "Name a run whose summary.json says finished."
+        raise UserError(str(path), "no finished run: it has no model/ folder", hint=hint)
+
+    def settings(self) -> dict[str, Any]:
+        with self.read():
+            settings = self.read_json(SETTINGS)
+            what = f"{SETTINGS} holds no settings of a model"
+            require(isinstance(settings, dict) and settings.get("schema") == 1, str(self.path), what)
+            return settings
+
+    def labels(self) -> list[str]:
+        """Names of the outputs."""
+        labels = self.read_json(LABELS)
+        is_plain = isinstance(labels, list) and bool(labels) and all(isinstance(name, str) for name in labels)
+        require(
+            is_plain,
+            f"{self.path}: {LABELS}",
+            "is no list of names",
+            hint="The folder was changed, or comes from another version: train again.",
+        )
+        return labels
+
+    def read_json(self, name: str) -> Any:
+        text = (self.path / name).read_text(encoding="utf-8")
+        require(
+            len(text) <= _MOST_CHARACTERS,
+            f"{self.path}: {name}",
+            f"{len(text):,} characters",
+            hint="The folder was changed, or comes from another version: train again.",
+        )
+        return json.loads(text)
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """Say of a folder that cannot be read what is wrong: it may come from anybody."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # no narrower class: for damaged files tokenizers raises Exception itself
+            reason = next(iter(str(error).strip().splitlines()), "")
+            hint = "It is damaged, or was not written by this program."
+            where, what = f"{self.path}", f"no model that can be read ({type(error).__name__}: {reason})"
+            raise UserError(where, what, hint=hint) from error
+
+    def config(self) -> Any:
+        """The Config that the model was built by, without the files that were needed only to begin training."""
+        described = self.settings()["model"]
+        without = {"vectors": None, "freeze_vectors": False, "pretrained": None}
+        values = {name: without.get(name, value) for name, value in described["config"].items()}
+        return built(model_class(described["kind"], f"{self.path}: {SETTINGS}"), values)
+
+    def network(self, **sizes: Any) -> nn.Module:
+        """The network with its weights; `sizes`: what its Config builds it for."""
+        network: nn.Module = self.config().build(**sizes)
+        network.load_state_dict(load_file(self.path / WEIGHTS))
+        return network
+
+    def encoder(self, outputs: Outputs, roles: Roles) -> tuple[Transformer, Subwords]:
+        """The encoder with its weights, and its tokenizer."""
+        vocabulary = self.vocabulary()
+        assert isinstance(vocabulary, Subwords)
+        separator = vocabulary.frame.separator if roles.join == PAIR else None
+        encoder: Transformer = self.config().rebuild(outputs, self.read_json(ENCODER), separator)
+        encoder.load_state_dict(load_file(self.path / WEIGHTS))
+        return encoder, vocabulary
+
+    @property
+    def has_encoder(self) -> bool:
+        return (self.path / ENCODER).is_file()
+
+    def vocabulary(self) -> Encoder:
+        """How the model reads texts."""
+        return read_encoder((self.path / TOKENIZER).read_text(encoding="utf-8"))
+
+    def roles(self) -> Roles:
+        """The columns of the tables that a model of texts was trained on."""
+        columns = self.settings()["data"]["columns"]
+        return Roles(tuple(columns["texts"]), columns["label"], columns["join"])
+
+    def write(
+        self, network: nn.Module, config: Any, labels: list[str], settings: dict[str, Any], vocabulary: Any = None
+    ) -> None:
+        """Write what is read above; `config` must be of a class in MODELS."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in network.state_dict().items()}
+        save_file(tensors, self.path / WEIGHTS)
+        self.write_json(LABELS, labels)
+        described = {"kind": kind_of(config), "config": asdict(config)}
+        self.write_json(SETTINGS, {"schema": 1, "model": described, **settings})
+        if isinstance(network, Transformer):
+            self.write_json(ENCODER, network.described.to_diff_dict())
+        if vocabulary is not None:
+            (self.path / TOKENIZER).write_text(vocabulary.to_json(), encoding="utf-8")
+
+    def write_json(self, name: str, value: Any) -> None:
+        (self.path / name).write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
+
+
+def built(kind: type, values: dict[str, Any]) -> Any:
+    """Settings of a class from plain values; a mapping becomes a group of settings."""
+    hints = typing.get_type_hints(kind)
+    nested = {name: value for name, value in values.items() if isinstance(value, dict) and is_dataclass(hints[name])}
+    return kind(**{**values, **{name: built(hints[name], value) for name, value in nested.items()}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +203,15 @@ class Answered:
     """Columns of the file that gave way to answers of the same name."""
     done: int = 0
     """Rows of the file that these answers finish."""
+
+    @classmethod
+    def beside(cls, block: pa.RecordBatch, added: dict[str, pa.Array]) -> Answered:
+        """A block with its answers, in place of columns of the same names."""
+        kept = [number for number, name in enumerate(block.schema.names) if name not in added]
+        columns = [*(block.column(number) for number in kept), *added.values()]
+        names = [*(block.schema.names[number] for number in kept), *added]
+        replaced = [name for name in block.schema.names if name in added]
+        return cls(pa.RecordBatch.from_arrays(columns, names=names), replaced, block.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,84 +307,45 @@ class RunPredictor(ABC):
         return next(self.model.parameters()).device
 
     def batches(self, tokens: Any, count: int, rows_per_batch: int) -> Iterator[FlatBatch]:
-        """So many rows in batches as the network reads them; `batch.rows` numbers them."""
+        """So many rows in batches as the network reads them; `batch.rows` numbers them.
+
+        `tokens`: a column of a store, or the values of rows one after the other, and how many each row has.
+        """
+        if isinstance(tokens, tuple):
+            values, lengths = tokens
+            tokens = Ragged(values, np.append(0, np.cumsum(lengths, dtype=np.int64)), lengths)
         split = StoreSplit("rows", count, {"tokens": tokens})
         plan = PlanSettings(rows_per_batch=rows_per_batch, layout=Layout.of(self.model), shuffle=False)
         return iter(Feed(split, plan, device=self.device))
 
+    @staticmethod
+    def blocks(table: Table, columns: Sequence[str] = ()) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+        """Some columns of a table, or all, block by block, each with the numbers of its rows."""
+        return table.numbered(list(columns or table.columns), _ROWS_PER_BLOCK)
 
-def saved_config(folder: ModelFolder) -> Any:
-    """The Config that a run's model was built by, without the files that were needed only to begin training."""
-    described = folder.settings()["model"]
-    without = {"vectors": None, "freeze_vectors": False, "pretrained": None}
-    values = {name: without.get(name, value) for name, value in described["config"].items()}
-    return built(model_class(described["kind"], folder.settings_file), values)
+    @staticmethod
+    def outputs_and_targets(predictor: Any, piece: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:
+        """What a run answers to the rows of a block, and what it should."""
+        rows, targets = piece
+        return predictor.outputs(rows), targets
 
+    @staticmethod
+    def require_rows(count: int, table: Table) -> None:
+        """Refuse a table in which there was nothing to score."""
+        require(count > 0, "FILE", f"{table.name}: no rows", hint="Name a file that holds some.")
 
-def built(kind: type, values: dict[str, Any]) -> Any:
-    """Settings of a class from plain values; a mapping becomes a group of settings."""
-    hints = typing.get_type_hints(kind)
-    nested = {name: value for name, value in values.items() if isinstance(value, dict) and is_dataclass(hints[name])}
-    return kind(**{**values, **{name: built(hints[name], value) for name, value in nested.items()}})
-
-
-def load_network(folder: ModelFolder, **sizes: Any) -> nn.Module:
-    """A run's network with its weights; `sizes`: what its Config builds it for."""
-    network: nn.Module = saved_config(folder).build(**sizes)
-    network.load_state_dict(folder.weights())
-    return network
-
-
-def saved_roles(settings: dict[str, Any]) -> Roles:
-    """The columns of the tables that a run on texts was trained on."""
-    columns = settings["data"]["columns"]
-    return Roles(tuple(columns["texts"]), columns["label"], columns["join"])
-
-
-def load_vocabulary(folder: ModelFolder) -> Encoder:
-    """How a run's model reads texts."""
-    return read_encoder((folder.path / TOKENIZER).read_text(encoding="utf-8"))
-
-
-def load_encoder(folder: ModelFolder, outputs: Outputs, roles: Roles) -> tuple[Transformer, Subwords]:
-    """A run's encoder with its weights, and its tokenizer."""
-    vocabulary = load_vocabulary(folder)
-    assert isinstance(vocabulary, Subwords)
-    separator = vocabulary.frame.separator if roles.join == PAIR else None
-    encoder: Transformer = saved_config(folder).rebuild(outputs, folder.read_json(ENCODER), separator)
-    encoder.load_state_dict(folder.weights())
-    return encoder, vocabulary
-
-
-def save_network(
-    path: Path,
-    network: nn.Module,
-    config: Any,
-    labels: list[str],
-    settings: dict[str, Any],
-    vocabulary: Encoder | None = None,
-) -> ModelFolder:
-    """Write what the functions above read; `config` must be of a class in MODELS."""
-    folder = ModelFolder(path)
-    folder.write(network, kind_of(config), config, labels, settings)
-    if isinstance(network, Transformer):
-        folder.write_json(ENCODER, network.described.to_diff_dict())
-    if vocabulary is not None:
-        (path / TOKENIZER).write_text(vocabulary.to_json(), encoding="utf-8")
-    return folder
-
-
-def ragged(values: NDArray[Any], lengths: NDArray[Any]) -> Ragged:
-    """Rows of unequal lengths, one after the other."""
-    return Ragged(values, np.append(0, np.cumsum(lengths, dtype=np.int64)), lengths)
-
-
-def numbered_blocks(table: Table, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Some columns of a table block by block, each with the number of its first row."""
-    first_row = 0
-    for block in table.blocks(columns, rows_per_block=_ROWS_PER_BLOCK):
-        yield first_row, block
-        first_row += block.num_rows
+    @staticmethod
+    def chosen(classes: pa.Array, probabilities: Tensor, threshold: float | Tensor) -> dict[str, pa.Array]:
+        """The classes of each row at or above the threshold, and their probabilities, as lists."""
+        scores = probabilities.numpy()
+        row, column = np.nonzero((probabilities >= threshold).numpy())
+        counts = np.bincount(row, minlength=len(scores))
+        offsets = pa.array(np.append(0, np.cumsum(counts)).astype(np.int32))
+        names, shares = classes.take(pa.array(column)), pa.array(scores[row, column])
+        return {
+            "prediction": pa.ListArray.from_arrays(offsets, names),
+            "probability": pa.ListArray.from_arrays(offsets, shares),
+        }
 
 
 def in_order(
@@ -267,42 +374,3 @@ def in_order(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-
-def outputs_and_targets(predictor: Any, piece: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:
-    """What a run answers to the rows of a block, and what it should."""
-    rows, targets = piece
-    return predictor.outputs(rows), targets
-
-
-def require_rows(count: int, table: Table) -> None:
-    """Refuse a table in which there was nothing to score."""
-    require(count > 0, "FILE", f"{table.name}: no rows", hint="Name a file that holds some.")
-
-
-def require_text_columns(table: Table, texts: Sequence[str], **others: str) -> None:
-    """Check that the columns of the texts are there, and `others` by the options that name them."""
-    named = {"--text" if number == 0 else f"--text[{number}]": name for number, name in enumerate(texts)}
-    require_columns(table, {**named, **{f"--{option}": name for option, name in others.items()}})
-
-
-def with_answers(block: pa.RecordBatch, added: dict[str, pa.Array]) -> Answered:
-    """A block with its answers, in place of columns of the same names."""
-    kept = [number for number, name in enumerate(block.schema.names) if name not in added]
-    columns = [*(block.column(number) for number in kept), *added.values()]
-    names = [*(block.schema.names[number] for number in kept), *added]
-    replaced = [name for name in block.schema.names if name in added]
-    return Answered(pa.RecordBatch.from_arrays(columns, names=names), replaced, block.num_rows)
-
-
-def chosen_columns(classes: pa.Array, probabilities: Tensor, threshold: float | Tensor) -> dict[str, pa.Array]:
-    """The classes of each row at or above the threshold, and their probabilities, as lists."""
-    scores = probabilities.numpy()
-    row, column = np.nonzero((probabilities >= threshold).numpy())
-    counts = np.bincount(row, minlength=len(scores))
-    offsets = pa.array(np.append(0, np.cumsum(counts)).astype(np.int32))
-    names, shares = classes.take(pa.array(column)), pa.array(scores[row, column])
-    return {
-        "prediction": pa.ListArray.from_arrays(offsets, names),
-        "probability": pa.ListArray.from_arrays(offsets, shares),
-    }

@@ -42,17 +42,7 @@ from flatout.data.tables.table import Table
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError, require
 from flatout.inference.export import export_recordings
-from flatout.inference.folder import ModelFolder
-from flatout.inference.run_predictor import (
-    Advance,
-    Answered,
-    FileOptions,
-    RunPredictor,
-    Scored,
-    load_network,
-    require_rows,
-    save_network,
-)
+from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored
 from flatout.models.contract import contract
 from flatout.tasks.metrics import TaskMetrics
 from flatout.tasks.sequence_scores import SequenceScores
@@ -113,7 +103,7 @@ class SequencePredictor(RunPredictor):
         data = settings["data"]
         shape, rules = SequenceShape(**data["shape"]), data["rules"]
         return cls(
-            model=load_network(folder, shape=shape),
+            model=folder.network(shape=shape),
             shape=shape,
             rules=RecordingRules(**{**rules, "missing": Missing(rules["missing"])}),
             scaler=Scaler(**data["scaler"]),
@@ -137,7 +127,7 @@ class SequencePredictor(RunPredictor):
             "has_classes": self.has_classes,
         }
         settings = {"problem": self.problems[0], "data": data}
-        save_network(folder, self.model, model_config, self.names, settings)
+        ModelFolder(folder).write(self.model, model_config, self.names, settings)
 
     @property
     def columns(self) -> list[str]:
@@ -186,10 +176,8 @@ class SequencePredictor(RunPredictor):
                 yield self._label(self._scale(values[:]))
             elif self.shape.horizon:
                 yield self._forecast(values)
-            elif self.shape.lookback is not None:
-                yield from self._of_windows(values, self.shape.lookback)
             else:
-                yield from map(self._in_units, self._of_steps(values, self._scale))
+                yield from map(self._in_units, self._estimates(values, self._scale))
 
     @torch.inference_mode()
     def compare(self, values: Floats) -> Iterator[tuple[Tensor, Tensor]]:
@@ -201,13 +189,7 @@ class SequencePredictor(RunPredictor):
             if shape.horizon:
                 yield from self._compare_windows(scaled)
                 return
-            whole = shape.lookback is not None
-            blocks = (
-                [self._of_rows(scaled, _windows(len(scaled), shape.lookback or 1))]
-                if whole
-                else self._of_steps(scaled, lambda block: block)
-            )
-            for answers in blocks:
+            for answers in self._estimates(scaled, lambda block: block):
                 yield answers, truths[start : start + len(answers)]
                 start += len(answers)
 
@@ -218,35 +200,30 @@ class SequencePredictor(RunPredictor):
         rows = forecast_windows(Segments(zero, zero, np.array([len(scaled)]), zero), lookback, horizon)
         behind = np.lib.stride_tricks.sliding_window_view(scaled[lookback:, -targets:], horizon, axis=0)
         for start in range(0, len(rows.start), _SAMPLES_A_BLOCK):
-            block = slice(start, start + _SAMPLES_A_BLOCK)
-            answers = self._of_rows(scaled, RowPlaces(rows.start[block], rows.length[block], rows.recording[block]))
-            truths = torch.from_numpy(np.ascontiguousarray(behind[block].transpose(0, 2, 1)))
+            stop = start + _SAMPLES_A_BLOCK
+            answers = self._of_rows(scaled, rows.slice(start, stop))
+            truths = torch.from_numpy(np.ascontiguousarray(behind[start:stop].transpose(0, 2, 1)))
             yield answers.flatten(0, 1), truths.flatten(0, 1)
 
-    def _of_windows(self, values: Floats | ScratchValues, lookback: int) -> Iterator[NDArray[Any]]:
-        """Block after block; a block reads the samples before it too, as far as its first window does."""
-        for start in range(0, len(values), _SAMPLES_A_BLOCK):
-            begin = max(0, start - lookback + 1)
-            scaled = self._scale(values[begin : start + _SAMPLES_A_BLOCK])
-            rows = _windows(len(scaled), lookback)
-            own = slice(start - begin, None)
-            yield self._in_units(
-                self._of_rows(scaled, RowPlaces(rows.start[own], rows.length[own], rows.recording[own]))
-            )
-
-    def _of_steps(self, values: Any, scale: Callable[[Any], NDArray[np.float32]]) -> Iterator[Tensor]:
-        """Block after block, with the hidden state carried on."""
-        model = contract(self.model)
+    def _estimates(self, values: Any, scale: Callable[[Any], NDArray[np.float32]]) -> Iterator[Tensor]:
+        """`[N, K]` scaled answers, block after block; a window's block reads samples before it, too."""
+        lookback, model = self.shape.lookback, contract(self.model)
         state = model.make_state(1, self.device)
-        if state is None:  # a network of the user's own sees the whole recording
+        if lookback is None and state is None:  # a network of the user's own sees the whole recording
             rows = RowPlaces(np.array([0]), np.array([len(values)], np.int32), np.array([0]))
             yield self._of_rows(scale(values[:]), rows)
             return
         for start in range(0, len(values), _SAMPLES_A_BLOCK):
-            scaled = scale(values[start : start + _SAMPLES_A_BLOCK])
-            block = torch.from_numpy(scaled[:, : self.shape.inputs])
-            answers, state = model.run(block.unsqueeze(0).to(self.device), state)
-            yield answers[0].float().cpu()
+            begin = start if lookback is None else max(0, start - lookback + 1)
+            scaled = scale(values[begin : start + _SAMPLES_A_BLOCK])
+            if lookback is not None:
+                zero = np.zeros(1, np.int64)
+                rows = estimate_windows(Segments(zero, zero, np.array([len(scaled)]), zero), lookback)
+                yield self._of_rows(scaled, rows.slice(start - begin, None))
+            elif state is not None:
+                block = torch.from_numpy(scaled[:, : self.shape.inputs])
+                answers, state = model.run(block.unsqueeze(0).to(self.device), state)
+                yield answers[0].float().cpu()
 
     def _forecast(self, values: Floats | ScratchValues) -> NDArray[Any]:
         """The samples after the last one."""
@@ -335,7 +312,7 @@ class SequencePredictor(RunPredictor):
                 scores.add(answers, truths, torch.zeros(len(answers), dtype=torch.int64))
                 total += len(answers)
             advance(len(recording.times))
-        require_rows(total, table)
+        self.require_rows(total, table)
         return Scored({"rows": total}, scores.values(), remarks=self.found.lines())
 
     def _score_labels(self, table: Table, label: str | None, advance: Advance) -> Scored:
@@ -349,7 +326,7 @@ class SequencePredictor(RunPredictor):
             metrics.update(*self._labelled(recording))
             total += 1
             advance(len(recording.times))
-        require_rows(total, table)
+        self.require_rows(total, table)
         return Scored({"rows": total}, metrics.compute(), metrics.per_class(), self.found.lines())
 
     def _labelled(self, recording: Recording) -> tuple[Tensor, Tensor]:
@@ -422,8 +399,3 @@ def _naming_training() -> Iterator[None]:
         else:
             raise
         raise UserError("predict", error.what, hint=hint) from None
-
-
-def _windows(samples: int, lookback: int) -> RowPlaces:
-    zero = np.zeros(1, np.int64)
-    return estimate_windows(Segments(zero, zero, np.array([samples]), zero), lookback)

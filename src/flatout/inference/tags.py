@@ -18,22 +18,7 @@ from flatout.data.tables.table import Table, require_columns
 from flatout.data.tokens.subwords import Subwords
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError
-from flatout.inference.folder import ModelFolder
-from flatout.inference.run_predictor import (
-    Advance,
-    Answered,
-    FileOptions,
-    RunPredictor,
-    Scored,
-    in_order,
-    load_encoder,
-    numbered_blocks,
-    ragged,
-    require_rows,
-    save_network,
-    saved_roles,
-    with_answers,
-)
+from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.tasks.tagging import EntityScores, Tagger
 
@@ -110,8 +95,8 @@ class TagPredictor(RunPredictor):
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> TagPredictor:
-        names, roles = folder.labels(), saved_roles(settings)
-        model, vocabulary = load_encoder(folder, Outputs(names, "tags"), roles)
+        names, roles = folder.labels(), folder.roles()
+        model, vocabulary = folder.encoder(Outputs(names, "tags"), roles)
         temperature = settings.get("temperature", 1.0)
         return cls(model, vocabulary, names, settings["data"]["max_length"], roles, temperature=temperature)
 
@@ -121,7 +106,7 @@ class TagPredictor(RunPredictor):
             "temperature": self.temperature,
             "data": {"max_length": self.max_length, "columns": asdict(self.roles)},
         }
-        save_network(folder, self.model, model_config, self.names, settings, self.vocabulary)
+        ModelFolder(folder).write(self.model, model_config, self.names, settings, self.vocabulary)
 
     def predict(self, rows: Sequence[str | Sequence[str]] | str) -> list[TagPrediction]:
         """Tags and entities of each row: a list of words, or a text that is parted at its blanks."""
@@ -137,9 +122,8 @@ class TagPredictor(RunPredictor):
         starts = np.cumsum(encoded.block.lengths, dtype=np.int64) - encoded.block.lengths
         ids = np.zeros(len(encoded.block.tokens), np.int64)
         shares = np.zeros(len(encoded.block.tokens), np.float32)
-        tokens = ragged(encoded.block.tokens, encoded.block.lengths)
         with answering(self.precision, self.device):
-            for batch in self.batches(tokens, len(words), rows_per_batch):
+            for batch in self.batches((encoded.block.tokens, encoded.block.lengths), len(words), rows_per_batch):
                 best = (self.model(batch).float() / self.temperature).softmax(-1).max(-1)
                 rows, lengths = batch.rows.numpy(), batch.lengths.numpy()
                 place = np.arange(batch.num_tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -174,7 +158,7 @@ class TagPredictor(RunPredictor):
         column = options.text or self.roles.texts[0]
         require_columns(table, {"--text": column})
 
-        def answer(predictor: TagPredictor, piece: tuple[int, pa.RecordBatch]) -> tuple[Answered, int]:
+        def answer(predictor: TagPredictor, piece: tuple[Any, pa.RecordBatch]) -> tuple[Answered, int]:
             _, block = piece
             words = word_lists(block.column(column), name=column, table=table.name, key="--text")
             found = predictor.tags(words)
@@ -182,9 +166,9 @@ class TagPredictor(RunPredictor):
             rows = predictor.read(words.to_pylist(), found)
             entities = pa.array([[asdict(each) for each in row.entities] for row in rows], _ENTITIES)
             lists = pa.ListArray.from_arrays(pa.array(found.offsets.astype(np.int32)), tags)
-            return with_answers(block, {"prediction": lists, "entities": entities}), found.lost
+            return Answered.beside(block, {"prediction": lists, "entities": entities}), found.lost
 
-        for answered, lost in in_order(answer, others, numbered_blocks(table, list(table.columns))):
+        for answered, lost in in_order(answer, others, self.blocks(table)):
             self.lost_words += lost
             yield answered
 
@@ -203,7 +187,7 @@ class TagPredictor(RunPredictor):
             total += rows
             self.lost_words += found.lost
             advance(rows)
-        require_rows(total, table)
+        self.require_rows(total, table)
         counts = {"rows": total, "lost_words": self.lost_words}
         return Scored(counts, scores.values(), scores.per_type(), warnings=self.notes())
 
@@ -231,9 +215,9 @@ def _tagged(table: Table, roles: Roles, types: Sequence[str]) -> Iterator[tuple[
     """Block by block the words, and their tags as the run numbers them."""
     census = TagCensus(table.name)
     census.types |= {name: number for number, name in enumerate(types, 1)}
-    for first_row, block in numbered_blocks(TaggedTable(table, roles, "test", census), LISTS):
+    for rows, block in RunPredictor.blocks(TaggedTable(table, roles, "test", census), LISTS):
         words, tags = block.columns
-        given = census.numbered(tags, np.arange(first_row, first_row + block.num_rows))
+        given = census.numbered(tags, rows)
         if unknown := list(census.types)[len(types) :]:
             what = f"{table.name}: types that the run does not know: {', '.join(unknown[:5])}"
             raise UserError("--label", what, allowed=", ".join(types))

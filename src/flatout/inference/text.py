@@ -25,30 +25,11 @@ from flatout.data.checks.labels import normalise_labels
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.data.tables.roles import Roles
-from flatout.data.tables.table import Table
+from flatout.data.tables.table import Table, require_columns
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError, require
-from flatout.inference.folder import ENCODER, ModelFolder
-from flatout.inference.run_predictor import (
-    Advance,
-    Answered,
-    FileOptions,
-    RunPredictor,
-    Scored,
-    chosen_columns,
-    in_order,
-    load_encoder,
-    load_network,
-    load_vocabulary,
-    numbered_blocks,
-    outputs_and_targets,
-    ragged,
-    require_text_columns,
-    save_network,
-    saved_roles,
-    with_answers,
-)
+from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.tasks.calibration import Sureness
 from flatout.tasks.classification import Classifier
@@ -107,13 +88,12 @@ class Predictor(RunPredictor):
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> Predictor:
-        vocabulary, classes = load_vocabulary(folder), folder.labels()
+        vocabulary, classes, roles = folder.vocabulary(), folder.labels(), folder.roles()
         labels, data = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"]), settings["data"]
-        roles = saved_roles(settings)
-        if (folder.path / ENCODER).is_file():
-            model: nn.Module = load_encoder(folder, Outputs(classes, settings["problem"]), roles)[0]
+        if folder.has_encoder:
+            model: nn.Module = folder.encoder(Outputs(classes, settings["problem"]), roles)[0]
         else:
-            model = load_network(folder, num_outputs=len(classes), vocabulary_size=vocabulary.size)
+            model = folder.network(num_outputs=len(classes), vocabulary_size=vocabulary.size)
         return cls(
             model=model,
             vocabulary=vocabulary,
@@ -139,7 +119,7 @@ class Predictor(RunPredictor):
                 "label_delimiter": self.label_delimiter,
             },
         }
-        save_network(folder, self.model, model_config, self.labels.classes, settings, self.vocabulary)
+        ModelFolder(folder).write(self.model, model_config, self.labels.classes, settings, self.vocabulary)
 
     def predict(self, texts: Sequence[str | tuple[str, str]] | str) -> list[Prediction]:
         """What the model says of each text, or of each pair of texts, in their order."""
@@ -158,7 +138,7 @@ class Predictor(RunPredictor):
         found = torch.empty(len(texts), self.labels.num_outputs)
         encoded = self.vocabulary.encode(texts, max_length=self.max_length)
         with answering(self.precision, self.device):
-            for batch in self.batches(ragged(encoded.tokens, encoded.lengths), len(texts), rows_per_batch):
+            for batch in self.batches((encoded.tokens, encoded.lengths), len(texts), rows_per_batch):
                 found[batch.rows] = self.model(batch).float().cpu()
         if self.labels.problem is Problem.regression:
             found = found * self.labels.spread + self.labels.mean
@@ -187,13 +167,13 @@ class Predictor(RunPredictor):
         require_text_columns(table, texts)
         roles, findings = replace(self.roles, texts=texts), Findings(table.name)
 
-        def answer(predictor: Predictor, piece: tuple[int, pa.RecordBatch]) -> Answered:
+        def answer(predictor: Predictor, piece: tuple[Any, pa.RecordBatch]) -> Answered:
             _, block = piece
             read, _ = read_texts(block, roles, np.arange(block.num_rows), findings)
             outputs = predictor.outputs(pc.fill_null(read, ""))
-            return with_answers(block, answer_columns(predictor, outputs, options.top_k))
+            return Answered.beside(block, answer_columns(predictor, outputs, options.top_k))
 
-        return in_order(answer, others, numbered_blocks(table, list(table.columns)))
+        return in_order(answer, others, self.blocks(table))
 
     def score_table(self, table: Table, options: FileOptions, others: Sequence[Predictor], advance: Advance) -> Scored:
         """Over all rows that have a label, and of each class."""
@@ -204,7 +184,7 @@ class Predictor(RunPredictor):
         metrics, sureness = TaskMetrics.build(problem, self.labels.classes), Sureness()
         if isinstance(metrics, MultiMetrics):
             metrics.thresholds.copy_(self.least_shares())
-        for outputs, targets in in_order(outputs_and_targets, others, self._labelled(table, roles, findings)):
+        for outputs, targets in in_order(self.outputs_and_targets, others, self._labelled(table, roles, findings)):
             # Thresholds are of calibrated probabilities.
             metrics.update(outputs / self.temperature if problem is Problem.multi else outputs, targets)
             if problem is Problem.single:
@@ -221,14 +201,19 @@ class Predictor(RunPredictor):
     def _labelled(self, table: Table, roles: Roles, findings: Findings) -> Iterator[tuple[pa.Array, Tensor]]:
         """Block by block the texts that have a label, and their labels as the run numbers them."""
         problem = self.labels.problem
-        for first_row, block in numbered_blocks(table, roles.columns):
-            rows = np.arange(first_row, first_row + block.num_rows)
+        for rows, block in self.blocks(table, roles.columns):
             clean = clean_block(block, roles=roles, rows=rows, problem=problem, is_train=False, findings=findings)
             labels = normalise_labels(
                 clean.labels, clean.rows, problem=problem, delimiter=self.label_delimiter, source=table.name
             )
             if len(clean.rows):
                 yield clean.texts, _targets(self, labels, table.name)
+
+
+def require_text_columns(table: Table, texts: Sequence[str], **others: str) -> None:
+    """Check that the columns of the texts are there, and `others` by the options that name them."""
+    named = {"--text" if number == 0 else f"--text[{number}]": name for number, name in enumerate(texts)}
+    require_columns(table, {**named, **{f"--{option}": name for option, name in others.items()}})
 
 
 def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dict[str, pa.Array]:
@@ -241,7 +226,7 @@ def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dic
         probabilities, ids = shares.max(-1)
         answered = {"prediction": classes.take(pa.array(ids.numpy())), "probability": pa.array(probabilities.numpy())}
     else:
-        answered = chosen_columns(classes, shares, predictor.least_shares())
+        answered = predictor.chosen(classes, shares, predictor.least_shares())
     return answered | (_top(classes, shares, top_k) if top_k else {})
 
 
@@ -311,14 +296,14 @@ class MaskedWordPredictor(RunPredictor):
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> MaskedWordPredictor:
-        roles = saved_roles(settings)
-        model, vocabulary = load_encoder(folder, Outputs([], "words"), roles)
+        roles = folder.roles()
+        model, vocabulary = folder.encoder(Outputs([], "words"), roles)
         return cls(model, vocabulary, settings["data"]["max_length"], roles)
 
     def save(self, folder: Path, model_config: Any) -> None:
         data = {"max_length": self.max_length, "columns": asdict(self.roles)}
         settings = {"problem": self.problems[0], "data": data}
-        save_network(folder, self.model, model_config, [], settings, self.vocabulary)
+        ModelFolder(folder).write(self.model, model_config, [], settings, self.vocabulary)
 
     @torch.inference_mode()
     def predict(self, texts: Sequence[str] | str, most: int = 5) -> list[list[list[Filling]]]:

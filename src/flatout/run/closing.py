@@ -21,7 +21,7 @@ from flatout.engine.lightning_internals import callbacks_of
 from flatout.engine.passes import TRAINING
 from flatout.engine.peaks import measured_peak
 from flatout.engine.precision import Precision
-from flatout.inference.folder import Answers
+from flatout.inference.run_predictor import Answers
 from flatout.perf.notes import measured_before
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
 from flatout.perf.verdict.experiments import MOST_S

@@ -27,8 +27,7 @@ from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyKind
 from flatout.engine.precision import Precision
 from flatout.errors import require
-from flatout.inference.folder import ModelFolder
-from flatout.inference.run_predictor import RunPredictor
+from flatout.inference.run_predictor import ModelFolder, RunPredictor
 from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
 from flatout.inference.text import MaskedWordPredictor, Predictor
