@@ -9,10 +9,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import train
-from flatout.cli import start
 from flatout.cli import words as words_of
 from flatout.cli.boundary import read_config
 from flatout.cli.conf_files import conf_folder
+from flatout.cli.train import register_schemas
 from flatout.config import RunConfig
 
 CONF = conf_folder()
@@ -20,7 +20,7 @@ CONF = conf_folder()
 
 def compose_run(words: list[str]) -> RunConfig:
     """The settings of a run, from words of the command line."""
-    start.register_schemas()
+    register_schemas()
     words = words_of.debug_last(map(words_of.in_hydras_form, words))
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return read_config(compose("train", words), words)

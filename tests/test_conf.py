@@ -13,9 +13,9 @@ from hydra import compose, initialize_config_dir
 
 from flatout.bits.people import PeopleConfig
 from flatout.checkpoints.same_run import require_same_run
-from flatout.cli import start
 from flatout.cli import words as words_of
 from flatout.cli.composing import known_keys
+from flatout.cli.train import register_schemas
 from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
@@ -93,7 +93,7 @@ def test_the_groups_that_users_of_hydra_templates_expect_have_their_options():
 def test_every_sweep_opens_with_its_command_and_searches_settings_that_exist(name):
     head, command = (CONF / "sweep" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[:2]
     assert head == "# @package _global_" and command.startswith("# python -m flatout sweep ")
-    start.register_schemas()
+    register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         composed = compose("train", [f"+sweep={name}"], return_hydra_config=True)
     assert composed.hydra.sweeper.space.keys() <= set(known_keys())

@@ -7,20 +7,13 @@ its folder, the name in the parent's. Without them a power cut may leave a name 
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from flatout.errors import UserError
-
-try:
-    fcntl: Any = importlib.import_module("fcntl")
-except ImportError:  # Windows has no such locks
-    fcntl = None
 
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of a disk rather than of a name."""

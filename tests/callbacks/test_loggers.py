@@ -31,9 +31,9 @@ from flatout.callbacks.loggers import (
     build_loggers,
     chosen_loggers,
 )
-from flatout.cli import start
 from flatout.cli.boundary import read_config
 from flatout.cli.conf_files import conf_folder
+from flatout.cli.train import register_schemas
 from flatout.report.summary import read_summary
 
 ALL = ["tensorboard", "csv", "wandb", "mlflow"]
@@ -299,7 +299,7 @@ def test_loggers_of_trainer_settings_are_kept(tmp_path):
 
 
 def composed(words: list[str]) -> Any:
-    start.register_schemas()
+    register_schemas()
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         return read_config(compose("train", words), words).logger
 

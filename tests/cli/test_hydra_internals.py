@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from flatout.cli.conf_files import conf_folder
 from flatout.cli.hydra_internals import GuardedLoader, guard_hydra, require_signature
-from flatout.cli.start import register_schemas
+from flatout.cli.train import register_schemas
 from flatout.errors import UserError
 
 

@@ -93,14 +93,14 @@ def _compose(words: list[str], environment: dict[str, str]) -> None:
     """Compose as `python -m train` does, and read the settings of the run."""
     from hydra import compose, initialize_config_dir
 
-    from flatout.cli import start
     from flatout.cli.boundary import read_config
     from flatout.cli.composing import explain_errors
     from flatout.cli.conf_files import conf_folder
     from flatout.cli.hydra_internals import guard_hydra
+    from flatout.cli.train import register_schemas
 
     guard_hydra()
-    start.register_schemas()
+    register_schemas()
     words = [*words, f"output={Path.cwd()}/outputs", f"hydra.searchpath=['file://{Path.cwd().parent}/conf']"]
     conf = conf_folder()
     with _environment(environment), initialize_config_dir(str(conf), version_base="1.3"), explain_errors():

@@ -40,7 +40,7 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
     except OmegaConfBaseException as error:
         key = str(getattr(error, "full_key", "") or "settings")
         raise UserError(key, str(error).splitlines()[0], hint="Write the value itself.") from None
-    plain = _plain(cfg)
+    plain: Any = OmegaConf.to_container(cfg, resolve=False)
     for where, text in _texts(plain, ""):
         require("${" not in text, where, f"{text!r} refers to another value", hint="Write the value itself.")
     folders = [Path(cfg.output)]
@@ -162,27 +162,14 @@ def _resolved(cfg: DictConfig, key: str) -> Any:
     found = _value(cfg, key)
     if not OmegaConf.is_config(found):
         return found
-    plain = OmegaConf.to_container(found, resolve=False)
-
-    def known(value: Any, where: str) -> Any:
-        if isinstance(value, dict):
-            return {name: known(item, f"{where}.{name}") for name, item in value.items()}
-        if isinstance(value, list):
-            return [known(item, f"{where}[{number}]") for number, item in enumerate(value)]
-        if not isinstance(value, str) or "${" not in value:
-            return value
-        try:
-            answer = OmegaConf.select(cfg, where)
-        except OmegaConfBaseException as error:
-            is_simple = not re.sub(r"\$\{hydra\.[\w.]+\}", "", value).count("${")
-            require(is_simple, where, f"{value!r}: {str(error).splitlines()[0]}", hint="Write the value itself.")
-            return value
-        again = OmegaConf.to_container(answer, resolve=True) if OmegaConf.is_config(answer) else answer
-        is_final = not any("${" in text for _, text in _texts(again, ""))
-        require(is_final, where, f"{value!r} refers to another value", hint="Write the value itself.")
-        return again
-
-    return known(plain, key)
+    try:
+        plain = OmegaConf.to_container(found, resolve=True)
+    except OmegaConfBaseException:
+        plain = OmegaConf.to_container(found, resolve=False)
+    for where, text in _texts(plain, key):
+        is_final = "${" not in re.sub(r"\$\{hydra\.[\w.]+\}", "", text)
+        require(is_final, where, f"{text!r} refers to another value", hint="Write the value itself.")
+    return plain
 
 
 def _value(cfg: DictConfig, key: str) -> Any:
@@ -196,12 +183,6 @@ def _value(cfg: DictConfig, key: str) -> Any:
 def _is_typed(key: str, overrides: Sequence[str]) -> bool:
     names = [re.split(r"[=@]", word.lstrip("+~"), maxsplit=1)[0] for word in overrides]
     return any(name == key or name.startswith(f"{key}.") for name in names)
-
-
-def _plain(cfg: DictConfig) -> dict[Any, Any]:
-    plain = OmegaConf.to_container(cfg, resolve=False)
-    assert isinstance(plain, dict)
-    return plain
 
 
 def _texts(value: Any, where: str) -> Iterator[tuple[str, str]]:

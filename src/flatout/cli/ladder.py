@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flatout.cli.conf_files import conf_folder, require_modest
-from flatout.cli.start import start_measuring
+from flatout.cli.train import start_measuring
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, as_seconds, nearest, require
 from flatout.ladder.rungs import Ladder, find_ladder, read_ladder

@@ -1,19 +1,128 @@
-"""`python -m train`: compose the settings and train one run."""
+"""`python -m train`: compose the settings and train one run; the commands that measure start Hydra here, too.
+
+Heavy modules are imported inside functions: the command answers Ctrl-C while it imports.
+"""
 
 from __future__ import annotations
 
+import errno
+import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from flatout.cli.start import leave, start_hydra
-from flatout.errors import UserError
+from flatout.cli.conf_files import conf_folder
+from flatout.cli.words import for_hydra, refuse_pickles_and_packages
+from flatout.distributed.imports import importing
+from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, write_for_launcher
+from flatout.run_log import print_line
 
-if TYPE_CHECKING:  # imported later, while the command answers Ctrl-C
+if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from flatout.config import RunConfig
+
+
+@cache
+def register_schemas() -> None:
+    """Make every settings class a Hydra schema: a wrong key or type then fails while composing."""
+    from hydra.core.config_store import ConfigStore
+
+    from flatout.callbacks.loggers import LOGGERS
+    from flatout.config import COMPONENTS, RunConfig
+
+    store = ConfigStore.instance()
+    store.store(group="schema", name="run", node=RunConfig)
+    for group, classes in {**COMPONENTS, "logger": LOGGERS}.items():
+        for name, settings in classes.items():
+            store.store(group=f"schema/{group.rpartition('.')[2]}", name=name, node=settings)
+
+
+def start_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
+    """Run a job on the settings that words describe. A user's mistake ends with one message and exit code 2."""
+    sys.argv[1:] = for_hydra(words)
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors whole, and prints none
+    try:
+        with importing():
+            _import_all(sys.argv[1:])
+        _compose(job)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except RunBroke as broken:
+        write_for_launcher(broken)
+        print(broken, file=sys.stderr)
+        sys.exit(1)
+    except UserError as mistake:
+        leave(mistake)
+
+
+def start_measuring(words: Sequence[str], measure: Callable[[RunConfig, list[str]], None]) -> None:
+    """Measure with the settings that words describe; no run is trained, so none gets a folder."""
+
+    def job(cfg: DictConfig) -> None:
+        from hydra.core.hydra_config import HydraConfig
+
+        from flatout.cli.boundary import as_typed, read_config
+
+        overrides = as_typed(HydraConfig.get().overrides.task)
+        try:
+            measure(read_config(cfg, overrides), overrides)
+        except UserError as mistake:
+            leave(mistake)
+
+    with tempfile.TemporaryDirectory() as folder:  # Hydra wants one; nothing is written there
+        start_hydra([*words, f"hydra.run.dir={folder}/none"], job)
+
+
+def _import_all(words: Sequence[str]) -> None:
+    from flatout.distributed.processes import warm_start
+
+    if any(word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word for word in words):
+        warm_start()  # imports in the background what later processes need
+    importlib.import_module("flatout.cli.boundary")
+
+
+def _compose(job: Callable[[DictConfig], Any]) -> None:
+    """Let Hydra compose the settings and run the job; explain its errors."""
+    import hydra
+
+    from flatout.cli.composing import explain_errors
+    from flatout.cli.hydra_internals import guard_hydra, refuse_options
+    from flatout.files import REFUSALS, refused_folder
+
+    try:
+        with explain_errors():
+            guard_hydra()
+            refuse_pickles_and_packages(sys.argv[1:])
+            refuse_options(sys.argv[1:])
+            register_schemas()
+            if any(word in ("-h", "--help") for word in sys.argv[1:]):
+                from flatout.cli.train_help import help_text
+
+                print_line(help_text(sys.argv[1:], conf_folder()))
+                return
+            hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
+    except OSError as error:
+        if error.errno not in (*REFUSALS, errno.EACCES, errno.EPERM):
+            names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+            if "mkdir" not in names or job.__name__ in names:
+                raise
+            raise refused_folder(error, Path(error.filename or ".")) from None
+        hint = "Set output=FOLDER to a writable folder."
+        raise out_of_space(error, Path(error.filename or "."), None, "output", hint) from None
+
+
+def leave(mistake: UserError) -> NoReturn:
+    write_for_launcher(mistake)  # torchrun then shows the mistake on its own last page
+    print(mistake, file=sys.stderr)
+    sys.exit(EXIT_CODE)
 
 
 def job(cfg: DictConfig) -> float | None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flatout.cli.start import start_measuring
+from flatout.cli.train import start_measuring
 from flatout.distributed.processes import warm_start
 from flatout.perf.tune.answers import Answers, Attempt
 

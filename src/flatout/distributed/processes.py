@@ -20,7 +20,7 @@ from flatout.distributed.imports import ignored_by_children, keep_imported
 
 OUTPUT = "FLATOUT_OUTPUT"
 """Names the file that a process and those it starts print to, where they shall not print to the terminal."""
-_OF_A_GROUP = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1) if hasattr(signal, "pthread_sigmask") else ()
+_OF_A_GROUP = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that a terminal, `timeout` or a batch system sends to a whole group: the server must outlive them, as how
 its children ended is known through it. Each child hears them again."""
 _HEAVY = ["flatout.cli.boundary", "flatout.run.launch", "torch.utils.tensorboard"]
@@ -28,24 +28,22 @@ _HEAVY = ["flatout.cli.boundary", "flatout.run.launch", "torch.utils.tensorboard
 
 def warm_start() -> None:
     """Let a server import what a run needs, beside what this process does meanwhile; harmless to ask twice."""
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        multiprocessing.set_forkserver_preload(_HEAVY)
-        multiprocessing.resource_tracker.ensure_running()  # it changes what is blocked
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_GROUP)
-        try:
-            with ignored_by_children():  # the server learns to ignore Ctrl-C by itself only after its imports
-                multiprocessing.forkserver.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    multiprocessing.set_forkserver_preload(_HEAVY)
+    multiprocessing.resource_tracker.ensure_running()  # it changes what is blocked
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_GROUP)
+    try:
+        with ignored_by_children():  # the server learns to ignore Ctrl-C by itself only after its imports
+            multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def wait_until_warm() -> None:
     """Return when the server has imported everything, so that no run pays for its imports."""
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        process = multiprocessing.get_context("forkserver").Process(target=_nothing)
-        process.start()
-        process.join()
-        process.close()
+    process = multiprocessing.get_context("forkserver").Process(target=_nothing)
+    process.start()
+    process.join()
+    process.close()
 
 
 def _nothing() -> None:
@@ -58,8 +56,7 @@ def end_with_parent() -> None:
     What the server has imported for it stays, and shared.
     """
     keep_imported()
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_GROUP)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_GROUP)
     parent = multiprocessing.parent_process()
     if parent is None:
         return

@@ -243,9 +243,7 @@ def _key_value_store() -> dist.Store:
 
 def cores_here() -> list[int]:
     """The cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0))
 
 
 @contextmanager

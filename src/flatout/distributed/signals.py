@@ -22,8 +22,7 @@ _ECHO_S = 1.0
 
 def asking() -> list[signal.Signals]:
     """The signals that ask a run to end."""
-    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
-    return [getattr(signal, name) for name in names if hasattr(signal, name)]
+    return [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
 
 
 class Signals:
@@ -81,7 +80,7 @@ class Signals:
 def requeue_with_slurm(number: int) -> str | None:
     """Ask SLURM to run this job again, where its warning was what ended the run; what was done about it, in words."""
     job = os.environ.get("SLURM_JOB_ID", "")
-    if number != getattr(signal, "SIGUSR1", None) or not job.isdecimal():
+    if number != signal.SIGUSR1 or not job.isdecimal():
         return None
     import shutil
     import subprocess

@@ -180,7 +180,7 @@ def hardware(device: torch.device, count: int, precision: str) -> dict[str, Any]
     return {
         "device": device_name(device),
         "count": count,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(memory / 1e9, 1),
         "precision": precision,
         "peak_tflops": None,

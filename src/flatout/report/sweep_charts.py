@@ -133,25 +133,6 @@ def slice_chart(key: str, dots: Sequence[Dot], results: Scale, *, log: bool) -> 
     return Chart(title=shortened(key, 40), svg=svg)
 
 
-def importance_chart(shares: Mapping[str, float]) -> Chart | None:
-    """A bar for each parameter: how much of the differences between trials it explains."""
-    known = sorted(((share, key) for key, share in shares.items() if is_number(share)), reverse=True)
-    if not known:
-        return None
-    letters = min(max(len(key) for _, key in known), 34)
-    with drawing(620, 24 * len(known)) as figure:
-        axes = add_axes(figure, left=LETTER * (letters + 2), right=40, top=0, bottom=0)
-        bars = axes.barh(range(len(known)), [share for share, _ in known], color=COLOURS[0], height=0.7)
-        axes.bar_label(bars, [f"{share:.0%}" for share, _ in known], padding=6, color=MUTED)
-        axes.set(xlim=(0, 1), ylim=(len(known) - 0.5, -0.5), yticks=range(len(known)))
-        axes.grid(visible=False)
-        axes.xaxis.set_visible(False)
-        axes.spines["bottom"].set_visible(False)
-        _write_words(axes.yaxis, [key for _, key in known], letters)
-        svg = draw_svg(figure, "importance of each parameter")
-    return Chart(title="", svg=svg)
-
-
 def parallel_chart(scales: Mapping[str, Scale], lines: Sequence[Mapping[str, Any]]) -> Chart | None:
     """A line for each trial through its values, best trial first; one without a value leaves that axis out."""
     from matplotlib.collections import LineCollection

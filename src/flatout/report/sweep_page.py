@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from flatout.errors import printable
 from flatout.files import lies_inside, write_atomically
 from flatout.report.figures import Chart
 from flatout.report.page import render_page, tile
@@ -22,7 +23,6 @@ from flatout.report.sweep_charts import (
     Line,
     far_worse,
     history_chart,
-    importance_chart,
     is_number,
     learning_chart,
     metric_scale,
@@ -154,7 +154,7 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
         parameters=_parameters(report, best),
         confirmed_heads=["metric", "in the search", _MEAN, *(f"seed {run.seed}" for run in report.confirmed)],
         confirmed=_confirmed(report, best),
-        importance=_drawn(importance_chart(report.importance)),
+        importance=_importance(report),
         curves=_charts(report, best),
         slices=slices,
         slices_note=note,
@@ -196,6 +196,12 @@ def _confirmed(report: SweepReport, best: TrialRow | None) -> list[list[str]]:
         ]
         for name in names
     ]
+
+
+def _importance(report: SweepReport) -> list[tuple[str, str]]:
+    """Each parameter and how much of the differences between trials it explains, in percent, the largest first."""
+    known = sorted(((share, key) for key, share in report.importance.items() if is_number(share)), reverse=True)
+    return [(printable(key), f"{100 * share:.0f}%") for share, key in known]
 
 
 def _charts(report: SweepReport, best: TrialRow | None) -> list[Chart]:

@@ -189,7 +189,6 @@ def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Se
 
 def _launch_of(count: int) -> LaunchConfig:
     """So many processes on this machine, on ports that are free; one that dies is not started again."""
-    has_server = "forkserver" in multiprocessing.get_all_start_methods()
     # Older releases pass on no other signals than their own four, and wait half a minute.
     newer = {"signals_to_handle": ",".join(each.name for each in asking()), "shutdown_timeout": _SHUTDOWN_S}
     known: Any = {name: value for name, value in newer.items() if name in LaunchConfig.__dataclass_fields__}
@@ -202,7 +201,7 @@ def _launch_of(count: int) -> LaunchConfig:
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
         max_restarts=0,
-        start_method="forkserver" if has_server else multiprocessing.get_start_method(),
+        start_method="forkserver",
         **known,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import itertools
 import os
 import shlex
@@ -20,7 +21,7 @@ import yaml
 
 from flatout.data.store.store import Store
 from flatout.errors import RunBroke, UserError, out_of_space, require
-from flatout.files import REFUSALS, fcntl, refused_folder, write_atomically
+from flatout.files import REFUSALS, refused_folder, write_atomically
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import Summary, read_summary
@@ -210,9 +211,6 @@ def folder_of_one(folder: Path) -> Iterator[None]:
 @contextmanager
 def _lock_of(folder: Path) -> Iterator[bool]:
     """Whether the lock on a folder is ours now, or the disk has none to give."""
-    if fcntl is None:
-        yield True
-        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -239,8 +239,7 @@ class Slot:
 
     def take(self) -> None:
         """Keep this process to its share, before it computes anything."""
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, self.cores)
+        os.sched_setaffinity(0, self.cores)
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(len(self.cores))
 
