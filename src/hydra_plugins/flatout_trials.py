@@ -173,14 +173,8 @@ def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | N
 
 def _conf_of(config: DictConfig) -> list[str]:
     """`--config-dir` as it was typed, in full."""
-    place = _source(config, "command-line")
-    return ["--config-dir", str(Path(place).absolute())] if place else []
-
-
-def _source(config: DictConfig, provider: str) -> str:
-    """The folder of settings given by one provider; empty where it gives none."""
-    places = [each.path for each in config.hydra.runtime.config_sources if each.provider == provider]
-    return str(places[0]) if places else ""
+    places = [each.path for each in config.hydra.runtime.config_sources if each.provider == "command-line"]
+    return ["--config-dir", str(Path(places[0]).absolute())] if places and places[0] else []
 
 
 def _is_of_resuming(word: str) -> bool:

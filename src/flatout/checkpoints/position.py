@@ -38,9 +38,6 @@ class Position:
     batches_stepped: int | None = None
     """Batches that ended with a step, by which Lightning's loggers count; fewer than steps with several optimizers."""
 
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Batches:
@@ -61,9 +58,6 @@ class Batches:
         done = min(position.step_in_epoch * accumulate, batches_in_epoch)
         loader = {"epoch": position.epoch, "consumed": done}
         return cls(done, position.epoch * batches_in_epoch + done, done >= batches_in_epoch, [loader])
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @runtime_checkable
@@ -139,9 +133,9 @@ class Boundary:
         assert self._random is not None
         module, data = trainer.lightning_module, store_data(trainer)
         del checkpoint["loops"]  # it counts batches, of this many ranks and micro-batches; a resume may have others
-        checkpoint["position"] = self.at.as_dict()
+        checkpoint["position"] = asdict(self.at)
         if self._batches is not None:
-            checkpoint["batches"] = self._batches.as_dict()
+            checkpoint["batches"] = asdict(self._batches)
         if not module.automatic_optimization:
             weights = module.named_parameters()
             checkpoint["gradients"] = {name: whole(each.grad) for name, each in weights if each.grad is not None}

@@ -152,10 +152,6 @@ def _why_missing(need: str) -> str:
     return "" if is_there else f"the package {need} is not installed"
 
 
-def _missing_gpu() -> str:
-    return "" if torch.cuda.is_available() else "not measurable here: no GPU"
-
-
 def _missing_gpus() -> str:
     count = torch.cuda.device_count()
     return "" if count > 1 else f"not measurable here: {count or 'no'} GPU{'' if count == 1 else 's'}"
@@ -166,13 +162,9 @@ def _missing_bf16() -> str:
     return "" if is_there else "not measurable here: bf16 is not native"
 
 
-def _missing_compiler() -> str:
-    return why_not(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-
-
 _CHECKS: dict[str, Callable[[], str]] = {
-    GPU: _missing_gpu,
+    GPU: lambda: "" if torch.cuda.is_available() else "not measurable here: no GPU",
     GPUS: _missing_gpus,
     BF16: _missing_bf16,
-    COMPILER: _missing_compiler,
+    COMPILER: lambda: why_not(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
 }

@@ -131,18 +131,25 @@ def choice_of(folder: Path, name: str) -> dict[str, Any] | None:
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """The summary in a run folder."""
-    path = folder / FILE
+    hints = ("Name a run folder, below outputs/.", "Train again: the file was changed.")
+    values = read_json(folder, FILE, *hints)
+    if "schema" not in values:
+        raise UserError(str(folder / FILE), "not the summary of a run", hint=hints[0])
+    return values
+
+
+def read_json(folder: Path, name: str, if_missing: str, if_broken: str) -> dict[str, Any]:
+    """The mapping in a file of a folder; empty where the file holds something else. The last two are hints."""
+    path = folder / name
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(str(folder), "no summary.json there", hint="Name a run folder, below outputs/.") from None
+        raise UserError(str(folder), f"no {name} there", hint=if_missing) from None
     except OSError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}", hint="Check that you may read it.") from None
     except ValueError as error:
-        raise UserError(str(path), f"not valid JSON: {error}", hint="Train again: the file was changed.") from None
-    if not isinstance(values, dict) or "schema" not in values:
-        raise UserError(str(path), "not the summary of a run", hint="Name a run folder, below outputs/.")
-    return values
+        raise UserError(str(path), f"cannot be read, it is not valid JSON: {error}", hint=if_broken) from None
+    return values if isinstance(values, dict) else {}
 
 
 def mark_broken(folder: Path, since: float, status: str = "failed") -> None:

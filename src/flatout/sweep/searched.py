@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.errors import UserError
 from flatout.files import write_atomically
-from flatout.report.summary import json_safe
+from flatout.report.summary import json_safe, read_json
 from flatout.report.sweep_page import PAGE, ROWS
 from flatout.sweep.many import LOCK, alone_in
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
@@ -140,18 +140,10 @@ def forget(folder: Path, trials: int) -> None:
 
 def read_asked(folder: Path) -> dict[str, Any]:
     """What a sweep was begun with."""
-    path = folder / FILE
-    try:
-        asked = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        hint = "Name the folder that a sweep printed when it began."
-        raise UserError(str(folder), f"no {FILE} there", hint=hint) from None
-    except OSError as error:
-        raise UserError(str(path), f"cannot be read: {error.strerror}", hint="Check that you may read it.") from None
-    except ValueError as error:
-        raise UserError(str(path), f"cannot be read: {error}", hint="Start a new sweep.") from None
-    if not isinstance(asked, dict) or "schema" not in asked:
-        raise UserError(str(path), "is not what a sweep writes there", hint="Start a new sweep.")
+    path, again = folder / FILE, "Start a new sweep."
+    asked = read_json(folder, FILE, "Name the folder that a sweep printed when it began.", again)
+    if "schema" not in asked:
+        raise UserError(str(path), "is not what a sweep writes there", hint=again)
     if asked["schema"] != _SCHEMA:
         raise UserError(
             str(path),
@@ -163,7 +155,7 @@ def read_asked(folder: Path) -> dict[str, Any]:
     wrong = [name for name, kind in kinds.items() if not isinstance(asked.get(name), kind)]
     if wrong or not isinstance(asked.setdefault("conf", None), str | None):
         what = f"is not what a sweep writes there: {', '.join(wrong or ['conf'])}"
-        raise UserError(str(path), what, hint="Start a new sweep.")
+        raise UserError(str(path), what, hint=again)
     if not Path(asked["place"]).is_dir():
         hint = "Create this folder again: the sweep's files may be named from there."
         raise UserError(str(path), f"was begun in {asked['place']}, which is gone", hint=hint)
