@@ -196,15 +196,9 @@ def as_word(value: Any) -> str:
 
 def _print_one(setting: Setting) -> None:
     print(f"{setting.key}  ({setting.option})")
-    for name, text in _lines_of(setting):
+    for name in ("does", "allowed", "default", "example"):
+        text = getattr(setting, name)
         print(textwrap.fill(text, width(), initial_indent=f"  {name:9}", subsequent_indent=" " * 11))
-
-
-def _lines_of(setting: Setting) -> Iterator[tuple[str, str]]:
-    yield "does", setting.does
-    yield "allowed", setting.allowed
-    yield "default", setting.default
-    yield "example", setting.example
 
 
 def _print_list(settings: list[Setting]) -> None:

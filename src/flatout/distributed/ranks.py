@@ -7,6 +7,7 @@ things, such as the run folder. The others read them from the key-value store th
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -124,12 +126,13 @@ class Ranks:
             return torch.device("cuda", number)
         return torch.device("cuda", 0 if self._sees_only_its_device() else self.local)
 
-    def agreed(self, name: str, make: Callable[[], str]) -> str:
-        """The value that `make` returns on the first rank, on every rank; if it fails there, all ranks end."""
+    def agreed(self, name: str, make: Callable[[], Any]) -> Any:
+        """What `make` returns on the first rank, plain values, on every rank; if it fails there, all ranks end."""
         if not self.are_several:
             return make()
         store, key = _key_value_store(), _new_key(name)
-        return _publish(store, key, make) if self.is_first else self._read(store, key, 0)
+        text = _publish(store, key, lambda: json.dumps(make())) if self.is_first else self._read(store, key, 0)
+        return json.loads(text)
 
     def gathered(self, name: str, make: Callable[[], str]) -> list[str]:
         """The values that `make` returns on each rank, in their order, on every rank; if one fails, all ranks end."""

@@ -8,7 +8,6 @@ one dies ends the others and says which and why.
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import multiprocessing
 import os
@@ -82,7 +81,7 @@ def start(
     require(not (config.is_sharded and are_alone), "trainer.strategy: fsdp", what, hint=hint)
     if not (ranks.are_several or are_alone):
         _require_copies(config)
-    chosen = json.loads(ranks.agreed("folder", lambda: json.dumps(_choose_folder(config, folder, overrides, claim))))
+    chosen = ranks.agreed("folder", lambda: _choose_folder(config, folder, overrides, claim))
     path = Path(chosen["folder"])
     if chosen["is_finished"]:
         return finished_result(path, answers_of(config, path))

@@ -6,7 +6,6 @@ resumed run keeps the answers of its beginning.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -47,8 +46,7 @@ def tune(
     folder: RunFolder,
 ) -> RunConfig:
     """The settings with everything decided that they leave open: from the run's beginning, or measured now."""
-    before = ranks.agreed("earlier answers", lambda: json.dumps(answers_in(config.resume, folder.path)))
-    if known := json.loads(before):
+    if known := ranks.agreed("earlier answers", lambda: answers_in(config.resume, folder.path)):
         folder.summary.set("tune", known)
         kept = {name: value for name, value in known["values"].items() if not is_typed(name, overrides)}
         folder.say(f"tune: as at the beginning of this run ({override_line(kept) or 'nothing is changed'})")

@@ -9,7 +9,6 @@ where those do not fit, weights do not: what fitted is noted (`flatout.perf.note
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -130,13 +129,13 @@ _NAMES = {TRAINING: "micro-batch", EVALUATION: "evaluation batch"}
 def _agreed_limits(notes: MicroBatches, ranks: Ranks, place: RunFolder) -> dict[str, Limit]:
     """What the first rank reads is what all go by."""
 
-    def read() -> str:
+    def read() -> dict[str, Any]:
         limits, word = notes.read()
         if word:
             place.log.say(word)
-        return json.dumps({name: [each.most, each.has_ended] for name, each in limits.items()})
+        return {name: [each.most, each.has_ended] for name, each in limits.items()}
 
-    return {name: Limit(*each) for name, each in json.loads(ranks.agreed("micro-batches", read)).items()}
+    return {name: Limit(*each) for name, each in ranks.agreed("micro-batches", read).items()}
 
 
 def mind_memory(

@@ -6,7 +6,6 @@ What `tune` measures is decided before (`measured_settings.py`).
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -156,11 +155,11 @@ def resolve_precision(
 ) -> PrecisionChoice:
     """The first rank's choice, on all; `before`: that of the run that resumes here."""
 
-    def choose() -> str:
+    def choose() -> list[str]:
         found = choose_precision(asked, device, before["value"] if before else None)
-        return json.dumps([found.precision, found.why, found.evidence])
+        return [found.precision, found.why, found.evidence]
 
-    name, why, evidence = json.loads(ranks.agreed("precision", choose))
+    name, why, evidence = ranks.agreed("precision", choose)
     folder.decision("precision", name, why, evidence)
     return PrecisionChoice(Precision(name), why, evidence)
 
