@@ -32,7 +32,7 @@ from flatout.report.sweep_charts import (
     value_scale,
     written,
 )
-from flatout.report.sweep_page import ConfirmingRun, SweepReport, TrialRow, write_sweep
+from flatout.report.sweep_page import SweepReport, TrialRow, write_sweep
 
 EVIL = "<script>alert(1)</script>\"'&"
 WIDTHS = ([64], [128], [256, 128])
@@ -68,7 +68,7 @@ def report(*trials: TrialRow, **changes) -> SweepReport:
         trials=list(trials),
         best_overrides="python -m train optim.lr=0.003 'model.widths=[256,128]'",
         importance={"optim.lr": 0.75, "model.widths": 0.25},
-        confirmed=[],
+        confirmed={},
         seconds=600.0,
     )
     return dataclasses.replace(values, **changes)
@@ -177,7 +177,7 @@ def test_nothing_that_is_written_by_others_becomes_markup(tmp_path):
         space={EVIL: EVIL},
         best_overrides=EVIL,
         importance={EVIL: 1.0},
-        confirmed=[ConfirmingRun(seed=1, metrics={EVIL: 0.5})],
+        confirmed={1: {EVIL: 0.5}},
     )
     found = page(tmp_path, evil)
     assert "<script" not in found
@@ -256,8 +256,8 @@ def test_trials_are_listed_best_first_and_those_without_a_result_last(tmp_path):
 
 
 def test_runs_with_other_seeds_stand_beside_what_the_search_found(tmp_path):
-    confirmed = [ConfirmingRun(seed=seed, metrics={"val/accuracy": 0.8 + seed / 100}) for seed in (1, 2, 3)]
-    confirmed.append(ConfirmingRun(seed=4, metrics={"val/accuracy": math.nan, "test/f1": 0.5}))
+    confirmed = {seed: {"val/accuracy": 0.8 + seed / 100} for seed in (1, 2, 3)}
+    confirmed[4] = {"val/accuracy": math.nan, "test/f1": 0.5}
     found = page(tmp_path, report(trial(0, value=0.9), confirmed=confirmed))
     assert '<td class="n">0.9000</td><td class="n">0.8200 ± 0.0100</td>' in found
     assert '<td>test/f1</td><td class="n">–</td><td class="n">0.5000</td>' in found

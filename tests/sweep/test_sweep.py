@@ -220,7 +220,7 @@ def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_ag
             yield trial, ending
 
     first = confirm(searched, {"model.hidden": "8"}, 5, run, is_over=False)
-    assert asked == ["confirm-0", "confirm-1", "confirm-2"] and [each.seed for each in first.done] == [1, 3]
+    assert asked == ["confirm-0", "confirm-1", "confirm-2"] and list(first.done) == [1, 3]
     assert first.lines("accuracy") == [
         "confirmed by 2 of 3 seeds: val/accuracy 0.8500 ± 0.0707",
         "not confirmed by 1 of 3 seeds: confirm-1: no memory",

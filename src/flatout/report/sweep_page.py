@@ -63,14 +63,6 @@ class TrialRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfirmingRun:
-    """The best setting, run again with another seed."""
-
-    seed: int
-    metrics: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepReport:
     """Everything that the page of a sweep shows."""
 
@@ -89,7 +81,8 @@ class SweepReport:
     """The command that trains the best setting again; empty while no trial is complete."""
     importance: dict[str, float]
     """Shares that sum to 1; empty where there are too few trials."""
-    confirmed: list[ConfirmingRun]
+    confirmed: dict[int, dict[str, float]]
+    """Metrics of the best setting, run again with other seeds, by the seed."""
     seconds: float
 
 
@@ -152,7 +145,7 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
         has_best=best is not None,
         best_overrides=report.best_overrides,
         parameters=_parameters(report, best),
-        confirmed_heads=["metric", "in the search", _MEAN, *(f"seed {run.seed}" for run in report.confirmed)],
+        confirmed_heads=["metric", "in the search", _MEAN, *(f"seed {seed}" for seed in report.confirmed)],
         confirmed=_confirmed(report, best),
         importance=_importance(report),
         curves=_charts(report, best),
@@ -185,14 +178,15 @@ def _parameters(report: SweepReport, best: TrialRow | None) -> list[list[str]]:
 
 def _confirmed(report: SweepReport, best: TrialRow | None) -> list[list[str]]:
     """Each metric of the best trial, then its mean and standard deviation over the other seeds."""
-    names = dict.fromkeys(name for run in report.confirmed for name in run.metrics)
+    runs = report.confirmed.values()
+    names = dict.fromkeys(name for run in runs for name in run)
     searched = {} if best is None else best.metrics
     return [
         [
             name,
             _figure(searched.get(name)),
-            mean_with_spread([run.metrics[name] for run in report.confirmed if is_number(run.metrics.get(name))]),
-            *(_figure(run.metrics.get(name)) for run in report.confirmed),
+            mean_with_spread([run[name] for run in runs if is_number(run.get(name))]),
+            *(_figure(run.get(name)) for run in runs),
         ]
         for name in names
     ]

@@ -26,7 +26,7 @@ from flatout.errors import RunBroke, UserError, as_seconds, require
 from flatout.files import write_atomically
 from flatout.report.dashboard import write_hyperparameters
 from flatout.report.summary import json_safe
-from flatout.report.sweep_page import ConfirmingRun, SweepReport, TrialRow, mean_with_spread, write_sweep
+from flatout.report.sweep_page import SweepReport, TrialRow, mean_with_spread, write_sweep
 from flatout.sweep.many import metric_of, to_go_on
 from flatout.sweep.searched import Searched, forget, held
 from flatout.sweep.settings import Pruner, Sampler
@@ -299,7 +299,8 @@ class Confirmation:
     """What became of the confirming runs."""
 
     wanted: int = 0
-    done: list[ConfirmingRun] = field(default_factory=list)
+    done: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Metrics of the complete ones, by their seeds."""
     ended: list[tuple[Trial, int, Ending]] = field(default_factory=list)
     """Those that have just run, with their seeds."""
     why_not: str = ""
@@ -309,8 +310,8 @@ class Confirmation:
         """What there is to tell; nothing where none was asked for."""
         if not self.wanted:
             return []
-        names = self.done[0].metrics if self.done else {}
-        spreads = [_spread(name, self.done) for name in sorted(names) if name.endswith(f"/{metric}")]
+        runs = list(self.done.values())
+        spreads = [_spread(name, runs) for name in sorted(runs[0] if runs else ()) if name.endswith(f"/{metric}")]
         lines = [f"confirmed by {len(self.done)} of {self.wanted} seeds: {', '.join(spreads)}"] if self.done else []
         if len(self.done) < self.wanted:
             left = self.wanted - len(self.done)
@@ -338,7 +339,7 @@ def confirm(searched: Searched, chosen: Mapping[str, str], number: int, run: Run
                 write_atomically(path, json.dumps(json_safe(kept), indent=1))
             elif ending.status is Status.failed:
                 confirmation.why_not = f"{trial.name}: {ending.note}"
-    confirmation.done = [ConfirmingRun(seed=seed, metrics=found[seed]) for seed in seeds.values() if seed in found]
+    confirmation.done = {seed: found[seed] for seed in seeds.values() if seed in found}
     return confirmation
 
 
@@ -347,6 +348,6 @@ def _known(path: Path, chosen: Mapping[str, str]) -> dict[int, dict[str, float]]
     return {each["seed"]: each["metrics"] for each in known if each["settings"] == chosen}
 
 
-def _spread(name: str, runs: Sequence[ConfirmingRun]) -> str:
-    values = [run.metrics[name] for run in runs if run.metrics.get(name) is not None]
+def _spread(name: str, runs: Sequence[Mapping[str, float]]) -> str:
+    values = [run[name] for run in runs if run.get(name) is not None]
     return f"{name} {mean_with_spread(values) if values else 'is not a number'}"
