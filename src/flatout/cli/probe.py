@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flatout.cli.start import start_measuring
+from flatout.cli.train import start_measuring
 from flatout.errors import require
 from flatout.run_log import print_line
 
