@@ -5,7 +5,6 @@ Both are command lines of `python -m train`: short runs in processes of their ow
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import yaml
 
 from flatout.checkpoints.same_run import deciding_settings
+from flatout.cli.settings import as_word
 from flatout.cli.train import main
 from flatout.distributed.processes import OUTPUT, warm_start
 from flatout.errors import EXIT_CODE, RunBroke, UserError
@@ -99,7 +99,7 @@ def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list
         what = f"cannot be read: {error.strerror}"
         raise UserError(str(folder / OVERRIDES), what, hint="Without it a run cannot be repeated.") from None
     answers = (summary.get("tune") or {}).get("values") or {}
-    measured = " ".join(f"{name}={_as_word(value)}" for name, value in answers.items())
+    measured = " ".join(f"{name}={as_word(value)}" for name, value in answers.items())
     kept = [word for word in typed if _is_of_training(word)]
     return [*with_override([*with_override(kept, measured), *more], " ".join(_QUIET))]
 
@@ -111,10 +111,6 @@ def _is_of_training(word: str) -> bool:
 
 def _key(word: str) -> str:
     return word.partition("=")[0].lstrip("+~")
-
-
-def _as_word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def steps_of_a_round(evidence: Evidence) -> int:
@@ -183,8 +179,7 @@ def train_apart(words: Sequence[str], folder: Path) -> dict[str, Any]:
         if failed.code == EXIT_CODE:
             raise UserError("", last) from None
         raise RunBroke(f"python -m train {' '.join(words)}: {failed.why}: {last}") from None
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return summary
+    return read_summary(folder)
 
 
 def rows_per_s(summary: dict[str, Any]) -> float:
