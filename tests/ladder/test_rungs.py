@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from flatout.errors import UserError
-from flatout.ladder.describe import choose_ladder, program_of
-from flatout.ladder.rows import way_of
+from flatout.ladder.case import choose_ladder, program_of, way_of
 from flatout.ladder.rungs import ladder_of, read_ladder
 from tests.composed import CONF, compose_run
 from tests.ladder.tiny import parts_of

@@ -112,7 +112,7 @@ def climb(
     named: Ladder | None, folders: list[Path], asked: dict[str, Any], config: RunConfig, overrides: list[str]
 ) -> None:
     """Climb a ladder when the settings of its runs are composed: the named one, or one for these data."""
-    from flatout.ladder.describe import choose_ladder
+    from flatout.ladder.case import choose_ladder
     from flatout.ladder.run_ladder import run_ladder
     from flatout.run.launch import RunJob
     from flatout.run.run_folder import name_folder, numbered

@@ -14,13 +14,22 @@ from flatout.data.store.cache import Cache
 from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.errors import UserError, did_you_mean, require
 from flatout.files import write_atomically
+from flatout.ladder.case import (
+    WAYS,
+    Rows,
+    describe,
+    encoder_folder,
+    program_of,
+    quoted,
+    require_followed,
+    way_of,
+    write_rows,
+)
 from flatout.ladder.climb import TOO_SHORT, Step, climb
 from flatout.ladder.compare_runs import Group, paired_difference, quality_sentence
-from flatout.ladder.describe import describe, encoder_folder, program_of, require_followed
 from flatout.ladder.measure import Measured, OurRun, UsualProgram, measure_apart
 from flatout.ladder.page import write_figure, write_ladder_page
 from flatout.ladder.results import FILE, results
-from flatout.ladder.rows import WAYS, Rows, quoted, way_of, write_rows
 from flatout.ladder.rungs import Ladder, Rung
 from flatout.ladder.usual.program import Case
 from flatout.models.encoder.transformer import TransformerConfig
