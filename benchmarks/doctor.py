@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.claim import Claim, Options, bounded, not_here
 from benchmarks.planted import HEALTHY, PLANTED, QUICK, Planted
 from flatout.callbacks.step_timer import StepTimer
-from flatout.cli.confirm import predicted, sides_of, steps_of_a_round, time_in_turn, train_apart, with_override
+from flatout.cli.doctor import predicted, sides_of, steps_of_a_round, time_in_turn, train_apart, with_override
 from flatout.distributed.processes import end_with_parent, wait_until_warm, warm_start
 from flatout.errors import RunBroke, UserError, did_you_mean, require
 from flatout.perf.measure.intervals import Interval, speedup

@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from flatout.cli import confirm
-from flatout.cli.confirm import train_apart, with_override
+from flatout.cli import doctor
+from flatout.cli.doctor import train_apart, with_override
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError
 from flatout.perf.measure.intervals import Interval
@@ -40,7 +40,7 @@ def copy(slow_run, tmp_path):
 
 
 def test_a_fix_is_run_beside_the_original_and_what_came_is_kept_beside_the_run(copy, monkeypatch, capsys):
-    monkeypatch.setattr(confirm, "ROUNDS", 1)
+    monkeypatch.setattr(doctor, "ROUNDS", 1)
     assert verb("doctor", copy, "--confirm", "+allow_targets=[tests]") == 0
     said = capsys.readouterr().out
     assert "in turn with the settings as they were" in said
@@ -97,10 +97,10 @@ def test_a_run_whose_data_are_gone_is_refused_with_what_is_missing(copy, slow_ru
 
 def test_words_that_give_other_settings_are_refused(tmp_path):
     then = {"model.hidden": 8, "data.source": "a.csv", "seed": 0}
-    confirm.require_same(tmp_path, then, dict(then), set())
-    confirm.require_same(tmp_path, then, then | {"seed": 1}, {"seed"})
+    doctor.require_same(tmp_path, then, dict(then), set())
+    doctor.require_same(tmp_path, then, then | {"seed": 1}, {"seed"})
     with pytest.raises(UserError, match=r"model\.hidden was 8 and is 128"):
-        confirm.require_same(tmp_path, then, then | {"model.hidden": 128}, set())
+        doctor.require_same(tmp_path, then, then | {"model.hidden": 128}, set())
 
 
 def test_a_run_without_an_override_has_nothing_to_confirm(copy, capsys):
@@ -119,7 +119,7 @@ def test_words_without_confirm_are_refused(copy, capsys):
 def test_a_repeated_run_has_its_measured_answers_and_trusts_nothing_by_its_files(copy):
     summary = read_summary(copy) | {"tune": {"values": {"data.feed": "threaded", "compile": False}}}
     (copy / "overrides.txt").write_text("a=1\ntune=auto\noutput=x\n+allow_targets=[b]\nhydra.run.dir=y\n~c\n-m\n")
-    words = confirm.words_of(copy, summary, ["b=2"])
+    words = doctor.words_of(copy, summary, ["b=2"])
     assert words[:2] == ["a=1", "~c"] and set(words) >= {"data.feed=threaded", "compile=false", "b=2", "tune=off"}
     assert not any(word.startswith(("output", "+allow", "hydra", "-m", "tune=auto")) for word in words)
 
@@ -129,7 +129,7 @@ def test_a_repeated_run_has_its_measured_answers_and_trusts_nothing_by_its_files
     [
         ("data.feed=threaded", 8, 200),
         ("data.batch_size=16", 8, 100),
-        ("data.batch_size=512", 8, confirm._LEAST_STEPS),
+        ("data.batch_size=512", 8, doctor._LEAST_STEPS),
         ("data.batch_size=32 data.accumulate=1", 8, 200),
         ("data.accumulate=8", 8, 100),
     ],
@@ -138,7 +138,7 @@ def test_both_sides_train_the_same_number_of_rows(override, rows, steps):
     evidence = Evidence(device="cpu", steps=500, batches=2000, rows_per_batch=rows, batch_size=rows, accumulate=4)
     if "accumulate" not in override:
         evidence.accumulate = 1
-    sides = confirm.sides_of(["data.batch_size=8"], override, evidence, 200)
+    sides = doctor.sides_of(["data.batch_size=8"], override, evidence, 200)
     assert [side[-1] for side in sides] == ["++trainer.max_steps=200", f"++trainer.max_steps={steps}"]
 
 

@@ -1,24 +1,51 @@
-"""`python -m flatout doctor RUN`: what limited a run, and what would fix it; `--confirm` runs the fix."""
+"""`python -m flatout doctor RUN`: what limited a run, and what would fix it.
+
+`--confirm` runs the verdict's override and the original in turn, and compares: both are command lines of `python -m
+train`, short runs in processes of their own.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from flatout.callbacks.step_timer import PARTS
-from flatout.cli import confirm
-from flatout.errors import UserError
+from flatout.checkpoints.same_run import deciding_settings
+from flatout.cli.settings import as_word
+from flatout.cli.train import main
+from flatout.distributed.processes import OUTPUT, warm_start
+from flatout.errors import EXIT_CODE, RunBroke, UserError
+from flatout.perf.measure import apart
+from flatout.perf.measure.intervals import Interval, speedup, take_turns
 from flatout.perf.notes import measured_before
-from flatout.perf.verdict.confirmation import read_confirmations
+from flatout.perf.verdict.confirmation import Confirmation, keep_confirmation, read_confirmations
 from flatout.perf.verdict.evidence import Evidence
 from flatout.perf.verdict.findings import gain_of
 from flatout.perf.verdict.judge import evidence_in
 from flatout.perf.verdict.rules import findings, verdict
+from flatout.report.summary import read_summary, versions
+from flatout.run.run_folder import OVERRIDES, SETTINGS
+
+ROUNDS = 3
+_ROUND_S = 3.0
+"""About what each short run trains."""
+_LEAST_STEPS, _MOST_STEPS = 60, 300
+_LEFT_OUT = ("output", "name", "resume", "resume_anyway", "allow_targets", "tune")
+"""Settings of a run that its short runs do without; packages are trusted on the command line alone."""
+_QUIET = ("monitor.progress=false", "monitor.verdict=false", "tune=off")
+
+_ENDLESS = ("trainer.max_epochs=1000", "checkpoint.patience=null")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     if arguments.confirm:
-        confirm.run(arguments.run, arguments.words)
+        print_confirmation(arguments.run, arguments.words)
         return
     if arguments.words:
         raise UserError("doctor", f"{arguments.words[0]!r}: words belong to --confirm", hint="Add --confirm.")
@@ -78,3 +105,178 @@ def _tried_table(evidence: Evidence) -> Table:
         rates = (f"{tried.rows_per_s:,.0f}", f"{tried.as_was:,.0f}")
         table.add_row(Text(tried.override), *rates, str(gain_of(evidence, tried)))
     return table
+
+
+# --confirm.
+
+
+def confirm(folder: Path, more: Sequence[str], rounds: int) -> Confirmation:
+    """Run the override of a run's verdict and the original settings in turn; `more` are words for both."""
+    summary, evidence = read_summary(folder), evidence_in(folder)
+    found = verdict(evidence)
+    override, words = found["override"], words_of(folder, summary, more)
+    if not override:
+        what = f"nothing to confirm: {found['sentence']}"
+        raise UserError(str(folder), what, hint="Only an override of the command line can be confirmed.")
+    steps = steps_of_a_round(evidence)
+    sides = sides_of(words, override, evidence, steps)
+    print(f"confirm {override}: {rounds} rounds of {steps} steps, in turn with the settings as they were", flush=True)
+    settings, changed = _settings(folder), {_key(word) for word in [*more, *words]}
+    has_checked: list[Path] = []
+
+    def check(run: Path) -> None:
+        if not has_checked:  # the first run is the original
+            require_same(folder, settings, _settings(run), changed)
+        has_checked.append(run)
+
+    warm_start()
+    with tempfile.TemporaryDirectory() as place:
+        before, after = time_in_turn(sides, Path(place), rounds, check)
+    return Confirmation(
+        override=override,
+        predicted=predicted(found),
+        measured=speedup(before, after),
+        steps=steps,
+        rates=(tuple(before), tuple(after)),
+        device=str(summary["hardware"]["device"]),
+        version=versions()["flatout"],
+    )
+
+
+def print_confirmation(folder: Path, more: Sequence[str]) -> None:
+    """Confirm, print and keep."""
+    found = confirm(folder, more, ROUNDS)
+    for number, (before, after) in enumerate(zip(*found.rates, strict=True), 1):
+        print(f"round {number}: {before:,.0f} rows/s as it was, {after:,.0f} with the override")
+    print(found.sentence())
+    print(f"kept in {keep_confirmation(folder, found)}")
+
+
+def predicted(found: dict[str, Any]) -> Interval | None:
+    """The gain that a verdict promises, with its bounds."""
+    names = ("predicted_gain", "gain_low", "gain_high")
+    return None if found["predicted_gain"] is None else Interval(*(found[name] for name in names))
+
+
+def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list[str]:
+    """The command line that trains a run again, from what its folder holds."""
+    theirs, ours = (summary.get("versions") or {}).get("flatout"), versions()["flatout"]
+    if theirs != ours:
+        what = f"trained by flatout {theirs}, this is {ours}: its settings may mean something else"
+        raise UserError(str(folder), what, hint="Train it again with this version.")
+    try:
+        typed = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise UserError(str(folder / OVERRIDES), what, hint="Without it a run cannot be repeated.") from None
+    answers = (summary.get("tune") or {}).get("values") or {}
+    measured = " ".join(f"{name}={as_word(value)}" for name, value in answers.items())
+    kept = [word for word in typed if _is_of_training(word)]
+    return [*with_override([*with_override(kept, measured), *more], " ".join(_QUIET))]
+
+
+def _is_of_training(word: str) -> bool:
+    is_setting = "=" in word and not word.lstrip("+~").startswith(("hydra.", "hydra/", "-"))
+    return (is_setting or word.startswith("~")) and _key(word).partition(".")[0] not in _LEFT_OUT
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")
+
+
+def steps_of_a_round(evidence: Evidence) -> int:
+    """Optimizer steps of each short run: some seconds, and a whole epoch where that is not many more."""
+    step_s = evidence.total_ms * evidence.accumulate / 1000
+    steps = min(_MOST_STEPS, max(_LEAST_STEPS, round(_ROUND_S / max(step_s, 1e-6))))
+    epoch = math.ceil(evidence.steps / max(evidence.epochs, 1e-9))
+    return epoch if steps < epoch <= min(2 * steps, _MOST_STEPS) else steps
+
+
+def sides_of(words: list[str], override: str, evidence: Evidence, steps: int) -> list[list[str]]:
+    """The original and the override, over the same number of rows; only the number of steps ends them."""
+    fixed = max(_LEAST_STEPS, round(steps / _growth(override, evidence)))
+    plain = with_override(words, " ".join(_ENDLESS))
+    return [[*plain, f"++trainer.max_steps={steps}"], [*with_override(plain, override), f"++trainer.max_steps={fixed}"]]
+
+
+def _growth(override: str, evidence: Evidence) -> float:
+    """How many times as many rows a step of an override has."""
+    values = dict(word.split("=", 1) for word in override.split() if "=" in word)
+    if (effective := values.get("data.effective_batch", "null")) != "null":
+        return int(effective) / max(1, evidence.effective_batch or 1)
+    rows = int(values.get("data.batch_size", evidence.batch_size or 1)) / (evidence.batch_size or 1)
+    return rows * int(values.get("data.accumulate", evidence.accumulate)) / evidence.accumulate
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8"))
+        return deciding_settings(found)
+    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        what = "cannot be read"
+        raise UserError(str(folder / SETTINGS), what, hint="Without it a run cannot be repeated.") from None
+
+
+def require_same(folder: Path, then: dict[str, Any], now: dict[str, Any], changed: set[str]) -> None:
+    """Refuse a run whose settings its words do not give: one from Python, or of files that have changed since."""
+    for key in sorted(then.keys() | now.keys()):
+        if then.get(key) != now.get(key) and key not in changed:
+            what = f"its words give other settings: {key} was {then.get(key)} and is {now.get(key)}"
+            hint = "A run from Python, or of a changed file in conf/, cannot be confirmed. Try the override there."
+            raise UserError(str(folder), what, hint=hint)
+
+
+# Short runs of command lines, in turn.
+
+
+def with_override(words: Sequence[str], override: str) -> list[str]:
+    """A command line with an override; `~callbacks.NAME` takes away the words that add that callback."""
+    if override.startswith("~"):
+        kept = [word for word in words if not word.startswith(f"+{override[1:]}.")]
+        return kept if len(kept) < len(words) else [*words, override]  # a file may have added it
+    changed = {_key(part) for part in override.split()}
+    return [*(word for word in words if _key(word) not in changed), *override.split()]
+
+
+def train_apart(words: Sequence[str], folder: Path) -> dict[str, Any]:
+    """The summary of a run in a process of its own; a mistake there is a mistake here."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    output = folder.with_suffix(".txt")
+    try:
+        apart.run(partial(main, [*words, f"hydra.run.dir={folder}"]), environment={OUTPUT: str(output)})
+    except apart.Failed as failed:
+        printed = output.read_text(encoding="utf-8", errors="replace").strip() if output.is_file() else ""
+        last = printed.splitlines()[-1] if printed else failed.why
+        if failed.code == EXIT_CODE:
+            raise UserError("", last) from None
+        raise RunBroke(f"python -m train {' '.join(words)}: {failed.why}: {last}") from None
+    return read_summary(folder)
+
+
+def rows_per_s(summary: dict[str, Any]) -> float:
+    """Rows a second of a run, everything counted but its first few steps."""
+    evidence = Evidence.from_dict(summary["evidence"])
+    return 1000 * evidence.rows_per_batch / evidence.total_ms
+
+
+def time_in_turn(
+    sides: Sequence[Sequence[str]],
+    place: Path,
+    rounds: int,
+    check: Callable[[Path], None] = lambda folder: None,
+) -> list[list[float]]:
+    """Rows a second of each command line in each round; `check` sees the folder of each run."""
+    count = 0
+
+    def side(words: Sequence[str]) -> Callable[[], float]:
+        def rate() -> float:
+            nonlocal count
+            count += 1
+            folder = place / f"run-{count}"
+            found = rows_per_s(train_apart(words, folder))
+            check(folder)
+            return found
+
+        return rate
+
+    return take_turns([side(words) for words in sides], least=rounds)
