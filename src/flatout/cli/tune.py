@@ -17,6 +17,7 @@ from rich.text import Text
 from flatout.cli.train import start_measuring
 from flatout.distributed.processes import warm_start
 from flatout.perf.tune.answers import Answers, Attempt
+from flatout.run_log import print_line
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
@@ -60,7 +61,7 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     found: list[FoundAnswers] = []
     for device in devices.values():
         asked = question(config, data, build_parts, ranks, device, overrides, counts_time=False)
-        found.append(measured_for(asked, _say))
+        found.append(measured_for(asked, print_line))
     for line in (line for each in found for line in each.lines):
         print(line)
     answers = smallest([each.answers for each in found])
@@ -71,10 +72,6 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
         print(f"{choice.name}: {choice.value} ({choice.why}; {choice.evidence})")
     nothing = "nothing was left open, or nothing could be measured: train with these settings"
     print(override_line(answers.values, config.optim) or nothing)
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def table_of(answers: Answers) -> Table:
