@@ -35,6 +35,8 @@ class Options:
     """Rounds of each measurement, where they were asked for."""
     only: str | None = None
     """Part of the names of the rows to measure, in benches that can leave rows out."""
+    plain: bool = False
+    """doctor: in plain Trainers, with foreign modules and loaders."""
 
     @property
     def rounds(self) -> int:

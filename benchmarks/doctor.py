@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import doctor_plain
 from benchmarks.claim import Claim, Options, bounded, not_here
 from benchmarks.planted import HEALTHY, PLANTED, QUICK, Planted
 from flatout.callbacks.step_timer import StepTimer
@@ -35,6 +36,9 @@ _LIMIT = 0.6
 
 
 def claims(options: Options) -> Iterator[Claim]:
+    if options.plain:
+        yield from doctor_plain.claims(options)
+        return
     warm_start()
     wait_until_warm()
     began, rounds = time.perf_counter(), options.choose_rounds(2, 1, 1)
@@ -46,11 +50,11 @@ def claims(options: Options) -> Iterator[Claim]:
                 yield not_here(each.name, why)
                 continue
             place = Path(folder) / f"planted-{number}"
-            diagnosed.append(_or_broken(each.name, each.causes, partial(diagnose, each, place, rounds)))
+            diagnosed.append(or_broken(each.name, each.causes, partial(diagnose, each, place, rounds)))
             yield diagnosed[-1].as_claim()
         for number, name in enumerate(healthy):
             place = Path(folder) / f"healthy-{number}"
-            checked.append(_or_broken(name, (), partial(check_healthy, name, HEALTHY[name], place, rounds)))
+            checked.append(or_broken(name, (), partial(check_healthy, name, HEALTHY[name], place, rounds)))
             yield checked[-1].as_claim()
     if diagnosed:
         yield from _cost(min(each.step_ms for each in diagnosed))
@@ -143,7 +147,7 @@ class Diagnosed:
         ]
 
 
-def _or_broken(name: str, causes: tuple[str, ...], diagnosing: Callable[[], Diagnosed]) -> Diagnosed:
+def or_broken(name: str, causes: tuple[str, ...], diagnosing: Callable[[], Diagnosed]) -> Diagnosed:
     """A run that ends with an error is a row that does not hold; the others still count."""
     try:
         return diagnosing()

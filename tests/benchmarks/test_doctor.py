@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
-from benchmarks import plants
+import torch
+from benchmarks import doctor_plain, plants
 from benchmarks.claim import Options, not_here
 from benchmarks.doctor import Diagnosed, chosen, summary_of
+from benchmarks.doctor_plain import Script, with_fix
 from benchmarks.planted import HEALTHY, PLANTED, QUICK
 
 from flatout.cli.bench import line
@@ -150,3 +153,33 @@ def test_the_table_ends_with_four_figures():
     found = [diagnosed("data", 2.0, 2.3), diagnosed("padding", 2.0, 0.9)]
     rows = list(summary_of(found, [diagnosed("nothing", None, None, causes=())]))
     assert [(row.ours, row.holds) for row in rows] == [(1, False), (1, False), (1, False), (0, True)]
+
+
+def test_the_words_of_a_fix_are_put_into_the_script():
+    script = Script(sleeps_ms=5, every_n_train_steps=2, accumulate_grad_batches=8, val_check_interval=5)
+    words = {
+        "DataLoader(num_workers=2, persistent_workers=True) torch.set_num_threads(1)": {
+            "num_workers": 2,
+            "persistent_workers": True,
+            "threads": 1,
+        },
+        "DataLoader(batch_size=32) Trainer(accumulate_grad_batches=1)": {
+            "batch_size": 32,
+            "accumulate_grad_batches": 1,
+        },
+        'Trainer(precision="bf16-mixed")': {"precision": "bf16-mixed"},
+        "Trainer(val_check_interval=1.0)": {"val_check_interval": 1.0},
+        "leaving Sleeps out of Trainer(callbacks=…)": {"sleeps_ms": 0.0},
+        "ModelCheckpoint(every_n_epochs=1)": {"every_n_train_steps": None},
+    }
+    for said, changed in words.items():
+        assert with_fix(script, said) == replace(script, **changed)
+
+
+def test_ten_scripts_are_planted_and_five_are_healthy_and_each_kind_of_module_trains():
+    assert len(doctor_plain.PLANTED) == 10 and len(doctor_plain.HEALTHY) == 5
+    with torch.random.fork_rng():
+        for module in ("mlp", "cnn", "lstm", "bert"):
+            found = doctor_plain.train(Script(module=module, rows=12, batch_size=4, max_epochs=1), judges=True)
+            assert found["rate"] > 0 and found["verdict"]["sentence"].startswith("a verdict needs 30 steps")
+    torch.set_num_threads(1)

@@ -44,6 +44,13 @@ def test_an_example_runs_and_learns(name, tmp_path, monkeypatch):
     assert load(name).main(size) > least
 
 
+def test_the_verdict_of_a_script_names_what_limits_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("flatout.callbacks.hardware_monitor.hardware_of", lambda device: [])  # whatever else runs here
+    assert load("verdict_anywhere").main(200) == "data"
+    assert (tmp_path / "verdict.json").stat().st_size > 1000
+
+
 def test_a_sweep_from_python_finds_its_best_trial(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load("sweep").main(200, 2) > 0
@@ -64,6 +71,8 @@ def test_a_finished_run_answers_over_http(tmp_path):
 
 def test_every_example_is_short_and_on_the_page_of_examples():
     page = (EXAMPLES.parent / "docs" / "examples.md").read_text(encoding="utf-8")
+    printed = (EXAMPLES.parent / "docs" / "verdict_anywhere.md").read_text(encoding="utf-8")
+    assert (EXAMPLES / "verdict_anywhere.py").read_text(encoding="utf-8") in printed
     for path in sorted(EXAMPLES.glob("*.*")):
         assert f"examples/{path.name}" in page
         assert path.suffix == ".ipynb" or len(path.read_text(encoding="utf-8").splitlines()) < 60

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from flatout.checkpoints.folder import read_weights
+from flatout.perf.verdict import experiments, own_tries
 from flatout.report.summary import read_summary
 from tests.composed import run_train
 
@@ -130,6 +131,23 @@ def test_a_module_of_one_s_own_trains_on_data_of_flatout(package, monkeypatch):
     words = [*shlex.split(COMMANDS[1])[3:], *QUICK, "data.sample.rows=300", "data.sample.eval_rows=60"]
     assert run_train([*words, f"output={package}/runs"], monkeypatch) == 0
     assert summary_of(package)["metrics"]["val/loss"] > 0
+
+
+def test_other_ways_are_tried_for_a_module_of_one_s_own(package, monkeypatch):
+    monkeypatch.setattr(own_tries, "SHARE", 1000.0)
+    monkeypatch.setattr(own_tries, "starved", lambda evidence: None)
+    for name, value in {"_ROWS_AROUND": 16, "_CALM_S": 0.05, "MOST_ROUNDS": 5, "_FED_S": 0.02}.items():
+        monkeypatch.setattr(experiments, name, value)
+    assert run_train([*own(), *QUICK, f"output={package}/plain/runs", "monitor.verdict=false"], monkeypatch) == 0
+    assert summary_of(package / "plain")["evidence"]["tried"] == []
+    assert run_train([*own(), *QUICK, f"output={package}/runs"], monkeypatch) == 0
+    evidence = summary_of(package)["evidence"]
+    assert evidence["not_tried"] == "" and evidence["tried"]
+    assert {each["override"].partition("=")[0] for each in evidence["tried"]} <= OVERRIDES
+    assert torch.equal(weights(package), weights(package / "plain"))
+
+
+OVERRIDES = {"DataLoader(batch_size", "DataLoader(num_workers", "threads", "precision"}
 
 
 def test_two_devices_train_as_one_does(package, monkeypatch, capfd):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import lightning as L
 
 from flatout.callbacks.clock import FIRST_STEPS
-from flatout.engine.lightning_internals import stop_timing_fetches, time_fetching
+from flatout.engine.lightning_internals import set_fetch_hooks
 
 
 class FetchTimes(L.Callback):
-    """What batches take to come out of the loader, the start of its workers in each later epoch included."""
+    """Seconds of each fetch; the first of a later epoch counts from its start, in which workers may start."""
 
     def __init__(self) -> None:
         self._fetched, self._seconds, self._asked = 0, 0.0, 0.0
         self._is_starting = False
+        self.loader: Any = None
+        """What was read; a Trainer forgets it when it evaluates."""
 
     @property
     def ms(self) -> float | None:
@@ -24,16 +27,17 @@ class FetchTimes(L.Callback):
         return 1000 * self._seconds / count if count > 0 else None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        time_fetching(trainer, self._ask, self._receive)
+        set_fetch_hooks(trainer, self._ask, self._receive)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._asked, self._is_starting = time.perf_counter(), True
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        stop_timing_fetches(trainer)
+        self.loader = trainer.train_dataloader
+        set_fetch_hooks(trainer, None, None)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        stop_timing_fetches(trainer)
+        set_fetch_hooks(trainer, None, None)
 
     def _ask(self) -> None:
         if not self._is_starting:

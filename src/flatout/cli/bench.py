@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pretrained", metavar="FOLDER", help="a pretrained encoder, for bert and quality")
     parser.add_argument("--rounds", metavar="N", type=int, help="rounds of each measurement")
     parser.add_argument("--only", metavar="TEXT", help="doctor: the plants and healthy runs whose names hold this")
+    parser.add_argument("--plain", action="store_true", help="doctor: foreign modules and loaders in plain Trainers")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows there")
 
 
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
             pretrained=arguments.pretrained,
             asked_rounds=arguments.rounds,
             only=arguments.only,
+            plain=arguments.plain,
         )
     ):
         claims.append(claim)

@@ -182,25 +182,21 @@ def _run_after_note(loop: Any, note: Callable[[], None]) -> Any:
     return type(loop).run(loop)
 
 
-def time_fetching(trainer: L.Trainer, before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Call two functions around each fetch of a training batch, until `stop_timing_fetches`."""
+def set_fetch_hooks(trainer: L.Trainer, before: Callable[[], None] | None, after: Callable[[], None] | None) -> None:
+    """Call two functions around each fetch of a training batch, beside the profiler's own; None: no longer."""
     loop = trainer.fit_loop.epoch_loop
     for name, note in (("_on_before_fetch", before), ("_on_after_fetch", after)):
         if not hasattr(type(loop), name):
             _warn_of(name)
-            return
-        vars(loop)[name] = partial(_run_both, note, getattr(loop, name))
+        elif note is None:
+            vars(loop).pop(name, None)
+        else:
+            vars(loop)[name] = partial(_run_both, note, getattr(loop, name))
 
 
 def _run_both(note: Callable[[], None], usual: Callable[[], None]) -> None:
     note()
     usual()
-
-
-def stop_timing_fetches(trainer: L.Trainer) -> None:
-    """Give the loop its own hooks around a fetch back."""
-    for name in ("_on_before_fetch", "_on_after_fetch"):
-        vars(trainer.fit_loop.epoch_loop).pop(name, None)
 
 
 def resume_after_batch(trainer: L.Trainer, restore: Callable[[], None], *, is_validation_due: bool) -> None:

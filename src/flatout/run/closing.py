@@ -211,7 +211,8 @@ def _judge_own(config: RunConfig, module: Any, training: Training, folder: RunFo
     if evidence is None:
         folder.say(f"verdict: none, a verdict needs {LEAST_STEPS} steps")
     elif config.monitor.verdict:
-        try_own(trainer, module, evidence, MOST_S, evidence.total_ms * evidence.batches / 1000)
+        trained_s = evidence.total_ms * evidence.batches / 1000
+        try_own(trainer, module, fetches.loader, evidence, seconds=MOST_S, trained_s=trained_s)
     return evidence
 
 

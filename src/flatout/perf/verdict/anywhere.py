@@ -130,7 +130,7 @@ class Verdict(RunCurves):
             steps = self.throughput.total.batches // trainer.accumulate_grad_batches
             self._leave(f"a verdict needs {LEAST_STEPS} steps after the first {FIRST_STEPS}, this training had {steps}")
             return
-        try_own(trainer, pl_module, evidence, self.seconds, self._trained_s)
+        try_own(trainer, pl_module, self._fetches.loader, evidence, seconds=self.seconds, trained_s=self._trained_s)
         self.evidence, self.verdict = evidence, verdict(evidence, in_python)
         self._log.say(f"verdict: {evidence.steps:,} steps, {split_line(evidence)}")
         self._log.say(f"verdict: {self.verdict['sentence']}")
@@ -143,9 +143,6 @@ class Verdict(RunCurves):
     def state_dict(self) -> dict[str, Any]:
         """Nothing of it is in a checkpoint."""
         return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        return
 
     def _report_early(self, trainer: L.Trainer) -> None:
         if trainer.is_global_zero and (evidence := self._evidence(trainer)) is not None:

@@ -18,6 +18,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -68,25 +69,22 @@ def nothing_stays(module: L.LightningModule, device: torch.device) -> Iterator[N
 
 def copy_of_loader(loader: Any, trainer: L.Trainer) -> Any:
     """A loader of the same rows that starts by itself."""
-    if hasattr(loader, "__next__"):
-        raise Refused("its loader can be read once")
-    if isinstance(loader, list | tuple | Mapping) and any(isinstance(each, DataLoader) for each in _values(loader)):
-        raise Refused("several loaders are read at once")
     if isinstance(loader, Feed):
         return open_feed(loader)
+    parts = loader.values() if isinstance(loader, Mapping) else loader if isinstance(loader, list | tuple) else ()
+    if any(isinstance(each, DataLoader) for each in parts):
+        raise Refused("several loaders are read at once")
+    if hasattr(loader, "__next__"):
+        raise Refused("its loader can be read once")
     shared = [*_large_below(loader), trainer, trainer.lightning_module, vars(trainer).get("datamodule")]
+    memo: dict[int, Any] = {id(each): each for each in shared}
+    memo[id(getattr(loader, "_iterator", memo))] = None  # the workers of a loader that keeps them stay with it
     try:
-        memo: dict[int, Any] = {id(each): each for each in shared}
-        # The workers of a loader that keeps them stay with it.
-        return copy.deepcopy(loader, memo | {id(getattr(loader, "_iterator", memo)): None})
+        return copy.deepcopy(loader, memo)
     except Exception as error:  # whatever a class raises that cannot be copied
         is_once = isinstance(error, TypeError) and "generator" in str(error)
         why = "can be read once" if is_once else f"cannot be copied ({first_line(error)})"
         raise Refused(f"its loader {why}") from None
-
-
-def _values(loaders: Any) -> Iterable[Any]:
-    return loaders.values() if isinstance(loaders, Mapping) else loaders
 
 
 def _large_below(root: Any) -> list[Any]:
@@ -110,11 +108,9 @@ def _large_below(root: Any) -> list[Any]:
 def _is_large(each: Any) -> bool:
     if isinstance(each, str | bytes | list | tuple | dict | set):
         return len(each) > _MANY
-    return type(each).__module__.partition(".")[0] in _TABLES or _bytes_of(each) > _LARGE_BYTES
-
-
-def _bytes_of(each: Any) -> int:
-    return int(getattr(each, "nbytes", 0)) if isinstance(each, Tensor) or hasattr(each, "__array__") else 0
+    if isinstance(each, Tensor | np.ndarray):
+        return each.nbytes > _LARGE_BYTES
+    return type(each).__module__.partition(".")[0] in _TABLES
 
 
 class OwnTask:

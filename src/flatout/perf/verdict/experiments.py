@@ -105,7 +105,7 @@ def try_feeds(
         evidence.feed_alone, evidence.feed_cores = alone.rows_per_s, alone.cores
     ways = [was, *others(was, evidence)]
     if len(ways) == 1:
-        evidence.not_tried = "no other feed was tried: none makes more rows here"
+        evidence.not_tried = evidence.not_tried or "no other feed was tried: none makes more rows here"
     else:
         _try_feeds(task, ways, evidence, until)
     return evidence.share("wait") >= _MOSTLY_WAITS

@@ -30,9 +30,12 @@ from flatout.perf.verdict.ways import (
 
 
 def try_own(
-    trainer: L.Trainer, module: L.LightningModule, evidence: Evidence, seconds: float, trained_s: float
+    trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: Evidence, *, seconds: float, trained_s: float
 ) -> None:
-    """Fill what other ways were worth into the evidence, or why nothing was tried."""
+    """Fill what other ways were worth into the evidence, or why nothing was tried.
+
+    `seconds`: most that trying takes, and never more than a tenth of the seconds that were trained.
+    """
     device, seconds = trainer.strategy.root_device, min(seconds, SHARE * trained_s)
     step_s = evidence.total_ms * evidence.accumulate / 1000
     if trainer.world_size > 1:
@@ -46,19 +49,19 @@ def try_own(
     else:
         until = time.perf_counter() + seconds
         with nothing_stays(module, device):
-            try_safely(evidence, partial(_race, trainer, module, device, evidence, until))
+            try_safely(evidence, partial(_race, trainer, module, loader, evidence, until))
 
 
-def _race(
-    trainer: L.Trainer, module: L.LightningModule, device: torch.device, evidence: Evidence, until: float
-) -> None:
+def _race(trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: Evidence, until: float) -> None:
+    device = trainer.strategy.root_device
     precision = next((ours for ours, theirs in LIGHTNING_NAMES.items() if theirs == str(trainer.precision)), None)
     if precision is None:
         raise Refused(f"steps of precision {trainer.precision} are not timed")
     task: Any = OwnTask(trainer, module, device)
     about = {"rows": evidence.rows_per_batch, "accumulate": evidence.accumulate, "epochs": evidence.epochs}
-    loader = copy_of_loader(trainer.train_dataloader, trainer)
-    feed: Any = OwnFeed.of(loader, task, batches=evidence.batches / max(evidence.epochs, 1e-9), **about)
+    feed: Any = OwnFeed.of(
+        copy_of_loader(loader, trainer), task, batches=evidence.batches / max(evidence.epochs, 1e-9), **about
+    )
     was = Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
     evidence.native = _other_precision(precision, device)
     if evidence.share("wait") >= WAITS and try_feeds(task, was, _other_loaders, evidence, until):
@@ -83,30 +86,30 @@ def _other_loaders(was: Way, evidence: Evidence) -> Iterator[Way]:
     """At most three other DataLoaders, what is likeliest first."""
     feed: Any = was.feed
     if not feed.is_torchs:
-        raise Refused(f"other ways of reading {type(feed.loader).__name__} are not known")
+        evidence.not_tried = f"other ways of reading {type(feed.loader).__name__} are not known"
+        return
     for changed, threads in _changes(feed, was, evidence):
-        if feed.num_rows and changed.get("num_workers", feed.num_workers) and evidence.epochs > 1:
+        if changed.get("num_workers", feed.num_workers) and evidence.epochs > 1:
             changed = changed | {"persistent_workers": True}
-        words = ", ".join(f"{name}={value}" for name, value in changed.items())
-        override = f"DataLoader({words})" + (f" threads={threads}" if threads else "")
         made = feed.opened(**changed)
-        if (
-            most_fed(made, feed, evidence.feed_alone) >= LEAST_GAIN * evidence.model_rows_per_s
-            or made.starts < feed.starts
-        ):
+        is_more = most_fed(made, feed, evidence.feed_alone) >= LEAST_GAIN * evidence.model_rows_per_s
+        if is_more or made.starts < feed.starts:
+            words = ", ".join(f"{name}={value}" for name, value in changed.items())
+            override = f"DataLoader({words})" + (f" threads={threads}" if threads else "")
             yield replace(was, cause="data", override=override, feed=made, threads=threads or was.threads)
 
 
 def _changes(feed: OwnFeed, was: Way, evidence: Evidence) -> Iterator[tuple[dict[str, Any], int | None]]:
     """Arguments of a DataLoader, and threads where workers need their cores."""
-    model_ms, now = max(evidence.model_ms, 1e-3), feed.num_workers
+    now, is_cpu, is_busy = feed.num_workers, feed.device.type == "cpu", (evidence.feed_cores or 0.0) >= BUSY
     if now and evidence.epochs > 1 and feed.starts == 1.0:
         yield {"persistent_workers": True}, None
-    is_busy = (evidence.feed_cores or 0.0) >= BUSY
+    model_ms = max(evidence.model_ms, 1e-3)
     needed = 1 + round((evidence.ms.get("wait", 0.0) + model_ms) / model_ms)
-    most = evidence.cores if is_busy else MOST_WORKERS
-    workers = 1 if feed.is_stream else min(most, needed * max(1, now))  # each worker would give a whole stream
-    if device_is_cpu(feed) and is_busy and not now:
+    workers = min(evidence.cores if is_busy else MOST_WORKERS, needed * max(1, now))
+    if feed.is_stream:  # each worker would give a whole stream
+        workers = 1
+    if is_cpu and is_busy and not now:  # more of either would take turns on one core
         workers = max(1, evidence.cores // 2)
         threads = max(1, evidence.cores - workers)
         yield {"num_workers": workers}, threads if threads < was.threads else None
@@ -114,12 +117,8 @@ def _changes(feed: OwnFeed, was: Way, evidence: Evidence) -> Iterator[tuple[dict
         yield {"num_workers": workers}, None
     if now:
         yield {"num_workers": 0}, None
-    if not device_is_cpu(feed) and not feed.loader.pin_memory:
+    if not is_cpu and not feed.loader.pin_memory:
         yield {"num_workers": max(1, workers), "pin_memory": True}, None
-
-
-def device_is_cpu(feed: OwnFeed) -> bool:
-    return bool(feed.device.type == "cpu")
 
 
 def _larger_batches(was: Way, evidence: Evidence, until: float) -> Iterator[Way]:
