@@ -38,7 +38,10 @@ def read_exposure(folder: Path) -> dict[str, Any]:
 
 def page(exposure: Mapping[str, Any]) -> str:
     """The page as HTML, without network or script."""
-    charts = [_learning_chart(exposure), _frequency_chart(exposure)]
+    common = [Curve("model", [(row["from"], row["dice"]) for row in exposure["frequency"]])]
+    rows = "training records that hold it"
+    frequency = line_chart("Dice over how common a 2-gram is", common, x_label=rows, doublings=True)
+    charts = [_learning_chart(exposure), frequency]
     return render_page(
         "exposure",
         encoding=exposure["encoding"],
@@ -82,9 +85,3 @@ def _learning_chart(exposure: Mapping[str, Any]) -> Chart | None:
         if points:
             curves.append(Curve(name, points))
     return line_chart("Dice over known records", curves, x_label="known records", doublings=True)
-
-
-def _frequency_chart(exposure: Mapping[str, Any]) -> Chart | None:
-    points = [(row["from"], row["dice"]) for row in exposure["frequency"]]
-    title = "Dice over how common a 2-gram is"
-    return line_chart(title, [Curve("model", points)], x_label="training records that hold it", doublings=True)

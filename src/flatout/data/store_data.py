@@ -89,7 +89,10 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         """Open the store and report what it holds; a second fit starts from the first batch."""
         self.prepare_data()
         self._require_same_data()
-        self._announce()
+        if not self._is_announced and self._is_first:
+            for line in self.info.lines:
+                self.run_log.say(line)
+        self._is_announced = True
         if stage == "fit" and self._has_fitted:
             self._has_fitted = False
             self.load_state_dict(_START)
@@ -115,12 +118,6 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         key, rank = self.trainer.strategy.broadcast(self.info.key), self.trainer.global_rank
         hint = "Every machine needs the same files, or one folder that all can read."
         require(key == self.info.key, "data", f"rank {rank} sees other data than the first rank", hint=hint)
-
-    def _announce(self) -> None:
-        if not self._is_announced and self._is_first:
-            for line in self.info.lines:
-                self.run_log.say(line)
-        self._is_announced = True
 
     # The feeds
 

@@ -277,7 +277,12 @@ class SequencePredictor(RunPredictor):
         time, samples = self.rules.time or "step", len(recording.times)
         written = dates_of if recording.is_dated else np.asarray
         if self.shape.labels:
-            yield _block(recording, self._label_columns(self.answer(recording.values[:])), samples)
+            answer = self.answer(recording.values[:])
+            columns: dict[str, Any] = {"prediction": answer}
+            if self.has_classes:
+                best = int(answer.argmax())
+                columns = {"prediction": [self.names[best]], "probability": [float(answer[best])]}
+            yield _block(recording, columns, samples)
             return
         if self.shape.horizon:
             times = recording.times[-1:] + (self.step_s or 1.0) * np.arange(1, self.shape.horizon + 1)
@@ -293,21 +298,18 @@ class SequencePredictor(RunPredictor):
     def _columns_of(self, answers: NDArray[Any]) -> dict[str, Any]:
         return {name: answers[:, number] for number, name in enumerate(self.names)}
 
-    def _label_columns(self, answer: NDArray[Any]) -> dict[str, Any]:
-        if not self.has_classes:
-            return {"prediction": answer}
-        best = int(answer.argmax())
-        return {"prediction": [self.names[best]], "probability": [float(answer[best])]}
-
     def score_table(self, table: Table, options: FileOptions, others: Sequence[Any], advance: Advance) -> Scored:
         """Over all answers to recordings that hold the targets too; a forecast is judged on every window."""
         if self.shape.labels:
             return self._score_labels(table, options.label, advance)
         shape, targets = self.shape, self.names
+        needed = (shape.lookback or 1) + shape.horizon
         columns = self.rules.columns if shape.horizon else [*self.rules.columns, *targets]
         scores, total = SequenceScores(1, targets, self.scaler.of_targets(shape.targets)[1]), 0
         for recording in self.read(table, replace(self.rules, columns=columns)):
-            self._require_length(recording)
+            what = f"{recording.name} has {len(recording.values)} samples, a window and its forecast need {needed}"
+            is_long = not shape.horizon or len(recording.values) >= needed
+            require(is_long, "evaluate", what, hint="Leave it out, or name a longer recording.")
             for answers, truths in self.compare(recording.values):
                 scores.add(answers, truths, torch.zeros(len(answers), dtype=torch.int64))
                 total += len(answers)
@@ -340,12 +342,6 @@ class SequencePredictor(RunPredictor):
             return answer, torch.tensor([float(written)])
         except ValueError:
             raise UserError("--label", f"{recording.name} is {written!r}", allowed="numbers") from None
-
-    def _require_length(self, recording: Recording) -> None:
-        needed = (self.shape.lookback or 1) + self.shape.horizon
-        what = f"{recording.name} has {len(recording.values)} samples, a window and its forecast need {needed}"
-        is_long = not self.shape.horizon or len(recording.values) >= needed
-        require(is_long, "evaluate", what, hint="Leave it out, or name a longer recording.")
 
     @classmethod
     def require_exportable(cls, where: str, model: str, *, onnx: bool) -> None:

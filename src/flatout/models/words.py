@@ -94,7 +94,9 @@ def _entries(file: Path, width: int) -> Iterator[tuple[int, bytes, bytes]]:
         is_header = number == 1 and word.isdigit() and numbers.isdigit()
         if is_header or number == 1:
             count = int(numbers) if is_header else len(numbers.split())
-            _check_width(file, count, width)
+            hint = f"Set model.embedding={count}." if count else "It must hold a word and its numbers a line, as text."
+            what, allowed = f"{count} numbers a word", f"model.embedding is {width}"
+            require(count == width, f"model.vectors: {file}:1", what, allowed=allowed, hint=hint)
         if is_header or not line.strip():
             continue
         # No parsing for words outside the vocabulary, but a line cut short means a damaged file.
@@ -131,12 +133,6 @@ def _is_number(field: bytes) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _check_width(file: Path, count: int, width: int) -> None:
-    hint = f"Set model.embedding={count}." if count else "It must hold a word and its numbers a line, as text."
-    what = f"{count} numbers a word"
-    require(count == width, f"model.vectors: {file}:1", what, allowed=f"model.embedding is {width}", hint=hint)
 
 
 def _wrong_count(where: str, word: bytes, count: int, width: int) -> UserError:

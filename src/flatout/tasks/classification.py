@@ -109,7 +109,9 @@ class Classifier(Task):
             return {}
         outputs, targets, rows = self.answers(feeds.validation)
         facts = self._calibrate(as_two_classes(outputs, targets, rows), log)
-        self.set_thresholds(best_thresholds((outputs / self.temperature).sigmoid(), targets), self.temperature)
+        self.thresholds = best_thresholds((outputs / self.temperature).sigmoid(), targets)
+        assert isinstance(self.metrics, MultiMetrics)
+        self.metrics.thresholds.copy_(torch.tensor(self.thresholds))
         span = f"{min(self.thresholds):.2f} to {max(self.thresholds):.2f}"
         log.decision("thresholds", span, "best F1 of each label", "on the validation rows")
         return facts
@@ -130,12 +132,6 @@ class Classifier(Task):
             return outputs, self._targets(batch), real_rows(batch.rows, batch)
 
         return self.gathered(feed, of_rows, most=20_000)
-
-    def set_thresholds(self, thresholds: list[float], temperature: float) -> None:
-        """From which calibrated probability on each label is answered, where there are several a row."""
-        assert isinstance(self.metrics, MultiMetrics)
-        self.metrics.thresholds.copy_(torch.tensor(thresholds))
-        self.thresholds, self.temperature = thresholds, temperature
 
     def unscaled(self, outputs: Tensor) -> Tensor:
         """Outputs as they are judged: a regression learns standardised ones; thresholds are of calibrated ones."""

@@ -127,7 +127,9 @@ class SequenceRegressor(Task):
 
     def judge(self, batch: FlatBatch) -> Tensor:
         answers, truths = self._real(self._outputs(batch), batch)
-        recording = self._recording_of_rows()[batch.rows[: batch.num_real]]
+        if self._split not in self._recording:
+            self._recording[self._split] = torch.from_numpy(self.info.recording_of_rows(self._split).astype("int64"))
+        recording = self._recording[self._split][batch.rows[: batch.num_real]]
         if self.shape.is_each_step:
             counts = batch.lengths[: batch.num_real]
         else:
@@ -221,13 +223,6 @@ class SequenceRegressor(Task):
             return outputs
 
         return self.answer_in_pieces(batch, answer).float()
-
-    def _recording_of_rows(self) -> Tensor:
-        """The number of each row's recording, found when a split is first judged."""
-        if self._split not in self._recording:
-            found = self.info.recording_of_rows(self._split)
-            self._recording[self._split] = torch.from_numpy(found.astype("int64"))
-        return self._recording[self._split]
 
     def _real(self, outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
         """Answers and what they should be, without rows that do not count."""

@@ -8,6 +8,7 @@ stays a class: its rows are misses.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -268,17 +269,12 @@ class LabelCensus:
         return [group for group in groups.values() if len(group) > 1]
 
     def _alike_remark(self, source: str, group: list[str]) -> Remark:
-        total = self._totals()
-        named = ", ".join(f"{name!r} ({total.get(name, 0):,} rows)" for name in group)
+        total: Counter[str] = Counter()
+        for counts in self.counts.values():
+            total.update(counts)
+        named = ", ".join(f"{name!r} ({total[name]:,} rows)" for name in group)
         what = f"labels that differ in case, blanks or a zero after the point, each a class: {named}"
         return Remark(Level.warning, source, what, "data.clean.labels=merge")
-
-    def _totals(self) -> dict[str, int]:
-        total: dict[str, int] = {}
-        for counts in self.counts.values():
-            for name, count in counts.items():
-                total[name] = total.get(name, 0) + count
-        return total
 
     def _by_label(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
         """Rows of each label, from the rows of each set of labels."""

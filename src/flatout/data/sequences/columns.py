@@ -130,7 +130,7 @@ def _is_date(kind: pa.DataType) -> bool:
 
 def _with_dates(column: pa.Array) -> pa.Array:
     """Texts that are dates as dates, with or without a zone; other columns as they stand."""
-    if not is_text(column.type) or _are_numbers(column):
+    if not is_text(column.type) or _is_number(next((text for text in column.slice(0, 100).to_pylist() if text), "")):
         return column
     for zone in (None, "UTC"):
         try:
@@ -154,7 +154,8 @@ class GroupNumbers:
         """The group of each row of a block."""
         codes, found = _join(columns, self.names)
         parts = _join(columns[:1], self.names[:1])
-        for name, row in zip(found, _first_rows(codes, len(found)).tolist(), strict=True):
+        _, first = np.unique(codes, return_index=True)
+        for name, row in zip(found, first.tolist(), strict=True):
             self.part_of.setdefault(name, parts[1][parts[0][row]])
         numbers = [self._number.setdefault(name, len(self._number)) for name in found]
         return np.array(numbers, np.int64)[codes]
@@ -168,13 +169,6 @@ def _join(columns: Sequence[pa.Array], names: Sequence[str]) -> tuple[NDArray[np
     parts = [pc.binary_join_element_wise(pa.scalar(name, kind), text, pa.scalar("=", kind)) for name, text in named]
     joined = pc.binary_join_element_wise(*parts, pa.scalar(" ", kind)).dictionary_encode()
     return joined.indices.to_numpy(zero_copy_only=False).astype(np.int64), joined.dictionary.to_pylist()
-
-
-def _first_rows(codes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """The first row of each code."""
-    rows = np.empty(count, np.int64)
-    rows[codes[::-1]] = np.arange(len(codes))[::-1]
-    return rows
 
 
 def name_rows(places: NDArray[np.integer], table: Table) -> str:
@@ -194,12 +188,6 @@ def _parse_texts(column: pa.Array, name: str, table: Table, first: int) -> pa.Ar
     hint = "Write numbers with a point, leave a missing value empty, or leave out the column."
     what = f"{name} is {kept[row].as_py()!r} in row {table.locate(first + row + 1)}"
     raise UserError(table.name, what, allowed="numbers", hint=hint)
-
-
-def _are_numbers(column: pa.Array) -> bool:
-    """Whether a column of texts starts with a number."""
-    head = next((text for text in column.slice(0, 100).to_pylist() if text), "")
-    return _is_number(head)
 
 
 def _is_number(text: str) -> bool:

@@ -54,7 +54,12 @@ class SequencePreparation:
 
     def __init__(self, config: SequenceDataConfig) -> None:
         self.config = config
-        self.tables = _open_tables(config)
+        if config.is_sample:
+            self.tables: dict[str, Table] = {split: CellsTable(config.sample, split) for split in SPLITS}
+        else:
+            self.tables = open_splits(config.source, config.given, config.read)
+        hint = "Set data.source or data.train."
+        require("train" in self.tables, "data.train", "no training recordings", hint=hint)
         self.rules = RecordingRules.of(config)
         self.columns = self.rules.names
 
@@ -140,14 +145,6 @@ class SequencePreparation:
             first=np.array([each.first for each in found]),
             stop=np.array([each.stop for each in found]),
         )
-
-
-def _open_tables(config: SequenceDataConfig) -> dict[str, Table]:
-    if config.is_sample:
-        return {split: CellsTable(config.sample, split) for split in SPLITS}
-    tables = open_splits(config.source, config.given, config.read)
-    require("train" in tables, "data.train", "no training recordings", hint="Set data.source or data.train.")
-    return tables
 
 
 class Survey:

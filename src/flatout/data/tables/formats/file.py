@@ -180,7 +180,8 @@ class _Recoded(_Stream):
                 text = self._decoder.decode(data, final=self._is_done)
                 recoded = text.encode()
             except UnicodeError as error:
-                what = f"{self.path}: not {self._encoding} from about line {self._line} on ({_reason(error)})"
+                why = getattr(error, "reason", error)
+                what = f"{self.path}: not {self._encoding} from about line {self._line} on ({why})"
                 raise UserError(self.where, what, hint=OTHER_ENCODING) from None
             self._line += text.count("\n")
             if recoded:
@@ -190,10 +191,6 @@ class _Recoded(_Stream):
     def close(self) -> None:
         self._file.close()
         super().close()
-
-
-def _reason(error: UnicodeError) -> str:
-    return str(getattr(error, "reason", error))
 
 
 def require_utf8(path: Path, data: bytes, where: str, first_line: int) -> None:
