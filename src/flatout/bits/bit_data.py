@@ -131,9 +131,7 @@ class BitsPreparation:
             survey.num_inputs = self._num_bits()
         if not survey.num_rows:
             raise UserError(
-                "data.source",
-                f"no records are left for training in {self.tables['train'].name}",
-                hint=_MORE_RECORDS,
+                "data.source", f"no records are left for training in {self.tables['train'].name}", hint=_MORE_RECORDS
             )
         return survey
 

@@ -246,11 +246,7 @@ def known_numbers(encoding: Sets, numbers: NDArray[np.int64] | None) -> Sets:
     """Numbers as places in the sorted list of known ones; unknown ones are left out."""
     values, lengths = encoding
     if numbers is None:
-        raise UserError(
-            "data.source",
-            "no training record has a number in its set",
-            hint=_NAME_IT,
-        )
+        raise UserError("data.source", "no training record has a number in its set", hint=_NAME_IT)
     places = np.minimum(np.searchsorted(numbers, values), len(numbers) - 1)
     is_known = numbers[places] == values
     row = np.repeat(np.arange(len(lengths)), lengths)[is_known]

@@ -189,10 +189,7 @@ class RecordSource:
         elif not (is_text(kind) or pa.types.is_null(kind)):
             if not pa.types.is_primitive(kind):
                 raise UserError(
-                    "data.columns",
-                    f"column {name!r} of {source} holds {kind}",
-                    allowed="texts",
-                    hint=_NAME_TEXTS,
+                    "data.columns", f"column {name!r} of {source} holds {kind}", allowed="texts", hint=_NAME_TEXTS
                 )
             column = column.cast(pa.string())
         # The character that parts fields in the store is no part of anybody's name.

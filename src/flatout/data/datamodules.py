@@ -117,12 +117,7 @@ class SequenceData(StoreData[SequenceDataConfig, SequenceInfo]):
         store, report = preparation.open()
         segments, notes = open_views(store, self.config)
         return SequenceInfo(
-            store=store,
-            report=report,
-            source=preparation.source,
-            config=self.config,
-            segments=segments,
-            notes=notes,
+            store=store, report=report, source=preparation.source, config=self.config, segments=segments, notes=notes
         )
 
     @property

@@ -81,11 +81,7 @@ class TextSource:
         source = self.tables[name].name
         texts, _ = read_texts(block, self.roles, rows, Findings(source), escapes=self.escapes)
         labels = normalise_labels(
-            labels_of(block, self.roles),
-            rows,
-            problem=self.problem,
-            delimiter=self.label_delimiter,
-            source=source,
+            labels_of(block, self.roles), rows, problem=self.problem, delimiter=self.label_delimiter, source=source
         )
         return TextBlock(pc.fill_null(texts, ""), labels, rows, block)
 

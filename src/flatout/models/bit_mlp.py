@@ -68,11 +68,7 @@ class BitMLPConfig:
     recommended_clip: ClassVar[float] = 0.0
 
     widths: list[int] = setting(
-        lambda: [256],
-        "Width of each hidden layer.",
-        least=1,
-        allowed="widths of 1 or more",
-        example="[3,4,5]",
+        lambda: [256], "Width of each hidden layer.", least=1, allowed="widths of 1 or more", example="[3,4,5]"
     )
     depth: int = setting(1, "Times each hidden layer stands one after the other.", least=1)
     residual: bool = setting(False, "Whether hidden layers of equal width add to what they get.")

@@ -45,12 +45,7 @@ class WordsConfig:
         raise NotImplementedError
 
     def build(
-        self,
-        *,
-        num_outputs: int,
-        vocabulary_size: int,
-        padding_id: int = 0,
-        vocabulary: dict[str, int] | None = None,
+        self, *, num_outputs: int, vocabulary_size: int, padding_id: int = 0, vocabulary: dict[str, int] | None = None
     ) -> Any:
         """A new network with the vectors that the settings name, frozen where they say so."""
         model = self.make(num_outputs, vocabulary_size, padding_id)

@@ -163,12 +163,7 @@ def _refuse_missing(
 
 
 def read_texts(
-    block: pa.RecordBatch,
-    roles: Roles,
-    rows: NDArray[np.int64],
-    findings: Findings,
-    *,
-    escapes: Escapes = Escapes.keep,
+    block: pa.RecordBatch, roles: Roles, rows: NDArray[np.int64], findings: Findings, *, escapes: Escapes = Escapes.keep
 ) -> tuple[pa.Array, NDArray[np.bool_]]:
     """The texts of a block, and which were changed; several columns are joined, null where all of them are."""
     is_changed = np.zeros(block.num_rows, np.bool_)

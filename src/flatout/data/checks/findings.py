@@ -66,9 +66,7 @@ KINDS = {
     "conflict_dropped": Kind(_WARNING, "whose text has another label elsewhere dropped", "data.clean.conflicts=keep"),
     "leak": Kind(_WARNING, "whose text is a {other} text too kept", "data.clean.leaks=drop"),
     "leak_alike": Kind(
-        _WARNING,
-        "whose text is a {other} text too, but for case, blanks and marks, kept",
-        "data.clean.leaks=drop",
+        _WARNING, "whose text is a {other} text too, but for case, blanks and marks, kept", "data.clean.leaks=drop"
     ),
     "leak_dropped": Kind(_WARNING, "dropped because their text is judged elsewhere", "data.clean.leaks=keep"),
     "no_labels": Kind(_NOTE, "with an empty list of labels kept", ""),

@@ -20,13 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import (
-    Syllables,
-    disturb,
-    draw_long_tailed,
-    long_tail,
-    made_up_words,
-)
+from flatout.data.samples.made_up import Syllables, disturb, draw_long_tailed, long_tail, made_up_words
 from flatout.data.tables.table import GeneratedTable
 from flatout.errors import LARGEST_SEED, check_settings, setting
 

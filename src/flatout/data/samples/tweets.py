@@ -19,12 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import (
-    Syllables,
-    disturb,
-    draw_long_tailed,
-    made_up_words,
-)
+from flatout.data.samples.made_up import Syllables, disturb, draw_long_tailed, made_up_words
 from flatout.data.tables.table import SPLIT_STREAM, GeneratedTable
 from flatout.errors import LARGEST_SEED, check_settings, setting
 
