@@ -23,7 +23,7 @@ def test_each_problem_of_each_data_has_one_kind():
 
 
 def test_each_task_is_an_option_of_the_command_line():
-    assert {kind.task_option: kind.task_settings for kind in KINDS} == COMPONENTS["task"]
+    assert {kind.task_option: kind.task.settings for kind in KINDS} == COMPONENTS["task"]
     assert {kind.settings for kind in KINDS} == set(COMPONENTS["data"].values())
 
 

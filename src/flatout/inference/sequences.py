@@ -210,8 +210,8 @@ class SequencePredictor(RunPredictor):
         lookback, model = self.shape.lookback, contract(self.model)
         state = model.make_state(1, self.device)
         if lookback is None and state is None:  # a network of the user's own sees the whole recording
-            rows = RowPlaces(np.array([0]), np.array([len(values)], np.int32), np.array([0]))
-            yield self._of_rows(scale(values[:]), rows)
+            scaled = scale(values[:])
+            yield self._of_rows(scaled, _whole(scaled))
             return
         for start in range(0, len(values), _SAMPLES_A_BLOCK):
             begin = start if lookback is None else max(0, start - lookback + 1)
@@ -232,12 +232,10 @@ class SequencePredictor(RunPredictor):
         require(len(values) >= lookback, "predict", what, hint="Name a longer recording.")
         scaled = self._scale(values[-lookback:])
         window = np.concatenate([scaled, np.zeros((horizon, scaled.shape[1]), np.float32)])
-        rows = RowPlaces(np.array([0]), np.array([lookback + horizon], np.int32), np.array([0]))
-        return self._in_units(self._of_rows(window, rows)[0])
+        return self._in_units(self._of_rows(window, _whole(window))[0])
 
     def _label(self, scaled: NDArray[np.float32]) -> NDArray[Any]:
-        rows = RowPlaces(np.array([0]), np.array([len(scaled)], np.int32), np.array([0]))
-        outputs = self._of_rows(scaled, rows)[0]
+        outputs = self._of_rows(scaled, _whole(scaled))[0]
         if self.has_classes:
             return outputs.softmax(-1).numpy()
         mean, spread = self.label_scale
@@ -395,3 +393,8 @@ def _naming_training() -> Iterator[None]:
         else:
             raise
         raise UserError("predict", error.what, hint=hint) from None
+
+
+def _whole(samples: NDArray[Any]) -> RowPlaces:
+    """All samples as one row."""
+    return RowPlaces(np.array([0]), np.array([len(samples)], np.int32), np.array([0]))

@@ -17,7 +17,7 @@ from flatout.bits.bit_data import BitData
 from flatout.bits.data import BitsDataConfig
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.scores import NAMES
-from flatout.bits.task import GramDecoder, GramsConfig
+from flatout.bits.task import GramDecoder
 from flatout.data.batches.feed import Feeds
 from flatout.data.datamodules import SequenceData, TagData, TextData
 from flatout.data.problem import Problem
@@ -41,14 +41,14 @@ from flatout.models.window_mlp import WindowMLPConfig
 from flatout.report.figures import Chart
 from flatout.report.page import draw_answers
 from flatout.run_log import RunLog
-from flatout.tasks.classification import ClassificationConfig, Classifier
+from flatout.tasks.classification import Classifier
 from flatout.tasks.masked_language import METRICS as MASKED_METRICS
 from flatout.tasks.masked_language import MaskedLanguageConfig, MaskedLanguageModel
 from flatout.tasks.metrics import TaskMetrics, monitored_metric
 from flatout.tasks.sequence_scores import names_of
-from flatout.tasks.sequences import SequenceLabeller, SequenceRegressionConfig, SequenceRegressor
+from flatout.tasks.sequences import SequenceLabeller, SequenceRegressor
 from flatout.tasks.tagging import METRICS as TAG_METRICS
-from flatout.tasks.tagging import Tagger, TaggingConfig
+from flatout.tasks.tagging import Tagger
 from flatout.tasks.task import Task
 
 
@@ -70,12 +70,11 @@ class Kind:
     problems: tuple[str, ...] = ()
     """The values of `data.problem` that choose it; empty: there is no such setting."""
     data: type[StoreData[Any, Any]]
-    task: Callable[..., Task]
+    task: type[Task]
     predictor: type[RunPredictor]
 
     task_option: str
     """The name of its task in `conf/task/`."""
-    task_settings: type
     usual_model: type
     """The model unless the settings name one."""
     models: tuple[type, ...]
@@ -135,7 +134,6 @@ TEXTS = Kind(
     task=Classifier,
     predictor=Predictor,
     task_option="classification",
-    task_settings=ClassificationConfig,
     usual_model=BiLSTMConfig,
     models=(BiLSTMConfig, TextCNNConfig, TransformerConfig),
     rows="texts",
@@ -152,7 +150,6 @@ TAGS = replace(
     task=Tagger,
     predictor=TagPredictor,
     task_option="tagging",
-    task_settings=TaggingConfig,
     answers="tags",
     way_to_task="Set data.problem=tags for words and tags, or task=classification.",
     metrics=lambda config: [*TAG_METRICS, "loss"],
@@ -164,7 +161,6 @@ MASKED_WORDS = replace(
     task=MaskedLanguageModel,
     predictor=MaskedWordPredictor,
     task_option="mlm",
-    task_settings=MaskedLanguageConfig,
     answers="masked words",
     way_to_task="Leave data.problem out.",
     why_whole="does not train masked language models in this version: a weight of theirs has two names",
@@ -177,7 +173,6 @@ BITS = Kind(
     task=GramDecoder,
     predictor=GramPredictor,
     task_option="grams",
-    task_settings=GramsConfig,
     usual_model=BitMLPConfig,
     models=(BitMLPConfig,),
     rows="bit strings",
@@ -195,7 +190,6 @@ RECORDINGS = Kind(
     task=SequenceRegressor,
     predictor=SequencePredictor,
     task_option="sequence",
-    task_settings=SequenceRegressionConfig,
     usual_model=RNNConfig,
     models=(RNNConfig, WindowMLPConfig),
     rows="sequences",
@@ -209,7 +203,6 @@ LABELLED_RECORDINGS = replace(
     problems=(SequenceProblem.label,),
     task=SequenceLabeller,
     task_option="classification",
-    task_settings=ClassificationConfig,
     metrics=_label_metrics,
     usual_metric=lambda config: "loss",
     draw=no_charts,
@@ -241,7 +234,7 @@ def complete_parts(data: Any, model: Any, task: Any) -> tuple[Any, Any, Any]:
     """Settings of data, model and task with what they imply of each other; parts that do not fit are refused."""
     kind = kind_of(data)
     model = kind.usual_model() if model is None else model
-    task = kind.task_settings() if task is None else task
+    task = kind.task.settings() if task is None else task
     hint, what = kind.model_hint, f"{_option_of(model)} does not fit {kind.rows}"
     require(type(model) not in MODELS.values() or type(model) in kind.models, "model", what, hint=hint)
     if kind is TEXTS and isinstance(task, MaskedLanguageConfig) and data.problem is Problem.single:
@@ -254,10 +247,10 @@ def complete_parts(data: Any, model: Any, task: Any) -> tuple[Any, Any, Any]:
 
 
 def _require_task(kind: Kind, data: Any, task: Any) -> None:
-    if isinstance(task, kind.task_settings):
+    if isinstance(task, kind.task.settings):
         return
     name = _option_of(task)
-    near = [other for other in KINDS if other.settings is kind.settings and isinstance(task, other.task_settings)]
+    near = [other for other in KINDS if other.settings is kind.settings and isinstance(task, other.task.settings)]
     require(bool(near) or not kind.task_hint, "task", f"{name} does not fit {kind.rows}", hint=kind.task_hint)
     hint = (near[0].way_to_task if near else "") or f"Set task={kind.task_option}."
     require(False, "task", f"{name} with data.problem={data.problem}", hint=hint)
@@ -278,5 +271,5 @@ def _with_tokenizer(data: Any, model: Any) -> Any:
 
 def _option_of(part: object) -> str:
     """The option of `conf/` behind the settings of a model or a task."""
-    options = MODELS | {kind.task_option: kind.task_settings for kind in KINDS}
+    options = MODELS | {kind.task_option: kind.task.settings for kind in KINDS}
     return next((name for name, each in options.items() if type(part) is each), type(part).__name__)

@@ -288,7 +288,10 @@ class Augment:
         lookback = self.shape.lookback if self.shape.horizon else values_BLC.shape[1]
         inputs_BLC, rest_BLC = values_BLC[:, :lookback], values_BLC[:, lookback:]
         if self._low_pass is not None:
-            inputs_BLC = _smoothed(inputs_BLC, self._low_pass)
+            # Each row with an exponential mean whose memory is drawn up to the most.
+            memory_B1C = torch.rand_like(inputs_BLC[:, :1]) * self._low_pass
+            before = inputs_BLC.new_zeros(1, len(inputs_BLC), inputs_BLC.shape[2] + 1)
+            inputs_BLC = torch.where(self._low_pass > 0, smooth(inputs_BLC, memory_B1C, before)[0], inputs_BLC)
         if self._offset is not None:
             inputs_BLC = inputs_BLC + torch.randn_like(inputs_BLC[:, :1]) * self._offset
         if self._noise is not None:
@@ -299,13 +302,6 @@ class Augment:
         """Put the sizes on a device, once."""
         self._device, sizes = device, (self._noise, self._offset, self._low_pass)
         self._noise, self._offset, self._low_pass = (None if each is None else each.to(device) for each in sizes)
-
-
-def _smoothed(values_BLC: Tensor, most_C: Tensor) -> Tensor:
-    """Each row with an exponential mean whose memory is drawn up to the most."""
-    memory_B1C = torch.rand_like(values_BLC[:, :1]) * most_C
-    before = values_BLC.new_zeros(1, len(values_BLC), values_BLC.shape[2] + 1)
-    return torch.where(most_C > 0, smooth(values_BLC, memory_B1C, before)[0], values_BLC)
 
 
 def _sizes(given: dict[str, float], columns: list[str], factor: list[float]) -> Tensor | None:
