@@ -29,16 +29,17 @@ def test_each_layer_has_a_score_and_the_cut_is_named(rows, capfd):
     assert scores.keys() == {0, 1, 2, 3}
     assert min(scores.values()) > 0.9  # a word tells: even random layers keep it
     assert said.count("<- the cut") == 1
-    assert re.search(r"^model\.freeze_layers=[123] \(the last layer within one standard error", said, re.MULTILINE)
+    assert re.search(r"^model\.freeze_layers=[12] \(the first layer within one standard error", said, re.MULTILINE)
 
 
-def test_the_last_layer_near_the_best_is_chosen_and_never_the_embeddings():
+def test_the_first_layer_near_the_best_is_chosen_never_the_embeddings_and_never_all():
     def scores(*values: float) -> list[LayerScore]:
         return [LayerScore(layers, value, 0.02) for layers, value in enumerate(values)]
 
-    assert choose_cut(scores(0.5, 0.6, 0.8, 0.79, 0.7)).layers == 3
+    assert choose_cut(scores(0.5, 0.6, 0.79, 0.8, 0.7)).layers == 2
     assert choose_cut(scores(0.9, 0.6, 0.8, 0.7, 0.7)).layers == 2
-    assert choose_cut(scores(0.5, 0.6, 0.7, 0.8)).layers == 3
+    assert choose_cut(scores(0.5, 0.6, 0.7, 0.8)).layers == 2
+    assert choose_cut(scores(0.5, 0.6)).layers == 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch, cut_batch
-from flatout.data.batches.plan import PlanSettings
+from flatout.data.batches.plan import FeedKind, PlanSettings
 from flatout.data.store.store import Column, Store, StoreWriter
 from flatout.engine.precision import Precision
 from flatout.errors import UserError
@@ -87,6 +87,16 @@ def test_reading_gives_outputs_and_gradients_of_computing(
             torch.testing.assert_close(
                 found[name], gradient, rtol=1e-4, atol=1e-5, msg=lambda told, at=name: f"{at}: {told}"
             )
+
+
+def test_every_kind_of_feed_brings_the_same_states(rows: Store, tmp_path: Path) -> None:
+    reads = stored(frozen(), rows, tmp_path / "states")
+    found = {
+        kind: [batch.states for batch in batches_of(rows, kind=kind, transform=reads)]
+        for kind in (FeedKind.resident, FeedKind.threaded, FeedKind.workers)
+    }
+    for states in zip(*found.values(), strict=True):
+        assert states[0] is not None and all(torch.equal(states[0], each) for each in states)
 
 
 def test_pieces_of_a_batch_bring_their_own_states(rows: Store, tmp_path: Path) -> None:

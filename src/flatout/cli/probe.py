@@ -48,8 +48,8 @@ def look(config: RunConfig, overrides: Sequence[str]) -> None:
     is_single = getattr(config.data, "problem", None) is Problem.single
     require(is_single, "probe", "scores one class a row alone", hint="Set data.problem=single.")
     ranks = Ranks()
+    L.seed_everything(config.seed, verbose=False)
     with unwritten_run() as folder:
-        L.seed_everything(config.seed, verbose=False)
         data = open_data(config, ranks, folder)
         network = build_module(config, data, folder).model
     is_flat = isinstance(network, Transformer) and network.is_flat
@@ -64,7 +64,6 @@ def look(config: RunConfig, overrides: Sequence[str]) -> None:
     for each in scores:
         mark = "  <- the cut" if each is cut else ""
         print_line(f"{each.layers:>6}  {each.accuracy:>8.3f}  {1.96 * each.error:>6.3f}{mark}")
-    rows = " and ".join(f"{min(most, split.num_rows):,}" for most, split in zip(_MOST_ROWS, splits, strict=True))
-    print_line(f"a linear head on each layer (0: the embeddings), {rows} rows, {time.perf_counter() - began:.0f} s")
+    print_line(f"a linear head on each layer (0: the embeddings), {time.perf_counter() - began:.0f} s")
     near = f"within one standard error of layer {best.layers}, the best"
-    print_line(f"model.freeze_layers={cut.layers} (the last layer {near}; freezing changes what is learned)")
+    print_line(f"model.freeze_layers={cut.layers} (the first layer {near}; freezing changes what is learned)")

@@ -50,14 +50,15 @@ def reuse_frozen_layers(
     if feeds is None or not isinstance(model, TransformerConfig) or not isinstance(network, Transformer):
         return
     asked = model.reuse if config.resume is None else before is not None and before["value"]
-    layers = network.frozen_layers()
-    if asked is False or (asked != True and not layers):  # noqa: E712 ("auto" is neither)
+    is_asked, layers = asked is True, network.frozen_layers()
+    if asked is False or not (is_asked or layers):
         return
     why, hint = _why_not(config, network, layers)
-    epochs = _epochs_served(settings, feeds, network)
-    if not why and asked is not True and epochs < _LEAST_EPOCHS:
+    epochs = (settings.total_steps or 1) * feeds.train.plan.accumulate / max(1, settings.batches or 1)
+    epochs = min(epochs, network.epochs_frozen())
+    if not why and not is_asked and epochs < _LEAST_EPOCHS:
         why = f"{epochs:.3g} epochs read them, and computing them once costs as much as one"
-    require(not why or asked is not True, "model.reuse", f"true, but {why}", hint=hint)
+    require(not why or not is_asked, "model.reuse", f"true, but {why}", hint=hint)
     if why:
         folder.decision(REUSE, False, why, "model.reuse=true asks for it")
         return
@@ -65,11 +66,8 @@ def reuse_frozen_layers(
     part = FrozenPart(network, layers, feeds.train.device, settings.precision.precision, kind)
     cache, splits = Cache(config.data.cache), [feeds.train.split, feeds.validation.split]
     recipe = _recipe(part, data.info.key)
-
-    def decide() -> str:
-        return _decide(part, cache, recipe, splits, is_asked=asked is True, folder=folder)
-
-    if not ranks.agreed(REUSE, decide):
+    is_known = cache.opened(recipe_key(recipe)) is not None
+    if not ranks.agreed(REUSE, lambda: _decide(part, cache.folder, splits, folder, is_asked, is_known)):
         return
     network.keep_layers_still(layers)
     name = f"{data.info.source}: outputs of {layers} layers"
@@ -98,12 +96,6 @@ def _why_not(config: RunConfig, network: Transformer, layers: int) -> tuple[str,
     return "", ""
 
 
-def _epochs_served(settings: Settings, feeds: Feeds, network: Transformer) -> float:
-    """Epochs of a run before the first frozen layer joins the training."""
-    epochs = (settings.total_steps or 1) * feeds.train.plan.accumulate / max(1, settings.batches or 1)
-    return min(epochs, network.epochs_frozen())
-
-
 def _recipe(part: FrozenPart, data_key: str) -> Recipe:
     """All that decides the outputs."""
     return {
@@ -119,23 +111,17 @@ def _recipe(part: FrozenPart, data_key: str) -> Recipe:
 
 
 def _decide(
-    part: FrozenPart,
-    cache: Cache,
-    recipe: Recipe,
-    splits: list[StoreSplit],
-    *,
-    is_asked: bool,
-    folder: RunFolder,
+    part: FrozenPart, place: Path, splits: list[StoreSplit], folder: RunFolder, is_asked: bool, is_known: bool
 ) -> str:
     """Print the decision with its figures; empty where the disk is too small."""
     of_layers = f"layers 1 to {part.layers}" if part.layers > 1 else "layer 1"
     why = f"{of_layers} and the embeddings never change and are computed once; they drop nothing"
-    if cache.opened(recipe_key(recipe)) is not None:
+    if is_known:
         folder.decision(REUSE, True, why, "their outputs are stored already")
         return "stored"
     tokens = sum(int(split.lengths(TOKENS).sum(dtype=np.int64)) for split in splits)
     bytes_a_token, seconds_a_token = _measure(part, splits)
-    needed, free = int(tokens * bytes_a_token), disk_free(Path(cache.folder)) or 0
+    needed, free = int(tokens * bytes_a_token), disk_free(place) or 0
     evidence = (
         f"{bytes_a_token:,.0f} bytes a token, {needed / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free;"
         f" about {tokens * seconds_a_token:.1f} s to build, and as much less in each epoch that reads them"

@@ -1,7 +1,8 @@
 """How much a linear head reads off each layer of an encoder, in one pass over some rows: a cheap look at where to cut.
 
 A head reads a row's first token and the mean over its tokens. It says what a layer already knows of the classes, not
-what training the layers above would reach: the best layer is where these have least to add, so a cut there costs least.
+what training the layers above would reach. A cut below the first good layer loses what that layer adds to train again;
+one above it leaves fewer layers that can learn.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.store.store import StoreSplit
 from flatout.engine.precision import Precision, arithmetic
-from flatout.models.encoder.network import Transformer
+from flatout.models.encoder.network import Transformer, means_of_rows
 
 _SHRINKAGE = 1e-2
 """Of a head's weights: a layer has as many numbers as a small table has rows."""
-_PASS_TOKENS = 1 << 12
+_PASS_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +41,16 @@ def score_layers(
     """A score for the embeddings and each layer; `splits` to learn and to judge by, of which `most` rows are read."""
     found = [_read(network, split, rows, device, precision) for split, rows in zip(splits, most, strict=True)]
     (vectors, targets), (others, wanted) = found
-    scores = []
-    for layers, (own, other) in enumerate(zip(vectors, others, strict=True)):
-        right = float((_answers(own, targets, other) == wanted).float().mean())
-        scores.append(LayerScore(layers, right, (right * (1 - right) / len(wanted)) ** 0.5))
-    return scores
+    both = zip(vectors, others, strict=True)
+    shares = [float((_answers(own, targets, other) == wanted).float().mean()) for own, other in both]
+    return [LayerScore(n, share, (share * (1 - share) / len(wanted)) ** 0.5) for n, share in enumerate(shares)]
 
 
 def choose_cut(scores: Sequence[LayerScore]) -> LayerScore:
-    """The last layer that is within a standard error of the best: deeper cuts are cheaper."""
+    """The first layer that is within a standard error of the best; one layer at least is left to train."""
     best = max(scores[1:], key=lambda each: each.accuracy)
-    return [each for each in scores[1:] if each.accuracy >= best.accuracy - best.error][-1]
+    near = next(each for each in scores[1:] if each.accuracy >= best.accuracy - best.error)
+    return scores[max(1, min(near.layers, len(scores) - 2))]
 
 
 def _read(
@@ -60,9 +60,8 @@ def _read(
     count = len(network.in_order())
     of_layers: list[list[Tensor]] = [[] for _ in range(count + 1)]
     targets: list[Tensor] = []
-    longest = int(split.lengths("tokens").max())
     network.eval().to(device).is_narrow = False  # the means of the last layer want all of its tokens
-    for batch in Feed(split, PlanSettings(tokens_per_batch=max(_PASS_TOKENS, 4 * longest)), device=device):
+    for batch in Feed(split, PlanSettings(rows_per_batch=_PASS_ROWS), device=device):
         with torch.no_grad(), arithmetic(precision, device):
             states = network.run_layers(batch, stop=0)
             of_layers[0].append(_of_rows(states, batch.offsets))
@@ -78,10 +77,9 @@ def _read(
 
 
 def _of_rows(states_TH: Tensor, offsets: Tensor) -> Tensor:
-    first_BH = states_TH.index_select(0, offsets[:-1])
-    sums_TH = functional.pad(states_TH.double().cumsum(0), (0, 0, 1, 0))
-    means_BH = (sums_TH[offsets[1:]] - sums_TH[offsets[:-1]]) / (offsets[1:] - offsets[:-1]).unsqueeze(1)
-    return torch.cat((first_BH.float(), means_BH.float()), 1).cpu()
+    """First tokens beside means."""
+    means_BH = means_of_rows(states_TH, offsets[1:] - offsets[:-1])
+    return torch.cat((states_TH.index_select(0, offsets[:-1]), means_BH), 1).float().cpu()
 
 
 def _answers(vectors: Tensor, targets: Tensor, others: Tensor) -> Tensor:

@@ -146,7 +146,7 @@ class Transformer(LayeredEncoder):
             return classify_tokens(self.net, states_TH)
         if self.predicts_words:
             return FLAT_FAMILIES[self.family].predict(self.net, states_TH)
-        read_BH = states_TH if self.is_narrow else _means(states_TH, batch.offsets[1:] - batch.offsets[:-1])
+        read_BH = states_TH if self.is_narrow else means_of_rows(states_TH, batch.offsets[1:] - batch.offsets[:-1])
         return FLAT_FAMILIES[self.family].pool(self.net, read_BH)
 
     def run_layers(self, batch: FlatBatch, *, first: int = 0, stop: int | None = None) -> Tensor:
@@ -244,7 +244,7 @@ def _replace_layers(net: Any, family: Family) -> None:
             layers[number] = PostNormLayer(block, config, family.names, activation)
 
 
-def _means(states_TH: Tensor, lengths_B: Tensor) -> Tensor:
+def means_of_rows(states_TH: Tensor, lengths_B: Tensor) -> Tensor:
     """`[B, H]` means over the tokens of each row."""
     rows_B = torch.arange(len(lengths_B), device=states_TH.device)
     row_of_T = torch.repeat_interleave(rows_B, lengths_B, output_size=len(states_TH))

@@ -91,13 +91,10 @@ def _evidence_of(task: Task, feeds: Feeds, curves: RunCurves, known: Judging) ->
 
 def _tuned_layers(task: Task) -> int:
     """Layers of a pretrained encoder of which all are trained."""
-    network, settings = task.model, task.model_config
-    if not isinstance(network, Transformer) or not network.is_flat or network.predicts_words:
+    network, is_pretrained = task.model, getattr(task.model_config, "pretrained", None) is not None
+    if not is_pretrained or not isinstance(network, Transformer) or not network.is_flat or network.predicts_words:
         return 0
-    if settings is None or settings.pretrained is None or settings.lora.rank:
-        return 0
-    layers = network.in_order()
-    return len(layers) if all(weight.requires_grad for weight in layers[0].parameters()) else 0
+    return len(network.in_order()) if all(weight.requires_grad for weight in network.parameters()) else 0
 
 
 def _of_all_ranks(task: Task, feeds: Feeds, curves: RunCurves, seconds: float, pieces: int) -> list[dict[str, float]]:
