@@ -173,20 +173,17 @@ class EventFile:
 
 def compared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings by which runs are compared, by their dotted keys, without those that are not set."""
-    kept: dict[str, Any] = {}
-    for group in ("model", "optim", "task"):
-        kept |= {f"{group}.{name}": value for name, value in _flat(settings.get(group)).items()}
-    data = _flat(settings.get("data"))
-    names = ("batch_size", "accumulate", "effective_batch", "tokens_per_batch", "max_length")
-    kept |= {f"data.{name}": data[name] for name in names if name in data}
-    kept |= {name: settings[name] for name in ("precision", "seed") if name in settings}
-    kept["trainer.max_epochs"] = (settings.get("trainer") or {}).get("max_epochs")
-    return {name: value for name, value in kept.items() if value is not None}
+    flat = {name: value for name, value in _flat(settings).items() if value is not None}
+    return {name: flat[name] for name in flat if name in _COMPARED or name.startswith(("model.", "optim.", "task."))}
 
 
-def _flat(group: Any) -> dict[str, Any]:
-    if not isinstance(group, dict):
-        return {}
+_COMPARED = (
+    *(f"data.{name}" for name in ("batch_size", "accumulate", "effective_batch", "tokens_per_batch", "max_length")),
+    *("precision", "seed", "trainer.max_epochs"),
+)
+
+
+def _flat(group: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in group.items():
         flat |= (
