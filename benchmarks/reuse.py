@@ -198,7 +198,7 @@ def train_apart() -> None:
             memory = psutil.Process().memory_info()
             peak = max(peak, memory.rss - memory.shared)
 
-    thread = threading.Thread(target=watch)
+    thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     bench.train(epochs=2, freeze_layers=_CUT, reuse=given["reuse"])
     ended.set()
