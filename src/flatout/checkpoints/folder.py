@@ -146,16 +146,10 @@ def require_whole(folder: Path) -> dict[str, Any]:
             raise ValueError("its manifest names other files than a checkpoint has")
         broken = [name for name, written in files.items() if not _is_as_written(folder / name, written)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"checkpoint {folder}",
-            f"not a whole checkpoint: {_words(error)}",
-            hint=REMOVE_IT,
-        ) from None
+        raise UserError(f"checkpoint {folder}", f"not a whole checkpoint: {_words(error)}", hint=REMOVE_IT) from None
     if broken:
         raise UserError(
-            f"checkpoint {folder}",
-            f"damaged: {', '.join(broken)} differ from what was written",
-            hint=REMOVE_IT,
+            f"checkpoint {folder}", f"damaged: {', '.join(broken)} differ from what was written", hint=REMOVE_IT
         )
     return about
 

@@ -88,11 +88,7 @@ def facts_of_run(
 
 def facts_of_trainer(trainer: L.Trainer, data_key: str | None, plan: dict[str, Any]) -> dict[str, Any]:
     """The facts of a training in a plain Trainer, which knows no settings."""
-    return {
-        "data": data_key,
-        "plan": plan,
-        "asked": {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps},
-    }
+    return {"data": data_key, "plan": plan, "asked": {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}}
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

@@ -260,10 +260,7 @@ def rows_per_s(summary: dict[str, Any]) -> float:
 
 
 def time_in_turn(
-    sides: Sequence[Sequence[str]],
-    place: Path,
-    rounds: int,
-    check: Callable[[Path], None] = lambda folder: None,
+    sides: Sequence[Sequence[str]], place: Path, rounds: int, check: Callable[[Path], None] = lambda folder: None
 ) -> list[list[float]]:
     """Rows a second of each command line in each round; `check` sees the folder of each run."""
     count = 0

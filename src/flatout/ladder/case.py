@@ -222,12 +222,7 @@ class Way:
 
 WAYS: dict[type, Way] = {
     TextDataConfig: Way(
-        kind="text",
-        title="texts",
-        metric="accuracy",
-        tables=_texts,
-        read=_read_texts,
-        reading=_limits_of_texts,
+        kind="text", title="texts", metric="accuracy", tables=_texts, read=_read_texts, reading=_limits_of_texts
     ),
     BitsDataConfig: Way(
         kind="bits", title="bit strings", metric="dice", tables=_records, read=_read_records, first_key="source"

@@ -84,11 +84,7 @@ def _quality(quality: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if quality is None:
         return None
     rows = [
-        [
-            group["name"],
-            mean_with_spread(group),
-            *(f"{value:.2f}" for value in group["values"]),
-        ]
+        [group["name"], mean_with_spread(group), *(f"{value:.2f}" for value in group["values"])]
         for group in quality["groups"]
     ]
     names = [f"seed {number + 1}" for number in range(quality["seeds"])]

@@ -57,10 +57,7 @@ def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
             "time of a step, 50th and 99th percentile, ms": ["time/p50_ms", "time/p99_ms"],
         },
         "memory": {"memory, GB": memory},
-        "loss": {
-            "training and validation loss": ["train/loss", "val/loss"],
-            "learning rate": ["train/lr"],
-        },
+        "loss": {"training and validation loss": ["train/loss", "val/loss"], "learning rate": ["train/lr"]},
         "quality": {"validation metrics": [f"val/{name}" for name in metrics]},
     }
     if has_card:
