@@ -7,7 +7,7 @@ import pickle
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import pytest
@@ -17,6 +17,7 @@ from lightning.pytorch.tuner import Tuner
 
 from flatout.callbacks import HardwareMonitor, ProfileSteps, ProgressLine, StepTimer, Throughput
 from flatout.callbacks.hardware_monitor import Host
+from flatout.callbacks.run_curves import RunCurves
 from tests.callbacks.plain import Rows, Small, curve, loader, train
 
 pytestmark = pytest.mark.filterwarnings(
@@ -191,6 +192,27 @@ def test_a_second_training_is_profiled_too(tmp_path):
     for folder in ("one", "two"):
         train(tmp_path / folder, [profile])
     assert len([line for line in said if line.startswith("profile: 2 steps, 3 to 4")]) == 2
+
+
+def test_the_curves_of_a_run_take_an_endless_stream(tmp_path):
+    class Keeps:
+        epochs: ClassVar[list[float]] = []
+
+        def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
+            self.epochs.append(epoch)
+
+        on_validation = on_flush
+        close = on_flush
+
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([Rows()[number] for number in range(40)])
+
+    trainer = L.Trainer(
+        max_epochs=1, accelerator="cpu", callbacks=[RunCurves([Keeps()], 5)], default_root_dir=tmp_path, **QUIET
+    )  # type: ignore[list-item]
+    trainer.fit(Small(), torch.utils.data.DataLoader(Stream(), 4))
+    assert Keeps.epochs == [0.0, 0.0]
 
 
 def test_observers_work_in_barebones_mode(tmp_path):

@@ -233,7 +233,7 @@ class ProfileSteps(Callback):
 
 def _steps_and_breaks(trainer: L.Trainer) -> tuple[int, Callable[[int], int]]:
     """Optimizer steps of the whole training, and for a step the next one with a validation or an epoch's end."""
-    batches = int(trainer.num_training_batches)
+    batches = int(min(trainer.num_training_batches, _ENDLESS))  # of a stream nobody knows
     accumulate = getattr(getattr(trainer.train_dataloader, "plan", None), "accumulate", trainer.accumulate_grad_batches)
     asked = trainer.val_check_batch
     epoch = max(1, -(-batches // accumulate))

@@ -194,7 +194,7 @@ class RunCurves(CurveSource):
 
 def _epoch(trainer: L.Trainer) -> float:
     """Epochs done, with the fraction of the present one."""
-    batches = int(trainer.num_training_batches) or 1
+    batches = trainer.num_training_batches or 1  # infinite for a stream
     return min(
         trainer.current_epoch + (trainer.fit_loop.epoch_loop.batch_idx + 1) / batches, float(trainer.max_epochs or 1e9)
     )

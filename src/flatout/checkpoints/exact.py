@@ -22,6 +22,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
+from lightning.pytorch.plugins.precision import DoublePrecision
 
 from flatout.callbacks.clock import Clock
 from flatout.checkpoints.folder import ABOUT, as_plain, leave_out_foreign_settings, require_whole, route_folders
@@ -276,6 +277,9 @@ class ExactCheckpoint(Checkpoint):
         about, facts = checkpoint[ABOUT], self._facts(trainer)
         if self.about is None:
             require_same_training(about, facts)
+        if isinstance(trainer.precision_plugin, DoublePrecision):
+            # Lightning has loaded the weights into a module of fp32, which rounds them, and converts it later.
+            pl_module.double().load_state_dict(checkpoint["state_dict"], strict=pl_module.strict_loading)
         self.boundary.load(checkpoint, trainer)
         self._saved = self.boundary.at
         self.seconds_before = float(about.get("seconds", 0.0))
