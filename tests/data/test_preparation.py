@@ -98,9 +98,7 @@ def test_dropping_leaks_repeats_and_conflicts_leaves_the_rest():
 def test_rows_read_are_rows_kept_repaired_and_dropped():
     data = {"text": ["a", "", "b", None, "c &amp; d"] * 30, "label": ["x", "y", None, "x", "y"] * 30}
     config = TextDataConfig(train=data, clean=CleaningConfig(escapes="decode"))
-    findings = (
-        TextSurvey(open_source(config), config.clean, config.max_classes).run(lambda rows: None).findings["train"]
-    )
+    findings = TextSurvey(open_source(config)).run(lambda rows: None).findings["train"]
     assert findings.account() == "150 read = 30 kept as written + 30 repaired + 90 dropped"
 
 

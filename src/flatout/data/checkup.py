@@ -116,7 +116,7 @@ def check(config: TextDataConfig) -> Checkup:
         return _check_tags(config)
     source = open_source(config)
     with Progress() as progress:
-        surveyed = TextSurvey(source, config.clean, config.max_classes).run(progress.task("checking"))
+        surveyed = TextSurvey(source).run(progress.task("checking"))
         found = Checkup(
             source=source.name,
             problem=config.problem,
@@ -187,7 +187,7 @@ def _check_tags(config: TextDataConfig) -> Checkup:
     config = replace(config, problem=Problem.tags, sample=None)
     source = TagSource(config, open_tables(config))
     with Progress() as progress:
-        surveyed = TextSurvey(source, config.clean, config.max_classes).run(progress.task("checking"))
+        surveyed = TextSurvey(source).run(progress.task("checking"))
     of_tags = source.tag_remarks(surveyed.findings)
     remarks = [*source.remarks(), *surveyed.account(), *of_tags, *all_remarks(surveyed.findings.values())]
     columns = {"text": source.columns.texts[0], "label": source.columns.label}

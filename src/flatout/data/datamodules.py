@@ -45,7 +45,7 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
 
     def open_store(self) -> TextInfo:
         source = open_source(self.config)
-        store, report, vocabulary = TextPreparation(self.config, source).open()
+        store, report, vocabulary = TextPreparation(source).open()
         facts = store.facts
         labels = Labels(
             problem=self.config.problem,
@@ -89,7 +89,7 @@ class TagData(StoreData[TextDataConfig, TagInfo]):
 
     def open_store(self) -> TagInfo:
         source = TagSource(self.config, open_tables(self.config))
-        store, report, vocabulary = TagPreparation(self.config, source).open()
+        store, report, vocabulary = TagPreparation(source).open()
         lost, rows = store.facts["tags"], store.facts["splits"]["train"]["rows"]
         kept = lost["train"]["words"] - lost["train"]["words_lost"]
         return TagInfo(
@@ -135,8 +135,8 @@ class TagPreparation(TextPreparation):
 
     source: TagSource
 
-    def __init__(self, config: TextDataConfig, source: TagSource) -> None:
-        super().__init__(config, source)
+    def __init__(self, source: TagSource) -> None:
+        super().__init__(source)
         self.lost: dict[str, LostWords] = {}
 
     def _load_given(self) -> Subwords | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from flatout.data.feeding import FILES, FOLDERS, SOURCES, FeedingConfig, require
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.samples.tweets import TaggedTweetsConfig, TaggedTweetsTable, TweetsConfig, TweetsTable
-from flatout.data.tables.splits import SPLITS, SplitBy, Splitting
+from flatout.data.tables.splits import SPLITS, SplitBy
 from flatout.data.tables.table import Table
 from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.errors import require, setting
@@ -169,9 +169,3 @@ class TextDataConfig(FeedingConfig):
         require(not is_dealt, "data.split_by", what, allowed="content, group", hint=hint)
         has_label = self.problem is Problem.none and self.label is not None
         require(not has_label, "data.label", f"{self.label} with data.problem=none", hint="Leave it out.")
-
-
-def splitting_of(config: TextDataConfig, tables: Collection[str], group: str | None) -> Splitting:
-    """How splits are taken from the training rows, where tables are given for some splits."""
-    validation_share, test_share = config.taken_shares(tables)
-    return Splitting(config.split_by, group, validation_share, test_share, config.split_seed)

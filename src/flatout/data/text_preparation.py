@@ -25,7 +25,7 @@ from flatout.data.tables.roles import find_roles
 from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS, SplitBy
 from flatout.data.tables.table import Table, require_columns
-from flatout.data.text import SAMPLES, TextDataConfig, splitting_of
+from flatout.data.text import SAMPLES, TextDataConfig
 from flatout.data.text_source import TOPIC, TextBlock, TextSource
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, read_encoder, train_encoder
 from flatout.data.tokens.vocabulary import EncodedBlock
@@ -45,29 +45,19 @@ def open_source(config: TextDataConfig) -> TextSource:
     join = PAIR if config.pair else config.join
     is_labelled = config.problem is not Problem.none
     roles = find_roles(tables["train"], text=config.text, label=config.label, join=join, is_labelled=is_labelled)
-    splitting = splitting_of(config, tables, config.group)
     for table in tables.values():
         wanted = {f"data.text[{number}]" if number else "data.text": name for number, name in enumerate(roles.texts)}
         require_columns(table, wanted | ({"data.label": roles.label} if is_labelled else {}))
-    if config.group is not None and splitting.is_made:
+    if config.group is not None and any(config.taken_shares(tables)):
         require_columns(tables["train"], {"data.group": config.group})
-    return TextSource(
-        tables=tables,
-        roles=roles,
-        splitting=splitting,
-        problem=config.problem,
-        escapes=config.clean.escapes,
-        label_delimiter=config.label_delimiter,
-        is_sample=config.is_sample,
-        names_columns=config.text is not None and (config.label is not None or not is_labelled),
-    )
+    return TextSource(config, tables, roles, config.group)
 
 
 class TextPreparation:
-    """From a TextDataConfig and its source to a store, a stage a method."""
+    """From the tables of some texts to a store, a stage a method."""
 
-    def __init__(self, config: TextDataConfig, source: TextSource) -> None:
-        self.config, self.source = config, source
+    def __init__(self, source: TextSource) -> None:
+        self.config, self.source = source.config, source
         self.given = self._load_given()
         """The tokenizer that is not made here."""
 
@@ -103,8 +93,7 @@ class TextPreparation:
 
     def _build(self, writer: StoreWriter) -> None:
         with Progress() as progress:
-            survey = TextSurvey(self.source, self.config.clean, self.config.max_classes)
-            surveyed = survey.run(progress.task("checking"))
+            surveyed = TextSurvey(self.source).run(progress.task("checking"))
             self._require_rows(surveyed)
             self._require_classes(surveyed)
             vocabulary = self._train_vocabulary(surveyed, progress.task("reading"))
@@ -175,7 +164,7 @@ class TextPreparation:
             encoded, targets = self._encoded(split, block, surveyed, vocabulary)
             given = {} if self.config.problem is Problem.none else {"targets": targets}
             writers[split].append(tokens=(encoded.tokens, encoded.lengths), rows=block.rows, **given)
-            totals[split].add(encoded, is_clean=_is_clean(block) if self.source.is_sample else None)
+            totals[split].add(encoded, is_clean=_is_clean(block) if self.config.is_sample else None)
         return totals
 
     def _encoded(
@@ -196,7 +185,7 @@ class TextPreparation:
     def _remarks(self, surveyed: TextSurvey, totals: dict[str, _Totals]) -> list[Remark]:
         return [
             *self.source.remarks(),
-            *([] if self.source.is_sample else surveyed.account()),
+            *([] if self.config.is_sample else surveyed.account()),
             *self._class_remarks(surveyed),
             *all_remarks(surveyed.findings.values()),
             *loss_remarks(

@@ -10,39 +10,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.checks.cleaning import Escapes, labels_of, read_texts
+from flatout.data.checks.cleaning import labels_of, read_texts
 from flatout.data.checks.findings import Findings, Level, Remark, counted
 from flatout.data.checks.labels import normalise_labels
 from flatout.data.checks.tags import COLUMNS, LISTS, TagCensus, TaggedTable
-from flatout.data.problem import Problem
 from flatout.data.tables.roles import Roles, find_roles
 from flatout.data.tables.splits import SPLITS, Splitting
 from flatout.data.tables.table import Table, changed, fingerprints_of, require_columns, require_unchanged
-from flatout.data.text import TextDataConfig, splitting_of
+from flatout.data.text import TextDataConfig
 
 TOPIC = "topic"
 """The column of the built-in headlines that knows what a row is about."""
 
 
-@dataclass(kw_only=True)
 class TextSource:
     """The tables of some texts, and which of their columns hold what."""
 
-    tables: Mapping[str, Table]
-    roles: Roles
-    splitting: Splitting
-    problem: Problem
-    escapes: Escapes = Escapes.keep
-    label_delimiter: str | None = None
-    is_sample: bool = False
-    """Whether it is a built-in sample, which knows the clean topic of each row."""
-    names_columns: bool = True
-    """Whether settings name the columns of texts and labels."""
-
-    def __post_init__(self) -> None:
-        self.columns = self.roles
+    def __init__(
+        self, config: TextDataConfig, tables: Mapping[str, Table], roles: Roles, group: str | None = None
+    ) -> None:
+        """`group`: the column whose equal values stay in one split."""
+        self.config, self.tables, self.roles = config, tables, roles
+        self.splitting = Splitting(config.split_by, group, *config.taken_shares(tables), config.split_seed)
+        self.columns = roles
         """The columns as they are given."""
-        self.fingerprints = fingerprints_of(self.tables)
+        self.fingerprints = fingerprints_of(tables)
 
     @property
     def name(self) -> str:
@@ -75,13 +67,13 @@ class TextSource:
             raise changed(table.name)
 
     def _columns_read_again(self) -> list[str]:
-        return [*self.roles.columns, *([TOPIC] if self.is_sample and self.roles.label else [])]
+        return [*self.roles.columns, *([TOPIC] if self.config.is_sample and self.roles.label else [])]
 
     def _text_block(self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]) -> TextBlock:
-        source = self.tables[name].name
-        texts, _ = read_texts(block, self.roles, rows, Findings(source), escapes=self.escapes)
+        source, config = self.tables[name].name, self.config
+        texts, _ = read_texts(block, self.roles, rows, Findings(source), escapes=config.clean.escapes)
         labels = normalise_labels(
-            labels_of(block, self.roles), rows, problem=self.problem, delimiter=self.label_delimiter, source=source
+            labels_of(block, self.roles), rows, problem=config.problem, delimiter=config.label_delimiter, source=source
         )
         return TextBlock(pc.fill_null(texts, ""), labels, rows, block)
 
@@ -91,13 +83,13 @@ class TextSource:
         for table in self.tables.values():
             by_how.setdefault(table.how(), []).append(table.name)
         remarks = [Remark(Level.note, ", ".join(names), how) for how, names in by_how.items() if how]
-        if not self.names_columns:
+        if self.config.text is None or (self.config.label is None and self.roles.label):
             others = [name for name in self.tables["train"].columns if name not in self.roles.columns]
             more = f" (left alone: {', '.join(others[:8])}{', …' if len(others) > 8 else ''})" if others else ""
             labels = f", labels from {self.roles.label}" if self.roles.label else ""
             what = f"texts from {' and '.join(self.roles.texts)}{labels}{more}"
             remarks.append(Remark(Level.note, "columns", what))
-        return [] if self.is_sample else remarks
+        return [] if self.config.is_sample else remarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +112,7 @@ class TagSource(TextSource):
             require_columns(table, {"data.text": given.texts[0], "data.label": given.label})
         self.census = TagCensus(first.name)
         self.tagged = {split: TaggedTable(table, given, split, self.census) for split, table in tables.items()}
-        super().__init__(
-            tables=self.tagged,
-            roles=Roles(COLUMNS[:1], COLUMNS[1]),
-            splitting=splitting_of(config, tables, None),
-            problem=config.problem,
-            is_sample=config.is_sample,
-        )
+        super().__init__(config, self.tagged, Roles(COLUMNS[:1], COLUMNS[1]))
         self.columns = given
 
     def tag_remarks(self, of_splits: Mapping[str, Findings]) -> list[Remark]:
@@ -147,7 +133,7 @@ class TagSource(TextSource):
 
     def remarks(self) -> list[Remark]:
         how = self.tables["train"].how() or "lists of words and tags"
-        return [] if self.is_sample else [Remark(Level.note, self.name, how)]
+        return [] if self.config.is_sample else [Remark(Level.note, self.name, how)]
 
     def _columns_read_again(self) -> list[str]:
         return list(LISTS)

@@ -109,7 +109,7 @@ def _texts(config: TextDataConfig) -> dict[str, pa.Table]:
     hint = "Leave it out: the usual programs have one class a row."
     require(is_single, "data.problem", f"{config.problem} has no usual program", allowed="single", hint=hint)
     source = open_source(config)
-    surveyed = TextSurvey(source, config.clean, config.max_classes).run(lambda _: None)
+    surveyed = TextSurvey(source).run(lambda _: None)
     parts: dict[str, list[pa.RecordBatch]] = {}
     for split, block in source.texts_and_labels(surveyed.fates, lambda _: None):
         columns = {"text": pc.cast(block.texts, _CELL), "label": pc.cast(block.labels, _CELL)}

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from flatout.data.checks.characters import Characters, read_characters
-from flatout.data.checks.cleaning import Alike, CleanBlock, CleaningConfig, RowRule, clean_block
+from flatout.data.checks.cleaning import Alike, CleanBlock, RowRule, clean_block
 from flatout.data.checks.findings import KINDS, Findings, Level, Remark, counted
 from flatout.data.checks.labels import LabelCensus, normalise_labels
 from flatout.data.checks.lengths import Lengths
@@ -124,13 +124,16 @@ _BOTH = ((0, 1), (0, 2), (1, 2))
 class TextSurvey:
     """One pass over all tables of a source, and what follows from it."""
 
-    def __init__(self, source: TextSource, cleaning: CleaningConfig, max_classes: int | None) -> None:
-        self.tables, self.roles, self.problem = source.tables, source.roles, source.problem
-        self.splitting, self.label_delimiter, self.cleaning = source.splitting, source.label_delimiter, cleaning
+    def __init__(self, source: TextSource) -> None:
+        config = source.config
+        self.tables, self.roles, self.splitting = source.tables, source.roles, source.splitting
+        self.problem, self.label_delimiter, self.cleaning = config.problem, config.label_delimiter, config.clean
         self.fates: dict[str, NDArray[np.int8]] = {}
         """For each table, each row's split (0, 1, 2), or -1 for a row that is dropped."""
         self.findings = {name: Findings(table.name, locate=table.locate) for name, table in self.tables.items()}
-        self.census = LabelCensus(self.problem, merge=cleaning.labels is Alike.merge, max_classes=max_classes)
+        self.census = LabelCensus(
+            config.problem, merge=config.clean.labels is Alike.merge, max_classes=config.max_classes
+        )
         self.words = {name: Lengths() for name in self.tables}
         """Words a row, by table."""
         self.samples: dict[str, list[CleanBlock]] = {name: [] for name in self.tables}
