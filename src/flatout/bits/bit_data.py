@@ -48,13 +48,8 @@ class BitData(StoreData[BitsDataConfig, BitInfo]):
         return BitsPreparation(self.config).open()
 
 
-class BitsPreparation:
-    """From a BitsDataConfig to a store, a stage a method."""
-
-    def __init__(self, config: BitsDataConfig) -> None:
-        self.config = config
-        self.source = RecordSource(config)
-        self.tables, self.bits, self.columns = self.source.tables, self.source.bits, self.source.columns
+class BitsPreparation(RecordSource):
+    """From the tables of some records to a store, a stage a method."""
 
     def open(self) -> BitInfo:
         """The store, built where it is missing."""
@@ -71,7 +66,7 @@ class BitsPreparation:
             "kind": "bits",
             "source": fingerprints_of(self.tables),
             "read": asdict(config.read),
-            "column": {"text": self.columns, "bits": self.bits, "uid": config.uid if self.source.has_uid else None},
+            "column": {"text": self.columns, "bits": self.bits, "uid": config.uid if self.has_uid else None},
             "form": config.form.value,
             "encoding": None if self.bits else config.encoding.without_secret(),
             "vocabulary": config.vocabulary,
@@ -106,7 +101,7 @@ class BitsPreparation:
         labels = label_index()
         counts: dict[int, int] = {}
         encode = self._reader() if self._holds_sets() else None
-        for split, record in self.source.records(progress.task("reading"), with_bits=encode is not None):
+        for split, record in self.records(progress.task("reading"), with_bits=encode is not None):
             survey.num_records += len(record.rows)
             if split != "train":
                 continue
@@ -139,7 +134,7 @@ class BitsPreparation:
         """Whether encodings are sets of numbers, read off the first records where no setting says so."""
         if self.bits is None:
             return self.config.encoding.kind is EncodingKind.twostep
-        self._reader()(self.source.first())
+        self._reader()(self.first())
         return self._column.is_set
 
     def _num_bits(self) -> int:
@@ -161,7 +156,7 @@ class BitsPreparation:
         writers = {split: writer.split(split, columns) for split in self.config.split_names(self.tables)}
         totals = {split: _Totals() for split in writers}
         encode = self._reader()
-        for split, record in self.source.records(progress.task("writing")):
+        for split, record in self.records(progress.task("writing")):
             raw = record.raw
             encoding = encode(record)
             encoded = known_numbers(encoding, survey.numbers) if isinstance(encoding, tuple) else encoding
