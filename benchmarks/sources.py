@@ -16,10 +16,11 @@ import pyarrow.csv as pa_csv
 import xxhash
 
 from benchmarks.claim import Claim, Options, at_most, bounded, in_turn, measured_apart, peak_memory_gb, reaching
+from flatout.data.checks.survey import TextSurvey
 from flatout.data.checkup import check
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.text import TextDataConfig
-from flatout.data.text_preparation import open_source, survey
+from flatout.data.text_preparation import open_source
 from flatout.engine.limits import keep_freed_memory
 
 _COLUMNS = ["text", "label"]
@@ -82,7 +83,7 @@ def checking(rows: int, options: Options) -> Claim:
 
     def rate() -> float:
         started = time.perf_counter()
-        survey(config, source, lambda done: None)
+        TextSurvey(source).run(lambda done: None)
         return rows / (time.perf_counter() - started)
 
     note = "gaps, repeats, conflicts, leaks, classes, lengths, odd characters, splits"
@@ -124,5 +125,5 @@ def split_apart() -> None:
 
 def split_digest(config: TextDataConfig) -> str:
     """A checksum of the split of every row."""
-    surveyed = survey(config, open_source(config), lambda done: None)
+    surveyed = TextSurvey(open_source(config)).run(lambda done: None)
     return xxhash.xxh3_64_hexdigest(surveyed.fates["train"].tobytes())
