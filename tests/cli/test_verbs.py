@@ -213,7 +213,7 @@ MISTAKES = [
     ),
     (
         ["bench", "spin"],
-        "no bench 'spin' (spine, shortcuts, sources, headlines, bits, sequences, bert, gpu, tune, scale, doctor,"
+        "no bench 'spin' (spine, shortcuts, sources, headlines, bits, sequences, bert, reuse, gpu, tune, scale, doctor,"
         " protections, quality). Did you mean 'spine'?",
     ),
     (["bench", "spine", "--only", "waiting"], "--only: bench spine cannot leave rows out"),
@@ -314,6 +314,7 @@ def test_benches_are_listed(capsys):
         "headlines",
         "bits",
         "bert",
+        "reuse",
         "gpu",
         "scale",
         "protections",
