@@ -20,6 +20,7 @@ from transformers import BertConfig, BertForSequenceClassification
 import flatout
 from flatout.callbacks import HardwareMonitor, StepTimer, Throughput, Verdict
 from flatout.callbacks.fetch_times import FetchTimes
+from flatout.engine import FastLoop
 from flatout.perf.verdict import anywhere, experiments, own_tries
 from flatout.perf.verdict.anywhere import in_python
 from tests.callbacks.plain import Rows, Small
@@ -52,6 +53,7 @@ def long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short runs are long enough to race, in few rounds, whatever else this machine does."""
     monkeypatch.setattr(own_tries, "SHARE", 1000.0)
     monkeypatch.setattr(own_tries, "starved", lambda evidence: None)
+    monkeypatch.setattr(own_tries, "FREE_BYTES", 0)
     for name, value in {"_ROWS_AROUND": 16, "_CALM_S": 0.05, "MOST_ROUNDS": 5, "_FED_S": 0.02}.items():
         monkeypatch.setattr(experiments, name, value)
 
@@ -146,6 +148,17 @@ def test_small_batches_are_raced_in_larger_ones_and_the_fix_is_words_of_python(t
     ]
     words = json.dumps([verdict.verdict["fix"], *(each["fix"] for each in verdict.verdict["others"])])
     assert "++trainer" not in words
+
+
+def test_the_fast_loop_trains_beside_it(tmp_path, long_enough):
+    weights = []
+    for callbacks in ([], [Verdict(seconds=1, log=Notes())]):
+        L.seed_everything(3, verbose=False)
+        module = Noisy()
+        trainer_of(tmp_path, FastLoop(), *callbacks).fit(module, DataLoader(Drawing(), 2))
+        weights.append(list(module.state_dict().values()))
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=0)
+    assert callbacks[0].evidence.tried and callbacks[0].evidence.ms["backward"] > 0
 
 
 def test_the_races_end_in_time(tmp_path, long_enough, monkeypatch):

@@ -34,6 +34,8 @@ from flatout.run_log import PrintLog, RunLog
 
 _EARLY = 40
 """Optimizer steps after which the first verdict comes."""
+_LOOK_S = 2.0
+"""A look at the machine takes some 2 ms of the processor: each second it would be the most that the verdict costs."""
 _IN_PYTHON: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"~callbacks\.(\w+)": r"leaving \1 out of Trainer(callbacks=…)",
     r"\++trainer\.(\w+)=(\S+)": r"Trainer(\1=\2)",
@@ -79,7 +81,7 @@ class Verdict(RunCurves):
             # A step timer or a monitor that is here already counts for both.
             timer = next((each for each in others if type(each) is StepTimer), StepTimer())
             monitor = next((each for each in others if type(each) is HardwareMonitor), None)
-            super().__init__([], timer=timer, monitor=monitor or HardwareMonitor(say=self._log.say))
+            super().__init__([], timer=timer, monitor=monitor or HardwareMonitor(every_s=_LOOK_S, say=self._log.say))
             self.parts = tuple(each for each in (self.throughput, self.timer, self.monitor) if each not in others)
             self.is_judging, self._fetches = True, FetchTimes()
             super().setup(trainer, pl_module, stage)

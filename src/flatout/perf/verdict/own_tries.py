@@ -67,9 +67,8 @@ def _race(trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: 
     if evidence.share("wait") >= WAITS and try_feeds(task, was, _other_loaders, evidence, until):
         return
     here = replace(was, feed=feed.opened(num_workers=0))  # what workers make is waited for, whatever computes
-    try_models(
-        task, [here, *other_arithmetic(here, evidence), *_larger_batches(here, evidence, until)], evidence, until
-    )
+    others = [*_larger_batches(here, evidence, until), *other_arithmetic(here, evidence)]
+    try_models(task, [here, *others], evidence, until)
 
 
 def _other_precision(precision: Precision, device: torch.device) -> str:
