@@ -217,6 +217,7 @@ MISTAKES = [
         " protections, quality). Did you mean 'spine'?",
     ),
     (["bench", "spine", "--only", "waiting"], "--only: bench spine cannot leave rows out"),
+    (["bench", "spine", "--plain"], "--plain: bench spine has no rows in plain Trainers"),
     (["bench", "doctor", "--rounds", "0"], "--rounds: 0 rounds"),
     (["bench", "quality"], "bench quality: needs published data sets."),
     (["cache", "clear", "nope"], "cache clear: no store 'nope'"),

@@ -47,6 +47,8 @@ def run(arguments: argparse.Namespace) -> None:
         require(arguments.rounds > 0, "--rounds", f"{arguments.rounds} rounds", allowed="1 or more")
     if arguments.only is not None and arguments.name != "doctor":
         raise UserError("--only", f"bench {arguments.name} cannot leave rows out", allowed="doctor")
+    if arguments.plain and arguments.name != "doctor":
+        raise UserError("--plain", f"bench {arguments.name} has no rows in plain Trainers", allowed="doctor")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore")
     claims = []

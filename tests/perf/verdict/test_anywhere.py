@@ -310,7 +310,8 @@ def test_a_trainer_that_somebody_else_built_gets_all_four_once(tmp_path):
 
 
 def test_it_can_be_sent_to_another_process():
-    assert pickle.loads(pickle.dumps(FetchTimes())).ms is None
+    sent = pickle.loads(pickle.dumps(Verdict(seconds=3)))
+    assert sent.seconds == 3 and sent.verdict is None and pickle.loads(pickle.dumps(FetchTimes())).ms is None
 
 
 @pytest.mark.parametrize(
