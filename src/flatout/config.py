@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import lightning as L
@@ -22,8 +23,8 @@ from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.text import TextDataConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.precision import Precision
-from flatout.errors import LARGEST_SEED, check_settings, did_you_mean, require, setting
-from flatout.models import MODELS
+from flatout.errors import LARGEST_SEED, check_settings, did_you_mean, require, setting, settings_of
+from flatout.models import MODELS, model_class
 from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
 from flatout.tasks.classification import ClassificationConfig
 from flatout.tasks.masked_language import MaskedLanguageConfig
@@ -130,6 +131,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        self.optim, self.monitor = settings_of(OptimConfig, self.optim), settings_of(MonitorConfig, self.monitor)
+        self.checkpoint = settings_of(CheckpointConfig, self.checkpoint)
         self.compile = None if self.compile == "auto" else self.compile
         require(self.compile in (None, True, False), "compile", f"{self.compile}", allowed="auto, true, false")
         if isinstance(self.tune, str):
@@ -138,6 +141,8 @@ class RunConfig:
         is_ours = not (self.tune.enabled and isinstance(self.model, nn.Module))
         require(is_ours, "tune", "the processes that measure cannot build a model of your own", hint=hint)
         self.data = TextDataConfig() if self.data is None else self.data
+        self.name, self.output = str(self.name), str(self.output)
+        self._require_kinds()
         if not self.has_own_parts:
             self._complete_parts()
         is_plain = bool(_PLAIN_NAME.fullmatch(self.name))
@@ -161,6 +166,19 @@ class RunConfig:
                 hint="Set trainer.strategy=ddp.",
             )
             require(not self.tune.enabled, "tune", "measures no modules of your own", hint="Set tune=off.")
+
+    def _require_kinds(self) -> None:
+        """Refuse what a Python user may pass in the place of something else."""
+        if isinstance(self.model, str):
+            self.model = model_class(self.model, "model")()
+        kinds = {"data": L.LightningDataModule, "model": nn.Module, "task": L.LightningModule}
+        for name, kind in kinds.items():
+            part, what = getattr(self, name), f"{type(getattr(self, name)).__name__} is no {kind.__name__}"
+            is_part = self.has_own_parts or part is None or is_dataclass(part) or isinstance(part, kind)
+            require(is_part, name, what, allowed="one of your own, or settings of flatout")
+        for name in ("trainer", "callbacks"):
+            what = f"{getattr(self, name)!r} is no mapping"
+            require(isinstance(getattr(self, name), Mapping), name, what, hint=f"Write fit({name}={{…: …}}).")
 
     @property
     def has_own_parts(self) -> bool:

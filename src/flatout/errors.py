@@ -18,15 +18,18 @@ import os
 import re
 import shutil
 import time
+import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
 EXIT_CODE = 2
 LARGEST_SEED = 2**63 - 1
 Choice = TypeVar("Choice", bound=StrEnum)
+Settings = TypeVar("Settings")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -177,7 +180,27 @@ def check_settings(config: Any, prefix: str = "") -> None:
             range_of_one = f"{about.range}{', or null' if may_be_null else ''}"
             allowed = range_of_one if isinstance(value, Mapping) else about.allowed or range_of_one
             for place, shown, number in _numbers(where, value):
-                require(about.holds(number), place, f"{shown}", allowed=allowed, hint=about.hint)
+                is_number = isinstance(number, Real)
+                words = f"{shown}" if is_number else f"{shown!r} is no number"
+                require(is_number and about.holds(number), place, words, allowed=allowed, hint=about.hint)
+
+
+def settings_of(kind: type[Settings], given: Any) -> Settings:
+    """A Config from itself, or from a mapping of plain values, those of its groups included; None: its defaults."""
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        require(
+            isinstance(given, kind),
+            kind.__name__,
+            f"{given!r} does not belong here",
+            allowed="it, or a mapping of its settings",
+        )
+        return given
+    hints = typing.get_type_hints(kind)
+    for name in given:
+        require(name in hints, f"{kind.__name__}.{name}", "no such setting", hint=did_you_mean(name, hints))
+    groups = {name: value for name, value in given.items() if isinstance(value, Mapping) and is_dataclass(hints[name])}
+    return kind(**{**given, **{name: settings_of(hints[name], value) for name, value in groups.items()}})
 
 
 def _numbers(where: str, value: Any) -> list[tuple[str, Any, float]]:

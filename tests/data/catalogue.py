@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 from flatout.data.checks.findings import Level
 from flatout.data.checkup import check
 from flatout.data.text import TextDataConfig
-from flatout.errors import UserError
-from flatout.inference.run_predictor import built
+from flatout.errors import UserError, settings_of
 
 WORDS = "amber birch cedar delta ember fjord grove heath islet jetty knoll lagoon".split()
 
@@ -56,7 +55,7 @@ class Case:
     is_error: bool = True
 
     def config(self, folder: Path) -> TextDataConfig:
-        return built(TextDataConfig, {**self.files(folder), "cache": str(folder / "cache")})
+        return settings_of(TextDataConfig, {**self.files(folder), "cache": str(folder / "cache")})
 
 
 CASES: list[Case] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import subprocess
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from flatout import CheckpointConfig, RunConfig, UserError
 from flatout.checkpoints.folder import read_weights
 from flatout.perf.verdict import experiments, own_tries
 from flatout.report.summary import read_summary
+from flatout.run.launch import RunJob
 from tests.composed import run_train
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own_parts.md").read_text(encoding="utf-8")
@@ -59,6 +62,19 @@ class OfTexts(MyModule):
 
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.training_step(batch, batch_idx), batch_size=batch.num_real)
+
+
+class Clipped(OfTexts):
+    longest = 0.0
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        norms = [weight.grad.norm() for weight in self.parameters() if weight.grad is not None]
+        self.longest = max(self.longest, float(torch.stack(norms).norm()))
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.log("val_longest", self.longest, batch_size=batch.num_real)
 """
 QUICK = ["trainer.max_epochs=2", "precision=fp32", "monitor.progress=false", "trainer.accelerator=cpu", "logger=none"]
 
@@ -127,6 +143,25 @@ def test_accumulation_and_clipping_are_the_trainer_s(package, monkeypatch):
     assert (training["steps"], training["rows_per_step"]) == (20, 40)
 
 
+def test_clipping_and_accumulation_may_be_set_as_for_any_other_run(package, monkeypatch):
+    words = [*shlex.split(COMMANDS[1])[3:], *QUICK, "data.sample.rows=320", "data.sample.eval_rows=60"]
+    words = [word.replace("OfTexts", "Clipped") for word in words]
+    more = ["data.batch_size=32", "data.accumulate=2", "optim.clip=0.001"]
+    assert run_train([*words, *more, f"output={package}/runs"], monkeypatch) == 0
+    assert (summary_of(package)["training"]["steps"], summary_of(package)["training"]["rows_per_step"]) == (10, 64)
+    assert summary_of(package)["metrics"]["val/longest"] == pytest.approx(0.001, rel=1e-3)
+
+
+def test_a_job_of_one_s_own_module_knows_its_metric_and_its_mode(package):
+    mypkg = importlib.import_module("mypkg")
+    parts = {"task": mypkg.MyModule(), "data": mypkg.MyData()}
+    job = RunJob(RunConfig(**parts, checkpoint=CheckpointConfig(metric="val_accuracy")))
+    assert (job.metric, job.mode, job.metrics) == ("accuracy", "max", ["val_accuracy"])
+    assert (RunJob(RunConfig(**parts)).metric, RunJob(RunConfig(**parts)).mode) == ("loss", "min")
+    with pytest.raises(UserError, match="task: Unsendable cannot be sent to other processes"):
+        RunJob(RunConfig(**parts | {"task": mypkg.Unsendable()}))
+
+
 def test_a_module_of_one_s_own_trains_on_data_of_flatout(package, monkeypatch):
     words = [*shlex.split(COMMANDS[1])[3:], *QUICK, "data.sample.rows=300", "data.sample.eval_rows=60"]
     assert run_train([*words, f"output={package}/runs"], monkeypatch) == 0
@@ -190,6 +225,14 @@ MISTAKES = {
     "parts that cannot be sent": (
         [*own("Unsendable"), "trainer.devices=2"],
         "task: Unsendable cannot be sent to other processes",
+    ),
+    "clipping set twice": (
+        [*own(), "optim.clip=1", "+trainer.gradient_clip_val=1"],
+        "optim.clip: is set, and trainer.gradient_clip_val too. Leave one of them out.",
+    ),
+    "clipping in manual optimisation": (
+        [*own("Manual"), "optim.clip=1"],
+        "optim.clip: Manual uses manual optimisation: it clips and accumulates by itself. Leave it out.",
     ),
     "a metric that is not logged": (
         [*own(), "checkpoint.metric=val_f1"],

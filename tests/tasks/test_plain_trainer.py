@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import pyarrow as pa
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ from flatout import (
     MonitorConfig,
     OptimConfig,
     PeopleConfig,
+    Predictor,
     TaggedTweetsConfig,
     TextCNNConfig,
     TransformerConfig,
@@ -139,6 +141,78 @@ def test_predictions_name_their_rows(tmp_path):
     shares = torch.cat([each["probabilities"] for each in answers])
     assert sorted(rows.tolist()) == list(range(60))
     torch.testing.assert_close(shares.sum(-1), torch.ones(60))
+
+
+class Means(torch.nn.Module):
+    """Somebody's own network: the mean of the words' vectors, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer = torch.nn.Embedding(2000, 8), torch.nn.Linear(8, 4)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        rows = self.words(batch.tokens.long()).split(batch.lengths.tolist())
+        return self.layer(torch.stack([row.mean(0) for row in rows]))
+
+
+@pytest.mark.parametrize("checks", [0, 2])
+def test_a_network_of_one_s_own_learns_what_its_outputs_mean_from_the_data(tmp_path, checks):
+    data, _ = parts("text")
+    task = Classifier(Means(), optim=OptimConfig(lr=0.1))
+    trainer = quiet_trainer(tmp_path, max_epochs=4, num_sanity_val_steps=checks)
+    trainer.fit(task, datamodule=data)
+    assert task.results["accuracy"] > 0.4 and len(task.labels.classes) == 4
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.parametrize("weights_only", [None, True])
+def test_a_task_is_loaded_from_lightning_s_checkpoint(tmp_path, is_own, weights_only):
+    data, task = parts("text")
+    settings: Any = {"config": {"label_smoothing": 0.1}, "optim": {"lr": 0.02, "warmup": 0.2}}
+    task = Classifier(Means() if is_own else task.model_config, **settings)
+    trainer = quiet_trainer(tmp_path, max_epochs=2)
+    trainer.fit(task, datamodule=data)
+    trainer.save_checkpoint(tmp_path / "kept.ckpt")
+    given = {"model": Means()} if is_own else {}
+    again = Classifier.load_from_checkpoint(tmp_path / "kept.ckpt", weights_only=weights_only, **given)
+    if not is_own:
+        assert again.config == task.config and again.optim.lr == 0.02 and again.model_config == task.model_config
+    found = [quiet_trainer(tmp_path).test(each, datamodule=parts("text")[0], verbose=False) for each in (task, again)]
+    assert found[0] == found[1]
+    again.train()
+    torch.testing.assert_close(again.state_dict(), task.state_dict(), atol=0, rtol=0)
+
+
+def test_texts_without_labels_are_predicted_by_a_plain_trainer(tmp_path):
+    rows = [f"{word} of today {number},{topic}" for number in range(60) for word, topic in (("goal", 0), ("soup", 1))]
+    (tmp_path / "news.csv").write_text("\n".join(["title,topic", *rows]), encoding="utf-8")
+    (tmp_path / "new.csv").write_text('title\ngoal of today 3\n""\na soup\ngoal', encoding="utf-8")
+    given = {"source": str(tmp_path / "news.csv"), "text": "title", "label": "topic", "batch_size": 16}
+    task = Classifier(BiLSTMConfig(hidden=8, embedding=8), optim=OptimConfig(lr=0.05))
+    trainer = quiet_trainer(tmp_path, max_epochs=3)
+    trainer.fit(task, datamodule=TextData(**given))
+    for new in (str(tmp_path / "new.csv"), {"title": ["goal of today 3", None, "a soup", "goal"]}):
+        (answers,) = trainer.predict(task, datamodule=TextData(**given, predict=new))
+        shares = answers["probabilities"][answers["rows"].argsort()]
+        assert (shares[[0, 3], 0] > 0.5).all() and shares[2, 1] > 0.5 and len(shares) == 4
+    predictor = Predictor.of(task)
+    labels = [each.label for each in predictor.predict(["goal", "soup"])]
+    assert labels == ["0", "1"] and predictor.predict([]) == []
+    for table in ({"title": ["goal", "soup"]}, pa.table({"title": ["goal", "soup"]}).to_pandas()):
+        assert [each.label for each in predictor.predict(table)] == labels
+    for wrong, words in PREDICTED_WRONGLY:
+        with pytest.raises(UserError, match=words):
+            predictor.predict(wrong)
+    with pytest.raises(UserError, match=r"TextData.predict: no column 'title' in"):
+        trainer.predict(task, datamodule=TextData(**given, predict={"text": ["goal"]}))
+
+
+PREDICTED_WRONGLY: list[Any] = [
+    ({"text": ["goal"]}, "predict: no column 'title'"),
+    ([None], r"predict: row 0 is None \(a text, or a pair of texts\)"),
+    (["goal", 3], "predict: row 1 is 3"),
+    (None, "predict: None is neither a row nor a list of rows"),
+]
 
 
 def test_a_task_without_data_and_without_a_network_says_what_it_lacks(tmp_path):

@@ -130,7 +130,7 @@ class GramPredictor(RunPredictor):
 
     def predict(self, rows: Sequence[Any]) -> list[GramPrediction]:
         """What the model reads off each encoding: texts of bits (0 and 1, hex, base64), bytes, or sets of numbers."""
-        given = [rows] if isinstance(rows, str | bytes) else list(rows)
+        given = self.rows_in_memory(rows, [self.bits_column])
         return self.read(self.outputs(self.encodings(pa.array(given), np.arange(len(given)), "rows"))) if given else []
 
     def encodings(

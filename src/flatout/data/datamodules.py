@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.checks.findings import Remark
+from flatout.data.batches.feed import Feed
+from flatout.data.checks.cleaning import read_texts
+from flatout.data.checks.findings import Findings, Remark
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.checks.tags import Entities, TagCensus, as_bio, find_entities
 from flatout.data.info import NO_TAG, Labels, TagInfo, TagLabels, TextInfo
@@ -16,7 +21,10 @@ from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.survey import SequencePreparation
 from flatout.data.sequences.views import open_views
+from flatout.data.store.store import Ragged, StoreSplit
 from flatout.data.store_data import StoreData
+from flatout.data.tables import sources
+from flatout.data.tables.table import require_columns
 from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import TextPreparation, open_source, open_tables
 from flatout.data.text_source import TagSource, TextBlock
@@ -35,8 +43,9 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
 
     settings = TextDataConfig
 
-    def __init__(self, *, seed: int = 0, log: RunLog | None = None, **settings: Any) -> None:
-        """All other keywords are fields of TextDataConfig."""
+    def __init__(self, *, seed: int = 0, log: RunLog | None = None, predict: Any = None, **settings: Any) -> None:
+        """`predict`: a table of texts for `trainer.predict`, without labels; other keywords are of TextDataConfig."""
+        self.predict = predict
         if settings.get("problem") in (Problem.none, Problem.none.value):
             settings.setdefault("vocabulary", VocabularyConfig(kind=VocabularyKind.wordpiece))
         super().__init__(seed=seed, log=log, **settings)
@@ -66,6 +75,22 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
             escapes=self.config.clean.escapes,
             label_delimiter=self.config.label_delimiter,
         )
+
+    def predict_dataloader(self) -> Feed:
+        """The texts of `predict` as the training rows were read, else the test rows; `batch.rows` numbers them."""
+        if self.predict is None:
+            return super().predict_dataloader()
+        info, where = self.info, "TextData.predict"
+        table = sources.open_source(self.predict, where=where, reading=self.config.read)
+        require_columns(table, dict.fromkeys([where], info.roles.texts[0]))
+        read = partial(read_texts, roles=info.roles, findings=Findings(table.name), escapes=info.escapes)
+        blocks = [read(block, rows=rows)[0] for rows, block in table.numbered(list(info.roles.texts))]
+        texts = pc.fill_null(pa.chunked_array(blocks, pa.large_string()).combine_chunks(), "")
+        encoded = info.vocabulary.encode(texts, max_length=info.max_length)
+        starts = np.append(0, np.cumsum(encoded.lengths, dtype=np.int64))
+        split = StoreSplit("predict", len(texts), {"tokens": Ragged(encoded.tokens, starts, encoded.lengths)})
+        place = self._current_placement()
+        return Feed(split, self._plan(split.name, place), device=place.device)
 
 
 class TagData(StoreData[TextDataConfig, TagInfo]):

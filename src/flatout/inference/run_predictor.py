@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import queue
-import typing
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar
@@ -37,7 +36,7 @@ from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, read_encoder
 from flatout.engine.precision import Precision
-from flatout.errors import UserError, require
+from flatout.errors import UserError, require, settings_of
 from flatout.inference.export import export_encoder
 from flatout.models import kind_of, model_class
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
@@ -126,7 +125,7 @@ class ModelFolder:
         described = self.settings()["model"]
         without = {"vectors": None, "freeze_vectors": False, "pretrained": None}
         values = {name: without.get(name, value) for name, value in described["config"].items()}
-        return built(model_class(described["kind"], f"{self.path}: {SETTINGS}"), values)
+        return settings_of(model_class(described["kind"], f"{self.path}: {SETTINGS}"), values)
 
     def network(self, **sizes: Any) -> nn.Module:
         """The network with its weights; `sizes`: what its Config builds it for."""
@@ -173,13 +172,6 @@ class ModelFolder:
 
     def write_json(self, name: str, value: Any) -> None:
         (self.path / name).write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
-
-
-def built(kind: type, values: dict[str, Any]) -> Any:
-    """Settings of a class from plain values; a mapping becomes a group of settings."""
-    hints = typing.get_type_hints(kind)
-    nested = {name: value for name, value in values.items() if isinstance(value, dict) and is_dataclass(hints[name])}
-    return kind(**{**values, **{name: built(hints[name], value) for name, value in nested.items()}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,6 +309,20 @@ class RunPredictor(ABC):
         split = StoreSplit("rows", count, {"tokens": tokens})
         plan = PlanSettings(rows_per_batch=rows_per_batch, layout=Layout.of(self.model), shuffle=False)
         return iter(Feed(split, plan, device=self.device))
+
+    @staticmethod
+    def rows_in_memory(given: Any, columns: Sequence[str]) -> list[Any]:
+        """Rows in their order: one, those of a list, or those of a table, which has the columns of training."""
+        if isinstance(given, str | bytes):
+            return [given]
+        is_list = hasattr(given, "__iter__")
+        require(is_list, "predict", f"{given!r} is neither a row nor a list of rows", hint="Pass a list, or a table.")
+        if not (isinstance(given, Mapping) or hasattr(given, "columns")):
+            return list(given)
+        for name in columns:
+            require(name in given, "predict", f"no column {name!r}", hint="Pass a list, or a table as in training.")
+        found = [pa.array(given[name]).to_pylist() for name in columns]
+        return found[0] if len(found) == 1 else list(zip(*found, strict=True))
 
     @staticmethod
     def blocks(table: Table, columns: Sequence[str] = ()) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:

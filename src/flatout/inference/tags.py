@@ -17,7 +17,7 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, require_columns
 from flatout.data.tokens.subwords import Subwords
 from flatout.engine.precision import Precision, answering
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.tasks.tagging import EntityScores, Tagger
@@ -110,7 +110,10 @@ class TagPredictor(RunPredictor):
 
     def predict(self, rows: Sequence[str | Sequence[str]] | str) -> list[TagPrediction]:
         """Tags and entities of each row: a list of words, or a text that is parted at its blanks."""
-        given = [rows] if isinstance(rows, str) else list(rows)
+        given = self.rows_in_memory(rows, self.roles.texts)
+        for number, row in enumerate(given):
+            is_words = isinstance(row, str) or (row is not None and all(isinstance(word, str) for word in row))
+            require(is_words, "predict", f"row {number} is {row!r}", allowed="a text, or a list of words")
         words = [row.split() if isinstance(row, str) else list(row) for row in given]
         return self.read(words, self.tags(pa.array(words, pa.list_(pa.large_string())))) if words else []
 

@@ -123,11 +123,8 @@ class Predictor(RunPredictor):
 
     def predict(self, texts: Sequence[str | tuple[str, str]] | str) -> list[Prediction]:
         """What the model says of each text, or of each pair of texts, in their order."""
-        given = [texts] if isinstance(texts, str) else list(texts)
-        rows = [text if isinstance(text, str) else PAIR.join(text) for text in given]
-        if not rows:
-            return []
-        return self.read(self.outputs(pa.array(rows, pa.string())))
+        rows = texts_in_memory(texts, self.roles)
+        return self.read(self.outputs(pa.array(rows, pa.string()))) if rows else []
 
     @torch.inference_mode()
     def outputs(self, texts: pa.Array, rows_per_batch: int = 512) -> Tensor:
@@ -214,6 +211,16 @@ def require_text_columns(table: Table, texts: Sequence[str], **others: str) -> N
     """Check that the columns of the texts are there, and `others` by the options that name them."""
     named = {"--text" if number == 0 else f"--text[{number}]": name for number, name in enumerate(texts)}
     require_columns(table, {**named, **{f"--{option}": name for option, name in others.items()}})
+
+
+def texts_in_memory(given: Any, roles: Roles) -> list[str]:
+    """Texts in their order; each row is a text, or a pair of texts."""
+    rows = RunPredictor.rows_in_memory(given, roles.texts)
+    for number, row in enumerate(rows):
+        parts = row if isinstance(row, list | tuple) and row else [row]
+        is_text = all(isinstance(part, str) for part in parts)
+        require(is_text, "predict", f"row {number} is {row!r}", allowed="a text, or a pair of texts")
+    return [row if isinstance(row, str) else PAIR.join(row) for row in rows]
 
 
 def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dict[str, pa.Array]:
@@ -308,7 +315,7 @@ class MaskedWordPredictor(RunPredictor):
     @torch.inference_mode()
     def predict(self, texts: Sequence[str] | str, most: int = 5) -> list[list[list[Filling]]]:
         """For each text and each of its mask tokens the likeliest words, the likeliest first."""
-        given = [texts] if isinstance(texts, str) else list(texts)
+        given = texts_in_memory(texts, self.roles)
         found: list[list[list[Filling]]] = []
         self.model.eval()
         with answering(self.precision, self.device):

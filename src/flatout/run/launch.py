@@ -31,9 +31,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from flatout.bits.data import BitsDataConfig
 from flatout.checkpoints.kept import CHECKPOINTS, find_checkpoint
+from flatout.checkpoints.settings import best_mode
 from flatout.config import RunConfig
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.store_data import StoreData
+from flatout.data.tables.sources import is_rows
 from flatout.data.text import TextDataConfig
 from flatout.distributed.processes import end_with_parent, interrupt_once, redirect_output, warm_start
 from flatout.distributed.ranks import Ranks, cores_here, why_no_gpu
@@ -43,9 +45,11 @@ from flatout.errors import EXIT_CODE, RunBroke, UserError, require, write_for_la
 from flatout.report.summary import mark_broken
 from flatout.run.closing import Result, answers_of, finished_result
 from flatout.run.kinds import kind_of
+from flatout.run.own_parts import mode_of, plain_name
 from flatout.run.resume import find_run, unfinished_before
 from flatout.run.run import run
 from flatout.run.run_folder import OVERRIDES, claim_folder, folder_of_runs, name_folder
+from flatout.tasks.metrics import BEST_MODE, require_metric
 from flatout.tasks.task import Task
 
 _SHUTDOWN_S = 20
@@ -107,7 +111,7 @@ def require_picklable(config: RunConfig) -> None:
             ForkingPickler.dumps(part)
         except Exception as error:  # pickling runs methods of all its attributes, which may raise anything
             what = f"{type(part).__name__} cannot be sent to other processes: {error}"
-            hint = "Start the command with torchrun: each process then builds its parts."
+            hint = "Make it picklable, or start one run with torchrun: each process then builds its parts."
             raise UserError(where, what, hint=hint) from None
 
 
@@ -298,7 +302,7 @@ _BEGINNINGS = (EXIT_CODE, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -sig
 
 
 def fit(
-    data: TextDataConfig | BitsDataConfig | SequenceDataConfig | StoreData[Any, Any] | None = None,
+    data: TextDataConfig | BitsDataConfig | SequenceDataConfig | StoreData[Any, Any] | str | Path | Any = None,
     model: Any = None,
     *,
     epochs: int | None = None,
@@ -308,14 +312,16 @@ def fit(
 ) -> Result:
     """Train a model on a table. `settings` are fields of RunConfig; `max_epochs` is short for `trainer.max_epochs`.
 
-    `data` is a DataModule or its Config; `model` a task, the Config of a network, or a network. `epochs` is another
-    name for `max_epochs`.
+    `data` is a DataModule or its Config, or a table of texts in a file or in memory; `model` a task, the Config of a
+    network, or a network. `epochs` is another name for `max_epochs`.
     """
     require(epochs is None or max_epochs is None, "fit", "epochs and max_epochs", hint="Leave one of them out.")
     epochs = epochs if max_epochs is None else max_epochs
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         what = "is called while another process reads this script"
         raise UserError("fit", what, hint="Put it below: if __name__ == '__main__':")
+    if isinstance(data, str | Path | list) or is_rows(data):
+        data = TextDataConfig(source=data)
     if isinstance(data, StoreData):
         settings.setdefault("seed", data.seed)
         data = data.config
@@ -339,14 +345,31 @@ class RunJob:
 
     config: RunConfig
 
+    def __post_init__(self) -> None:
+        if self.config.has_own_parts:
+            require_picklable(self.config)
+
     @property
     def metric(self) -> str:
         """The validation metric that the settings name, else the usual one; known before there is any data."""
-        return self.config.checkpoint.metric or kind_of(self.config.data).usual_metric(self.config.data)
+        named = self.config.checkpoint.metric
+        if self.config.has_own_parts:
+            return plain_name(named or "loss", "val")
+        return named or kind_of(self.config.data).usual_metric(self.config.data)
+
+    @property
+    def mode(self) -> str:
+        """Whether its metric is better when higher (`max`) or lower (`min`)."""
+        if self.config.has_own_parts:
+            return mode_of(self.metric)
+        require_metric(self.metric, [*BEST_MODE, "loss"], "checkpoint.metric")
+        return best_mode(self.metric)
 
     @property
     def metrics(self) -> list[str]:
         """The metrics to choose from; some depend on the data, as those of two classes do."""
+        if self.config.has_own_parts:  # whatever the module logs
+            return [self.config.checkpoint.metric or "loss"]
         return kind_of(self.config.data).metrics(self.config.data)
 
     @property

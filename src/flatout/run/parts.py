@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -30,7 +31,9 @@ def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> Any:
     """The DataModule, its store opened, which the first rank builds where it is missing; the user's own as it is."""
     if config.has_own_parts:
         is_own = isinstance(config.data, L.LightningDataModule)
-        data = config.data if is_own else kind_of(config.data).data.of(config.data, seed=config.seed)
+        # The Trainer is given `data.accumulate`: in its DataModule it would be asked for twice.
+        ours = None if is_own else replace(config.data, accumulate=1)
+        data = config.data if is_own else kind_of(config.data).data.of(ours, seed=config.seed)
         folder.summary.set("data", {"source": type(data).__name__})
         return data
     data = kind_of(config.data).data.of(config.data, seed=config.seed, log=folder)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import lightning as L
 import torch
 
 from flatout.checkpoints.settings import best_mode
@@ -24,7 +25,7 @@ from flatout.engine.limits import keep_freed_memory, let_segments_grow
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, PrecisionChoice, choose_precision, fast_fp32_products
 from flatout.engine.run_length import batches_in_epoch, planned_steps, whole_steps
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 from flatout.models.contract import Recommended
 from flatout.report.summary import plain
 from flatout.run.own_parts import mode_of, plain_name
@@ -102,7 +103,7 @@ def _resolve_own(
     monitor = config.checkpoint.metric
     return Settings(
         values=plain(config),
-        trainer=config.trainer,
+        trainer=trainer_of_own(config, ranks),
         precision=resolve_precision(config.precision, device, ranks, folder, before),
         optim=config.optim,
         clip=None,
@@ -112,6 +113,25 @@ def _resolve_own(
         monitor=monitor,
         mode=mode_of(monitor or ""),
     )
+
+
+def trainer_of_own(config: RunConfig, ranks: Ranks) -> dict[str, Any]:
+    """The Trainer's arguments for the user's own module, with what `optim.clip` and `data.accumulate` say."""
+    batches = 1 if isinstance(config.data, L.LightningDataModule) else config.data.batches(ranks.world)[1]
+    asked = {
+        "gradient_clip_val": config.optim.clip or None,
+        "accumulate_grad_batches": batches if batches > 1 else None,
+    }
+    trainer = config.trainer | {name: value for name, value in asked.items() if value}
+    for name in asked.keys() & trainer.keys():
+        where = {"gradient_clip_val": "optim.clip", "accumulate_grad_batches": "data.accumulate"}[name]
+        is_once = not asked[name] or name not in config.trainer
+        require(is_once, where, f"is set, and trainer.{name} too", hint="Leave one of them out.")
+        what = f"{type(config.task).__name__} uses manual optimisation: it clips and accumulates by itself"
+        require(
+            config.task.automatic_optimization, where if asked[name] else f"trainer.{name}", what, hint="Leave it out."
+        )
+    return trainer
 
 
 def clip_of(config: RunConfig) -> float:

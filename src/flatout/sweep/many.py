@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,6 @@ from pathlib import Path
 from filelock import Timeout
 from rich.console import Console
 
-from flatout.checkpoints.settings import best_mode
 from flatout.data.store.lock import acquire, file_lock
 from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.errors import RunBroke, UserError, as_seconds, require
@@ -25,7 +24,6 @@ from flatout.files import write_atomically
 from flatout.report.summary import read_summary
 from flatout.sweep.trial import Board, Ending, Status, Trial
 from flatout.sweep.trials import endings, slots
-from flatout.tasks.metrics import BEST_MODE, require_metric
 
 WORDS, LOCK = "multirun.json", ".lock"
 
@@ -75,8 +73,8 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def _run_all(trials: list[Trial], parallel: int, limit: str | None) -> list[Ending]:
-    metric = metric_of(trials)
-    mode = best_mode(metric)
+    job = trials[0].job  # the first one's metric, where they differ
+    metric, mode = job.metric, job.mode
     _require_own_folders(trials)
     shares, limit_s = slots(parallel), as_seconds(limit, "launcher.limit")
     found = _finished(trials, metric)
@@ -145,13 +143,6 @@ def _require_own_folders(trials: list[Trial]) -> None:
         hint = "Put the trial's number into it: 'hydra.sweep.subdir=${hydra.job.num}'."
         require(trial.folder not in seen, "hydra.sweep.subdir", f"{trial.folder} twice", hint=hint)
         seen.add(trial.folder)
-
-
-def metric_of(trials: Iterable[Trial]) -> str:
-    """The metric that trials are compared by; the first one's, where they differ."""
-    metric = next(iter(trials)).job.metric
-    require_metric(metric, [*BEST_MODE, "loss"], "checkpoint.metric")
-    return metric
 
 
 @contextmanager

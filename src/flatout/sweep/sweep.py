@@ -21,13 +21,12 @@ import yaml
 from optuna.trial import FrozenTrial
 from rich.console import Console
 
-from flatout.checkpoints.settings import best_mode
 from flatout.errors import RunBroke, UserError, as_seconds, require
 from flatout.files import write_atomically
 from flatout.report.dashboard import write_hyperparameters
 from flatout.report.summary import json_safe
 from flatout.report.sweep_page import SweepReport, TrialRow, mean_with_spread, write_sweep
-from flatout.sweep.many import metric_of, to_go_on
+from flatout.sweep.many import to_go_on
 from flatout.sweep.searched import Searched, forget, held
 from flatout.sweep.settings import Pruner, Sampler
 from flatout.sweep.study import Choice, Interval, Part, Study, grid, words
@@ -45,12 +44,12 @@ def sweep(searched: Searched) -> None:
     started = time.monotonic()
     settings, folder = searched.settings, searched.folder
     first = _checked(searched)
-    shares, metric = slots(searched.launcher.parallel), metric_of([first])
+    shares, metric = slots(searched.launcher.parallel), first.job.metric
     with held(searched):
         study = Study(
             folder,
             searched.space,
-            mode=best_mode(metric),
+            mode=first.job.mode,
             trials=settings.trials,
             sampler=Sampler(settings.sampler),
             pruner=Pruner(settings.pruner),

@@ -8,8 +8,10 @@ Lightning divides by. Subclasses say what the loss and the metrics are.
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import lightning as L
@@ -23,7 +25,7 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.distributed.collectives import of_all_ranks, sum_over_ranks
 from flatout.engine import lightning_internals as internals
 from flatout.engine.optimizer import OptimConfig, StepSchedule, WeightAverage
-from flatout.errors import UserError
+from flatout.errors import UserError, settings_of
 from flatout.models.contract import Network, contract
 from flatout.run_log import RunLog
 from flatout.tasks.metrics import Counted
@@ -69,12 +71,16 @@ class Task(L.LightningModule):
         `labels`: what the outputs of a network mean; without them the trainer's datamodule describes its own.
         """
         super().__init__()
+        if isinstance(model, Mapping):  # of a checkpoint
+            from flatout.models import model_class  # all models: only a checkpoint needs them here
+
+            model = settings_of(model_class(model["kind"], "model"), model["config"])
         is_built = isinstance(model, nn.Module)
         self.model: nn.Module = model if is_built else nn.Identity()
         self.model_config = None if is_built else model
         self.is_built = is_built
-        self.config = self.settings() if config is None else config
-        self.optim, self.total_steps = optim or OptimConfig(), total_steps
+        self.config = settings_of(self.settings, config)
+        self.optim, self.total_steps = settings_of(OptimConfig, optim), total_steps
         self.results: dict[str, float] = {}
         """Metrics of the last validation or test, by plain name."""
         self.counted: Counted | None = None
@@ -82,6 +88,8 @@ class Task(L.LightningModule):
         self.average: WeightAverage | None = None
         """A running mean of the weights, during training, if `optim.ema` asks for one."""
         self._kept_average: dict[str, Tensor] = {}
+        self._kept_weights: dict[str, Any] = {}
+        """Those of a checkpoint that was loaded before any data described the network."""
         self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
         self._rows_judged = 0
         self._asked: tuple[nn.Module | None, Network | None] = (None, None)
@@ -168,8 +176,10 @@ class Task(L.LightningModule):
     # What Lightning calls.
 
     def configure_model(self) -> None:
+        if self._trainer is None:  # in `load_from_checkpoint`
+            return
         with torch.device("cpu"):  # Lightning would have new tensors on a GPU; it moves the network afterwards
-            if not self.is_built or (self.needs_info and self.info is None):
+            if not self.is_built or (self.info is None and (self.needs_info or not hasattr(self, "labels"))):
                 self.build(_info_of(self))
             data: Any = getattr(self.trainer, "datamodule", None)
             if not self.is_prepared and self.trainer.state.fn == "fit" and hasattr(data, "feeds"):
@@ -186,7 +196,16 @@ class Task(L.LightningModule):
         if not self.is_built:
             self.model = self.build_model(self.model_config, info)
             self.is_built = True
+            if self._kept_weights:
+                self.load_state_dict(self._kept_weights)
+                self._kept_weights = {}
         return self.model
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As of any module; weights of a network that is not built yet wait for it."""
+        if not self.is_built:
+            self._kept_weights, state_dict, strict = dict(state_dict), {}, False
+        return super().load_state_dict(state_dict, strict, assign)
 
     def prepare(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
         """Call `prepare_training` once, before weights are restored from a checkpoint."""
@@ -275,6 +294,13 @@ class Task(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.average is not None:
             checkpoint[AVERAGE] = self.average.state_dict()
+        from flatout.models import MODELS, kind_of
+
+        settings: dict[str, Any] = {"config": asdict(self.config), "optim": asdict(self.optim)}
+        if self.model_config is not None and type(self.model_config) in MODELS.values():
+            settings["model"] = {"kind": kind_of(self.model_config), "config": asdict(self.model_config)}
+        # For `load_from_checkpoint`, as plain values: torch opens no others with `weights_only`.
+        checkpoint.setdefault(self.CHECKPOINT_HYPER_PARAMS_KEY, json.loads(json.dumps(settings)))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Before the optimizer and the mean of the weights are there."""

@@ -142,7 +142,7 @@ def _many(given: list[Any], where: str, reading: ReadingConfig) -> Table:
 
 def _splits_of(source: Any, where: str, reading: ReadingConfig) -> dict[str, Table]:
     """The tables of everything a source holds."""
-    if isinstance(source, Mapping) and source and all(map(_is_rows, source.values())):
+    if isinstance(source, Mapping) and source and all(map(is_rows, source.values())):
         named: dict[str | None, Any] = {}
         for name, rows in source.items():
             if (split := _split_of(str(name))) in named and split is not None:
@@ -175,7 +175,7 @@ def _by_split(named: Mapping[str | None, Any], where: str, opened: Callable[[Any
     return {split: opened(given) for split, given in named.items() if split is not None}
 
 
-def _is_rows(value: Any) -> bool:
+def is_rows(value: Any) -> bool:
     """Whether this is a table of its own rather than a column."""
     is_pandas = hasattr(value, "iloc") and hasattr(value, "columns")
     return is_pandas or is_dataset(value) or isinstance(value, Mapping | pa.Table)

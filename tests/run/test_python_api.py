@@ -1,0 +1,54 @@
+"""What `fit` and `RunConfig` take from Python: a table by its name, settings as mappings; else one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flatout import BiLSTMConfig, OptimConfig, TextDataConfig, UserError, fit
+from flatout.config import RunConfig
+from flatout.data import TextData
+from flatout.tasks import Classifier
+
+
+def test_settings_may_be_mappings_and_a_model_a_name():
+    given: Any = {"optim": {"lr": 0.01}, "checkpoint": {"patience": 3}, "monitor": {"profile": {"active": 2}}}
+    config = RunConfig(model="bilstm", **given)
+    assert config.optim == OptimConfig(lr=0.01) and config.checkpoint.patience == 3
+    assert config.monitor.profile.active == 2 and config.model == BiLSTMConfig()
+
+
+def test_a_table_by_its_name_is_trained_on(tmp_path):
+    rows = [f"{word} {number},{label}" for number in range(60) for word, label in (("goal", "a"), ("soup", "b"))]
+    (tmp_path / "news.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    quiet: Any = {"tune": "off", "logger": "none", "output": tmp_path, "trainer": {"accelerator": "cpu"}}
+    result = fit(str(tmp_path / "news.csv"), BiLSTMConfig(hidden=4, embedding=4), max_epochs=1, **quiet)
+    assert result.summary["training"]["steps"] == 1 and result.summary["data"]["rows"]["train"] > 60
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"optim": {"lrr": 1}}, "OptimConfig.lrr: no such setting. Did you mean 'lr'?"),
+        ({"optim": "adamw"}, "OptimConfig: 'adamw' does not belong here"),
+        ({"optim": {"lr": "x"}}, "optim.lr: 'x' is no number (above 0, or null)"),
+        ({"data": 3}, "data: int is no LightningDataModule (one of your own, or settings of flatout)"),
+        ({"data": Classifier(BiLSTMConfig())}, "data: Classifier is no LightningDataModule"),
+        ({"model": {"hidden": 3}}, "model: dict is no Module"),
+        ({"model": "lstm"}, "no model 'lstm'"),
+        ({"task": "x"}, "task: str is no LightningModule"),
+        ({"trainer": "cpu"}, "trainer: 'cpu' is no mapping. Write fit(trainer={…: …})."),
+        ({"callbacks": [3]}, "callbacks: [3] is no mapping"),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence(given, words):
+    with pytest.raises(UserError) as raised:
+        fit(**given)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("make", [TextData, TextDataConfig])
+def test_a_number_as_a_text_is_refused(make):
+    with pytest.raises(UserError, match=r"data.batch_size: '32' is no number \(1 or more\)"):
+        make(batch_size="32")
