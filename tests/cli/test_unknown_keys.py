@@ -15,7 +15,7 @@ TRAIN = {
     "trainer.val_check_interval=3": "are added with a plus sign: +trainer.val_check_interval=VALUE.",
     "trainer.precision=bf16": "trainer.precision: has a setting of its own. Set precision instead.",
     "model.hiden=3": "Did you mean 'model.hidden'? python -m flatout settings model lists all.",
-    "+model.hiden=3": "model.hiden: no such key (embedding, hidden, layers,",
+    "+model.hiden=3": "model.hiden: no such key (embedding, vectors, freeze_vectors, hidden, layers,",
     "++data.zzz=3": "data.zzz: no such key. python -m flatout settings data lists all.",
     "~model.hiden": "model.hiden: no such key",
     "data=cells data.noise.voltage=1": "data.noise.voltage: no such key. Keys of data.noise are added with a plus "
