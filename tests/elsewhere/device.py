@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from torch import Tensor
+from torch import Tensor, library
 from torch._decomp.decompositions import gru_impl, lstm_impl
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -130,7 +130,7 @@ def add_device() -> torch.device:
     backend._is_in_bad_fork, backend.manual_seed_all = lambda: False, lambda seed: None
     backend.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     _setup_privateuseone_for_python_backend(NAME, backend_module=backend)
-    made = torch.library.Library("aten", "IMPL", "PrivateUse1")
+    made = library.Library("aten", "IMPL", "PrivateUse1")
     made.impl("empty.memory_format", lambda size, **named: There(torch.empty(size, dtype=named.get("dtype"))))
     made.impl(
         "empty_strided",
@@ -139,14 +139,14 @@ def add_device() -> torch.device:
     for name in ("arange", "arange.start", "arange.start_step"):
         made.impl(name, lambda *edges, dtype=None, **named: There(torch.arange(*edges, dtype=dtype)))
     made.impl("_copy_from", _copy_list)
-    others = torch.library.Library("_", "IMPL")
-    others.fallback(torch.library.fallthrough_kernel, _AUTOCAST)
-    rules = torch.library.Library("aten", "IMPL", _AUTOCAST)
+    others = library.Library("_", "IMPL")
+    others.fallback(library.fallthrough_kernel, _AUTOCAST)
+    rules = library.Library("aten", "IMPL", _AUTOCAST)
     for names, kind in ((_IN_SIXTEEN_BITS, None), (_IN_FP32, torch.float32)):
         for name in names:
             operator, _, overload = name.partition(".")
             rules.impl(name, _cast_to(kind, getattr(getattr(torch.ops.aten, operator), overload or "default")))
-    plain = torch.library.Library("aten", "IMPL", "AutogradPrivateUse1")
+    plain = library.Library("aten", "IMPL", "AutogradPrivateUse1")
     for name, cell in (("lstm.input", _with_shapes(lstm_impl)), ("gru.input", _with_shapes(gru_impl))):
         plain.impl(name, cell)
         rules.impl(name, _cast_to(torch.float16, cell, only=torch.float16))

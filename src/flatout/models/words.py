@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,7 +27,7 @@ from flatout.models.contract import Product, between, through
 
 
 @dataclass(kw_only=True, slots=True)
-class WordsConfig:
+class WordsConfig(ABC):
     """What models on words have in common that are trained from scratch."""
 
     embedding: int = setting(128, "Numbers a word.", least=1)
@@ -40,9 +41,9 @@ class WordsConfig:
         has_vectors = self.vectors is not None or not self.freeze_vectors
         require(has_vectors, "model.freeze_vectors", "is set without model.vectors", hint="Set model.vectors=FILE.")
 
+    @abstractmethod
     def make(self, num_outputs: int, vocabulary_size: int, padding_id: int) -> Any:
         """The network of such a Config, with random vectors."""
-        raise NotImplementedError
 
     def build(
         self, *, num_outputs: int, vocabulary_size: int, padding_id: int = 0, vocabulary: dict[str, int] | None = None
