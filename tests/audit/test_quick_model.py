@@ -1,0 +1,55 @@
+"""The quick model: probabilities for other texts, for every kind of label that texts can have."""
+
+import numpy as np
+import pytest
+
+from flatout.audit.quick_model import QuickModel
+from flatout.data.problem import Problem
+from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
+
+
+def rows(num_rows: int, split: str = "train"):
+    """Built-in headlines, and the numbers of their topics."""
+    config = HeadlinesConfig(rows=num_rows, eval_rows=num_rows, noise=0.0)
+    block = next(HeadlinesTable(config, split).blocks(["text", "label"]))
+    names, targets = np.unique(block["label"].to_pylist(), return_inverse=True)
+    return block["text"].to_pylist(), targets, len(names)
+
+
+def test_it_learns_the_built_in_headlines_and_gives_the_same_answers_each_time():
+    texts, targets, num_classes = rows(1_500)
+    others, truths, _ = rows(300, "test")
+    found = QuickModel(Problem.single, num_classes).fit(texts, targets).predict(others)
+    assert (found.argmax(axis=1) == truths).mean() > 0.8
+    assert found.sum(axis=1) == pytest.approx(np.ones(300))
+    assert (QuickModel(Problem.single, num_classes).fit(texts, targets).predict(others) == found).all()
+
+
+def test_two_classes_have_one_model_and_two_columns():
+    texts = ["soup oven", "recipe oven", "goal match", "striker match"]
+    found = QuickModel(Problem.single, 2).fit(texts, np.array([0, 0, 1, 1])).predict(["soup recipe", "goal", ""])
+    assert found.shape == (3, 2) and found.sum(axis=1) == pytest.approx(np.ones(3))
+    assert found[0, 0] > 0.5 > found[1, 0]
+
+
+def test_a_class_without_rows_is_all_but_impossible():
+    model = QuickModel(Problem.single, 4).fit(["soup", "goal", "goal match"], np.array([0, 2, 2]))
+    found = model.predict(["soup", "goal"])
+    assert found.argmax(axis=1).tolist() == [0, 2] and found[:, [1, 3]].max() < 0.01
+
+
+def test_one_class_alone_is_certain():
+    assert QuickModel(Problem.single, 2).fit(["a", "b"], np.array([1, 1])).predict(["c"])[0, 1] > 0.99
+
+
+def test_several_labels_have_a_probability_each():
+    texts = ["soup goal", "soup", "goal", "weather"] * 3
+    targets = np.array([[1, 1], [1, 0], [0, 1], [0, 0]] * 3)
+    found = QuickModel(Problem.multi, 2).fit(texts, targets).predict(["soup goal", "rain"])
+    assert found[0].min() > 0.5 > found[1].max()
+
+
+def test_numbers_are_predicted_by_a_ridge_regression():
+    texts = [f"{'good ' * n}film".strip() + f" {n}" for n in range(12)]
+    found = QuickModel(Problem.regression).fit(texts, np.arange(12) * 10.0).predict(["film", "good good good film"])
+    assert found[0] < found[1] and found.shape == (2,)
