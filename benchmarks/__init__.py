@@ -7,6 +7,7 @@ BENCHES = {
     "headlines": "a BiLSTM's epochs against the usual loop, at the same accuracy",
     "bits": "bit strings: preparing, training, memory, scores, rebuilt texts (--data for published people)",
     "sequences": "recordings: epochs against the usual loop, memory of windows, errors on real data (--data)",
+    "loaders": "windows: batches a second, memory and training against the loaders of pytorch-forecasting and darts",
     "bert": "encoders: flat equals padded in every family; tokens a second and MFU against transformers' Trainer",
     "reuse": "frozen layers computed once: epochs, a sweep, memory, the Trainer; scores of cuts (--data, --pretrained)",
     "gpu": "a card: kernels, steps that never wait, whole runs in three precisions, speed, ranks on two cards",

@@ -42,6 +42,7 @@ FIRST_ROWS = {
         "protections above a step, bit strings",
     ],
     "sequences": ["training epoch against the usual loop", "training epoch against a tuned loop"],
+    "loaders": ["windows a second, against a Dataset of rows", "memory of a loader, against a Dataset of rows"],
     "bert": ["albert, flat: largest difference of a logit", "albert, flat: largest difference of a gradient"],
     "reuse": [
         "an epoch that reads 4 of 6 layers, against full fine-tuning",
@@ -53,7 +54,7 @@ FIRST_ROWS = {
     "doctor": ["8 batches of 4 a step", "a callback that waits"],
     "quality": ["tweeteval_emotion, test macro_f1", "tweeteval_irony, test f1"],
 }
-IN_SECONDS = ["spine", "shortcuts", "sources", "headlines", "bits", "sequences", "protections", "gpu"]
+IN_SECONDS = ["spine", "shortcuts", "sources", "headlines", "bits", "sequences", "loaders", "protections", "gpu"]
 """Those whose smallest sizes take seconds; of the others even one row starts many runs."""
 
 

@@ -18,6 +18,7 @@ LEAST = {
     "own_data": (600, 0.5),
     "bit_strings": (300, 0.2),
     "sequences": (2, 0.0),
+    "windows": (2000, 0.0),
 }
 """The size that an example runs with here, and what its result is at least."""
 

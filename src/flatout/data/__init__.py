@@ -13,6 +13,7 @@ _PLACES = {
     "TextDataConfig": "flatout.data.text",
     "TextInfo": "flatout.data.info",
     "TagInfo": "flatout.data.info",
+    "windows": "flatout.data.sequences.window_loader",
 }
 __all__ = sorted(_PLACES)
 __getattr__ = importer(__name__, _PLACES)

@@ -1,0 +1,223 @@
+"""`windows`: a DataLoader of windows of a table, in the layout that a plain LSTM or a model of darts takes.
+
+Of a `TimeSeriesDataSet` it makes the batches of pytorch-forecasting. Memory is the table's numbers once, 8 bytes a
+window, and 4 a window for the order of an epoch. Shapes: B windows, L rows of lookback, H of horizon, C columns.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from flatout.data.checks.findings import counted
+from flatout.data.sequences.columns import RecordingRules
+from flatout.data.sequences.forecasting_windows import ForecastingWindows, is_forecasting
+from flatout.data.sequences.recordings import ReadingNotes, Recording, read_recordings
+from flatout.data.sequences.settings import Missing
+from flatout.data.sequences.views import Cut, Places, Segments
+from flatout.data.sequences.window_batches import SeededOrder, WindowBatches, first_of, gather_runs, take_whole
+from flatout.data.tables.formats.in_memory import table_of
+from flatout.data.tables.table import require_columns
+from flatout.errors import UserError, as_choice, did_you_mean, require
+
+Floats32 = NDArray[np.float32]
+Names = str | list[str] | tuple[str, ...] | None
+Roles = dict[str, list[str]]
+"""Columns by what they are for: target, features, known, static."""
+
+
+def windows(
+    source: Any,
+    *,
+    lookback: int = 0,
+    horizon: int = 1,
+    target: Names = None,
+    group: Names = None,
+    time: str | None = None,
+    features: Names = None,
+    known: Names = None,
+    static: Names = None,
+    stride: int = 1,
+    missing: str = "refuse",
+    max_gap: float | None = None,
+    layout: str = "pairs",
+    batch_size: int = 64,
+    shuffle: bool = True,
+    seed: int = 0,
+    drop_last: bool = False,
+    num_workers: int = 0,
+    pin_memory: bool = False,
+) -> DataLoader[Any]:
+    """A DataLoader of windows: `lookback` rows of a group, and the `horizon` rows behind them.
+
+    `source` is a pandas, polars or pyarrow table, or a mapping of arrays; columns hold numbers. `features` are read in
+    the lookback, `known` columns in the horizon too; `static` ones have one value a group. `layout="pairs"` yields
+    `(x, y)`: x is `[B, L, C]` of target, features and known, y `[B, H, targets]`; with `known` or `static`, x is a
+    mapping of `past`, `known`, `static`. `layout="darts"` yields what the models of darts take.
+
+    A `source` may also be a `TimeSeriesDataSet` of pytorch-forecasting, or several, which are read in turn. It has
+    said already what its windows are: of the other settings those from `batch_size` on count.
+    """
+    require(batch_size > 0, "batch_size", f"{batch_size}", allowed="1 or more")
+    if is_forecasting(source) or isinstance(source, Iterator | list | tuple):
+        has_said = not (lookback or target or group or time or features or known or static)
+        hint = "Leave out lookback and columns."
+        require(has_said, "windows", "a TimeSeriesDataSet says itself what its windows are", hint=hint)
+        found: WindowBatches = ForecastingWindows([source] if is_forecasting(source) else source)
+    else:
+        for name, value in (("lookback", lookback), ("horizon", horizon), ("stride", stride)):
+            require(value > 0, name, f"{value}", allowed="1 or more")
+        hint = did_you_mean(layout, LAYOUTS)
+        require(layout in LAYOUTS, "layout", repr(layout), allowed=", ".join(LAYOUTS), hint=hint)
+        named = {"target": target, "features": features, "known": known, "static": static}
+        roles = {role: _listed(columns) for role, columns in named.items()}
+        rules = RecordingRules(
+            columns=[column for columns in roles.values() for column in columns],
+            time=time,
+            group=_listed(group),
+            label=None,
+            step=None,
+            max_gap=max_gap,
+            missing=as_choice(Missing, missing, "missing"),
+        )
+        cut = Cut(lookback=lookback, horizon=horizon, stride=stride)
+        found = LAYOUTS[layout](_recordings(source, roles, rules), roles, cut)
+    order = SeededOrder(found, seed) if shuffle else None
+    settings: dict[str, Any] = {"drop_last": drop_last, "num_workers": num_workers, "pin_memory": pin_memory}
+    return DataLoader(found, batch_size, sampler=order, collate_fn=take_whole, **settings)
+
+
+class TableWindows(WindowBatches):
+    """Windows of a table's rows, group after group, as pairs of lookback and horizon."""
+
+    def __init__(self, recordings: Iterator[Recording], roles: Roles, cut: Cut) -> None:
+        ends = np.cumsum([len(roles[role]) for role in ("target", "features", "known")])
+        blocks, statics, lengths = [], [], {}
+        for each in recordings:
+            blocks.append(each.values[:, : ends[-1]].astype(np.float32))
+            statics.append(_only_row(each, roles["static"], ends[-1]))
+            lengths[each.name] = len(each.rows)
+        _require_long_enough(lengths, cut)
+        end = np.cumsum(list(lengths.values()))
+        self.begin = np.append(0, end[:-1])
+        self.start = cut.rows(Segments(self.begin, self.begin, end, np.arange(len(end)))).start
+        self.lookback, self.horizon, self.static = cut.lookback or 0, cut.horizon, np.stack(statics)
+        values = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+        target, features, known = np.split(values, ends[:2], axis=1)
+        self.columns = {"input": values, "target": target, "features": features, "known": known}
+
+    def batch(self, numbers: Places) -> Any:
+        start = self.start[numbers]
+        past, target = self.past("input", start), self.future("target", start)
+        known, static = self.future("known", start), self.of_group(start)
+        return (past if known is static is None else {"past": past, "known": known, "static": static}), target
+
+    def past(self, role: str, start_B: Places) -> Tensor | None:
+        """`[B, L, C]` of the lookback; None where no column has that role."""
+        return self._run(role, start_B, self.lookback)
+
+    def future(self, role: str, start_B: Places) -> Tensor | None:
+        """`[B, H, C]` of the horizon."""
+        return self._run(role, start_B + self.lookback, self.horizon)
+
+    def _run(self, role: str, start_B: Places, length: int) -> Tensor | None:
+        values = self.columns[role]
+        return gather_runs(values, start_B, np.full(len(start_B), length)) if values.shape[1] else None
+
+    def of_group(self, start_B: Places) -> Tensor | None:
+        """`[B, S]`: the static columns of each window's group."""
+        place = np.searchsorted(self.begin, start_B, "right") - 1
+        return torch.from_numpy(self.static[place]) if self.static.shape[1] else None
+
+
+class DartsWindows(TableWindows):
+    """The same windows as darts' own datasets give them, for `fit_from_dataset` and for its modules."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._kinds: list[Any] = [None, None]
+        if importlib.util.find_spec("darts"):
+            theirs = importlib.import_module("darts.utils.data")
+            theirs.TorchTrainingDataset.register(type(self))
+            self._kinds = [getattr(theirs, name, None) for name in ("TorchTrainingSample", "TorchTrainingBatch")]
+
+    def batch(self, numbers: Places) -> Any:
+        return self._made(self._kinds[1], self._fields(numbers))
+
+    def __getitem__(self, number: int) -> Any:
+        fields = first_of(self._fields(np.array([range(len(self))[number]])))
+        return self._made(
+            self._kinds[0], {name: None if part is None else part.numpy() for name, part in fields.items()}
+        )
+
+    def _fields(self, numbers: Places) -> dict[str, Tensor | None]:
+        start = self.start[numbers]
+        static = self.of_group(start)
+        return {
+            "past_target": self.past("target", start),
+            "past_covariates": self.past("features", start),
+            "historic_future_covariates": self.past("known", start),
+            "future_covariates": self.future("known", start),
+            "static_covariates": None if static is None else static[:, None],
+            "sample_weight": None,
+            "future_target": self.future("target", start),
+        }
+
+    @staticmethod
+    def _made(kind: Any, fields: dict[str, Any]) -> Any:
+        """What its release reads: a class, or a tuple before 0.48."""
+        return tuple(fields.values()) if kind is None else kind(**fields)
+
+
+LAYOUTS = {"pairs": TableWindows, "darts": DartsWindows}
+
+
+def _listed(names: Names) -> list[str]:
+    return [names] if isinstance(names, str) else list(names or ())
+
+
+def _recordings(source: Any, roles: Roles, rules: RecordingRules) -> Iterator[Recording]:
+    """The groups of a table, one by one; messages name the settings of `windows`."""
+    require(bool(roles["target"]), "target", "no column is named", hint="Name what is forecast: target=COLUMN.")
+    if isinstance(source, Mapping):  # arrays as they stand: lists of their numbers take ten times the memory
+        source = {name: np.asarray(values) for name, values in source.items()}
+        is_table = all(each.ndim == 1 for each in source.values()) and len({*map(len, source.values())}) == 1
+        source = pa.table(source) if is_table else source
+    table = table_of(source, where="windows")
+    require_columns(table, {f"{role}[{name}]": name for role, names in roles.items() for name in names})
+    try:
+        yield from read_recordings(table, rules, ReadingNotes())
+    except UserError as error:
+        where, hint = (text.replace("data.", "") for text in (error.where, error.hint))
+        raise UserError(where, error.what, allowed=error.allowed, hint=hint) from None
+
+
+def _only_row(recording: Recording, names: list[str], first: int) -> Floats32:
+    """The values of the static columns, from `first` on, which must be the same in all rows."""
+    values = recording.values[:, first:]
+    for place in np.flatnonzero((values != values[:1]).any(axis=0)):
+        what = f"{recording.name} has several values of {names[place]}"
+        raise UserError("static", what, hint="Name it in features or known.")
+    return values[0].astype(np.float32)
+
+
+def _require_long_enough(lengths: dict[str, int], cut: Cut) -> None:
+    """One group at least must hold a window; those that hold none are left out with a warning."""
+    needed = (cut.lookback or 0) + cut.horizon
+    keys = f"lookback={cut.lookback} and horizon={cut.horizon}"
+    longest = max(lengths.values(), default=1)
+    what = f"{needed:,} rows are needed, the longest group has {longest:,}"
+    require(longest >= needed, keys, what, hint="Lower one of them, or pass longer groups.")
+    if short := [name for name, length in lengths.items() if length < needed]:
+        what = f"{counted(len(short), 'group')} shorter than the {needed:,} rows of {keys} left out: "
+        warnings.warn(what + ", ".join(short[:3]) + (", …" if len(short) > 3 else ""), stacklevel=4)
