@@ -8,7 +8,8 @@ from enum import StrEnum
 import pytest
 
 from flatout.callbacks.loggers import LOGGERS
-from flatout.config import COMPONENTS, RunConfig
+from flatout.cli.composing import COMPONENTS
+from flatout.config import RunConfig
 from flatout.errors import LARGEST_SEED, About, UserError, about_settings, check_settings, setting
 
 

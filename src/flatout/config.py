@@ -11,26 +11,16 @@ from typing import Any
 import lightning as L
 from torch import nn
 
-from flatout.bits.data import BitsDataConfig
-from flatout.bits.task import GramsConfig
 from flatout.callbacks.loggers import chosen_loggers
 from flatout.callbacks.profile_steps import ProfileConfig
 from flatout.checkpoints.settings import CheckpointConfig
-from flatout.data.samples.cells import CellsConfig
-from flatout.data.samples.headlines import HeadlinesConfig
-from flatout.data.samples.tweets import TaggedTweetsConfig, TweetsConfig
-from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.text import TextDataConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.precision import Precision
 from flatout.errors import LARGEST_SEED, check_settings, did_you_mean, require, setting, settings_of
-from flatout.models import MODELS, model_class
+from flatout.models import model_class
 from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
-from flatout.tasks.classification import ClassificationConfig
-from flatout.tasks.masked_language import MaskedLanguageConfig
 from flatout.tasks.own_parts import require_own_parts
-from flatout.tasks.sequences import SequenceRegressionConfig
-from flatout.tasks.tagging import TaggingConfig
 
 REPLACED = {
     "precision": "precision",
@@ -227,27 +217,3 @@ class RunConfig:
         what = "does not work with precision=fp16: its scaler needs whole gradients"
         require(self.precision is not Precision.fp16, where, what, hint="Set precision=bf16 or fp32.")
         require(not self.compile, where, "does not work with compile=true in this version", hint=hint)
-
-
-COMPONENTS: dict[str, dict[str, type]] = {
-    "data": {"text": TextDataConfig, "bits": BitsDataConfig, "sequence": SequenceDataConfig},
-    "data.sample": {
-        "headlines": HeadlinesConfig,
-        "tweets": TweetsConfig,
-        "tagged_tweets": TaggedTweetsConfig,
-        "cells": CellsConfig,
-    },
-    "model": dict(MODELS),
-    "task": {
-        "classification": ClassificationConfig,
-        "tagging": TaggingConfig,
-        "grams": GramsConfig,
-        "mlm": MaskedLanguageConfig,
-        "sequence": SequenceRegressionConfig,
-    },
-    "optim": {"adamw": OptimConfig},
-    "checkpoint": {"best": CheckpointConfig},
-    "monitor": {"default": MonitorConfig},
-    "tune": {"default": TuneConfig},
-}
-"""The settings class of each option of each group in `conf/`."""

@@ -7,10 +7,12 @@ from collections import Counter
 import pytest
 
 from flatout import BitsDataConfig, SequenceDataConfig, TextDataConfig, UserError
-from flatout.config import COMPONENTS, RunConfig
+from flatout.cli.composing import COMPONENTS
+from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.sequences.settings import SequenceProblem
 from flatout.run.kinds import BITS, KINDS, MASKED_WORDS, TEXTS, kind_of, kind_of_run
+from tests.composed import CONF
 
 
 def test_each_problem_of_each_data_has_one_kind():
@@ -22,9 +24,12 @@ def test_each_problem_of_each_data_has_one_kind():
     assert kind_of(BitsDataConfig()) is BITS
 
 
-def test_each_task_is_an_option_of_the_command_line():
-    assert {kind.task_option: kind.task.settings for kind in KINDS} == COMPONENTS["task"]
-    assert {kind.settings for kind in KINDS} == set(COMPONENTS["data"].values())
+@pytest.mark.parametrize("group", ["data", "model", "task"])
+def test_each_kind_and_each_model_has_its_option_in_conf(group):
+    schemas = {
+        line.rpartition(": ")[2] for file in (CONF / group).glob("*.yaml") for line in file.read_text().splitlines()
+    }
+    assert set(COMPONENTS[group]) <= schemas
 
 
 def test_a_model_folder_names_one_predictor():

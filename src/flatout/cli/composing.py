@@ -16,11 +16,35 @@ import lightning as L
 import yaml
 
 from flatout.callbacks.loggers import LOGGERS
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.cli.conf_files import conf_folder
 from flatout.cli.words import GROUPS
-from flatout.config import COMPONENTS, OWN_PARTS_MAY_SET, REPLACED, RunConfig
+from flatout.config import OWN_PARTS_MAY_SET, REPLACED, MonitorConfig, RunConfig
+from flatout.data.samples.cells import CellsConfig
+from flatout.data.samples.headlines import HeadlinesConfig
+from flatout.data.samples.tweets import TaggedTweetsConfig, TweetsConfig
+from flatout.engine.optimizer import OptimConfig
 from flatout.errors import RunBroke, UserError, did_you_mean, nearest
+from flatout.models import MODELS
+from flatout.perf.tune.settings import TuneConfig
+from flatout.run.kinds import KINDS
 
+COMPONENTS: dict[str, dict[str, type]] = {
+    "data": {kind.data_option: kind.settings for kind in KINDS},
+    "data.sample": {
+        "headlines": HeadlinesConfig,
+        "tweets": TweetsConfig,
+        "tagged_tweets": TaggedTweetsConfig,
+        "cells": CellsConfig,
+    },
+    "model": MODELS,
+    "task": {kind.task_option: kind.task.settings for kind in KINDS},
+    "optim": {"adamw": OptimConfig},
+    "checkpoint": {"best": CheckpointConfig},
+    "monitor": {"default": MonitorConfig},
+    "tune": {"default": TuneConfig},
+}
+"""The settings class of each option of each group in `conf/`."""
 _MOST_KEYS = 24
 """A longer list of keys is left out of a message."""
 _ALMOST = 0.75

@@ -22,9 +22,10 @@ import lightning as L
 import yaml
 
 from flatout.callbacks.loggers import LOGGERS
+from flatout.cli.composing import COMPONENTS
 from flatout.cli.conf_files import conf_folder
 from flatout.cli.words import in_short
-from flatout.config import COMPONENTS, REPLACED, RunConfig
+from flatout.config import REPLACED, RunConfig
 from flatout.errors import About, UserError, about_settings
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
 

@@ -36,7 +36,8 @@ def register_schemas() -> None:
     from hydra.core.config_store import ConfigStore
 
     from flatout.callbacks.loggers import LOGGERS
-    from flatout.config import COMPONENTS, RunConfig
+    from flatout.cli.composing import COMPONENTS
+    from flatout.config import RunConfig
 
     store = ConfigStore.instance()
     store.store(group="schema", name="run", node=RunConfig)

@@ -1,4 +1,4 @@
-"""The models and the names by which `conf/model/` reaches them."""
+"""The models by the rows that they read, and the names by which `conf/model/` reaches them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ from flatout.models.rnn import RNNConfig
 from flatout.models.textcnn import TextCNNConfig
 from flatout.models.window_mlp import WindowMLPConfig
 
-MODELS: dict[str, type] = {
-    "bilstm": BiLSTMConfig,
-    "textcnn": TextCNNConfig,
-    "bitmlp": BitMLPConfig,
-    "transformer": TransformerConfig,
-    "rnn": RNNConfig,
-    "window_mlp": WindowMLPConfig,
-}
+OF_TEXTS: dict[str, type] = {"bilstm": BiLSTMConfig, "textcnn": TextCNNConfig, "transformer": TransformerConfig}
+OF_BITS: dict[str, type] = {"bitmlp": BitMLPConfig}
+OF_RECORDINGS: dict[str, type] = {"rnn": RNNConfig, "window_mlp": WindowMLPConfig}
+MODELS = OF_TEXTS | OF_BITS | OF_RECORDINGS
 
 
 def model_class(kind: str, where: str) -> Any:

@@ -31,13 +31,11 @@ from flatout.inference.run_predictor import ModelFolder, RunPredictor
 from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
 from flatout.inference.text import MaskedWordPredictor, Predictor
-from flatout.models import MODELS
+from flatout.models import MODELS, OF_BITS, OF_RECORDINGS, OF_TEXTS
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.rnn import RNNConfig
-from flatout.models.textcnn import TextCNNConfig
-from flatout.models.window_mlp import WindowMLPConfig
 from flatout.report.figures import Chart
 from flatout.report.page import draw_answers
 from flatout.run_log import RunLog
@@ -67,6 +65,8 @@ class Kind:
 
     settings: type
     """The Config of its data."""
+    data_option: str
+    """The name of its data in `conf/schema/data`."""
     problems: tuple[str, ...] = ()
     """The values of `data.problem` that choose it; empty: there is no such setting."""
     data: type[StoreData[Any, Any]]
@@ -129,13 +129,14 @@ def _report_exposure(*parts: Any) -> None:
 
 TEXTS = Kind(
     settings=TextDataConfig,
+    data_option="text",
     problems=(Problem.single, Problem.multi, Problem.regression),
     data=TextData,
     task=Classifier,
     predictor=Predictor,
     task_option="classification",
     usual_model=BiLSTMConfig,
-    models=(BiLSTMConfig, TextCNNConfig, TransformerConfig),
+    models=tuple(OF_TEXTS.values()),
     rows="texts",
     model_hint="Set data=bits for bit strings, or model=bilstm task=classification for texts.",
     task_hint="Set data=bits for bit strings, or model=bilstm task=classification for texts.",
@@ -169,12 +170,13 @@ MASKED_WORDS = replace(
 )
 BITS = Kind(
     settings=BitsDataConfig,
+    data_option="bits",
     data=BitData,
     task=GramDecoder,
     predictor=GramPredictor,
     task_option="grams",
     usual_model=BitMLPConfig,
-    models=(BitMLPConfig,),
+    models=tuple(OF_BITS.values()),
     rows="bit strings",
     model_hint="Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams.",
     task_hint="Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams.",
@@ -185,13 +187,14 @@ BITS = Kind(
 )
 RECORDINGS = Kind(
     settings=SequenceDataConfig,
+    data_option="sequence",
     problems=(SequenceProblem.estimate, SequenceProblem.forecast),
     data=SequenceData,
     task=SequenceRegressor,
     predictor=SequencePredictor,
     task_option="sequence",
     usual_model=RNNConfig,
-    models=(RNNConfig, WindowMLPConfig),
+    models=tuple(OF_RECORDINGS.values()),
     rows="sequences",
     model_hint="Set model=rnn or model=window_mlp, or start from +experiment=battery_soc.",
     metrics=_recording_metrics,
