@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from flatout.errors import UserError
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of a disk rather than of a name."""
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
+_TICK_S = 0.02
+"""File systems keep the time of a change in steps of up to ten milliseconds."""
 
 
 def sync_file(path: Path) -> None:
@@ -74,6 +77,12 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def let_time_move(changed_ns: int) -> None:
+    """Wait until a change from now on must show in the times of what was changed then."""
+    if (time.time_ns() - changed_ns) / 1e9 < _TICK_S:  # also when the disk's clock is ahead of ours
+        time.sleep(_TICK_S)
 
 
 def refused_folder(error: OSError, folder: Path) -> UserError:

@@ -24,6 +24,7 @@ from flatout.bits.grams import (
     targets_of,
 )
 from flatout.bits.people import FIELDS, PeopleTable
+from flatout.data.tables.prints import NOTES
 
 SMALL = EncodingConfig(size=64, hashes=3)
 
@@ -256,4 +257,4 @@ def test_nothing_half_written_is_left_by_a_mistake(tmp_path):
     source = table_with(bloomfilter=["0f"] * 39 + ["0g"])
     with pytest.raises(UserError):
         open_store(BitsDataConfig(source=source, cache=str(tmp_path / "stores")))
-    assert not [path for path in (tmp_path / "stores").iterdir() if not path.name.startswith(".lock-")]
+    assert not [path for path in (tmp_path / "stores").iterdir() if not path.name.startswith((".lock-", NOTES))]

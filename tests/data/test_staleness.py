@@ -17,6 +17,7 @@ from tests.stores import open_store
 from flatout.bits.bit_data import BitsPreparation
 from flatout.bits.data import BitsDataConfig
 from flatout.data.info import TextInfo
+from flatout.data.tables.prints import NOTES
 from flatout.data.tables.sources import open_source
 from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig
@@ -123,7 +124,7 @@ def test_records_that_change_while_they_are_read_end_the_build(tmp_path, monkeyp
     monkeypatch.setattr(BitsPreparation, "_survey", then_changed)
     with pytest.raises(UserError, match=r"people.csv changed while it was read"):
         open_store(BitsDataConfig(source=str(path)))
-    assert not [path for path in (tmp_path / "cache").iterdir() if not path.name.startswith(".lock-")]
+    assert not [path for path in (tmp_path / "cache").iterdir() if not path.name.startswith((".lock-", NOTES))]
 
 
 def test_a_file_that_changes_after_it_was_opened_is_read_as_it_is_now(tmp_path):

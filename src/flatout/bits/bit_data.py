@@ -27,8 +27,8 @@ from flatout.data.store.cache import Cache, Recipe
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import SCHEMA, Column, StoreWriter
 from flatout.data.store_data import StoreData
+from flatout.data.tables.prints import fingerprints_of, require_unchanged
 from flatout.data.tables.splits import bytes_of
-from flatout.data.tables.table import fingerprints_of, require_unchanged
 from flatout.errors import UserError
 
 _MORE_RECORDS = "Give more records, or lower data.validation_share and data.test_share."
@@ -64,7 +64,7 @@ class BitsPreparation(RecordSource):
         validation_share, test_share = self.config.taken_shares(self.tables)
         return {
             "kind": "bits",
-            "source": fingerprints_of(self.tables),
+            "source": fingerprints_of(self.tables, Cache(self.config.cache).folder),
             "read": asdict(config.read),
             "column": {"text": self.columns, "bits": self.bits, "uid": config.uid if self.has_uid else None},
             "form": config.form.value,
@@ -79,7 +79,7 @@ class BitsPreparation(RecordSource):
             survey = self._survey(progress)
             writer.expected_rows = survey.num_records
             totals = self._write(writer, survey, progress)
-        require_unchanged(self.tables, fingerprints)
+        require_unchanged(self.tables, fingerprints, Cache(self.config.cache).folder)
         writer.facts |= {
             "classes": list(LABELS),
             "class_counts": survey.label_counts.tolist(),

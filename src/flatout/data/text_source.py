@@ -14,9 +14,11 @@ from flatout.data.checks.cleaning import labels_of, read_texts
 from flatout.data.checks.findings import Findings, Level, Remark, counted
 from flatout.data.checks.labels import normalise_labels
 from flatout.data.checks.tags import COLUMNS, LISTS, TagCensus, TaggedTable
+from flatout.data.store.cache import Cache
+from flatout.data.tables.prints import fingerprints_of, require_unchanged
 from flatout.data.tables.roles import Roles, find_roles
 from flatout.data.tables.splits import SPLITS, Splitting
-from flatout.data.tables.table import Table, changed, fingerprints_of, require_columns, require_unchanged
+from flatout.data.tables.table import Table, changed, require_columns
 from flatout.data.text import TextDataConfig
 
 TOPIC = "topic"
@@ -34,7 +36,7 @@ class TextSource:
         self.splitting = Splitting(config.split_by, group, *config.taken_shares(tables), config.split_seed)
         self.columns = roles
         """The columns as they are given."""
-        self.fingerprints = fingerprints_of(tables)
+        self.fingerprints = fingerprints_of(tables, Cache(config.cache).folder)
 
     @property
     def name(self) -> str:
@@ -60,7 +62,7 @@ class TextSource:
 
     def require_unchanged(self) -> None:
         """What was read three times must have been the same each time."""
-        require_unchanged(self.tables, self.fingerprints)
+        require_unchanged(self.tables, self.fingerprints, Cache(self.config.cache).folder)
 
     def _require_same(self, is_same: bool, table: Table) -> None:
         if not is_same:

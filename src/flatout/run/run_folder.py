@@ -30,6 +30,7 @@ from flatout.run_log import LogFile
 OVERRIDES, SETTINGS, LOG = "overrides.txt", "config.yaml", "log.txt"
 """What was typed, a word a line; all settings; and what was printed, whose file says whose the folder is."""
 SPLIT_ROWS = "splits.parquet"
+_ROWS_AT_ONCE = 1 << 20
 _PATIENCE_S = 30.0
 """How long a run that is just ending may still hold its folder."""
 
@@ -232,6 +233,7 @@ def save_split_rows(store: Store, path: Path) -> None:
         path, schema, column_encoding={"row": "DELTA_BINARY_PACKED"}, use_dictionary=["split"]
     ) as file:
         for name, split in store.splits.items():
-            rows = pa.array(split.fixed("rows") + 1)
-            words = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(rows), np.int8)), pa.array([name]))
-            file.write_table(pa.Table.from_arrays([words, rows], schema=schema))
+            for first in range(0, split.num_rows, _ROWS_AT_ONCE):
+                rows = pa.array(split.fixed("rows")[first : first + _ROWS_AT_ONCE] + 1)
+                words = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(rows), np.int8)), pa.array([name]))
+                file.write_table(pa.Table.from_arrays([words, rows], schema=schema))

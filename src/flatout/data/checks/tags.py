@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.findings import Findings
 from flatout.data.tables.roles import Roles
-from flatout.data.tables.table import Table, decoded, is_list, is_text
+from flatout.data.tables.table import Entries, Table, decoded, is_list, is_text
 from flatout.errors import UserError
 
 _OUTSIDE, _BEGIN, _INSIDE, _END, _SINGLE = range(5)
@@ -202,6 +202,9 @@ class TaggedTable(Table):
 
     def fingerprint(self) -> str:
         return self.table.fingerprint()
+
+    def entries(self) -> Entries | None:
+        return self.table.entries()
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         for rows, block in self.table.numbered(self.roles.columns, rows_per_block):

@@ -39,9 +39,10 @@ from flatout.data.sequences.views import RECORDINGS, SEGMENTS
 from flatout.data.store.cache import Cache, CacheReport, Recipe
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import SCHEMA, Column, Store, StoreWriter
+from flatout.data.tables.prints import fingerprints_of, require_unchanged
 from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS
-from flatout.data.tables.table import Table, fingerprints_of, require_unchanged
+from flatout.data.tables.table import Table
 from flatout.errors import UserError, require
 
 Floats = NDArray[np.float64]
@@ -82,7 +83,7 @@ class SequencePreparation:
         kind = "label" if config.problem is SequenceProblem.label else "values"
         return {
             "kind": f"sequences {kind} {_VERSION}",
-            "source": fingerprints_of(self.tables),
+            "source": fingerprints_of(self.tables, Cache(config.cache).folder),
             "read": asdict(config.read),
             "rules": {**rules, "missing": config.missing.value},
             "targets": config.targets,
@@ -101,7 +102,7 @@ class SequencePreparation:
                 survey.add(split, recording)
             survey.finish()
             self._write(writer, survey, progress, scratch)
-        require_unchanged(self.tables, fingerprints)
+        require_unchanged(self.tables, fingerprints, Cache(self.config.cache).folder)
         writer.facts |= survey.facts()
         writer.facts["lines"] = [*survey.lines(), *notes.lines()]
         writer.facts["step"] = self.config.step or (float(np.median(notes.steps)) if self.rules.time else None)

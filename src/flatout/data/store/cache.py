@@ -1,9 +1,9 @@
 """The cache: finished stores, each in a folder named after a hash of everything it was made from.
 
-Nothing is stale by definition: another source, tokenizer or setting is another key, and a source is known by its bytes,
-never by its time. One process builds a store, holding a lock (see `lock`), in a temporary folder that is renamed when
-it is whole; others wait for it and then open it. The lock of a builder that dies is free at once, and the next builder
-removes what it has left. A builder that is stopped is waited for.
+Nothing is stale by definition: another source, tokenizer or setting is another key, and a source is known by its bytes
+(see `tables/prints`). One process builds a store, holding a lock (see `lock`), in a temporary folder that is renamed
+when it is whole; others wait for it and then open it. The lock of a builder that dies is free at once, and the next
+builder removes what it has left. A builder that is stopped is waited for.
 
 A store's bytes are checked against its checksums before they are mapped: all of them the first time it is opened after
 a build or a restart of the machine, and again whenever the size, the times or the number of a file is not what it was
@@ -51,7 +51,7 @@ from flatout.data.store.store import (
     written,
 )
 from flatout.errors import UserError, out_of_space
-from flatout.files import sync_folder, sync_tree
+from flatout.files import let_time_move, sync_folder, sync_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,6 @@ VERIFIED = "verified"
 _REMOVED = ".removed-"
 _KEY = re.compile("[0-9a-f]{20}")
 _TRIES, _MOST_BOOTS = 3, 32
-_TICK_S = 0.02
-"""File systems keep the time of a change in steps of up to ten milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +277,7 @@ def _is_known_whole(folder: Path, manifest: dict[str, Any]) -> bool:
 def _verify(folder: Path, manifest: dict[str, Any]) -> None:
     """Compare every byte with its checksum, and note that this was done."""
     stamps = _stamps(folder, manifest)
-    _let_time_move(stamps)
+    let_time_move(max(ctime for _, _, ctime, _ in stamps.values()))
     if damaged := damaged_files(folder):
         raise DamagedStore(", ".join(damaged))
     boots = [boot_id(), *_other_boots(folder, stamps)][:_MOST_BOOTS]
@@ -306,13 +304,6 @@ def _stamps(folder: Path, manifest: dict[str, Any]) -> dict[str, list[int]]:
         status = (folder / name).stat()
         found[name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
     return found
-
-
-def _let_time_move(stamps: dict[str, list[int]]) -> None:
-    """Wait until a change from now on must show in a file's times."""
-    age_s = (time.time_ns() - max(ctime for _, _, ctime, _ in stamps.values())) / 1e9
-    if age_s < _TICK_S:  # also when the disk's clock is ahead of ours
-        time.sleep(_TICK_S)
 
 
 Identity = tuple[int, int, int]

@@ -25,6 +25,8 @@ from flatout.data.problem import Problem
 from flatout.errors import UserError, did_you_mean, require
 
 _COLUMNS_NAMED = 20
+Entries = list[list[str | int]]
+"""Of each file its name, and what changes in its entry when it does: size, times and number."""
 SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}
 """Part of the key of each split's random streams."""
 
@@ -38,6 +40,10 @@ class Table(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Changes with the content and with nothing else."""
+
+    def entries(self) -> Entries | None:
+        """Of each of its files; None where its rows are in none, or have changed since it was opened."""
+        return None
 
     @abstractmethod
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
@@ -63,26 +69,6 @@ class Table(ABC):
     def lacking(self, column: str) -> str:
         """Who of several files has not got a column, in words."""
         return self.name
-
-
-def fingerprints_of(tables: Mapping[str, Table]) -> dict[str, str]:
-    """The fingerprint of each split's table; no two splits may have the same content, under whatever names."""
-    found: dict[str, str] = {}
-    for split, table in tables.items():
-        fingerprint = table.fingerprint()
-        if (other := next((name for name, before in found.items() if before == fingerprint), None)) is not None:
-            whose = "training" if other == "train" else other
-            what = f"{table.name} holds exactly the {whose} rows, {tables[other].name}"
-            raise UserError(f"data.{split}", what, hint="Leave it out to take rows from the training rows.")
-        found[split] = fingerprint
-    return found
-
-
-def require_unchanged(tables: Mapping[str, Table], fingerprints: Mapping[str, str]) -> None:
-    """Tables that were read several times must have been the same each time."""
-    for split, table in tables.items():
-        if table.fingerprint() != fingerprints[split]:
-            raise changed(table.name)
 
 
 def changed(name: str) -> UserError:
@@ -209,6 +195,10 @@ class ManyFiles(Table):
 
     def fingerprint(self) -> str:
         return xxhash.xxh3_128_hexdigest("\n".join(table.fingerprint() for table in self.tables).encode())
+
+    def entries(self) -> Entries | None:
+        each = [table.entries() for table in self.tables]
+        return None if None in each else [entry for entries in each for entry in entries or ()]
 
     def locate(self, row: int) -> str:
         begun = [number for number, start in enumerate(self._starts) if number == 0 or 0 < start < row]

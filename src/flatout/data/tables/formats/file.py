@@ -18,7 +18,7 @@ import pyarrow as pa
 import xxhash
 
 from flatout.data.tables.reading import ReadingConfig
-from flatout.data.tables.table import Table, changed
+from flatout.data.tables.table import Entries, Table, changed
 from flatout.errors import UserError, did_you_mean
 
 _PIECE = 1 << 24
@@ -35,6 +35,12 @@ _RATIO_CAP, _RATIO_FROM, _SIZE_CAP = 200, 1 << 28, 1 << 38
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
+def entry_of(path: Path) -> list[str | int]:
+    """A file's name and what changes in its entry when the file does."""
+    status = path.stat()
+    return [str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
 class FileTable(Table):
     """A table in a file."""
 
@@ -42,16 +48,16 @@ class FileTable(Table):
         self.path, self.where, self.reading = path, where, reading or ReadingConfig()
         self.name = str(path)
         self._copy: Any = None
-        self._opened_as = self._stamp()
+        self._opened_as = entry_of(self.path)
         self.columns: Sequence[str] = self._read_columns()
 
     def fingerprint(self) -> str:
-        """Of every byte, each time: neither size nor time tell that a file is the same."""
+        """Of every byte; see `prints` for when it is asked."""
         digest = xxhash.xxh3_128()
         with self.path.open("rb") as file:
             while piece := file.read(_PIECE):
                 digest.update(piece)
-        if (stamp := self._stamp()) != self._opened_as:
+        if (stamp := entry_of(self.path)) != self._opened_as:
             # What is known of its head, and a copy, may be of what it was before.
             self._opened_as, self._copy = stamp, None
             before, self.columns = self.columns, self._read_columns()
@@ -59,9 +65,9 @@ class FileTable(Table):
                 raise changed(self.name)
         return digest.hexdigest()
 
-    def _stamp(self) -> tuple[int, int, int, int]:
-        status = self.path.stat()
-        return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+    def entries(self) -> Entries | None:
+        stamp = entry_of(self.path)
+        return [stamp] if stamp == self._opened_as else None
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         if twice := sorted({name for name in columns if list(self.columns).count(name) > 1}):

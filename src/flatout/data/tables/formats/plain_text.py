@@ -21,12 +21,13 @@ from flatout.data.tables.formats.file import (
     HEAD_BYTES,
     OTHER_ENCODING,
     FileTable,
+    entry_of,
     gunzipped,
     require_no_utf16,
     require_utf8,
 )
 from flatout.data.tables.reading import ReadingConfig
-from flatout.data.tables.table import Table
+from flatout.data.tables.table import Entries, Table
 from flatout.errors import UserError
 
 COLUMNS = ["tokens", "tags"]
@@ -127,6 +128,12 @@ class TextFolder(Table):
             digest.update(f"{file.relative_to(self.path)}\0".encode("utf-8", "surrogateescape"))
             digest.update(xxhash.xxh3_128_digest(self._bytes(file)))
         return digest.hexdigest()
+
+    def entries(self) -> Entries | None:
+        try:
+            return [entry_of(file) for file in self._files]
+        except OSError:  # one is gone: reading it says so
+            return None
 
     def locate(self, row: int) -> str:
         return str(self._files[row - 1].relative_to(self.path))

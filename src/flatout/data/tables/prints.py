@@ -1,0 +1,67 @@
+"""The fingerprints of sources: of every byte, read once for as long as nobody touches the files.
+
+A source is known by its bytes. Which bytes those are is noted in the cache, beside what changes in a file's entry when
+the file does: its size, its times and its number. The time of the last change of the entry (ctime) cannot be set by
+anybody, so a second run, a second rank or a trial needs a `stat` for each file, and reads none. Files whose entry is
+younger than a tick of the disk's clock are waited for: a change right after would leave no trace.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import xxhash
+
+from flatout.data.tables.table import Entries, Table, changed
+from flatout.errors import UserError
+from flatout.files import let_time_move, write_atomically
+
+NOTES = ".sources"
+"""The folder of the notes in a cache."""
+
+
+def fingerprints_of(tables: Mapping[str, Table], cache: Path) -> dict[str, str]:
+    """The fingerprint of each split's table; no two splits may have the same content, under whatever names."""
+    found: dict[str, str] = {}
+    for split, table in tables.items():
+        fingerprint = fingerprint_of(table, cache)
+        if (other := next((name for name, before in found.items() if before == fingerprint), None)) is not None:
+            whose = "training" if other == "train" else other
+            what = f"{table.name} holds exactly the {whose} rows, {tables[other].name}"
+            raise UserError(f"data.{split}", what, hint="Leave it out to take rows from the training rows.")
+        found[split] = fingerprint
+    return found
+
+
+def require_unchanged(tables: Mapping[str, Table], fingerprints: Mapping[str, str], cache: Path) -> None:
+    """Tables that were read several times must have been the same each time."""
+    for split, table in tables.items():
+        if fingerprint_of(table, cache) != fingerprints[split]:
+            raise changed(table.name)
+
+
+def fingerprint_of(table: Table, cache: Path) -> str:
+    """A table's fingerprint, from the cache where its files are as they were when it was noted."""
+    entries = table.entries()
+    if entries is None:
+        return table.fingerprint()
+    names = json.dumps([name for name, *_ in entries])
+    note = cache / NOTES / xxhash.xxh3_64_hexdigest(names.encode("utf-8", "surrogateescape"))
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        noted = json.loads(note.read_bytes())
+        if noted["entries"] == entries:
+            return str(noted["fingerprint"])
+    let_time_move(max((ctime for _, _, _, ctime, _ in entries), default=0))
+    fingerprint = table.fingerprint()
+    if table.entries() == entries:
+        _write(note, {"entries": entries, "fingerprint": fingerprint})
+    return fingerprint
+
+
+def _write(note: Path, noted: dict[str, Entries | str]) -> None:
+    with suppress(OSError):  # a cache that cannot be written to: every process reads the source
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(note, json.dumps(noted))

@@ -1,0 +1,125 @@
+"""The fingerprints of sources: read once, and again whenever a file was touched."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from flatout.data.tables.formats.file import FileTable
+from flatout.data.tables.prints import NOTES, fingerprint_of, fingerprints_of
+from flatout.data.tables.sources import open_source
+from flatout.errors import UserError
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The files whose bytes are read for a fingerprint."""
+    found: list[str] = []
+    whole = FileTable.fingerprint
+    monkeypatch.setattr(FileTable, "fingerprint", lambda table: found.append(table.path.name) or whole(table))
+    return found
+
+
+def put(path: Path, text: str) -> Path:
+    path.write_text(f"text,label\n{text},a\nother,b\n", encoding="utf-8")
+    return path
+
+
+def print_of(path: Path, cache: Path) -> str:
+    return fingerprint_of(open_source(str(path), where="data.train"), cache)
+
+
+def test_a_file_that_nobody_touched_is_read_once(tmp_path, reads):
+    path = put(tmp_path / "rows.csv", "one")
+    assert print_of(path, tmp_path / "cache") == print_of(path, tmp_path / "cache")
+    assert reads == ["rows.csv"]
+
+
+def test_its_fingerprint_is_the_one_of_its_bytes(tmp_path):
+    path = put(tmp_path / "rows.csv", "one")
+    table = open_source(str(path), where="data.train")
+    assert [print_of(path, tmp_path / "cache") for _ in range(2)] == [table.fingerprint()] * 2
+
+
+@pytest.mark.parametrize("how", ["at once", "time set back", "renamed over"])
+def test_a_file_that_was_changed_is_read_again(tmp_path, reads, how):
+    path = put(tmp_path / "rows.csv", "one")
+    before, status = print_of(path, tmp_path / "cache"), path.stat()
+    if how == "renamed over":
+        put(tmp_path / "new.csv", "two").replace(path)
+    else:
+        put(path, "two")
+    if how != "at once":
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert path.stat().st_size == status.st_size
+    assert print_of(path, tmp_path / "cache") != before
+    assert reads == ["rows.csv"] * 2
+
+
+def test_of_many_files_one_that_is_touched_has_all_read_again(tmp_path, reads):
+    paths = [put(tmp_path / f"part-{number}.csv", f"row {number}") for number in range(3)]
+    before = print_of(tmp_path / "part-*.csv", tmp_path / "cache")
+    assert print_of(tmp_path / "part-*.csv", tmp_path / "cache") == before
+    assert len(reads) == 3
+    put(paths[1], "row x")
+    assert print_of(tmp_path / "part-*.csv", tmp_path / "cache") != before
+    assert len(reads) == 6
+
+
+def test_texts_in_folders_are_known_by_their_entries(tmp_path, monkeypatch):
+    for name in ("a/1.txt", "a/2.txt", "b/3.txt"):
+        (tmp_path / "rows" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "rows" / name).write_text(name, encoding="utf-8")
+    before = print_of(tmp_path / "rows", tmp_path / "cache")
+    table = open_source(str(tmp_path / "rows"), where="data.train")
+    monkeypatch.setattr(table, "fingerprint", lambda: pytest.fail("the files are read"))
+    assert fingerprint_of(table, tmp_path / "cache") == before
+    (tmp_path / "rows" / "b" / "3.txt").write_text("other", encoding="utf-8")
+    assert print_of(tmp_path / "rows", tmp_path / "cache") != before
+
+
+def test_a_file_that_changed_after_it_was_opened_is_not_taken_from_the_note_of_another_process(tmp_path, reads):
+    path = put(tmp_path / "rows.csv", "one")
+    table = open_source(str(path), where="data.train")
+    put(path, "two")
+    found = print_of(path, tmp_path / "cache")
+    assert fingerprint_of(table, tmp_path / "cache") == found
+    assert reads == ["rows.csv"] * 2
+
+
+def test_a_cache_that_cannot_be_written_to_changes_nothing(tmp_path, reads):
+    (tmp_path / "cache").write_text("a file in the folder's place", encoding="utf-8")
+    path = put(tmp_path / "rows.csv", "one")
+    assert print_of(path, tmp_path / "cache") == print_of(path, tmp_path / "cache")
+    assert reads == ["rows.csv"] * 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": 1}', "\x00"])
+def test_a_damaged_note_is_written_again(tmp_path, reads, text):
+    path = put(tmp_path / "rows.csv", "one")
+    before = print_of(path, tmp_path / "cache")
+    (note,) = (tmp_path / "cache" / NOTES).iterdir()
+    note.write_text(text, encoding="utf-8")
+    assert print_of(path, tmp_path / "cache") == print_of(path, tmp_path / "cache") == before
+    assert reads == ["rows.csv"] * 2
+
+
+def test_several_processes_may_ask_at_once(tmp_path):
+    path, found = put(tmp_path / "rows.csv", "one"), []
+    threads = [threading.Thread(target=lambda: found.append(print_of(path, tmp_path / "cache"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(set(found)) == 1
+
+
+def test_equal_splits_are_refused_from_notes_too(tmp_path):
+    tables = [open_source(str(put(tmp_path / name, "one")), where="data.train") for name in ("a.csv", "b.csv")]
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"data.test: .*b.csv holds exactly the training rows, .*a.csv"):
+            fingerprints_of(dict(zip(("train", "test"), tables, strict=True)), tmp_path / "cache")
