@@ -70,6 +70,34 @@ def test_when_a_rank_is_killed_the_run_ends_and_says_so_and_the_checkpoint_is_ke
     assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
 
 
+def rank_of_torchrun(process: subprocess.Popen[str], rank: int) -> psutil.Process:
+    """The process of a rank below the one that was begun."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    (found,) = (child for child in children if child.environ().get("RANK") == f"{rank}")
+    return found
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_torchrun_starts_a_run_again_whose_rank_was_killed_and_it_ends_as_if_nothing_was(which, tmp_path, started):
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", "-m", "train"]
+    words = [*SMALL, "trainer.max_epochs=60", "checkpoint.patience=null", "monitor.verdict=false", "resume=auto"]
+    for name in ("whole", "killed"):
+        started.append(begin([*torchrun, *words, f"output={tmp_path}/{name}"], OMP_NUM_THREADS="1"))
+        if name == "killed":
+            while not (found := list((tmp_path / name).glob("*/*/checkpoints/last"))):
+                assert started[-1].poll() is None
+                time.sleep(0.02)
+            rank_of_torchrun(started[-1], which).kill()
+        said, _ = started[-1].communicate(timeout=120)
+        assert started[-1].returncode == 0, said
+    assert "resume" in said
+    (whole,), (run,) = (
+        [path for path in (tmp_path / name).glob("*/*") if path.is_dir()] for name in ("whole", "killed")
+    )
+    assert run == found[0].parents[1]
+    assert losses(run) == losses(whole)
+
+
 def test_without_a_launcher_to_watch_them_the_other_rank_ends_by_itself(tmp_path, started):
     run, port = tmp_path / "run", free_port()
     started += [begin(["train", *SMALL, *LONG, f"hydra.run.dir={run}"], **slurm(rank, port)) for rank in (0, 1)]

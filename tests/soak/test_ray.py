@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -18,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flatout import HeadlinesConfig, MonitorConfig, TextDataConfig, TransformerConfig, fit
+from flatout import CheckpointConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, TransformerConfig, fit
 
 pytestmark = pytest.mark.soak(seconds=60)
 PAGE = Path(__file__).parents[2] / "docs" / "many_devices.md"
@@ -88,23 +89,44 @@ def ray_folder() -> Iterator[str]:
         yield folder
 
 
-def test_two_workers_of_ray_train_like_one_process_with_twice_the_batch(ray_folder, tmp_path):
-    pytest.importorskip("ray")
-    (tmp_path / "ray_train.py").write_text(script_of_the_page(), encoding="utf-8")
-    (tmp_path / "driver.py").write_text(DRIVER, encoding="utf-8")
-    (tmp_path / "settings").write_bytes(pickle.dumps({**SETTINGS, "output": str(tmp_path / "outputs")}))
-    (tmp_path / "home").mkdir()
-    own = {"RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(tmp_path / "home")}
-
-    with running([sys.executable, "driver.py", "settings", str(tmp_path / "storage")], tmp_path, **own) as process:
+def by_two_workers(settings: dict[str, Any], folder: Path, ray_folder: str, *, killed: bool) -> Path:
+    """The folder of a run that Ray trained with the script of the page; `killed`: a worker of it was."""
+    (folder / "ray_train.py").write_text(script_of_the_page(), encoding="utf-8")
+    (folder / "driver.py").write_text(DRIVER, encoding="utf-8")
+    (folder / "settings").write_bytes(pickle.dumps({**settings, "output": str(folder / "outputs")}))
+    (folder / "home").mkdir()
+    own = {"RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(folder / "home")}
+    with running([sys.executable, "driver.py", "settings", str(folder / "storage")], folder, **own) as process:
+        while killed and not list((folder / "outputs").glob("*/*/checkpoints/last")):
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.02)
+        if killed:
+            worker = next(each for each in of_session(process.pid) if "RayTrainWorker" in " ".join(each.cmdline()))
+            worker.kill()
         told, _ = process.communicate(timeout=240)
         _, alive = psutil.wait_procs(of_session(process.pid), timeout=30)
-
     assert process.returncode == 0, told
     assert not alive
-    (folder,) = (tmp_path / "outputs" / "default").iterdir()
+    (found,) = (each for each in (folder / "outputs" / "default").iterdir() if each.is_dir())
+    return found
+
+
+def test_two_workers_of_ray_train_like_one_process_with_twice_the_batch(ray_folder, tmp_path):
+    pytest.importorskip("ray")
+    folder = by_two_workers(SETTINGS, tmp_path, ray_folder, killed=False)
     said = (folder / "log.txt").read_text(encoding="utf-8")
     assert "rows a step: 32 rows (each rank trains its share; 16 rows x 1 batches x 2 ranks)" in said
     alone = fit(**{**SETTINGS, "data": replace(SETTINGS["data"], batch_size=32)}, folder=tmp_path / "alone")
     assert len(losses(folder)) == len(losses(alone.folder)) == 32
     assert losses(folder) == pytest.approx(losses(alone.folder), rel=1e-5)
+
+
+def test_ray_starts_a_run_again_whose_worker_was_killed(ray_folder, tmp_path):
+    pytest.importorskip("ray")
+    settings = {**SETTINGS, "epochs": 40, "resume": "auto", "checkpoint": CheckpointConfig(patience=None)}
+    folder = by_two_workers(settings, tmp_path, ray_folder, killed=True)
+    assert "resumes" in (folder / "log.txt").read_text(encoding="utf-8")
+    whole = {**settings, "resume": None, "data": replace(SETTINGS["data"], batch_size=32)}
+    alone = fit(**whole, folder=tmp_path / "alone")
+    assert len(losses(folder)) == len(losses(alone.folder)) == 640
+    assert losses(folder) == pytest.approx(losses(alone.folder), rel=1e-4)
