@@ -81,6 +81,18 @@ def test_a_saved_run_answers_a_folder_as_its_task_answers_the_test_rows(tmp_path
     assert np.sqrt((errors**2).mean()) == pytest.approx(result.metrics["test/rmse"], rel=1e-4)
 
 
+def test_a_file_without_the_columns_of_groups_is_one_recording(tmp_path):
+    result = train(tmp_path / "runs", "gru")
+    rows = cells_of("test")
+    first = rows.filter(pa.compute.and_(*(pa.compute.equal(rows[name], rows[name][0]) for name in ("cell", "cycle"))))
+    pq.write_table(first, tmp_path / "grouped.parquet")
+    pq.write_table(first.drop_columns(["cell", "cycle"]), tmp_path / "alone.parquet")
+    for name in ("grouped", "alone"):
+        assert verb("predict", result.folder, tmp_path / f"{name}.parquet", "--out", tmp_path / f"{name}.csv") == 0
+    grouped, alone = ((tmp_path / f"{name}.csv").read_text().splitlines() for name in ("grouped", "alone"))
+    assert [line.rpartition(",")[2] for line in grouped] == [line.rpartition(",")[2] for line in alone]
+
+
 @pytest.mark.filterwarnings("ignore")  # torch's exporter, of its own code
 @pytest.mark.parametrize("kind", list(SETTINGS))
 def test_an_exported_network_fed_sample_by_sample_answers_as_predict_does(tmp_path, kind, capsys):

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import threading
+from collections.abc import Callable
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -14,8 +19,9 @@ import pytest
 import torch
 from benchmarks.claim import at_least, bounded, in_turn
 
-from flatout import BiLSTMConfig, HeadlinesConfig, TextDataConfig, fit
+from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit
 from flatout.cli.bench import line
+from flatout.data.tables.reading import ReadingConfig
 from flatout.inference import run_predictor
 from flatout.tasks.calibration import Sureness, calibration_error
 from tests.stores import open_store
@@ -238,6 +244,67 @@ def test_a_failed_prediction_leaves_no_half_file(finished, tmp_path):
     broken.write_text('{"text": "a"}\n{"text": \n')
     assert verb("predict", finished.folder, broken, "--out", tmp_path / "out.csv") == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.jsonl"]
+
+
+def test_a_file_that_was_there_is_replaced_with_a_line_and_the_one_that_is_read_is_kept(
+    finished, rows, tmp_path, capsys
+):
+    before = (tmp_path / "rows.csv").read_text()
+    assert verb("predict", finished.folder, rows, "--out", tmp_path / "rows.csv") == 2
+    assert "rows.csv is the file that is read. Name another file." in capsys.readouterr().err
+    assert (tmp_path / "rows.csv").read_text() == before
+    for said in ("", f"{tmp_path}/out.csv was there, and is replaced\n"):
+        assert verb("predict", finished.folder, rows, "--out", tmp_path / "out.csv") == 0
+        assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("out", ["/sys/out.csv", "/dev/full/out.csv", "closed/out.csv"])
+def test_a_place_that_takes_no_answers_is_one_message(finished, rows, tmp_path, capsys, monkeypatch, out):
+    if out.startswith("closed"):
+        monkeypatch.setattr(Path, "open", partialmethod(refuse, Path.open))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "closed").mkdir()
+    assert verb("predict", finished.folder, rows, "--out", out) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("--out: ")
+
+
+def refuse(path: Path, usual: Callable[..., Any], mode: str = "r", **others: Any) -> Any:
+    """A disk that is full."""
+    if "w" in mode:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    return usual(path, mode, **others)
+
+
+def test_a_disk_that_fills_up_on_the_way_is_one_message_and_leaves_nothing(
+    finished, rows, tmp_path, capsys, monkeypatch
+):
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("flatout.data.tables.output.pa_csv.write_csv", full)
+    assert verb("predict", finished.folder, rows, "--out", tmp_path / "out.csv") == 2
+    said = f"--out: cannot write {tmp_path}/out.csv: No space left on device. Name a file where there is room,"
+    assert said in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+
+
+def test_files_are_read_as_those_of_training_were_and_as_read_says(tmp_path, capsys):
+    names = ["caf\u00e9 senate", "striker goal"] * 40
+    source = tmp_path / "train.csv"
+    source.write_text("".join(f"{name} {i};{name[0]}\n" for i, name in enumerate(names)), encoding="cp1252")
+    read = ReadingConfig(encoding="cp1252", delimiter=";", columns=["text", "label"])
+    data = TextDataConfig(source=str(source), read=read, cache=str(tmp_path / "cache"), batch_size=16)
+    quiet = {"monitor": MonitorConfig(progress=False, verdict=False), "logger": "none"}
+    run = fit(data, BiLSTMConfig(embedding=4, hidden=4), epochs=1, output=str(tmp_path / "runs"), **quiet)
+    assert verb("evaluate", run.folder, source) == 0
+    assert "read as in training: encoding=cp1252, delimiter=;, columns=['text', 'label']" in capsys.readouterr().err
+    (tmp_path / "new.csv").write_text("text\ncaf\u00e9\n", encoding="utf-8")
+    words = ["--read", "encoding=utf-8", "--read", "columns=null", "--read", "delimiter=','"]
+    assert verb("predict", run.folder, tmp_path / "new.csv", *words, "--out", tmp_path / "out.csv") == 0
+    assert "caf\u00e9" in (tmp_path / "out.csv").read_text(encoding="utf-8")
+    assert verb("predict", run.folder, source, "--read", "encodin=utf-8") == 2
+    assert "--read: no setting 'encodin' (encoding, delimiter, quote, columns)" in capsys.readouterr().err
 
 
 def test_memory_stays_flat_on_a_long_file(finished, tmp_path, monkeypatch):

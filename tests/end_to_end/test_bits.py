@@ -229,11 +229,29 @@ def test_encode_can_leave_the_text_out_and_warns_of_the_usual_secret(tmp_path, c
     assert other.read_text() != out.read_text()
 
 
+@pytest.mark.parametrize("words", [[], ["--uid", "ID"], ["--drop-text"]], ids=" ".join)
+def test_an_id_is_not_hashed_and_what_was_written_can_be_trained(words, tmp_path, capsys):
+    source, out = tmp_path / "people.csv", tmp_path / "out.csv"
+    source.write_text("ID,name,born\n" + "".join(f"{i},ann{i},19{i}\n" for i in range(10, 40)), encoding="utf-8")
+    assert verb("encode", source, *words, "--out", out) == 0
+    assert "encoded: name, born; ID names each record" in capsys.readouterr().err
+    header = out.read_text(encoding="utf-8").splitlines()[0].replace('"', "")
+    if words == ["--drop-text"]:
+        assert header == "bloomfilter,ID"
+        return
+    assert header == "name,born,bloomfilter,ID"
+    again = open_store(BitsDataConfig(source=str(out), batch_size=8))
+    assert again.text_columns == ["name", "born"]
+    here = open_store(BitsDataConfig(source=str(source), batch_size=8, encoding=EncodingConfig()))
+    assert np.array_equal(again.store.splits["train"].fixed("tokens"), here.store.splits["train"].fixed("tokens"))
+
+
 MISTAKES = {
     ("encode",): "FILE: name a file, or ask for built-in people with --sample N",
     ("encode", "--sample", "5", "--encoding", "blom"): "Did you mean 'bloom'?",
     ("encode", "--sample", "5", "--form", "packed"): "--form: packed bits are bytes. Write them to a .parquet file",
     ("encode", "--sample", "5", "--columns", "Nme"): "--columns[0]: no column 'Nme'",
+    ("encode", "--sample", "5", "--uid", "idd"): "--uid: no column 'idd'",
     ("encode", "--sample", "5", "--out", "x.txt"): "--out: cannot write .txt",
     ("compare", "nowhere"): "nowhere: no exposure.json there",
     ("predict", "RUN", "OTHERS", "--text", "x"): "--text: this run answers encodings. Leave it out.",

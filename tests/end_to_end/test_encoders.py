@@ -129,6 +129,19 @@ def test_tags_in_sixteen_bits_are_near_those_of_fp32(tags):
     assert 0 < np.abs(found.probabilities - exact.probabilities).max() < 0.05
 
 
+def test_taggers_part_sentences_at_marks_and_read_words_without_tags(tags, tmp_path):
+    said = 'met "Zarbo (the new one)", in Velm.'
+    words = ["met", '"', "Zarbo", "(", "the", "new", "one", ")", '"', ",", "in", "Velm", "."]
+    assert tags.predict([said])[0].words == words
+    (tmp_path / "said.csv").write_text(f'sentence\n"{said.replace(chr(34), chr(34) * 2)}"\n', encoding="utf-8")
+    (tmp_path / "said.conll").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    found = []
+    for name, words_of in (("said.csv", ["--text", "sentence"]), ("said.conll", ["--text", "tokens"])):
+        assert verb("predict", tags.folder, tmp_path / name, *words_of, "--out", tmp_path / "out.jsonl") == 0
+        found.append(json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))["prediction"])
+    assert found == [tags.predict([words])[0].tags] * 2
+
+
 def pa_words(texts: list[str]):
     import pyarrow as pa
 

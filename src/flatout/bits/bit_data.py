@@ -66,7 +66,7 @@ class BitsPreparation(RecordSource):
             "kind": "bits",
             "source": fingerprints_of(self.tables, Cache(self.config.cache).folder),
             "read": asdict(config.read),
-            "column": {"text": self.columns, "bits": self.bits, "uid": config.uid if self.has_uid else None},
+            "column": {"text": self.columns, "bits": self.bits, "uid": self.uid},
             "form": config.form.value,
             "encoding": None if self.bits else config.encoding.without_secret(),
             "vocabulary": config.vocabulary,

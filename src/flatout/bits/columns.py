@@ -7,7 +7,7 @@ first value and must hold for all; what does not fit is named by row, and by cha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -25,6 +25,8 @@ _BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _FOREIGN = 255
 _LONGEST_SHOWN = 24
 _NAME_IT = "Name the column of encodings: data.bits=COLUMN."
+UIDS = ("uid", "id")
+"""Names of a column that names each record, where the settings name none."""
 COLUMN = {EncodingKind.bloom: "bloomfilter", EncodingKind.minhash: "minhash", EncodingKind.twostep: "twostephash"}
 """Name of the column that each encoding is written to."""
 
@@ -242,6 +244,12 @@ def write_sets(values: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.Arra
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
+def uid_of(columns: Sequence[str], uid: str = UIDS[0]) -> str | None:
+    """The column that names each record: the one that is asked for, else one that is called so; None: there is none."""
+    usual = (name for known in UIDS for name in columns if name.lower() == known)
+    return uid if uid in columns else next(usual, None)
+
+
 def known_numbers(encoding: Sets, numbers: NDArray[np.int64] | None) -> Sets:
     """Numbers as places in the sorted list of known ones; unknown ones are left out."""
     values, lengths = encoding
@@ -254,18 +262,15 @@ def known_numbers(encoding: Sets, numbers: NDArray[np.int64] | None) -> Sets:
 
 
 def encoded(
-    table: Table, columns: list[str], config: EncodingConfig, form: Form, *, uid: str, drops_text: bool
+    table: Table, columns: list[str], config: EncodingConfig, form: Form, *, uid: str | None, drops_text: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The table's blocks with the encoding before the uid, or at the end where there is none."""
+    """The table's blocks: the columns that are hashed, the encoding, and all others, as a run reads them again."""
     encoder, name = config.build(), COLUMN[config.kind]
-    kept = [column for column in table.columns if column != name and (not drops_text or column == uid)]
-    wanted = list(dict.fromkeys([*columns, *kept]))
-    place = kept.index(uid) if uid in kept else len(kept)
-    for block in table.blocks(wanted):
+    others = [each for each in table.columns if each not in (*columns, name) and (not drops_text or each == uid)]
+    before = [] if drops_text else columns
+    for block in table.blocks([*columns, *others]):
         fields = [pc.cast(block.column(column), pa.large_string()) for column in columns]
         made = encoder.encode(raw_texts(fields))
         column = write_sets(*made) if isinstance(made, tuple) else write_bits(made, form)
-        arrays = [block.column(other) for other in kept]
-        arrays.insert(place, column)
-        names = [*kept[:place], name, *kept[place:]]
-        yield pa.RecordBatch.from_arrays(arrays, names=names)
+        arrays = [*map(block.column, before), column, *map(block.column, others)]
+        yield pa.RecordBatch.from_arrays(arrays, names=[*before, name, *others])

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.bits.columns import Form
+from flatout.bits.columns import Form, uid_of
 from flatout.bits.encodings import EncodingConfig
 from flatout.bits.grams import FIELD_END, raw_texts
 from flatout.bits.people import PeopleConfig, PeopleTable
@@ -51,7 +51,7 @@ class BitsDataConfig(FeedingConfig):
     )
     columns: list[str] | None = setting(
         None,
-        "Columns of plain text, in the order in which they were encoded; null: all before the bits and the uid.",
+        "Columns of plain text, in the order in which they were encoded; null: all before the bits but the uid.",
         example="[name,born]",
     )
     bits: str | None = setting(
@@ -64,7 +64,11 @@ class BitsDataConfig(FeedingConfig):
         Form.auto,
         "How bits are written: binary (0 and 1), hex, base64, packed (bytes, lists) or numbers (sets); auto: as seen.",
     )
-    uid: str = setting("uid", "Column that names each record; it may be missing, its values may not.", example="id")
+    uid: str = setting(
+        "uid",
+        "Column that names each record, else one called uid or id; it may be missing, its values may not.",
+        example="id",
+    )
     encoding: EncodingConfig = setting(EncodingConfig, "How records are encoded that come without bits.")
     sample: PeopleConfig = setting(PeopleConfig, "The built-in people, used when there is no source.")
     vocabulary: int = setting(
@@ -108,9 +112,10 @@ class RecordSource:
         source = self.tables["train"]
         self.bits = self._bits_column(source)
         """Column of the encodings; None where records are encoded here."""
+        self.uid = uid_of(source.columns, config.uid)
+        """Column that names each record; None where there is none."""
         self.columns = self._text_columns(source)
         """Columns of plain text, in the order in which they are joined."""
-        self.has_uid = config.uid in source.columns
         wanted = {f"data.columns[{number}]": name for number, name in enumerate(self.columns)}
         for table in self.tables.values():
             require_columns(table, {**wanted, **({"data.bits": self.bits} if self.bits else {})})
@@ -120,10 +125,10 @@ class RecordSource:
         bits_column = self.bits if with_bits else None
         wanted = [*self.columns, *([bits_column] if bits_column else [])]
         for name, table in self.tables.items():
-            asked = [*wanted, *([self.config.uid] if self.has_uid and self.config.uid in table.columns else [])]
-            for rows, block in table.numbered(asked):
-                if self.config.uid in block.schema.names:
-                    self._require_uids(block.column(self.config.uid), rows, table.name)
+            uid = self.uid if self.uid in table.columns and self.uid not in wanted else None
+            for rows, block in table.numbered([*wanted, *([uid] if uid else [])]):
+                if uid:
+                    self._require_uids(block.column(uid), rows, table.name)
                 fields = [self._text(block.column(column), column, table.name) for column in self.columns]
                 bits = block.column(bits_column) if bits_column else None
                 for split, mask in self._assigned(name, fields):
@@ -165,7 +170,7 @@ class RecordSource:
         return found[0] if found else None
 
     def _text_columns(self, table: Table) -> list[str]:
-        """The plain text: what is named, else every column before the encoding and the uid."""
+        """The plain text: what is named, else every column before the encoding but the uid."""
         if self.config.columns is not None:
             require(
                 bool(self.config.columns),
@@ -174,8 +179,8 @@ class RecordSource:
                 hint="Name columns, or leave the setting out.",
             )
             return list(self.config.columns)
-        ends = [table.columns.index(name) for name in (self.bits, self.config.uid) if name in table.columns]
-        found = list(table.columns[: min(ends)]) if ends else list(table.columns)
+        end = table.columns.index(self.bits) if self.bits else len(table.columns)
+        found = [name for name in table.columns[:end] if name != self.uid]
         if not found:
             listed = ", ".join(table.columns)
             what = f"no column of {table.name} stands before the encoding"
@@ -203,7 +208,7 @@ class RecordSource:
             named = ", ".join(str(row + 1) for row in rows[without[:_ROWS_NAMED]])
             more = ", …" if len(without) > _ROWS_NAMED else ""
             hint = "Fill it in, or name another column: data.uid=COLUMN."
-            raise UserError("data.uid", f"{source}: no {self.config.uid} in row {named}{more}", hint=hint)
+            raise UserError("data.uid", f"{source}: no {self.uid} in row {named}{more}", hint=hint)
 
     def _assigned(self, name: str, fields: list[pa.Array]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         validation_share, test_share = self.config.taken_shares(self.tables)

@@ -7,14 +7,14 @@ import os
 import sys
 import time
 
-from flatout.bits.columns import COLUMN, Form, encoded
+from flatout.bits.columns import COLUMN, UIDS, Form, encoded, uid_of
 from flatout.bits.encodings import EncodingConfig, EncodingKind, Hashing
 from flatout.bits.people import PeopleConfig, PeopleTable
 from flatout.data.store.progress import Progress
 from flatout.data.tables.output import FORMATS, block_writer
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table, require_columns
-from flatout.errors import UserError, as_choice
+from flatout.errors import UserError, as_choice, require
 
 _SECRET = "FLATOUT_SECRET"
 _FORMS = (Form.binary, Form.hex, Form.base64, Form.packed)
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = ", ".join(EncodingKind)
     parser.add_argument("--encoding", metavar="KIND", default=usual.kind.value, help=f"{kinds} (default: {usual.kind})")
     parser.add_argument("--columns", metavar="A,B", help="columns to encode, in order (default: all but the uid)")
-    parser.add_argument("--uid", metavar="COLUMN", default="uid", help="column that names each record (default: uid)")
+    parser.add_argument("--uid", metavar="COLUMN", help="column that names each record (default: uid or id)")
     parser.add_argument(
         "--size", type=int, default=usual.size, help=f"bits, functions or columns (default {usual.size})"
     )
@@ -49,17 +49,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     table = _table(arguments)
-    columns = _columns(arguments, table)
+    if arguments.uid is not None:
+        require_columns(table, {"--uid": arguments.uid})
+    uid = uid_of(table.columns, arguments.uid or UIDS[0])
+    columns = _columns(arguments, table, uid)
     config = _config(arguments)
     form = as_choice(Form, arguments.form, "--form")
     if form not in _FORMS:
         raise UserError("--form", form.value, allowed=", ".join(_FORMS))
     if form is Form.packed and not (arguments.out or "").endswith(".parquet"):
         raise UserError("--form", "packed bits are bytes", hint="Write them to a .parquet file with --out.")
+    named = f"{uid} names each record" if uid else "no column names them: --uid COLUMN"
+    print(f"encoded: {', '.join(columns)}; {named}", file=sys.stderr)
     started, rows = time.perf_counter(), 0
-    with block_writer(arguments.out) as write, Progress() as progress:
+    with block_writer(arguments.out, reads=arguments.file) as write, Progress() as progress:
         advance = progress.task("encoding")
-        for block in encoded(table, columns, config, form, uid=arguments.uid, drops_text=arguments.drop_text):
+        for block in encoded(table, columns, config, form, uid=uid, drops_text=arguments.drop_text):
             write(block)
             rows += block.num_rows
             advance(block.num_rows)
@@ -74,9 +79,11 @@ def _table(arguments: argparse.Namespace) -> Table:
     return open_table(arguments.file, where="FILE")
 
 
-def _columns(arguments: argparse.Namespace, table: Table) -> list[str]:
+def _columns(arguments: argparse.Namespace, table: Table, uid: str | None) -> list[str]:
     if arguments.columns is None:
-        return [name for name in table.columns if name != arguments.uid and name not in COLUMN.values()]
+        found = [name for name in table.columns if name != uid and name not in COLUMN.values()]
+        require(bool(found), "FILE", f"no column of {table.name} is left to encode", hint="Name some: --columns A,B.")
+        return found
     columns = [name.strip() for name in arguments.columns.split(",")]
     require_columns(table, {f"--columns[{number}]": name for number, name in enumerate(columns)})
     return columns

@@ -11,7 +11,7 @@ import sys
 
 from rich.console import Console
 
-from flatout.cli.predict import FILES, add_computing, file_options, load_predictors, readable
+from flatout.cli.predict import FILES, add_computing, add_reading, file_options, load_predictors, readable, reading_of
 from flatout.data.store.progress import Progress
 from flatout.report.closing import class_table
 from flatout.report.summary import json_safe
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
     parser.add_argument("--label", metavar="COLUMN", help="column of the labels (default: the run's)")
     parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
+    add_reading(parser)
     add_computing(parser)
     parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
 
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     predictors = load_predictors(arguments)
     with readable(arguments.file, "evaluate") as file, Progress() as progress:
-        table, advance = predictors[0].open(file, "evaluate"), progress.task("evaluating")
+        table, advance = predictors[0].open(file, "evaluate", reading_of(arguments)), progress.task("evaluating")
         found = predictors[0].score_table(table, file_options(arguments), predictors, advance)
     for warning in found.warnings:
         print(warning, file=sys.stderr)

@@ -14,18 +14,21 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
+import yaml
 
 from flatout.data.store.progress import Progress
 from flatout.data.tables.output import FORMATS, block_writer
+from flatout.data.tables.reading import ReadingConfig
 from flatout.distributed.ranks import why_no_gpu
 from flatout.engine.precision import Precision
-from flatout.errors import UserError, as_choice, require
-from flatout.inference.run_predictor import FileOptions, RunPredictor
+from flatout.errors import UserError, as_choice, require, settings_of
+from flatout.inference.run_predictor import FileOptions, ModelFolder, RunPredictor
 from flatout.run.kinds import load_predictor
+from flatout.run.run_folder import SETTINGS
 
 FILES = "csv, tsv, json, jsonl, parquet, arrow, npy or hdf5"
 _OPTIONS = ("text", "top_k", "bits", "rebuild", "names")
@@ -41,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
     parser.add_argument("--rebuild", action="store_true", help="also rebuild texts from the 2-grams of encodings")
     parser.add_argument("--names", metavar="FILE", help="known names, one a line, to rebuild texts with")
+    add_reading(parser)
     add_computing(parser)
     parser.add_argument("--out", metavar="FILE", help=f"{', '.join(FORMATS)} (default: csv on standard output)")
 
@@ -51,11 +55,11 @@ def run(arguments: argparse.Namespace) -> None:
     if options.top_k < 0:
         raise UserError("--top-k", f"{options.top_k}", allowed="1 or more")
     with readable(arguments.file, "predict") as file:
-        table = predictor.open(file, "predict")
+        table = predictor.open(file, "predict", reading_of(arguments))
         for name in (name for name in _OPTIONS if name not in predictor.options):
             what = f"this run answers {predictor.answers_to}"
             require(not getattr(options, name), f"--{name.replace('_', '-')}", what, hint="Leave it out.")
-        with block_writer(arguments.out) as write, Progress() as progress:
+        with block_writer(arguments.out, reads=file) as write, Progress() as progress:
             advance, rows, replaced = progress.task("predicting"), 0, list[str]()
             for found in predictor.answer_table(table, options, predictors):
                 write(found.block)
@@ -97,6 +101,34 @@ def _kind_of(head: bytes) -> str:
         return "parquet"
     opening = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
     return {b"{": "jsonl", b"[": "json"}.get(opening, "csv")
+
+
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """How the file is written, where that is not found out."""
+    parser.add_argument(
+        "--read",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="how the file is written, as data.read.KEY of a run (default: as the run's own): encoding=cp1252",
+    )
+
+
+def reading_of(arguments: argparse.Namespace) -> ReadingConfig:
+    """How the files of the run were written, and what `--read` says of this one."""
+    file = ModelFolder.find(arguments.run).path.parent / SETTINGS
+    settings = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    known = [each.name for each in fields(ReadingConfig) if each.name != "format"]
+    own = (settings.get("data") or {}).get("read") or {}
+    values = {name: value for name, value in own.items() if name in known}
+    usual = asdict(ReadingConfig())
+    if named := [f"{name}={value}" for name, value in values.items() if value != usual[name]]:
+        print(f"read as in training: {', '.join(named)} (--read KEY=VALUE changes it)", file=sys.stderr)
+    for word in arguments.read:
+        name, _, value = word.partition("=")
+        require(name in known, "--read", f"no setting {name!r}", allowed=", ".join(known))
+        values[name] = yaml.safe_load(value)
+    return settings_of(ReadingConfig, values)
 
 
 def add_computing(parser: argparse.ArgumentParser) -> None:

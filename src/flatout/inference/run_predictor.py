@@ -31,6 +31,7 @@ from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.store.store import Ragged, StoreSplit
+from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table
@@ -260,9 +261,9 @@ class RunPredictor(ABC):
     def score_table(self, table: Table, options: FileOptions, others: Sequence[Self], advance: Advance) -> Scored:
         """What the answers to a table that holds the truth as well are worth."""
 
-    def open(self, file: str, verb: str) -> Table:
+    def open(self, file: str, verb: str, reading: ReadingConfig | None = None) -> Table:
         """The file that a verb is given."""
-        return open_table(file, where="FILE")
+        return open_table(file, where="FILE", reading=reading)
 
     def notes(self) -> list[str]:
         """What was found while files were read and answered."""

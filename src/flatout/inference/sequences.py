@@ -37,6 +37,7 @@ from flatout.data.sequences.settings import Missing
 from flatout.data.sequences.shape import Scaler, SequenceShape, describe_units
 from flatout.data.sequences.views import RowPlaces, Segments, estimate_windows, forecast_windows
 from flatout.data.store.store import Ragged
+from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.sources import open_source
 from flatout.data.tables.table import Table
 from flatout.engine.precision import Precision, answering
@@ -262,8 +263,11 @@ class SequencePredictor(RunPredictor):
 
     # Files.
 
-    def open(self, file: str, verb: str) -> Table:
-        return open_source(file, where="FILE")
+    def open(self, file: str, verb: str, reading: ReadingConfig | None = None) -> Table:
+        table = open_source(file, where="FILE", reading=reading)
+        if not set(self.rules.group) & set(table.columns):  # one recording of a run whose files held several
+            self.rules = replace(self.rules, group=[])
+        return table
 
     def answer_table(self, table: Table, options: FileOptions, others: Sequence[Any]) -> Iterator[Answered]:
         """A row for each sample that is answered, recording after recording; large files are read in blocks too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.tags import LISTS, TagCensus, TaggedTable, as_bio, find_entities, word_lists
 from flatout.data.tables.roles import Roles
-from flatout.data.tables.table import Table, require_columns
+from flatout.data.tables.table import Table, is_text, require_columns
 from flatout.data.tokens.subwords import Subwords
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError, require
@@ -109,12 +110,12 @@ class TagPredictor(RunPredictor):
         ModelFolder(folder).write(self.model, model_config, self.names, settings, self.vocabulary)
 
     def predict(self, rows: Sequence[str | Sequence[str]] | str) -> list[TagPrediction]:
-        """Tags and entities of each row: a list of words, or a text that is parted at its blanks."""
+        """Tags and entities of each row: a list of words, or a text, which is parted as `words_of` does."""
         given = self.rows_in_memory(rows, self.roles.texts)
         for number, row in enumerate(given):
             is_words = isinstance(row, str) or (row is not None and all(isinstance(word, str) for word in row))
             require(is_words, "predict", f"row {number} is {row!r}", allowed="a text, or a list of words")
-        words = [row.split() if isinstance(row, str) else list(row) for row in given]
+        words = [words_of(row) if isinstance(row, str) else list(row) for row in given]
         return self.read(words, self.tags(pa.array(words, pa.list_(pa.large_string())))) if words else []
 
     @torch.inference_mode()
@@ -163,7 +164,10 @@ class TagPredictor(RunPredictor):
 
         def answer(predictor: TagPredictor, piece: tuple[Any, pa.RecordBatch]) -> tuple[Answered, int]:
             _, block = piece
-            words = word_lists(block.column(column), name=column, table=table.name, key="--text")
+            given = block.column(column)
+            if column not in self.roles.texts:  # sentences as people write them, not as the run's own column has them
+                given = _parted(given)
+            words = word_lists(given, name=column, table=table.name, key="--text")
             found = predictor.tags(words)
             tags = pa.array(predictor.names).take(pa.array(found.ids))
             rows = predictor.read(words.to_pylist(), found)
@@ -212,6 +216,22 @@ _ENTITIES = pa.list_(
         ]
     )
 )
+
+
+_WORD = re.compile(r"""[(\[{"'«“]|[^\s]+?(?=[.,;:!?)\]}"'»”…]*(?:\s|$))|\S""")
+"""A mark that opens, a word up to the marks at its end, or one of these marks."""
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text, and each mark before or after one as a word of its own, as tagged texts have them."""
+    return _WORD.findall(text)
+
+
+def _parted(column: pa.Array) -> pa.Array:
+    """Plain texts as lists of words; lists as they are."""
+    if not is_text(column.type):
+        return column
+    return pa.array([words_of(text or "") for text in column.to_pylist()], pa.list_(pa.large_string()))
 
 
 def _tagged(table: Table, roles: Roles, types: Sequence[str]) -> Iterator[tuple[pa.Array, Any]]:

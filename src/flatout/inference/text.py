@@ -24,6 +24,7 @@ from flatout.data.checks.findings import Findings
 from flatout.data.checks.labels import normalise_labels
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
+from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, require_columns
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords
@@ -339,7 +340,7 @@ class MaskedWordPredictor(RunPredictor):
             found[row].append([Filling(*each) for each in zip(named, probabilities, strict=True)])
         return found
 
-    def open(self, file: str, verb: str) -> NoReturn:
+    def open(self, file: str, verb: str, reading: ReadingConfig | None = None) -> NoReturn:
         hint = "Fine-tune it: python -m train model=transformer model.pretrained=RUN, or export it."
         raise UserError(verb, "a run of task=mlm answers masked words, not rows", hint=hint)
 

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,8 +23,8 @@ FORMATS = (".csv", ".jsonl", ".parquet")
 
 
 @contextmanager
-def block_writer(out: str | None) -> Iterator[Callable[[pa.RecordBatch], None]]:
-    """Writes blocks to standard output, or to a file that appears when it is whole."""
+def block_writer(out: str | None, *, reads: str | None = None) -> Iterator[Callable[[pa.RecordBatch], None]]:
+    """Writes blocks to standard output, or to a file that appears when it is whole; `reads`: where they come from."""
     if out is None:
         write, close = _format_writer(sys.stdout.buffer, ".csv")
         yield write
@@ -35,20 +36,44 @@ def block_writer(out: str | None) -> Iterator[Callable[[pa.RecordBatch], None]]:
         raise UserError("--out", f"cannot write {path.suffix or path.name}", allowed=", ".join(FORMATS))
     if not path.parent.is_dir():
         raise UserError("--out", f"no such folder: {path.parent}", hint="Make it first, or name another folder.")
-    beside = path.with_name(f".{path.name}-{os.getpid()}")
+    if reads is not None and path.exists() and path.samefile(reads):
+        raise UserError("--out", f"{path} is the file that is read", hint="Name another file.")
+    beside, is_there = path.with_name(f".{path.name}-{os.getpid()}"), path.exists()
     try:
-        with beside.open("wb") as file:
+        with _told(path):
+            file = beside.open("wb")
+        with file:
             write, close = _format_writer(file, path.suffix)
             try:
-                yield write
+                yield partial(_write_told, path, write)
             except BaseException:
                 with suppress(Exception):  # pyarrow ends a file that is open; the first error is the one to show
                     close(is_whole=False)
                 raise
-            close()
-        beside.replace(path)
+            with _told(path):
+                close()
+                file.flush()
+                beside.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+    if is_there:
+        print(f"{path} was there, and is replaced", file=sys.stderr)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Turn a refusal of the disk into one message."""
+    try:
+        yield
+    except OSError as error:
+        what = f"cannot write {path}: {error.strerror or error}"
+        raise UserError("--out", what, hint="Name a file where there is room, and which you may write.") from None
+
+
+def _write_told(path: Path, write: Callable[[pa.RecordBatch], None], block: pa.RecordBatch) -> None:
+    with _told(path):
+        write(block)
 
 
 def _format_writer(file: BinaryIO, suffix: str) -> tuple[Callable[[pa.RecordBatch], None], Callable[..., None]]:

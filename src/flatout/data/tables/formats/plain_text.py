@@ -40,7 +40,7 @@ class ConllTable(FileTable):
     """A file of tagged sentences."""
 
     def how(self) -> str:
-        return f"{self._width} columns: the first is the word, the last its tag"
+        return f"{self._width} columns: the first is the word, the last its tag" if self._width > 1 else "words alone"
 
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
         sentences = self._sentences()
@@ -53,15 +53,12 @@ class ConllTable(FileTable):
         with self._open() as file:
             require_no_utf16(self.path, file.read(HEAD_BYTES), self.where)
         self._separator, self._width = None, 0
-        for number, line in self._lines():
+        for _, line in self._lines():
             if not line.strip() or line.startswith((_DOCUMENT, "# ")):
                 continue
             self._separator = "\t" if "\t" in line else None
             self._width = len(line.split(self._separator))
-            if self._width < 2:
-                hint = "Each line needs a word and its tag, with a blank or a tab between."
-                raise self._fail(f"line {number}: one column, {line[:40]!r}", hint)
-            return list(COLUMNS)
+            return COLUMNS[: self._width]
         raise self._fail("no rows")
 
     def _sentences(self) -> Iterator[Sentence]:
