@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 _CHARTS = {
     "loss": ("train/loss", "val/loss"),
-    "quality on validation": ("val/accuracy", "val/macro_f1", "val/subset_accuracy", "val/auroc"),
-    "2-grams on validation": ("val/dice", "val/precision", "val/recall", "val/exact"),
+    "quality on validation": tuple(
+        f"val/{name}"
+        for name in "accuracy macro_f1 subset_accuracy auroc f1 dice precision recall exact masked_accuracy".split()
+    ),
     "rows a second": ("speed/rows_per_s",),
     "the card's use": ("speed/mfu", "gpu/utilisation"),
     "error on validation": ("val/rmse", "val/mae"),
