@@ -76,7 +76,8 @@ class ModelFolder:
         if not path.exists():
             raise UserError(str(path), "no such run", hint="Name a folder below outputs/.")
         inside = sorted(each.parent for each in path.glob(f"*/model/{WEIGHTS}"))
-        hint = f"Did you mean {inside[-1].parent}?" if inside else "A run that ended well has one, unless it trained a module of your own."
+        usual = "A run that ended well has one, unless it trained a module of your own."
+        hint = f"Did you mean {inside[-1].parent}?" if inside else usual
         raise UserError(str(path), "no finished run: it has no model/ folder", hint=hint)
 
     def settings(self) -> dict[str, Any]:
