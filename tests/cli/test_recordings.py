@@ -95,7 +95,7 @@ def test_a_file_without_the_columns_of_groups_is_one_recording(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")  # torch's exporter, of its own code
 @pytest.mark.parametrize("kind", list(SETTINGS))
-def test_an_exported_network_fed_sample_by_sample_answers_as_predict_does(tmp_path, kind, capsys):
+def test_an_exported_network_answers_as_predict_does_sample_by_sample_and_several_rows_at_once(tmp_path, kind, capsys):
     result = train(tmp_path / "runs", kind)
     assert verb("export", result.folder, "--onnx", "--out", tmp_path / "onnx") == 0
     assert "largest difference from the run's own answers" in capsys.readouterr().out
@@ -106,6 +106,24 @@ def test_an_exported_network_fed_sample_by_sample_answers_as_predict_does(tmp_pa
     whole = predictor.answer(recording.values)
     assert len(found) in (50, 1, 3)
     np.testing.assert_allclose(found, whole[-len(found) :], atol=1e-5)
+    require_rows_at_once(tmp_path / "onnx")
+
+
+def require_rows_at_once(folder: Path) -> None:
+    """Five rows at once have the answers of each alone."""
+    from onnxruntime import InferenceSession
+
+    session = InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    described = json.loads((folder / "signature.json").read_text())
+    assert ("state" in described) == (len(described["inputs"]) > 1)
+    random = np.random.default_rng(0)
+    axes = {name: shape.index("rows") for name, shape in described["inputs"].items()}
+    sizes = {name: [5 if size == "rows" else size for size in shape] for name, shape in described["inputs"].items()}
+    given = {name: random.standard_normal(shape).astype(np.float32) for name, shape in sizes.items()}
+    answers, *_ = session.run(None, given)
+    for row in range(5):
+        alone, *_ = session.run(None, {name: values.take([row], axes[name]) for name, values in given.items()})
+        np.testing.assert_allclose(alone[0], answers[row], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's exporter, of its own code

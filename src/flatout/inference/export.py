@@ -38,6 +38,8 @@ ONNX, SIGNATURE = "model.onnx", "signature.json"
 _MOST_APART, _ONNX_APART = 1e-5, 1e-4
 """Most that logits may differ; another runtime sums in another order."""
 _ROWS, _LONGEST, _SAMPLES = 8, 200, 200
+_TRACED = 2
+"""Rows while a file is written; torch takes an axis of one for one that never changes."""
 _MOST_IN_ONE_FILE = 1 << 30
 """Bytes of weights; an ONNX file cannot be larger than twice that, so more lie in a file beside it."""
 
@@ -283,6 +285,7 @@ def export_recordings(predictor: Any, folder: Path) -> list[str]:
             verbose=False,
             input_names=list(module.inputs),
             output_names=module.outputs,
+            dynamic_shapes=module.free_axes(),
         )
     program.save(folder / ONNX, external_data=False)
     (folder / SIGNATURE).write_text(json.dumps(_signature(predictor, module), indent=1), encoding="utf-8")
@@ -326,16 +329,23 @@ class _Scaled(nn.Module):
 
 
 class _Sample(_Scaled):
-    """One sample and the state before it; the answer and the state after it."""
+    """A sample of each row and the states before them; the answers and the states after them."""
 
     def __init__(self, predictor: Any) -> None:
         super().__init__(predictor)
         what = "a network of your own has no state that is known to us"
-        states = contract(self.model).make_state(1)
+        alone, states = (contract(self.model).make_state(rows) for rows in (1, _TRACED))
         require(states is not None, "export", what, hint="Export it with torch.onnx.")
         state = {f"state_{number}": each.clone() for number, each in enumerate(states or ())}
-        self.inputs = {"sample": torch.zeros(1, predictor.shape.inputs), **state}
+        self.inputs = {"sample": torch.zeros(_TRACED, predictor.shape.inputs), **state}
         self.outputs = ["answer", *(f"next_{name}" for name in state)]
+        shapes = [(each.shape, other.shape) for each, other in zip(alone or (), states or (), strict=True)]
+        of_states = [next(axis for axis in range(len(one)) if one[axis] != two[axis]) for one, two in shapes]
+        self.row_axes = dict(zip(self.inputs, [0, *of_states], strict=True))
+
+    def free_axes(self) -> Any:
+        sample, *state = ({axis: torch.export.Dim.DYNAMIC} for axis in self.row_axes.values())
+        return {"sample_BF": sample, "state": tuple(state)}
 
     def forward(self, sample_BF: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         answers_BLK, after = self.model.run(self.scale(sample_BF).unsqueeze(1), state)
@@ -347,22 +357,30 @@ class _Window(_Scaled):
 
     def __init__(self, predictor: Any) -> None:
         super().__init__(predictor)
-        self.inputs = {"window": torch.zeros(1, predictor.shape.lookback or 1, predictor.shape.inputs)}
+        self.inputs = {"window": torch.zeros(_TRACED, predictor.shape.lookback or 1, predictor.shape.inputs)}
         self.outputs = ["answer"]
+        self.row_axes = {"window": 0}
+
+    def free_axes(self) -> Any:
+        return {"windows_BLF": {0: torch.export.Dim.DYNAMIC}}
 
     def forward(self, windows_BLF: Tensor) -> Tensor:
         return self.in_units(self.model.answer(self.scale(windows_BLF)))
 
 
 def _signature(predictor: Any, module: _Sample | _Window) -> dict[str, Any]:
-    return {
-        "inputs": {name: list(each.shape) for name, each in module.inputs.items()},
+    shapes: dict[str, list[int | str]] = {name: list(each.shape) for name, each in module.inputs.items()}
+    for name, axis in module.row_axes.items():
+        shapes[name][axis] = "rows"
+    found = {
+        "inputs": shapes,
         "outputs": module.outputs,
         "columns": predictor.columns,
         "targets": predictor.names,
         "step_s": predictor.step_s,
-        "state": "zeros begin a recording; give each next_state back as state with the next sample",
     }
+    state = "zeros begin a recording; give each next_state back as state with the next sample"
+    return found if len(shapes) == 1 else {**found, "state": state}
 
 
 def _compare(predictor: Any, path: Path) -> float:
@@ -389,7 +407,7 @@ def stream_onnx(path: Path, values: Any) -> Any:
     from onnxruntime import InferenceSession
 
     session = InferenceSession(path, providers=["CPUExecutionProvider"])
-    inputs = {each.name: each.shape for each in session.get_inputs()}
+    inputs = {each.name: [size if isinstance(size, int) else 1 for size in each.shape] for each in session.get_inputs()}
     values = np.asarray(values, dtype=np.float32)
     if "window" in inputs:
         (answer,) = session.run(None, {"window": values[None, -inputs["window"][1] :]})
