@@ -220,3 +220,10 @@ def test_a_block_never_holds_more_rows_than_asked_for(tmp_path):
     counts = [block.num_rows for block in table.blocks(["text"], rows_per_block=100)]
     assert max(counts) <= 100
     assert np.sum(counts) == 600
+
+
+@pytest.mark.parametrize("name", ["rows.xlsx", "rows.TXT", "rows.sqlite"])
+def test_a_file_that_is_not_there_is_no_data_set_of_the_hub(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=rf"data.source: no such file: {name}"):
+        open_splits(name, {}, ReadingConfig())

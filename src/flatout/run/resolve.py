@@ -200,12 +200,11 @@ def restore_threads() -> Iterator[None]:
 def share_processor(threads: int | None, ranks: Ranks, device: torch.device, folder: RunFolder) -> None:
     """Divide the cores among the ranks of this machine, as torchrun would leave each a single thread; keep memory."""
     if device.type == "cpu" and keep_freed_memory():
-        folder.decision(
-            "allocator", "malloc keeps freed memory", "avoids page faults in each step", "mallopt accepted it"
-        )
+        why, evidence = "avoids page faults in each step", "mallopt accepted it"
+        folder.decision("allocator", "malloc keeps freed memory", why, evidence, prints=False)
     if device.type == "cuda" and let_segments_grow():
         why, evidence = "batches have another shape in each step, and gaps would stay", "PYTORCH_ALLOC_CONF was not set"
-        folder.decision("allocator", "segments of a GPU's memory grow", why, evidence)
+        folder.decision("allocator", "segments of a GPU's memory grow", why, evidence, prints=False)
     if threads is not None:
         torch.set_num_threads(threads)
         return

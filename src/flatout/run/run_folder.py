@@ -25,7 +25,7 @@ from flatout.files import REFUSALS, refused_folder, write_atomically
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import Summary, read_summary
-from flatout.run_log import LogFile
+from flatout.run_log import LogFile, decision_line
 
 OVERRIDES, SETTINGS, LOG = "overrides.txt", "config.yaml", "log.txt"
 """What was typed, a word a line; all settings; and what was printed, whose file says whose the folder is."""
@@ -69,15 +69,18 @@ class RunFolder:
         """Report one line."""
         self.log.say(text)
 
-    def decision(self, name: str, value: object, why: str, evidence: str, *, replaces: bool = False) -> None:
+    def decision(
+        self, name: str, value: object, why: str, evidence: str, *, replaces: bool = False, prints: bool = True
+    ) -> None:
         """Keep and print one choice that the run made by itself; what was measured stands, a rule comes after it.
 
-        `replaces`: it takes the place of an earlier choice, for what has happened since.
+        `replaces`: it takes the place of an earlier choice, for what has happened since. `prints`: whether it stands in
+        the terminal, not in the log and the report alone.
         """
         if not replaces and any(choice["name"] == name for choice in self.summary.values["choices"]):
             return
         self.summary.add_choice(name, value, why, evidence)
-        self.log.say(f"{name}: {value} ({why}; {evidence})")
+        (self.log.say if prints else self.log.keep)(decision_line(name, value, why, evidence))
 
 
 @contextmanager

@@ -16,12 +16,14 @@ from flatout.errors import UserError, did_you_mean
 
 T = TypeVar("T")
 
+_OTHER_FILE = re.compile(r"\.(xlsx?|ods|docx?|pdf|txt|xml|zip|tar|pkl|pickle|sqlite3?|db|avro|orc)$", re.IGNORECASE)
+"""Endings of files that we do not read: no data set is called so."""
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
 
 
 def may_be_hub_name(name: str) -> bool:
     """Whether this may be the name of a data set: plain words, with an owner or a configuration or without."""
-    return bool(_HUB_NAME.fullmatch(name))
+    return bool(_HUB_NAME.fullmatch(name)) and not _OTHER_FILE.search(name)
 
 
 def is_saved_dataset(folder: Path) -> bool:
