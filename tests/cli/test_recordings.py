@@ -286,7 +286,7 @@ def test_a_feature_in_another_unit_than_in_training_is_warned_of(tmp_path, capsy
     )
     assert verb("predict", result.folder, tmp_path / "volts.parquet", "--out", tmp_path / "a.parquet") == 0
     assert "unit" not in capsys.readouterr().err
-    assert verb("predict", result.folder, tmp_path / "mv.parquet", "--out", tmp_path / "a.parquet") == 0
+    assert verb("predict", result.folder, tmp_path / "mv.parquet", "--out", tmp_path / "b.parquet") == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning voltage is 988 times") and line.endswith(
         "the training recordings; is it in another unit?"

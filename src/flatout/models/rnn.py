@@ -155,6 +155,8 @@ class RNN(Network, nn.Module):
     def zeros(self, inputs_BLF: Tensor) -> State:
         """The state before a recording, made once for each number of rows."""
         key = len(inputs_BLF), inputs_BLF.device
+        if torch.compiler.is_compiling():  # a graph for any number of rows cannot look one up
+            return self.make_state(*key)
         if key not in self._zeros:
             with torch.inference_mode(False):  # training reads zeros that a validation may have made
                 self._zeros[key] = self.make_state(*key)
