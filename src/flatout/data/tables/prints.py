@@ -54,7 +54,7 @@ def fingerprint_of(table: Table, cache: Path) -> str:
         noted = json.loads(note.read_bytes())
         if noted["entries"] == entries:
             return str(noted["fingerprint"])
-    let_time_move(max((ctime for _, _, _, ctime, _ in entries), default=0))
+    let_time_move(max((int(ctime) for _, _, _, ctime, _ in entries), default=0))
     fingerprint = table.fingerprint()
     if table.entries() == entries:
         _write(note, {"entries": entries, "fingerprint": fingerprint})
