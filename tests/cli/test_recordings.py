@@ -156,7 +156,7 @@ def test_evaluate_gives_the_errors_of_the_test_recordings(tmp_path, capsys):
     pq.write_table(cells_of("test"), tmp_path / "cells.parquet")
     assert verb("evaluate", result.folder, tmp_path / "cells.parquet", "--json") == 0
     printed = capsys.readouterr().out
-    found = json.loads(printed[printed.rindex("{\n") :])
+    found = json.loads(printed[printed.index("{\n") :])
     assert found["rmse"] == pytest.approx(result.metrics["test/rmse"], rel=1e-4)
 
 
@@ -166,7 +166,7 @@ def test_evaluate_of_each_way_gives_the_errors_of_the_test_recordings(tmp_path, 
     folder = write_cells(tmp_path / "cells")
     assert verb("evaluate", result.folder, folder, "--json") == 0
     printed = capsys.readouterr().out
-    found = json.loads(printed[printed.rindex("{\n") :])
+    found = json.loads(printed[printed.index("{\n") :])
     for name in ("rmse", "mae", "max_error", "r2"):
         assert found[name] == pytest.approx(result.metrics[f"test/{name}"], rel=1e-4), name
 
@@ -212,9 +212,12 @@ def test_labels_are_evaluated_and_exported(tmp_path, target, capsys):
     )
     assert verb("evaluate", result.folder, tmp_path / "test.parquet", "--json") == 0
     printed = capsys.readouterr().out
-    found, metric = json.loads(printed[printed.rindex("{\n") :]), "accuracy" if target == "kind" else "rmse"
+    found, metric = json.loads(printed[printed.index("{\n") :]), "accuracy" if target == "kind" else "rmse"
     assert found["rows"] == 20
     assert found[metric] == pytest.approx(result.metrics[f"test/{metric}"], rel=1e-4)
+    ends = result.summary["intervals"][f"test/{metric}"]
+    assert ends[0] < found[metric] < ends[1]
+    assert found["intervals"][metric] == pytest.approx(ends, abs=0.1)
     assert verb("export", result.folder, "--onnx", "--out", tmp_path / "onnx") == 0
     recordings = list(result.predictor.read(table_of(waves(40, 20))))
     assert len({len(each.values) for each in recordings}) == 10

@@ -132,7 +132,8 @@ def test_evaluate_prints_metrics_and_what_it_found(finished, rows, capsys):
     assert "1 row with an empty text kept as one unknown word" in said
     assert "accuracy" in said
     assert verb("evaluate", finished.folder, rows, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == 3
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rows"], found["intervals"]) == (3, {})
 
 
 def test_evaluating_the_test_split_again_gives_the_run_s_own_metrics(finished, tmp_path, capsys):
@@ -143,8 +144,12 @@ def test_evaluating_the_test_split_again_gives_the_run_s_own_metrics(finished, t
     path = tmp_path / "test.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in block.to_pylist()))
     assert verb("evaluate", finished.folder, path, "--json") == 0
-    accuracy = json.loads(capsys.readouterr().out)["accuracy"]
-    assert accuracy == pytest.approx(finished.metrics["test/accuracy"], abs=0.03)  # fp32 here, bf16 where native there
+    found = json.loads(capsys.readouterr().out)
+    # fp32 here, bf16 where native there
+    assert found["accuracy"] == pytest.approx(finished.metrics["test/accuracy"], abs=0.03)
+    ends = finished.summary["intervals"]["test/accuracy"]
+    assert ends[0] < finished.metrics["test/accuracy"] < ends[1]
+    assert found["intervals"]["accuracy"] == pytest.approx(ends, abs=0.05)
 
 
 def labelled_rows(folder):

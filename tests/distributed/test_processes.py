@@ -134,6 +134,10 @@ def test_two_ranks_train_like_one_with_twice_the_batch(case, tmp_path):
     # The correlation of answers that hardly differ yet follows their last digits.
     settled = {name: value for name, value in one.metrics.items() if not name.endswith("pearson")}
     assert {name: two.metrics[name] for name in settled} == pytest.approx(settled, rel=1e-5)
+    ends, of_two = one.summary["intervals"], two.summary["intervals"]
+    assert ends.keys() == of_two.keys()
+    for name in ends.keys() & settled.keys():
+        assert of_two[name] == pytest.approx(ends[name], rel=1e-4)
     assert (two.summary["calibration"] or {}) == pytest.approx(one.summary["calibration"] or {}, rel=1e-3)
     assert two.summary["hardware"]["count"] == 2 and one.summary["hardware"]["count"] == 1
 

@@ -191,8 +191,10 @@ def test_evaluate_scores_other_records_at_the_runs_threshold(finished, others, c
     values = json.loads(capsys.readouterr().out)
     assert values["rows"] == 50
     assert values["dice"] == pytest.approx(finished.metrics["test/dice"], abs=0.1)
+    low, high = values["intervals"]["dice"]
+    assert low < values["dice"] < high
     assert verb("evaluate", finished.folder, others) == 0
-    assert "dice" in capsys.readouterr().out
+    assert f"dice              {values['dice']:.4f} ({low:.3f}–{high:.3f})\n" in capsys.readouterr().out
 
 
 def test_compare_sets_runs_side_by_side(finished, tmp_path, capsys):
@@ -299,7 +301,7 @@ def test_a_run_on_a_file_from_another_folder_prints_its_verdicts(tmp_path, monke
     assert verb("encode", "--sample", 400, "--size", 256, "--out", encoded_file) == 0
     monkeypatch.chdir(tmp_path)
     train.main(["+experiment=bloom_bigrams", f"data.source={encoded_file}", "trainer.max_epochs=2"])
-    said = capfd.readouterr().out
+    said = " ".join(capfd.readouterr().out.split())
     for words in ("ridge penalty:", "column bloomfilter of", "rebuilt letter by letter", "of the ridge regression"):
         assert words in said
     (folder,) = (tmp_path / "outputs" / "bloom_bigrams").iterdir()

@@ -308,6 +308,7 @@ def test_a_file_of_words_is_answered_and_scored_as_the_run_scores(tags, tmp_path
     assert scores["rows"] == 80
     # fp32 here, bf16 where the run has it: an answer on the edge may differ
     assert scores["f1"] == pytest.approx(tags.metrics["test/f1"], abs=0.03)
+    assert scores["intervals"]["f1"] == pytest.approx(tags.summary["intervals"]["test/f1"], abs=0.06)
     out = tmp_path / "answers.jsonl"
     assert verb("predict", tags.folder, file, "--out", out) == 0
     answers = [json.loads(line) for line in out.read_text().splitlines()]

@@ -47,6 +47,14 @@ def test_the_closing_table_is_plain_text_with_the_ceiling_beside(width):
     assert max(map(len, shown.splitlines())) <= width
 
 
+def test_a_score_stands_with_its_interval():
+    summary = filled()
+    summary["intervals"] = {"test/accuracy": [0.881, 0.9172], "test/loss": [0.01234, 0.0456]}
+    shown = printed(summary, Path("outputs/x"), [])
+    assert "0.9000 (0.881–0.917)   95.7% of the known ceiling, 0.9400" in shown
+    assert "0.3000 (0.0123–0.0456)" in shown
+
+
 def test_mfu_and_the_card_are_told_where_they_are_known():
     assert "card" not in printed(filled(), Path("outputs/x"), [])
     summary = filled()

@@ -23,6 +23,7 @@ def filled() -> dict:
     summary["speed"]["step_ms"] |= {"wait": 0.1, "forward": 2.0, "backward": 2.5, "optimizer": 0.4, "other": 0.2}
     summary["metrics"] = {"val/accuracy": 0.8, "test/loss": 0.3, "test/accuracy": 0.9}
     summary["baseline"] = {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}}
+    summary["intervals"] = {"test/accuracy": [0.8812, 0.9172]}
     summary["choices"] = [{"name": "feed", "value": EVIL, "why": "fits", "evidence": "1 MB"}]
     return summary
 
@@ -54,7 +55,7 @@ def test_the_page_shows_everything_and_runs_nothing(tmp_path):
     assert parsed.links == []
     for shown in (
         "0.9000",
-        "95.7% of the known ceiling",
+        "(0.881–0.917) 95.7% of the known ceiling",
         "1,000",
         "padding 1.5%",
         "0.333",

@@ -72,6 +72,7 @@ SCHEMA = {
     "tune": None,
     "metric": None,
     "metrics": None,
+    "intervals": None,
     "artifacts": None,
 }
 

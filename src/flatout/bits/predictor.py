@@ -212,11 +212,11 @@ class GramPredictor(RunPredictor):
         require_columns(table, {"--bits": bits, **columns})
         metrics, total = GramMetrics(self.threshold), 0
         for probabilities, targets in in_order(self.outputs_and_targets, others, self._labelled(table, bits)):
-            metrics.update(probabilities, targets)
+            metrics.update(probabilities, targets, torch.arange(total, total + len(targets)))
             total += len(targets)
             advance(len(targets))
         self.require_rows(total, table)
-        return Scored({"rows": total}, metrics.compute())
+        return Scored({"rows": total}, metrics.compute(), intervals=metrics.intervals())
 
     def _labelled(self, table: Table, bits: str) -> Iterator[tuple[Any, Tensor]]:
         """Block by block the encodings, and the grams of their plain texts."""

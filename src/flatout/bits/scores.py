@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from flatout.tasks.score_intervals import Interval, OverRanks, RowSums, bootstrap
+
 THRESHOLDS = 256
 NAMES = ("dice", "precision", "recall", "f1", "exact")
 
@@ -27,29 +29,49 @@ class GramMetrics(Metric):
     def __init__(self, threshold: float | None = None, *, is_alone: bool = False) -> None:
         """`is_alone`: this rank sees all rows, so that nothing is added up over ranks."""
         super().__init__(sync_on_compute=not is_alone)
-        self.given = threshold
+        self.given, self.of_rows = threshold, RowSums(len(NAMES) + 1)
         self.threshold = 0.5 if threshold is None else threshold
         """Least score that counts as an answer; found by `compute` where none is given."""
         self.add_state("sums", torch.zeros(len(NAMES), THRESHOLDS, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("total", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
-    def update(self, scores: Tensor, targets: Tensor) -> None:
-        """Scores `[B, G]` from 0 to 1 (what lies outside counts as the nearer end), targets of zeros and ones."""
+    def update(self, scores: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
+        """Scores `[B, G]` from 0 to 1 (what lies outside counts as the nearer end), targets of zeros and ones.
+
+        `rows`: numbers of the records, for intervals at the threshold that is given.
+        """
         buckets_BG = (scores.float() * THRESHOLDS).long().clamp_(0, THRESHOLDS - 1)
         zeros_BT = torch.zeros(len(scores), THRESHOLDS, device=scores.device)
         answered_BT = _at_least(zeros_BT.scatter_add(1, buckets_BG, torch.ones_like(targets)))
         found_BT = _at_least(zeros_BT.scatter_add(1, buckets_BG, targets))
         there_B1 = targets.sum(1, keepdim=True)
-        means = [values.sum(0).double() for values in record_scores(found_BT, answered_BT, there_B1)]
-        self.sums += torch.stack(means).to(self.sums.device)
+        scores_BT = record_scores(found_BT, answered_BT, there_B1)
+        self.sums += torch.stack([values.sum(0).double() for values in scores_BT]).to(self.sums.device)
         self.total += len(scores)
+        if rows is not None:
+            parts = [values[:, self._place()] for values in scores_BT]
+            self.of_rows.add(rows, torch.stack([*parts, torch.ones_like(parts[0])], 1))
 
     def compute(self) -> dict[str, float]:
         means = (self.sums / self.total.clamp(min=1)).cpu()
         if self.given is None:
             self.threshold = int(means[0].argmax()) / THRESHOLDS
-        place = min(THRESHOLDS - 1, round(self.threshold * THRESHOLDS))
-        return {name: float(means[row, place]) for row, name in enumerate(NAMES)}
+        return {name: float(means[row, self._place()]) for row, name in enumerate(NAMES)}
+
+    def intervals(self, over_ranks: OverRanks | None = None) -> dict[str, Interval]:
+        """The 95 % interval of each score, of the records whose numbers were given. On every rank at once."""
+
+        def values_of(sums: Tensor) -> dict[str, Tensor]:
+            return {name: sums[..., row] / sums[..., -1] for row, name in enumerate(NAMES)}
+
+        return bootstrap(self.of_rows.gathered(over_ranks), values_of)
+
+    def reset(self) -> None:
+        super().reset()
+        self.of_rows.reset()
+
+    def _place(self) -> int:
+        return min(THRESHOLDS - 1, round(self.threshold * THRESHOLDS))
 
 
 def record_scores(found: Tensor, answered: Tensor, there: Tensor) -> tuple[Tensor, ...]:

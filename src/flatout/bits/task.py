@@ -26,6 +26,7 @@ from flatout.data.batches.feed import Feeds
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot
 from flatout.errors import check_settings, require, setting
 from flatout.run_log import RunLog
+from flatout.tasks.score_intervals import Interval
 from flatout.tasks.task import Task, real_rows
 
 _MOST_WEIGHT = 20.0
@@ -183,7 +184,7 @@ class GramDecoder(Task):
 
     def judge(self, batch: FlatBatch) -> Tensor:
         targets, outputs = self._targets(batch), real_rows(self.answers(batch), batch)
-        self.metrics.update(outputs.sigmoid(), targets)
+        self.metrics.update(outputs.sigmoid(), targets, self.kept_rows(batch))
         return self._answers_loss(outputs, targets)
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
@@ -197,6 +198,9 @@ class GramDecoder(Task):
 
     def judged(self) -> dict[str, float]:
         return self.metrics.compute()
+
+    def intervals(self) -> dict[str, Interval]:
+        return self.metrics.intervals(self.over_ranks)
 
     def answers(self, batch: FlatBatch) -> Tensor:
         """`[B, C]` logits of the answers; when training is over, as a finished model gives them."""

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from flatout.cli.predict import FILES, add_computing, add_reading, file_options, load_predictors, readable, reading_of
 from flatout.data.store.progress import Progress
-from flatout.report.closing import class_table
+from flatout.report.closing import class_table, interval_text
 from flatout.report.summary import json_safe
 
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
     for warning in found.warnings:
         print(warning, file=sys.stderr)
     if arguments.json:
-        print(json.dumps(json_safe({**found.counts, **found.values}), indent=1))
+        print(json.dumps(json_safe({**found.counts, **found.values, "intervals": found.intervals}), indent=1))
         return
     for remark in found.remarks:
         print(remark)
@@ -47,4 +47,4 @@ def run(arguments: argparse.Namespace) -> None:
     for name, count in found.counts.items():
         print(f"{name:<17} {count:,}")
     for name, value in found.values.items():
-        print(f"{name:<17} {value:.4f}")
+        print(f"{name:<17} {value:.4f}{interval_text(found.intervals.get(name))}")

@@ -41,6 +41,7 @@ from flatout.errors import UserError, require, settings_of
 from flatout.inference.export import export_encoder
 from flatout.models import kind_of, model_class
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from flatout.tasks.score_intervals import Interval
 
 _ROWS_PER_BLOCK, _MOST_CHARACTERS = 16_384, 50_000_000
 WEIGHTS, SETTINGS, LABELS = "model.safetensors", "config.json", "labels.json"
@@ -220,6 +221,8 @@ class Scored:
     """What was found in the file."""
     warnings: list[str] = field(default_factory=list)
     """What the answers suffer from."""
+    intervals: dict[str, Interval] = field(default_factory=dict)
+    """The 95 % interval of each metric that has one."""
 
 
 class RunPredictor(ABC):

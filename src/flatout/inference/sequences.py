@@ -51,6 +51,8 @@ from flatout.tasks.task import Task
 
 Floats = NDArray[np.float64]
 _SAMPLES_A_BLOCK, _ROWS_A_BATCH = 4096, 1024
+_GROUPS = 512
+"""Of more recordings than these the errors of several are added up for an interval."""
 _OTHER_RATE = 0.05
 """Share by which the median time between samples may differ from training."""
 
@@ -307,17 +309,18 @@ class SequencePredictor(RunPredictor):
         shape, targets = self.shape, self.names
         needed = (shape.lookback or 1) + shape.horizon
         columns = self.rules.columns if shape.horizon else [*self.rules.columns, *targets]
-        scores, total = SequenceScores(1, targets, self.scaler.of_targets(shape.targets)[1]), 0
-        for recording in self.read(table, replace(self.rules, columns=columns)):
+        scores, total = SequenceScores(_GROUPS, targets, self.scaler.of_targets(shape.targets)[1]), 0
+        for number, recording in enumerate(self.read(table, replace(self.rules, columns=columns))):
             what = f"{recording.name} has {len(recording.values)} samples, a window and its forecast need {needed}"
             is_long = not shape.horizon or len(recording.values) >= needed
             require(is_long, "evaluate", what, hint="Leave it out, or name a longer recording.")
             for answers, truths in self.compare(recording.values):
-                scores.add(answers, truths, torch.zeros(len(answers), dtype=torch.int64))
+                scores.add(answers, truths, torch.full((len(answers),), number % _GROUPS))
                 total += len(answers)
             advance(len(recording.times))
         self.require_rows(total, table)
-        return Scored({"rows": total}, scores.values(), remarks=self.found.lines())
+        lines, intervals = self.found.lines(), scores.intervals()
+        return Scored({"rows": total}, scores.values(), remarks=lines, intervals=intervals)
 
     def _score_labels(self, table: Table, label: str | None, advance: Advance) -> Scored:
         """The metrics of the recordings' labels; `label` names another column."""
@@ -327,11 +330,12 @@ class SequencePredictor(RunPredictor):
         problem = Problem.single if self.has_classes else Problem.regression
         metrics, total = TaskMetrics.build(problem, self.names), 0
         for recording in self.read(table, replace(self.rules, label=column)):
-            metrics.update(*self._labelled(recording))
+            metrics.update(*self._labelled(recording), torch.tensor([total]))
             total += 1
             advance(len(recording.times))
         self.require_rows(total, table)
-        return Scored({"rows": total}, metrics.compute(), metrics.per_class(), self.found.lines())
+        lines, intervals = self.found.lines(), metrics.intervals()
+        return Scored({"rows": total}, metrics.compute(), metrics.per_class(), lines, intervals=intervals)
 
     def _labelled(self, recording: Recording) -> tuple[Tensor, Tensor]:
         """The answer to a recording as metrics take it, and its label."""

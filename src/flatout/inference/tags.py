@@ -190,13 +190,15 @@ class TagPredictor(RunPredictor):
         scores, total = EntityScores(types), 0
         for found, given in in_order(_tags, others, _tagged(table, roles, types)):
             rows = len(found.offsets) - 1
-            scores.add(found.ids, given, found.offsets, np.zeros(rows, np.bool_))
+            numbers = torch.arange(total, total + rows)
+            scores.add(found.ids, given, found.offsets, np.zeros(rows, np.bool_), numbers)
             total += rows
             self.lost_words += found.lost
             advance(rows)
         self.require_rows(total, table)
         counts = {"rows": total, "lost_words": self.lost_words}
-        return Scored(counts, scores.values(), scores.per_type(), warnings=self.notes())
+        notes, intervals = self.notes(), scores.intervals()
+        return Scored(counts, scores.values(), scores.per_type(), warnings=notes, intervals=intervals)
 
     def notes(self) -> list[str]:
         """How many words the model did not see, where there are any."""

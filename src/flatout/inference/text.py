@@ -179,12 +179,14 @@ class Predictor(RunPredictor):
         roles = replace(self.roles, texts=texts, label=options.label or self.roles.label)
         require_text_columns(table, roles.texts, label=roles.label)
         problem, findings = self.labels.problem, Findings(table.name)
-        metrics, sureness = TaskMetrics.build(problem, self.labels.classes), Sureness()
+        metrics, sureness, total = TaskMetrics.build(problem, self.labels.classes), Sureness(), 0
         if isinstance(metrics, MultiMetrics):
             metrics.thresholds.copy_(self.least_shares())
         for outputs, targets in in_order(self.outputs_and_targets, others, self._labelled(table, roles, findings)):
             # Thresholds are of calibrated probabilities.
-            metrics.update(outputs / self.temperature if problem is Problem.multi else outputs, targets)
+            judged = outputs / self.temperature if problem is Problem.multi else outputs
+            metrics.update(judged, targets, torch.arange(total, total + len(targets)))
+            total += len(targets)
             if problem is Problem.single:
                 sureness.add(self.shares(outputs), targets)
             advance(len(targets))
@@ -194,7 +196,8 @@ class Predictor(RunPredictor):
         if problem is Problem.single:
             values |= {"calibration_error": sureness.error(), "temperature": self.temperature}
         remarks = [f"{remark.source}: {remark.what}" for remark in findings.remarks()]
-        return Scored({"rows": findings.rows_kept}, values, metrics.per_class(), remarks)
+        counts = {"rows": findings.rows_kept}
+        return Scored(counts, values, metrics.per_class(), remarks, intervals=metrics.intervals())
 
     def _labelled(self, table: Table, roles: Roles, findings: Findings) -> Iterator[tuple[pa.Array, Tensor]]:
         """Block by block the texts that have a label, and their labels as the run numbers them."""

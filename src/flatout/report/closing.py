@@ -91,12 +91,20 @@ def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     for name, value in metrics.items():
         if not name.startswith(f"{split}/") or value is None:
             continue
-        text = f"{value:.4f}"
+        text = f"{value:.4f}{interval_text((summary.get('intervals') or {}).get(name))}"
         if best := known.get(name):
             text += f"   {value / best:.1%} of the {summary['baseline']['name']}, {best:.4f}"
         rows.append((name, text))
     others = {name: value for name, value in known.items() if name.startswith(f"{split}/") and name not in metrics}
     return rows + [(name, f"{value:.4f}   for comparison") for name, value in others.items()]
+
+
+def interval_text(interval: Sequence[float] | None) -> str:
+    """An interval as it follows its score; empty where there is none."""
+    if interval is None:
+        return ""
+    digits = 3 if max(map(abs, interval)) >= 0.1 else 4
+    return f" ({interval[0]:.{digits}f}–{interval[1]:.{digits}f})"
 
 
 def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:

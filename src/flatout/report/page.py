@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.files import write_atomically
-from flatout.report.closing import early_end, gpu_text, verdict_text
+from flatout.report.closing import early_end, gpu_text, interval_text, verdict_text
 from flatout.report.figures import COLOURS, Chart, Curve, line_chart
 
 if TYPE_CHECKING:
@@ -95,12 +95,13 @@ def _about(summary: Mapping[str, Any]) -> str:
 
 def _metric_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     baseline = summary["baseline"] or {}
-    known = baseline.get("metrics") or {}
-    return [
-        tile(f"{value:.4f}", name, f"{value / known[name]:.1%} of the {baseline['name']}" if known.get(name) else "")
-        for name, value in summary["metrics"].items()
-        if name.startswith("test/") and value is not None and name != "test/loss"
-    ]
+    known, intervals, tiles = baseline.get("metrics") or {}, summary.get("intervals") or {}, []
+    for name, value in summary["metrics"].items():
+        if name.startswith("test/") and value is not None and name != "test/loss":
+            beside = f"{value / known[name]:.1%} of the {baseline['name']}" if known.get(name) else ""
+            notes = [interval_text(intervals.get(name)).strip(), beside]
+            tiles.append(tile(f"{value:.4f}", name, " ".join(filter(None, notes))))
+    return tiles
 
 
 def _speed_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -22,7 +22,7 @@ from flatout.files import write_atomically
 
 SCHEMA = 1
 FILE = "summary.json"
-_OPEN = ("metrics", "artifacts", "evidence", "baseline.metrics")
+_OPEN = ("metrics", "intervals", "artifacts", "evidence", "baseline.metrics")
 _PACKAGES = ("flatout", "torch", "lightning", "transformers", "tokenizers", "numpy", "pyarrow")
 
 
@@ -71,6 +71,7 @@ def empty_summary() -> dict[str, Any]:
         "calibration": None,
         "metric": None,
         "metrics": {},
+        "intervals": {},
         "artifacts": {},
     }
 

@@ -23,6 +23,7 @@ from flatout.errors import UserError, require
 from flatout.report.closing import EARLY_END
 from flatout.run.own_parts import has_own, plain_name
 from flatout.run.run_folder import RunFolder
+from flatout.tasks.score_intervals import LEAST_ROWS, Interval
 
 if TYPE_CHECKING:
     from flatout.run.trainer import Training
@@ -135,8 +136,17 @@ def evaluate(
         if split == "val" and feeds is not None:
             module.count_answers()
     module.to(device)  # Lightning has taken it to the host; answers are kept and ways tried there
+    if feeds is not None and feeds.test is not None:
+        report_intervals(module.intervals(), folder)
     folder.summary.set("metrics", metrics)
     return metrics
+
+
+def report_intervals(found: dict[str, Interval], folder: RunFolder) -> None:
+    """Put the intervals of the test's metrics into the summary, or say that there are none."""
+    folder.summary.set("intervals", {f"test/{name}": list(ends) for name, ends in found.items()})
+    if not found:
+        folder.say(f"test: no intervals: they need {LEAST_ROWS} rows or recordings, and some errors among them")
 
 
 def _has_rows(data: Any, split: str) -> bool:

@@ -21,6 +21,7 @@ from flatout.tasks.calibration import as_two_classes, best_thresholds, calibrate
 from flatout.tasks.class_weights import ClassWeights, NamedClassesConfig, balanced, named
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics, monitored_metric
 from flatout.tasks.networks import build_text_network
+from flatout.tasks.score_intervals import Interval
 from flatout.tasks.task import Task, real_rows
 
 
@@ -66,6 +67,9 @@ class Classifier(Task):
     def usual_metric(self) -> str:
         return monitored_metric(self.labels.problem)
 
+    def intervals(self) -> dict[str, Interval]:
+        return self.metrics.intervals(self.over_ranks)
+
     def per_class(self) -> list[dict[str, Any]]:
         return self.metrics.per_class()
 
@@ -75,7 +79,7 @@ class Classifier(Task):
     def judge(self, batch: FlatBatch) -> Tensor:
         outputs = real_rows(self.outputs(batch), batch).float()
         targets = self._targets(batch)
-        self.metrics.update(self.unscaled(outputs), targets)
+        self.metrics.update(self.unscaled(outputs), targets, self.kept_rows(batch))
         return self._loss_sum_of(outputs, targets)
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:

@@ -32,6 +32,7 @@ from flatout.errors import check_settings, require, setting
 from flatout.models.encoder.transformer import Outputs
 from flatout.run_log import RunLog
 from flatout.tasks.networks import build_text_network
+from flatout.tasks.score_intervals import Interval, RowSums, bootstrap
 from flatout.tasks.task import Task
 
 NO_TARGET = -100
@@ -135,8 +136,11 @@ class MaskedLanguageModel(Task):
 
     def judge(self, batch: FlatBatch) -> Tensor:
         losses_K, is_right_K, targets_K = self._judge_places(batch).unbind(1)
-        found = torch.stack([losses_K.sum(), is_right_K.sum(), (targets_K != NO_TARGET).sum()])
-        self._sums += found.double().cpu().numpy()
+        found_K3 = torch.stack([losses_K, is_right_K, (targets_K != NO_TARGET).to(losses_K)], 1)
+        self._sums += found_K3.double().sum(0).cpu().numpy()
+        if (rows := self.kept_rows(batch)) is not None:
+            counts = torch.from_numpy(self.masking.counts(batch.lengths.numpy())[: batch.num_real])
+            self._row_sums.add(rows.repeat_interleave(counts), found_K3)
         return losses_K.sum().to(self._loss_sum.dtype) / self.masked_per_row
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
@@ -166,13 +170,20 @@ class MaskedLanguageModel(Task):
         return torch.stack([losses_K, is_right_K.to(losses_K), masked.targets.to(losses_K)], 1)
 
     def start_judging(self, split: str) -> None:
-        self._sums = np.zeros(3)
+        self._sums, self._row_sums = np.zeros(3), RowSums(3)
 
     def judged(self) -> dict[str, float]:
         """The loss is that of a masked token; it replaces the loss of a mean row."""
         loss, right, count = self.over_ranks(self._sums)
         mean = float(loss / max(1, count))
         return {"loss": mean, "perplexity": math.exp(min(mean, 700.0)), "masked_accuracy": float(right / max(1, count))}
+
+    def intervals(self) -> dict[str, Interval]:
+        def values_of(sums: Tensor) -> dict[str, Tensor]:
+            loss, right = (sums[..., :2] / sums[..., 2:]).unbind(-1)
+            return {"loss": loss, "perplexity": loss.clamp(max=700.0).exp(), "masked_accuracy": right}
+
+        return bootstrap(self._row_sums.gathered(self.over_ranks), values_of)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from torchmetrics.classification import (
 
 from flatout.data.problem import Problem
 from flatout.errors import UserError, did_you_mean
+from flatout.tasks.score_intervals import Interval, OverRanks, RowSums, auroc_influence, bootstrap
 
 BEST_MODE = {
     "accuracy": "max",
@@ -86,9 +87,15 @@ class Counted:
 class TaskMetrics(nn.Module, ABC):
     """The metrics of one kind of problem; `build` makes the right one."""
 
+    sums: RowSums
+    """What each row adds to the sums behind the metrics, of the rows whose numbers were given."""
+    auroc: Metric | None
+
     def __init__(self, classes: list[str]) -> None:
         super().__init__()
-        self.classes = classes
+        self.classes, self.auroc = classes, None
+        self._ranked: list[tuple[Tensor, ...]] = []
+        """Numbers of rows, the buckets of their scores, and their classes."""
 
     @staticmethod
     def build(problem: Problem, classes: list[str]) -> TaskMetrics:
@@ -101,14 +108,30 @@ class TaskMetrics(nn.Module, ABC):
     def names(self) -> list[str]:
         """Names of what `compute` returns."""
 
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Take in a batch of answers."""
-        for metric in self._metrics():
-            metric.update(outputs, targets)
+    @abstractmethod
+    def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
+        """Take in a batch of answers; with the numbers of their rows, for intervals too."""
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
         """Each metric over everything since the last reset."""
+
+    @abstractmethod
+    def values_of(self, sums: Tensor) -> dict[str, Tensor]:
+        """The metrics of `[…, S]` sums over rows, those of a curve left out."""
+
+    def intervals(self, over_ranks: OverRanks | None = None) -> dict[str, Interval]:
+        """The 95 % interval of each metric, from the rows whose numbers were given. On every rank at once."""
+        sums = self.sums.gathered(over_ranks)
+        found = bootstrap(sums, self.values_of)
+        if self.auroc is None or not found:
+            return found
+        area, counts_TC2, moves = self.compute()["auroc"], self._by_bucket(), RowSums(2)
+        for rows, buckets, is_theirs in self._ranked:
+            influence = auroc_influence(buckets.cpu(), is_theirs.cpu(), counts_TC2)
+            moves.add(rows, torch.stack([influence, torch.ones_like(influence)], 1))
+        moved = bootstrap(moves.gathered(over_ranks), lambda sums: {"auroc": (area + sums[..., 0]).clamp(0, 1)})
+        return found | moved
 
     def per_class(self) -> list[dict[str, Any]]:
         """Precision, recall and F1 of each class, the commonest first; empty for numbers."""
@@ -127,8 +150,24 @@ class TaskMetrics(nn.Module, ABC):
         return None
 
     def reset(self) -> None:
+        self.sums.reset()
+        self._ranked.clear()
         for metric in self._metrics():
             metric.reset()
+
+    def _rank(self, scores: Tensor, is_theirs: Tensor, rows: Tensor) -> None:
+        """Keep `[B, C]` scores by bucket, for the interval of the area under the curve."""
+        thresholds: Any = None if self.auroc is None else self.auroc.thresholds
+        if thresholds is not None:
+            buckets = torch.bucketize(scores.contiguous(), thresholds, right=True).sub_(1).clamp_(min=0)
+            self._ranked.append((rows, buckets.to(torch.uint8), is_theirs))
+
+    def _by_bucket(self) -> Tensor:
+        """[T, C, 2] rows by bucket of the score, class, and whether it is theirs, over all ranks."""
+        found = _binned(self.auroc)
+        assert found is not None
+        at_least = found.reshape(len(found), -1, 2, 2)[..., 1]
+        return at_least - torch.cat([at_least[1:], torch.zeros_like(at_least[:1])])
 
     def _metrics(self) -> list[Metric]:
         return [metric for metric in self.children() if isinstance(metric, Metric)]
@@ -141,7 +180,7 @@ class SingleMetrics(TaskMetrics):
         super().__init__(classes)
         count = len(classes)
         self.counts = MulticlassConfusionMatrix(count, validate_args=False)
-        self.auroc: Metric | None = None
+        self.sums = RowSums(3 * count + 1)
         if count == 2:
             self.auroc = BinaryAUROC(thresholds=_THRESHOLDS, validate_args=False)
         elif count <= _MOST_CLASSES_FOR_AUROC:
@@ -152,29 +191,43 @@ class SingleMetrics(TaskMetrics):
         names += ["f1"] if len(self.classes) == 2 else []
         return names + (["auroc"] if self.auroc is not None else [])
 
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        self.counts.update(outputs.argmax(-1), targets)
+    def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
+        answers, count = outputs.argmax(-1), len(self.classes)
+        self.counts.update(answers, targets)
+        if rows is not None:
+            places = torch.stack(
+                [targets, targets + count, answers + 2 * count, torch.full_like(targets, 3 * count)], 1
+            )
+            ones = torch.ones_like(places)
+            ones[:, 0] = answers == targets
+            self.sums.add(rows, ones, places)
         if self.auroc is not None:
-            probabilities = outputs.softmax(-1)
-            self.auroc.update(probabilities[:, 1] if len(self.classes) == 2 else probabilities, targets)
+            first = 1 if count == 2 else 0  # of two classes one is counted
+            probabilities = outputs.softmax(-1)[:, first:]
+            self.auroc.update(probabilities.squeeze(1) if first else probabilities, targets)
+            if rows is not None:
+                numbers = torch.arange(first, count, device=targets.device)
+                self._rank(probabilities, targets.unsqueeze(1) == numbers, rows)
 
     def compute(self) -> dict[str, float]:
         counts = self.confusion().double()
-        correct, targets, answers = counts.diag(), counts.sum(1), counts.sum(0)
-        f1, recall = _f1(correct, targets, answers), correct / targets.clamp(min=1)
-        seen = targets + answers > 0
-        accuracy = float(correct.sum() / counts.sum().clamp(min=1))
+        correct, targets, answers, rows = counts.diag(), counts.sum(1), counts.sum(0), counts.sum()
+        found = self.values_of(torch.cat([correct, targets, answers, rows.unsqueeze(0)]))
+        values = {name: float(value) for name, value in found.items()}
+        if self.auroc is not None:
+            values["auroc"] = _mean_over_mixed(self.auroc.compute(), targets, rows)
+        return values
+
+    def values_of(self, sums: Tensor) -> dict[str, Tensor]:
+        correct, targets, answers = sums[..., :-1].unflatten(-1, (3, -1)).unbind(-2)
+        f1, accuracy = _f1(correct, targets, answers), correct.sum(-1) / sums[..., -1].clamp(min=1)
         values = {
             "accuracy": accuracy,
-            "macro_f1": float(f1[seen].mean()) if seen.any() else 0.0,
+            "macro_f1": mean_where(f1, targets + answers > 0),
             "micro_f1": accuracy,
-            "macro_recall": float(recall[targets > 0].mean()) if (targets > 0).any() else 0.0,
+            "macro_recall": mean_where(correct / targets.clamp(min=1), targets > 0),
         }
-        if len(self.classes) == 2:
-            values["f1"] = float(f1[1])
-        if self.auroc is not None:
-            values["auroc"] = _mean_over_mixed(self.auroc.compute(), targets, counts.sum())
-        return values
+        return values | ({"f1": f1[..., 1]} if len(self.classes) == 2 else {})
 
     def confusion(self) -> Tensor:
         return self.counts.compute().cpu()
@@ -203,7 +256,7 @@ class MultiMetrics(TaskMetrics):
         super().__init__(classes)
         count = len(classes)
         self.counts = MultilabelStatScores(count, average="none", validate_args=False)
-        self.auroc: Metric | None = None
+        self.sums = RowSums(3 * count + 2)
         if count <= _MOST_CLASSES_FOR_AUROC:
             self.auroc = MultilabelAUROC(count, average="none", thresholds=_THRESHOLDS, validate_args=False)
         self.exact = MultilabelExactMatch(count, validate_args=False)
@@ -213,26 +266,35 @@ class MultiMetrics(TaskMetrics):
         names = ["micro_f1", "macro_f1", "macro_recall", "subset_accuracy"]
         return names + (["auroc"] if self.auroc is not None else [])
 
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
+    def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
         probabilities, whole = outputs.sigmoid(), targets.long()
         answered = (probabilities >= self.thresholds).long()
         self.counts.update(answered, whole)
         self.exact.update(answered, whole)
         if self.auroc is not None:
             self.auroc.update(probabilities, whole)
+        if rows is not None:
+            exact = (answered == whole).all(1, keepdim=True)
+            self.sums.add(rows, torch.cat([answered * whole, whole, answered, exact, torch.ones_like(exact)], 1))
+            self._rank(probabilities, whole > 0, rows)
 
     def compute(self) -> dict[str, float]:
         correct, targets, answers, rows = self._totals()
-        f1 = _f1(correct, targets, answers)
-        values = {
-            "micro_f1": float(_f1(correct.sum(), targets.sum(), answers.sum())),
-            "macro_f1": float(f1.mean()),
-            "macro_recall": float((correct / targets.clamp(min=1)).mean()),
-            "subset_accuracy": float(self.exact.compute()),
-        }
+        exact = self.exact.compute().double().cpu() * rows[:1]
+        found = self.values_of(torch.cat([correct, targets, answers, exact, rows[:1]]))
+        values = {name: float(value) for name, value in found.items()}
         if self.auroc is not None:
             values["auroc"] = _mean_over_mixed(self.auroc.compute(), targets, rows)
         return values
+
+    def values_of(self, sums: Tensor) -> dict[str, Tensor]:
+        correct, targets, answers = sums[..., :-2].unflatten(-1, (3, -1)).unbind(-2)
+        return {
+            "micro_f1": _f1(correct.sum(-1), targets.sum(-1), answers.sum(-1)),
+            "macro_f1": _f1(correct, targets, answers).mean(-1),
+            "macro_recall": (correct / targets.clamp(min=1)).mean(-1),
+            "subset_accuracy": sums[..., -2] / sums[..., -1].clamp(min=1),
+        }
 
     def binned(self) -> Tensor | None:
         return _binned(self.auroc)
@@ -255,12 +317,19 @@ class NumberMetrics(TaskMetrics):
         super().__init__(classes)
         self.mae, self.mse = MeanAbsoluteError(), MeanSquaredError()
         self.r2, self.pearson = _R2(), PearsonCorrCoef()
+        self.sums = RowSums(8)
 
     def names(self) -> list[str]:
         return ["mae", "rmse", "r2", "pearson"]
 
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        super().update(outputs.flatten(), targets.flatten())
+    def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
+        answers, truths = outputs.flatten(), targets.flatten()
+        for metric in self._metrics():
+            metric.update(answers, truths)
+        if rows is not None:
+            answers, truths = answers.double(), truths.double()
+            errors, products = answers - truths, [truths, truths**2, answers, answers**2, answers * truths]
+            self.sums.add(rows, torch.stack([errors.abs(), errors**2, *products, torch.ones_like(errors)], 1))
 
     def compute(self) -> dict[str, float]:
         with warnings.catch_warnings():  # numbers that are all alike have no correlation: nan says so
@@ -268,6 +337,12 @@ class NumberMetrics(TaskMetrics):
             pearson = float(self.pearson.compute())
         mae, rmse = float(self.mae.compute()), float(self.mse.compute()) ** 0.5
         return {"mae": mae, "rmse": rmse, "r2": float(self.r2.compute()), "pearson": pearson}
+
+    def values_of(self, sums: Tensor) -> dict[str, Tensor]:
+        absolute, squares, truth, truth_2, answer, answer_2, both = (sums[..., :-1] / sums[..., -1:]).unbind(-1)
+        of_truth, of_answer = truth_2 - truth**2, answer_2 - answer**2
+        pearson = (both - truth * answer) / (of_truth * of_answer).sqrt()
+        return {"mae": absolute, "rmse": squares.sqrt(), "r2": 1 - squares / of_truth, "pearson": pearson}
 
 
 class _R2(R2Score):
@@ -293,6 +368,11 @@ def _on_host(counts: Tensor | None) -> NDArray[np.int64] | None:
 
 def _f1(correct: Tensor, targets: Tensor, answers: Tensor) -> Tensor:
     return 2 * correct / (targets + answers).clamp(min=1)
+
+
+def mean_where(values: Tensor, is_counted: Tensor) -> Tensor:
+    """Mean over the last dimension of what counts; 0 where nothing does."""
+    return (values * is_counted).sum(-1) / is_counted.sum(-1).clamp(min=1)
 
 
 def _mean_over_mixed(values: Tensor, targets: Tensor, rows: Tensor) -> float:

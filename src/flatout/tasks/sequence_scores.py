@@ -22,6 +22,7 @@ from torch import Tensor
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.distributed.collectives import of_all_ranks
+from flatout.tasks.score_intervals import Interval, bootstrap
 
 NAMES = ("rmse", "mae", "max_error", "r2", "mse_scaled", "mae_scaled")
 _COUNT, _SQUARES, _ABSOLUTE, _TRUTH, _TRUTH_SQUARES = range(5)
@@ -62,13 +63,28 @@ class SequenceScores:
             target: {name: float(errors[number]) for name, errors in by_target.items()}
             for number, target in enumerate(self.targets)
         }
-        found = {name: float(by_target[name].mean()) for name in ("rmse", "mae", "max_error", "r2")}
-        count = sums[_COUNT].sum()
-        found |= {"mse_scaled": float(sums[_SQUARES].sum() / count), "mae_scaled": float(sums[_ABSOLUTE].sum() / count)}
+        return {name: float(value) for name, value in self._values_of(sums.sum(1), largest.amax(0)).items()}
+
+    def _values_of(self, sums: Tensor, largest: Tensor) -> dict[str, Tensor]:
+        """Each metric from `[5, …, K]` sums."""
+        by_target = _errors(sums, largest, self._factor)
+        found = {name: by_target[name].mean(-1) for name in ("rmse", "mae", "max_error", "r2")}
+        count = sums[_COUNT].sum(-1)
+        found |= {"mse_scaled": sums[_SQUARES].sum(-1) / count, "mae_scaled": sums[_ABSOLUTE].sum(-1) / count}
         if len(self.targets) > 1:
-            errors = by_target["rmse"].tolist()
-            found |= {f"rmse_{name}": value for name, value in zip(self.targets, errors, strict=True)}
+            found |= {f"rmse_{name}": by_target["rmse"][..., number] for number, name in enumerate(self.targets)}
         return found
+
+    def intervals(self) -> dict[str, Interval]:
+        """The 95 % interval of each metric but the largest error, over recordings; every rank takes part."""
+
+        def values_of(sums: Tensor) -> dict[str, Tensor]:
+            parts = sums.unflatten(-1, (5, -1)).movedim(-2, 0).flip(0)
+            found = self._values_of(parts, torch.zeros_like(parts[0]))
+            return {name: value for name, value in found.items() if name != "max_error"}
+
+        sums = self._of_all_ranks()[0].flip(0)  # so that the count comes last
+        return bootstrap(sums.movedim(0, 1).flatten(1), values_of)
 
     def by_recording(self) -> dict[str, Tensor]:
         """`[R, K]` of each error; NaN where a recording has no answer."""

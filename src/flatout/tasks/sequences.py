@@ -29,6 +29,7 @@ from flatout.models.rnn import smooth
 from flatout.models.series import answers_of, flatten, rectangle
 from flatout.run_log import RunLog
 from flatout.tasks.classification import Classifier
+from flatout.tasks.score_intervals import Interval
 from flatout.tasks.sequence_baselines import Baseline, build_baselines, judge_label_ridge
 from flatout.tasks.sequence_scores import SequenceScores, names_of
 from flatout.tasks.task import Task
@@ -159,6 +160,9 @@ class SequenceRegressor(Task):
 
     def judged(self) -> dict[str, float]:
         return self.scores.values()
+
+    def intervals(self) -> dict[str, Interval]:
+        return self.scores.intervals()
 
     def on_predict_start(self) -> None:
         self._split = "test" if "test" in self.info.segments else "validation"

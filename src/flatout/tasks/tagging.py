@@ -24,8 +24,9 @@ from flatout.models.encoder.transformer import Outputs
 from flatout.run_log import RunLog
 from flatout.tasks.calibration import calibrated
 from flatout.tasks.class_weights import ClassWeights, NamedClassesConfig, balanced, named
-from flatout.tasks.metrics import class_rows
+from flatout.tasks.metrics import class_rows, mean_where
 from flatout.tasks.networks import build_text_network
+from flatout.tasks.score_intervals import Interval, OverRanks, RowSums, bootstrap
 from flatout.tasks.task import Task
 
 METRICS = ("f1", "precision", "recall", "macro_f1", "word_accuracy")
@@ -65,6 +66,9 @@ class Tagger(Task):
     def build_model(self, config: Any, info: Any) -> nn.Module:
         return build_text_network(config, info, Outputs(self.labels.names, "tags"))
 
+    def intervals(self) -> dict[str, Interval]:
+        return self.scores.intervals()
+
     def per_class(self) -> list[dict[str, Any]]:
         return self.scores.per_type()
 
@@ -77,8 +81,9 @@ class Tagger(Task):
         is_word = tags != NO_TAG
         ends = np.cumsum(batch.lengths[: batch.num_real].numpy())
         offsets = np.append(0, np.cumsum(is_word)[ends - 1])
-        cut = np.isin(batch.rows[: batch.num_real].numpy(), self._lost.get("straddling", []))
-        self.scores.add(answers[is_word], tags[is_word], offsets, cut)
+        rows = batch.rows[: batch.num_real]
+        cut = np.isin(rows.numpy(), self._lost.get("straddling", []))
+        self.scores.add(answers[is_word], tags[is_word], offsets, cut, rows)
         return self._loss_sum_of(outputs, targets) / self.labels.words_per_row
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
@@ -118,7 +123,7 @@ class Tagger(Task):
         self.scores.restart(self._lost.get("entities_lost", {}), self._lost.get("words_lost", 0))
 
     def judged(self) -> dict[str, float]:
-        self.scores.counts = self.over_ranks(self.scores.counts)
+        self.scores.close(self.over_ranks)
         return self.scores.values()
 
     def _loss_sum_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -150,9 +155,11 @@ class EntityScores:
 
     def restart(self, entities_lost: dict[str, int], words_lost: int) -> None:
         """Forget all; what was cut off is marked and can never be found."""
-        self.counts = np.zeros((3, len(self.types) + 1), np.int64)
-        """Entities given, found and right by type, then words, none, and right words."""
-        self._lost = np.array([entities_lost.get(name, 0) for name in self.types] + [words_lost])
+        self.sums = RowSums(3 * (len(self.types) + 1))
+        """What each row adds: entities given, found and right by type, then none, right words, and words."""
+        self._whole: Tensor | None = None
+        lost = [entities_lost.get(name, 0) for name in self.types]
+        self._lost = torch.tensor([[*lost, 0], [0] * (len(lost) + 1), [0] * len(lost) + [words_lost]]).double()
 
     def add(
         self,
@@ -160,38 +167,61 @@ class EntityScores:
         tags: NDArray[np.integer],
         offsets: NDArray[np.int64],
         cut: NDArray[np.bool_],
+        rows: Tensor | None = None,
     ) -> None:
-        """Take in rows of words: answered and given tags, and of which rows the last entity was cut in two."""
+        """Take in words of rows: answered and given tags, the rows whose last entity was cut in two, their numbers."""
+        rows = torch.arange(len(cut)) if rows is None else rows
         given, found = find_entities(tags, offsets), find_entities(answers, offsets)
-        right = given.kind[np.isin(_lengthened(given, cut).keys(), found.keys())]
-        for place, kinds in enumerate((given.kind, found.kind, right)):
-            self.counts[place, :-1] += np.bincount(kinds, minlength=len(self.types))
-        self.counts[0, -1] += len(tags)
-        self.counts[2, -1] += int((answers == tags).sum())
+        is_right = np.isin(_lengthened(given, cut).keys(), found.keys())
+        row_of_word = np.repeat(np.arange(len(rows)), np.diff(offsets))
+        none, width = len(self.types), len(self.types) + 1
+        counted = (
+            (given.row, given.kind),
+            (found.row, found.kind + width),
+            (given.row[is_right], given.kind[is_right] + 2 * width),
+            (row_of_word[answers == tags], none + width),
+            (row_of_word, none + 2 * width),
+        )
+        for numbers, places in counted:
+            at = torch.from_numpy(np.broadcast_to(places, len(numbers)).astype(np.int64)).unsqueeze(1)
+            self.sums.add(rows[torch.from_numpy(numbers)], torch.ones_like(at), at)
+
+    def close(self, over_ranks: OverRanks | None = None) -> None:
+        """Add up what all ranks have; all must ask at once."""
+        self._whole = self.sums.gathered(over_ranks)
 
     def values(self) -> dict[str, float]:
-        columns = self._columns().astype(np.float64)
-        (given, found, right), (words, _, right_words) = columns[:, :-1], columns[:, -1]
-        f1 = 2 * right / np.maximum(given + found, 1)
-        seen = given + found > 0
-        return {
-            "f1": float(2 * right.sum() / max(1, given.sum() + found.sum())),
-            "precision": float(right.sum() / max(1, found.sum())),
-            "recall": float(right.sum() / max(1, given.sum())),
-            "macro_f1": float(f1[seen].mean()) if seen.any() else 0.0,
-            "word_accuracy": float(right_words / max(1, words)),
-        }
+        return {name: float(value) for name, value in self._values_of(self._columns().flatten()).items()}
+
+    def intervals(self) -> dict[str, Interval]:
+        """The 95 % interval of each metric; what was cut off counts in every resample."""
+        return bootstrap(self._of_rows(), lambda sums: self._values_of(sums + self._lost.flatten()))
 
     def per_type(self) -> list[dict[str, Any]]:
         """Precision, recall and F1 of each type, the commonest first."""
-        given, found, right = torch.from_numpy(self._columns()[:, :-1]).double()
+        given, found, right = self._columns()[:, :-1]
         return class_rows(self.types, right, given, found)
 
-    def _columns(self) -> NDArray[np.int64]:
-        """The counts, with what was cut off among what was given."""
-        counts = self.counts.copy()
-        counts[0] += self._lost
-        return counts
+    def _values_of(self, sums: Tensor) -> dict[str, Tensor]:
+        """The metrics of `[…, S]` sums over rows."""
+        columns = sums.unflatten(-1, (3, -1))
+        given, found, right = columns[..., :-1].unbind(-2)
+        _, right_words, words = columns[..., -1].unbind(-1)
+        all_given, all_found, all_right = given.sum(-1), found.sum(-1), right.sum(-1)
+        return {
+            "f1": 2 * all_right / (all_given + all_found).clamp(min=1),
+            "precision": all_right / all_found.clamp(min=1),
+            "recall": all_right / all_given.clamp(min=1),
+            "macro_f1": mean_where(2 * right / (given + found).clamp(min=1), given + found > 0),
+            "word_accuracy": right_words / words.clamp(min=1),
+        }
+
+    def _of_rows(self) -> Tensor:
+        return self.sums.gathered() if self._whole is None else self._whole
+
+    def _columns(self) -> Tensor:
+        """The sums of all rows, with what was cut off among what was given."""
+        return self._of_rows().sum(0).unflatten(0, (3, -1)) + self._lost
 
 
 def _lengthened(entities: Entities, cut: NDArray[np.bool_]) -> Entities:

@@ -29,6 +29,7 @@ from flatout.errors import UserError, settings_of
 from flatout.models.contract import Network, contract
 from flatout.run_log import RunLog
 from flatout.tasks.metrics import Counted
+from flatout.tasks.score_intervals import Interval
 
 AVERAGE = "average"
 """Where a checkpoint keeps the running mean of the weights."""
@@ -46,6 +47,8 @@ class Task(L.LightningModule):
     is_in_fast_loop = False
     needs_info = False
     """Whether a network that was given needs the data's description as well."""
+    keeps_rows = False
+    """Whether what each row adds to the metrics is kept, for intervals: in a test."""
     counts_tokens = True
     """Whether tokens a second mean anything to the user."""
     is_prepared = False
@@ -165,6 +168,10 @@ class Task(L.LightningModule):
         """The metric that decides which checkpoint is best, unless the settings name one: the first."""
         return self.metric_names[0]
 
+    def intervals(self) -> dict[str, Interval]:
+        """The 95 % interval of each metric of the last test, where there is one; every rank takes part."""
+        return {}
+
     def per_class(self) -> list[dict[str, Any]]:
         """Scores of each class over the last evaluation; empty where there are none."""
         return []
@@ -279,9 +286,11 @@ class Task(L.LightningModule):
     def on_validation_epoch_start(self) -> None:
         if self.average is not None:
             self.average.exchange()
+        self.keeps_rows = False
         self.start_judging("val")
 
     def on_test_epoch_start(self) -> None:
+        self.keeps_rows = True
         self.start_judging("test")
 
     def on_validation_epoch_end(self) -> None:
@@ -351,6 +360,10 @@ class Task(L.LightningModule):
                 break
         own = [torch.cat(parts) for parts in zip(*found, strict=True)]
         return [torch.cat(parts) for parts in zip(*of_all_ranks(own), strict=True)]
+
+    def kept_rows(self, batch: FlatBatch) -> Tensor | None:
+        """Numbers of the rows of a batch that count, where what they add to the metrics is kept."""
+        return real_rows(batch.rows, batch) if self.keeps_rows else None
 
     def over_ranks(self, counts: Any) -> Any:
         """Sums of some counts over all ranks."""

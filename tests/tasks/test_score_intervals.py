@@ -1,0 +1,157 @@
+"""An interval holds the score that the rows' whole population has, whatever the kind of metric and the batches."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+
+from flatout.bits.scores import GramMetrics
+from flatout.data.problem import Problem
+from flatout.tasks.metrics import TaskMetrics
+from flatout.tasks.score_intervals import RowSums, bootstrap
+from flatout.tasks.sequence_scores import SequenceScores
+from flatout.tasks.tagging import EntityScores
+
+SIMULATED = 40
+
+
+def judged(problem: Problem, outputs: torch.Tensor, targets: torch.Tensor, classes: int, batch: int = 0) -> TaskMetrics:
+    metrics = TaskMetrics.build(problem, [f"class {i}" for i in range(classes)])
+    for rows in torch.arange(len(targets)).split(batch or len(targets)):
+        metrics.update(outputs[rows], targets[rows], rows)
+    return metrics
+
+
+def drawn(problem: Problem, rows: int, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    """Answers that are right more often than not."""
+    if problem is Problem.regression:
+        targets = 3 + torch.randn(rows)
+        return targets + 0.5 * torch.randn(rows), targets
+    if problem is Problem.multi:
+        targets = (torch.rand(rows, classes) < 0.3).float()
+        return 2 * targets - 1 + torch.randn(rows, classes), targets
+    targets = (classes * torch.rand(rows) ** 2).long()
+    return torch.randn(rows, classes) + 1.5 * torch.nn.functional.one_hot(targets, classes), targets
+
+
+PROBLEMS = [(Problem.single, 2), (Problem.single, 4), (Problem.multi, 4), (Problem.regression, 1)]
+
+
+@pytest.mark.parametrize(("problem", "classes"), PROBLEMS)
+def test_the_sums_of_the_rows_make_the_metrics_themselves(problem, classes):
+    metrics = judged(problem, *drawn(problem, 300, classes), classes)
+    values = metrics.compute()
+    for name, value in metrics.values_of(metrics.sums.gathered().sum(0)).items():
+        assert float(value) == pytest.approx(values[name], rel=1e-5)
+    assert set(metrics.intervals()) == set(values)
+
+
+@pytest.mark.parametrize(("problem", "classes"), PROBLEMS)
+def test_intervals_hold_the_score_of_the_whole_population(problem, classes):
+    whole = judged(problem, *drawn(problem, 30_000, classes), classes).compute()
+    held = dict.fromkeys(whole, 0)
+    for _ in range(SIMULATED):
+        for name, (low, high) in judged(problem, *drawn(problem, 300, classes), classes).intervals().items():
+            held[name] += low <= whole[name] <= high
+    assert all(count >= 0.86 * SIMULATED for count in held.values()), held
+    assert sum(held.values()) < len(held) * SIMULATED  # 95 %, not all of them
+
+
+@pytest.mark.parametrize("rows", [500, 9000])
+def test_batches_and_their_order_change_no_interval(rows):
+    outputs, targets = drawn(Problem.single, rows)
+    shuffled, metrics = torch.randperm(rows), TaskMetrics.build(Problem.single, list("abcd"))
+    for part in shuffled.split(77):
+        metrics.update(outputs[part], targets[part], part)
+    whole = judged(Problem.single, outputs, targets, 4).intervals()
+    for name, ends in metrics.intervals().items():
+        assert ends == pytest.approx(whole[name], abs=1e-9)
+
+
+def test_many_rows_added_up_in_groups_have_the_interval_of_single_rows():
+    outputs, targets = drawn(Problem.single, 50_000)
+    low, high = judged(Problem.single, outputs, targets, 4).intervals()["accuracy"]
+    accuracy = float((outputs.argmax(1) == targets).double().mean())
+    half = 1.96 * (accuracy * (1 - accuracy) / 50_000) ** 0.5
+    assert (low, high) == pytest.approx((accuracy - half, accuracy + half), abs=half / 8)
+
+
+def test_the_interval_of_an_auroc_is_that_of_resampled_rows():
+    outputs, targets = drawn(Problem.single, 400, 2)
+    scores, random = outputs.softmax(-1)[:, 1].numpy(), np.random.default_rng(1)
+    picks = random.integers(0, 400, (300, 400))
+    resampled = [sk.roc_auc_score(targets.numpy()[pick], scores[pick]) for pick in picks]
+    found = judged(Problem.single, outputs, targets, 2).intervals()["auroc"]
+    assert found == pytest.approx(np.quantile(resampled, [0.025, 0.975]), abs=0.01)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 9])
+def test_few_rows_have_no_interval(rows):
+    assert judged(Problem.single, *drawn(Problem.single, rows), 4).intervals() == {}
+
+
+def test_rows_that_are_all_right_or_of_one_class_say_nothing_of_their_spread():
+    targets = torch.ones(50, dtype=torch.long)
+    sure = torch.nn.functional.one_hot(targets, 3).float()
+    assert judged(Problem.single, sure, targets, 3).intervals() == {}
+    sure[:9] = 0.0
+    found = judged(Problem.single, sure, targets, 3).intervals()
+    assert found["accuracy"][0] < 41 / 50 < found["accuracy"][1]
+    assert "auroc" not in found  # one class alone has no curve
+
+
+def test_entities_are_resampled_by_rows():
+    given = [[1, 2, 0, 3] if number % 2 else [0, 1, 0, 0] for number in range(200)]
+    answers = [row if number % 5 else [0] * 4 for number, row in enumerate(given)]
+    offsets = np.arange(0, 801, 4)
+    scores = EntityScores(["person", "place"])
+    scores.add(np.ravel(answers), np.ravel(given), offsets, np.zeros(200, np.bool_))
+    found, values = scores.intervals(), scores.values()
+    assert values["recall"] == pytest.approx(0.8)
+    for name in ("f1", "recall", "macro_f1", "word_accuracy"):
+        assert found[name][0] < values[name] < found[name][1]
+    assert "precision" not in found  # all that was found is right
+    assert found["recall"][1] - found["recall"][0] == pytest.approx(0.11, abs=0.03)
+
+
+def test_recordings_are_resampled_whole():
+    scores = SequenceScores(40, ["a", "b"], [2.0, 10.0])
+    offsets = torch.randn(30)
+    answers = (offsets[:, None] + 0.01 * torch.randn(30, 500)).flatten()  # a recording's errors are nearly all alike
+    both = torch.stack([answers, answers + 0.001], 1)
+    scores.add(both, torch.zeros_like(both), torch.arange(30).repeat_interleave(500))
+    values, found = scores.values(), scores.intervals()
+    assert set(values) - set(found) <= {"max_error", "r2"}  # what all resamples leave below, and truths without spread
+    for name in ("rmse", "mae", "mse_scaled", "rmse_b"):
+        assert found[name][0] < 0.9 * values[name] < 1.1 * values[name] < found[name][1]
+    few = SequenceScores(5, ["a"], [1.0])
+    few.add(answers[:2500, None], torch.zeros(2500, 1), torch.arange(5).repeat_interleave(500))
+    assert few.intervals() == {}
+
+
+def test_records_of_grams_have_intervals_at_the_threshold_that_is_given():
+    targets = (torch.rand(300, 20) < 0.3).float()
+    scores = (targets + 0.4 * torch.randn(300, 20)).clamp(0, 1)
+    metrics = GramMetrics(0.5)
+    metrics.update(scores, targets, torch.arange(300))
+    values, found = metrics.compute(), metrics.intervals()
+    assert set(found) == set(values)
+    assert all(low < values[name] < high for name, (low, high) in found.items())
+    metrics.reset()
+    assert metrics.intervals() == {}
+
+
+def test_a_hundred_thousand_rows_take_less_than_two_seconds():
+    metrics = judged(Problem.single, *drawn(Problem.single, 100_000, 8), 8, batch=4096)
+    started = time.process_time()
+    assert len(metrics.intervals()) == 5
+    assert time.process_time() - started < 2
+
+
+def test_the_sums_of_very_many_classes_stay_small():
+    assert RowSums(30_001).gathered().numel() < 10_000_000
+    assert bootstrap(torch.ones(20, 2), lambda sums: {"mean": sums[:, 0] / sums[:, 1]}) == {}
