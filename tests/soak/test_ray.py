@@ -125,7 +125,7 @@ def test_ray_starts_a_run_again_whose_worker_was_killed(ray_folder, tmp_path):
     pytest.importorskip("ray")
     settings = {**SETTINGS, "epochs": 40, "resume": "auto", "checkpoint": CheckpointConfig(patience=None)}
     folder = by_two_workers(settings, tmp_path, ray_folder, killed=True)
-    assert "resumes" in (folder / "log.txt").read_text(encoding="utf-8")
+    assert "resume: continuing from step" in (folder / "log.txt").read_text(encoding="utf-8")
     whole = {**settings, "resume": None, "data": replace(SETTINGS["data"], batch_size=32)}
     alone = fit(**whole, folder=tmp_path / "alone")
     assert len(losses(folder)) == len(losses(alone.folder)) == 640

@@ -240,7 +240,8 @@ def _key_value_store() -> dist.Store:
             raise UserError("ranks", str(error).splitlines()[0], hint="Start the run with torchrun or srun.") from None
         finally:
             reminder.cancel()
-        _kept.append(store)
+        # torchrun keeps its store when it starts ranks again: what the ranks before have written there is not ours.
+        _kept.append(dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store))
     return _kept[0]
 
 
