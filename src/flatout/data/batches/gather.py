@@ -33,6 +33,14 @@ def on_device(values: NDArray[np.int64], device: torch.device) -> Tensor:
     return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
 
 
+def runs_of(values: Array, length: int) -> Array:
+    """`[T - length + 1, length, …]`: each run of so many samples, as a view."""
+    shape, strides = (len(values) - length + 1, length, *values.shape[1:]), (values.strides[0], *values.strides)
+    if values.flags.c_contiguous:  # in a sixth of the time that as_strided takes
+        return np.ndarray(shape, values.dtype, values, 0, strides)
+    return np.lib.stride_tricks.as_strided(values, shape, strides, writeable=False)
+
+
 class FixedColumn:
     """A column of equally many values a row, such as packed bits, in any device's memory."""
 
@@ -64,10 +72,7 @@ class HostColumn:
         offsets = np.append(0, np.cumsum(lengths))
         longest = int(lengths.max()) if len(lengths) else 0
         if self.values.ndim > 1 and longest * len(rows) == offsets[-1]:  # samples of rows of one length, copied whole
-            shape, strides = self.values.shape, self.values.strides
-            views = (shape[0] - longest + 1, longest, shape[1]), (strides[0], *strides)
-            windows = np.lib.stride_tricks.as_strided(self.values, *views, writeable=False)
-            values = windows[self.offsets[rows]].reshape(-1, shape[1])
+            values = runs_of(self.values, longest)[self.offsets[rows]].reshape(-1, self.values.shape[1])
         else:
             index = np.repeat(self.offsets[rows] - offsets[:-1], lengths)
             index += np.arange(len(index))

@@ -48,8 +48,10 @@ class ForecastingWindows(WindowBatches):
         start, past, future = self.start[numbers], self.past[numbers], self.future[numbers]
         columns, about = self.columns, self.about
 
+        after, lengths = start + past, (_one_length(past), _one_length(future))
+
         def cut(values: NDArray[Any]) -> tuple[Tensor, Tensor]:
-            return gather_runs(values, start, past), gather_runs(values, start + past, future)
+            return gather_runs(values, start, lengths[0]), gather_runs(values, after, lengths[1])
 
         reals, categoricals = cut(columns["reals"]), cut(columns["categoricals"])
         places = [name for name in columns if name.startswith("target")]
@@ -79,7 +81,7 @@ class ForecastingWindows(WindowBatches):
             "groups": torch.from_numpy(columns["groups"][group]),
             "target_scale": scales if about.multi_target else scales[0],
         }
-        return x, (target, None if weight is None else gather_runs(weight, start + past, future))
+        return x, (target, None if weight is None else gather_runs(weight, after, lengths[1]))
 
     def _write_lengths(self, reals: tuple[Tensor, Tensor], past: NDArray[Any], future: NDArray[Any]) -> None:
         """The columns of the dataset that depend on where a window is cut."""
@@ -102,6 +104,11 @@ class ForecastingWindows(WindowBatches):
             for values, side, length in zip(reals, target, lengths, strict=True):
                 scaled = self.about.target_normalizers[number].transform(side, target_scale=scale)
                 values[:, :, self.about.reals.index(name)] = _blanked(scaled, length)
+
+
+def _one_length(length: NDArray[Any]) -> int | NDArray[Any]:
+    """The length of all windows where they have but one: those are gathered without padding."""
+    return int(length[0]) if (length == length[0]).all() else length
 
 
 def _is_per_window(normalizer: Any) -> bool:

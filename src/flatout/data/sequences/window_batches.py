@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, RandomSampler
 
-from flatout.data.batches.gather import HostColumn
+from flatout.data.batches.gather import HostColumn, runs_of
 from flatout.data.sequences.views import Places
 from flatout.data.store.store import Array, Ragged
 
@@ -42,18 +42,15 @@ class WindowBatches(Dataset[Any]):
         return self.batch(np.asarray(numbers, np.int64))
 
 
-def gather_runs(values: Array, start_B: Places, length_B: NDArray[np.integer]) -> Tensor:
+def gather_runs(values: Array, start_B: Places, length: int | NDArray[np.integer]) -> Tensor:
     """`[B, longest, C]`: the rows of `values` from each start; shorter runs end in zeros."""
-    count, longest = len(start_B), int(length_B.max())
-    shape = (count, longest, *values.shape[1:])
-    if 0 in shape:
-        return torch.zeros(shape, dtype=torch.from_numpy(values[:0]).dtype)
-    column = HostColumn(Ragged(values, start_B, length_B.astype(np.int32)))
-    flat, _ = column.gather(np.arange(count), length_B.astype(np.int64))
-    if len(flat) == count * longest:
-        return flat.view(shape)
+    if isinstance(length, int):
+        return torch.from_numpy(runs_of(values, length)[start_B])
+    shape = (len(start_B), int(length.max()), *values.shape[1:])
+    column = HostColumn(Ragged(values, start_B, length.astype(np.int32)))
+    flat, _ = column.gather(np.arange(len(start_B)), length.astype(np.int64))
     padded = flat.new_zeros(shape)
-    padded[torch.from_numpy(np.arange(longest) < length_B[:, None])] = flat
+    padded[torch.from_numpy(np.arange(shape[1]) < length[:, None])] = flat
     return padded
 
 
