@@ -18,6 +18,7 @@ VERBS = {
     "check": "what a run would find in its data: gaps, repeats, leaks, lengths, odd characters",
     "predict": "classes and probabilities for the rows of a file",
     "tune": "what is fastest here for a run: feed, precision, rows at once; measured, with a table, and no training",
+    "audit": "why the score stopped: labels that look wrong, rows, what more rows would bring, and luck",
     "probe": "what a linear head reads off each layer of an encoder, and where to freeze it",
     "sweep": "many runs in search of the best settings: suggested, pruned, resumed after a kill",
     "ladder": "what each optimisation brings here, from a program as usually written to a run of ours; measured",

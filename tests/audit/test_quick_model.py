@@ -6,6 +6,7 @@ import pytest
 from flatout.audit.quick_model import QuickModel
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
+from flatout.data.tokens.subwords import PAIR
 
 
 def rows(num_rows: int, split: str = "train"):
@@ -47,6 +48,16 @@ def test_several_labels_have_a_probability_each():
     targets = np.array([[1, 1], [1, 0], [0, 1], [0, 0]] * 3)
     found = QuickModel(Problem.multi, 2).fit(texts, targets).predict(["soup goal", "rain"])
     assert found[0].min() > 0.5 > found[1].max()
+
+
+def test_a_pair_is_read_as_two_sides_and_what_they_share():
+    words = "soup goal rain snow match oven".split()
+    pairs = [f"{word}{PAIR}{words[(place + shift) % 6]}" for shift in (0, 1, 2) for place, word in enumerate(words)]
+    model = QuickModel(Problem.single, 2).fit(pairs, np.repeat([1, 0, 0], 6))
+    found = model.predict(
+        [f"{word}{PAIR}{words[(place + shift) % 6]}" for shift in (0, 3) for place, word in enumerate(words)]
+    )
+    assert found[:6, 1].min() > found[6:, 1].max()
 
 
 def test_numbers_are_predicted_by_a_ridge_regression():

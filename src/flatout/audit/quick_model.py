@@ -30,6 +30,7 @@ class Features:
     """What texts say, as rows of numbers; of a pair both sides, and what they share."""
 
     def __init__(self) -> None:
+        self._is_pair = False
         counted = {"n_features": _COLUMNS, "alternate_sign": False, "norm": None}
         words = HashingVectorizer(ngram_range=(1, 2), token_pattern=r"\b\w+\b", **counted)
         letters = HashingVectorizer(analyzer="char_wb", ngram_range=(2, 5), **counted)
@@ -37,20 +38,20 @@ class Features:
 
     def fit(self, texts: Sequence[str]) -> csr_matrix:
         """Weigh words and n-grams by how rare they are in some texts, and read these; labels play no part."""
-        sides = _sides(texts)
+        self._is_pair = any(PAIR in text for text in texts)
+        sides = self._sides(texts)
         found = hstack([part.fit([text for side in sides for text in side]) for part in self._parts], format="csr")
         return _joined([found[: len(texts)], found[len(texts) :]][: len(sides)])
 
     def read(self, texts: Sequence[str]) -> csr_matrix:
         """A row of numbers for each text."""
-        return _joined([hstack([part.read(side) for part in self._parts], format="csr") for side in _sides(texts)])
+        return _joined([hstack([part.read(side) for part in self._parts], format="csr") for side in self._sides(texts)])
 
-
-def _sides(texts: Sequence[str]) -> list[Sequence[str]]:
-    """The texts; or of pairs the first halves, then the second ones."""
-    if not any(PAIR in text for text in texts):
-        return [texts]
-    return [[text.partition(PAIR)[place] for text in texts] for place in (0, 2)]
+    def _sides(self, texts: Sequence[str]) -> list[Sequence[str]]:
+        """The texts; or of pairs the first halves, then the second ones."""
+        if not self._is_pair:
+            return [texts]
+        return [[text.partition(PAIR)[place] for text in texts] for place in (0, 2)]
 
 
 def _joined(sides: list[csr_matrix]) -> csr_matrix:

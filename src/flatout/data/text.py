@@ -99,6 +99,18 @@ class TextDataConfig(FeedingConfig):
         "Column whose equal values stay in one split, for split_by=group.",
         example="data.split_by=group data.group=author",
     )
+    exclude: str | None = setting(
+        None,
+        "A csv that names rows to leave out, by the columns `row` (from 1) and `file`; `audit` writes one.",
+        allowed="a csv file, or null",
+        example="audit/suspects.csv",
+    )
+    relabel: str | None = setting(
+        None,
+        "A csv that gives rows another label, by the columns `row` (from 1), `file`, and `label` or `likely`.",
+        allowed="a csv file, or null",
+        example="corrected.csv",
+    )
     clean: CleaningConfig = setting(CleaningConfig, "What is done with rows that are not as they should be.")
     sample: Any = setting(
         None,
@@ -146,6 +158,9 @@ class TextDataConfig(FeedingConfig):
 
     def _require_fitting_sample(self) -> None:
         is_tagged = self.problem is Problem.tags
+        has_decisions = self.exclude is not None or self.relabel is not None
+        what = "need texts with one class a row"
+        require(not has_decisions or self.problem is Problem.single, "data.exclude, data.relabel", what)
         if self.sample is None:
             self.sample = TaggedTweetsConfig() if is_tagged else HeadlinesConfig()
         kind = type(self.sample)

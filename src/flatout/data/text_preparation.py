@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from flatout.data.checks.findings import Remark, all_remarks, lines_of
 from flatout.data.checks.lengths import Lengths, loss_remarks
 from flatout.data.checks.survey import TextSurvey
+from flatout.data.decisions import decide
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, CacheReport, Recipe
 from flatout.data.store.progress import Progress
@@ -50,6 +51,8 @@ def open_source(config: TextDataConfig) -> TextSource:
         require_columns(table, wanted | ({"data.label": roles.label} if is_labelled else {}))
     if config.group is not None and any(config.taken_shares(tables)):
         require_columns(tables["train"], {"data.group": config.group})
+    if config.exclude is not None or config.relabel is not None:
+        tables = decide(tables, roles, (config.exclude, config.relabel), config.clean.escapes)
     return TextSource(config, tables, roles, config.group)
 
 

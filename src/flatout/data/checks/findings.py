@@ -71,6 +71,8 @@ KINDS = {
     "leak_dropped": Kind(_WARNING, "dropped because their text is judged elsewhere", "data.clean.leaks=keep"),
     "no_labels": Kind(_NOTE, "with an empty list of labels kept", ""),
     "merged_label": Kind(_NOTE, "whose label was written in another way merged", "data.clean.labels=keep"),
+    "excluded": Kind(_NOTE, "that data.exclude names dropped", ""),
+    "relabelled": Kind(_NOTE, "with the label that data.relabel gives kept", ""),
     "repaired_tag": Kind(_WARNING, "with tags that their scheme does not allow repaired", ""),
     "blank_token": Kind(_NOTE, "with empty words kept", ""),
 }

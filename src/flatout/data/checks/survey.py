@@ -23,6 +23,7 @@ from flatout.data.checks.findings import KINDS, Findings, Level, Remark, counted
 from flatout.data.checks.labels import LabelCensus, normalise_labels
 from flatout.data.checks.lengths import Lengths
 from flatout.data.checks.twins import RECORD, Mask, RecordFiles, Records, Twins, find_twins
+from flatout.data.decisions import DecidedTable
 from flatout.data.problem import Problem
 from flatout.data.tables.splits import (
     SPLITS,
@@ -34,7 +35,7 @@ from flatout.data.tables.splits import (
     split_by_hash,
     split_groups,
 )
-from flatout.data.tables.table import as_texts, decoded
+from flatout.data.tables.table import Table, as_texts, decoded
 from flatout.errors import UserError
 
 if TYPE_CHECKING:
@@ -252,7 +253,16 @@ class TextSurvey:
             else:
                 findings.add(oddity, clean.rows[places])
         findings.add("odd_dropped", clean.rows[~kept])
-        return kept
+        return kept & self._decided(findings, table, clean.rows)
+
+    def _decided(self, findings: Findings, table: Table, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows stay, as far as a person decided (`data.exclude`, `data.relabel`)."""
+        if not isinstance(table, DecidedTable):
+            return np.ones(len(rows), np.bool_)
+        is_excluded = np.isin(rows, table.excluded)
+        findings.add("excluded", rows[is_excluded])
+        findings.add("relabelled", rows[np.isin(rows, table.relabelled) & ~is_excluded])
+        return ~is_excluded
 
     def _records(self, name: str, looked: _Looked, codes: NDArray[np.int32]) -> Records:
         records = np.empty(len(looked.clean.rows), RECORD)

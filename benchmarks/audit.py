@@ -1,0 +1,194 @@
+"""What an audit finds of planted errors, how its intervals hold, and what it costs.
+
+Labels are planted wrong in built-in headlines, whose own noise is known, and with `--data FOLDER` in AG News and in the
+subjectivity sentences, which have errors of their own: among as many suspects as were planted, those are misses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.claim import Claim, Options, bounded, not_here, reaching
+from flatout.audit.curve import PARTS, forecast
+from flatout.audit.findings import find
+from flatout.audit.measure import Measured, measure
+from flatout.audit.quick_model import Features, Head, QuickModel
+from flatout.audit.rows import AuditRows, choose, read_audit_rows
+from flatout.data.problem import Problem
+from flatout.data.samples.headlines import HeadlinesConfig
+from flatout.data.text import TextDataConfig
+
+SETS = ("ag_news", "subj")
+FOLDS = 5
+PLANTS = (("5 % uniform", 0.05, False), ("10 % uniform", 0.10, False), ("10 % between two classes", 0.10, True))
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """Rows with wrong labels among them, and which they are."""
+
+    rows: AuditRows
+    clean: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+
+def plant(rows: AuditRows, share: float, is_pair: bool, seed: int) -> Planted:
+    """Wrong labels for a share of the rows: of any other class, or for each other of the two commonest."""
+    random, clean = np.random.default_rng(seed), rows.labels.copy()
+    first, second = np.argsort(-np.bincount(clean))[:2]
+    may = np.flatnonzero(np.isin(clean, (first, second))) if is_pair else np.arange(len(clean))
+    places = random.permutation(may)[: round(share * len(may))]
+    found, others = choose(rows, np.arange(len(clean))), random.integers(1, len(rows.classes), len(places))
+    swapped = first + second - clean[places]
+    found.labels[places] = swapped if is_pair else (clean[places] + others) % len(rows.classes)
+    return Planted(found, clean, places)
+
+
+def headlines(num_rows: int, noise: float, seed: int = 7) -> AuditRows:
+    config = HeadlinesConfig(rows=num_rows, eval_rows=num_rows // 10, noise=noise, seed=seed)
+    return read_audit_rows(TextDataConfig(sample=config), FOLDS, 1_000_000)
+
+
+def claims(options: Options) -> Iterator[Claim]:
+    num_rows = options.choose(3_000, 1_000, 200)
+    sets = {"headlines": headlines(num_rows, 0.0)}
+    for name in SETS:
+        if options.data is not None and (options.data / name).is_dir():
+            source = TextDataConfig(source=str(options.data / name))
+            sets[name] = read_audit_rows(source, FOLDS, num_rows)
+    yield from planted_claims(sets, options)
+    yield from alarm_claims(sets, options)
+    yield forecast_claim(options)
+    yield interval_claim(options)
+    yield cost_claim(options)
+    for name in SETS:
+        if name not in sets:
+            yield not_here(f"{name}: planted wrong labels", "name the folder of published sets with --data")
+
+
+def planted_claims(sets: dict[str, AuditRows], options: Options) -> Iterator[Claim]:
+    """Precision, recall, the interval of the rate, and what leaving suspects out brings back."""
+    held, audits, recovered = 0, 0, []
+    for name, rows in sets.items():
+        for kind, share, is_pair in PLANTS[:: options.choose(1, 2, 3)]:
+            planted = plant(rows, share, is_pair, seed=1)
+            measured = quiet_measure(planted.rows)
+            suspects = measured.suspects.places
+            first = np.isin(suspects[: len(planted.places)], planted.places).mean()
+            recall = np.isin(planted.places, suspects).mean()
+            about = f"{len(rows):,} rows, {len(suspects):,} suspects for {len(planted.places):,} planted"
+            yield ratio(f"{name}, {kind}: precision of as many suspects", float(first), 0.75, about)
+            yield ratio(f"{name}, {kind}: recall", float(recall), 0.70)
+            rate, low, high = measured.noise
+            held, audits = held + int(low <= len(planted.places) / len(rows) <= high), audits + 1
+            recovered.append(recovery(planted, measured))
+            about = f"planted {len(planted.places) / len(rows):.3f}, interval {low:.3f} to {high:.3f}"
+            yield reaching(f"{name}, {kind}: rate of wrong labels", 100 * rate, "%", least=None, note=about)
+    yield ratio("the rate's interval holds the planted rate", held / audits, 0.9, f"{held} of {audits}")
+    yield ratio("loss recovered without the suspects (mean)", float(np.mean(recovered)), 0.5, listed(recovered))
+
+
+def recovery(planted: Planted, measured: Measured) -> float:
+    """Of the score on clean labels that planted errors cost, the part that comes back without the suspects."""
+    rows, folds = planted.rows, measured.folds
+    features = Features().fit(rows.texts)
+    is_kept = ~np.isin(np.arange(len(rows)), measured.suspects.places)
+
+    def score(labels: NDArray[np.int64], kept: NDArray[np.bool_]) -> float:
+        right = 0
+        for fold in range(FOLDS):
+            taught, judged = (folds != fold) & kept, folds == fold
+            head = Head(Problem.single, len(rows.classes)).fit(features[taught], labels[taught])
+            right += int((head.predict(features[judged]).argmax(axis=1) == planted.clean[judged]).sum())
+        return right / len(rows)
+
+    everything = np.ones(len(rows), bool)
+    clean, noisy = score(planted.clean, everything), score(rows.labels, everything)
+    return (score(rows.labels, is_kept) - noisy) / max(clean - noisy, 1 / len(rows))
+
+
+def alarm_claims(sets: dict[str, AuditRows], options: Options) -> Iterator[Claim]:
+    """Clean sets where a problem is found that is worth more than a point."""
+    clean = {
+        **sets,
+        **({} if options.tiny else {"other headlines": headlines(options.choose(3_000, 1_500, 200), 0.0, 8)}),
+    }
+    alarms = []
+    for name, rows in clean.items():
+        worst = [each for each in find(quiet_measure(rows)) if each.is_problem and each.worth > 0.01]
+        alarms += [f"{name}: {each.what}" for each in worst[:1]]
+    note = "; ".join(alarms) or f"of {len(clean)}: {', '.join(clean)}"
+    yield bounded("clean sets with a problem worth more than a point", len(alarms), "sets", most=0, note=note)
+
+
+def forecast_claim(options: Options) -> Claim:
+    """The score with half of the rows, forecast for all of them, against what all of them reach."""
+    held, notes, tries = 0, [], options.choose(10, 4, 1)
+    num_rows = options.choose(4_000, 2_000, 300)
+    for seed in range(tries):
+        rows = headlines(num_rows + 2_000, 0.03, seed + 20)
+        features, labels = Features().fit(rows.texts), rows.labels
+        order = np.random.default_rng(seed).permutation(len(rows))
+        judged, taught = order[:2_000], order[2_000:]
+        half = len(taught) // 2
+
+        def error(places: NDArray[np.int64], judged: NDArray[np.int64]) -> float:
+            head = Head(Problem.single, len(rows.classes)).fit(features[places], labels[places])  # noqa: B023
+            return float((head.predict(features[judged]).argmax(axis=1) != labels[judged]).mean())  # noqa: B023
+
+        folds = np.arange(half) % FOLDS
+        known = taught[:half]
+        errors = np.array(
+            [
+                [error(known[folds != fold][: int(part * half * 0.8)], known[folds == fold]) for part in PARTS]
+                for fold in range(FOLDS)
+            ]
+        )
+        found = forecast(np.array(PARTS) * half * 0.8, errors, half, len(taught) - half, half // FOLDS)
+        gain = error(known, judged) - error(taught, judged)
+        held += int(found.low <= gain <= found.high)
+        notes.append(f"{100 * gain:.1f} ({100 * found.low:.1f} to {100 * found.high:.1f})")
+    return ratio("forecasts of a doubling that hold", held / tries, 0.9, "; ".join(notes))
+
+
+def interval_claim(options: Options) -> Claim:
+    """Bootstrap intervals of a score on some rows that hold the score on many fresh ones."""
+    tries, held = options.choose(40, 10, 2), 0
+    config = {"noise": 0.06, "eval_rows": 4_000}
+    for seed in range(tries):
+        source = TextDataConfig(sample=HeadlinesConfig(rows=600, seed=seed, **config))
+        rows = read_audit_rows(source, 2, 1_000_000)
+        places = {split: np.flatnonzero(rows.splits == split) for split in ("train", "validation", "test")}
+        texts = {split: [rows.texts[place] for place in own] for split, own in places.items()}
+        model = QuickModel(Problem.single, len(rows.classes)).fit(texts["train"], rows.labels[places["train"]])
+        few, fresh = places["validation"][:500], places["test"]
+        right = model.predict(texts["validation"][:500]).argmax(axis=1) == rows.labels[few]
+        draws = np.random.default_rng(seed).binomial(len(right), right.mean(), 2_000) / len(right)
+        low, high = np.quantile(draws, [0.025, 0.975])
+        held += int(low <= (model.predict(texts["test"]).argmax(axis=1) == rows.labels[fresh]).mean() <= high)
+    return ratio("intervals that hold the score on fresh rows", held / tries, 0.9, f"{held} of {tries}")
+
+
+def cost_claim(options: Options) -> Claim:
+    num_rows = options.choose(10_000, 2_000, 200)
+    rows, began = headlines(num_rows, 0.06), time.perf_counter()
+    quiet_measure(rows)
+    seconds = time.perf_counter() - began
+    return bounded(f"an audit of {len(rows):,} short texts", seconds, "s", most=300, note="on one core")
+
+
+def quiet_measure(rows: AuditRows) -> Measured:
+    return measure(rows, FOLDS, 128, say=lambda line: None)
+
+
+def ratio(claim: str, ours: float, least: float, note: str = "") -> Claim:
+    return Claim(claim, float(ours), None, "", None, f"≥ {least:g}", bool(ours >= least), note)
+
+
+def listed(shares: list[float]) -> str:
+    return ", ".join(f"{share:.2f}" for share in shares)

@@ -1,0 +1,143 @@
+"""What an audit found: at most five findings by what they are worth, each with the next step; and its plain lines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from flatout.audit.labels import mixed_up
+from flatout.audit.measure import Measured
+from flatout.audit.rows import small_classes
+from flatout.errors import printable
+from flatout.files import write_atomically
+
+SUSPECTS = "suspects.csv"
+BEGINNING = 120
+"""Characters of a text that are written out."""
+_MOST, _LEAST_SLICE, _FAR = 5, 30, 3.0
+_LEAST_WORTH = 0.003
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One reason why the score is not higher."""
+
+    what: str
+    worth: float
+    """Share of the rows that it is worth, by what was measured."""
+    step: str
+    is_problem: bool = True
+    """False: a way to a better score, though nothing is wrong."""
+
+    def line(self) -> str:
+        return f"{100 * self.worth:.1f} points  {self.what}. {self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows that have something in common, and how many of them are answered as labelled."""
+
+    name: str
+    rows: int
+    score: float
+    distance: float
+    """Standard errors from the score of all rows."""
+
+
+def find(measured: Measured, suspects: str = SUSPECTS) -> list[Finding]:
+    """The findings worth most, the first one first; `suspects` is where these are written."""
+    found = [each for each in _all(measured, suspects) if each.worth >= _LEAST_WORTH]
+    return sorted(found, key=lambda each: -each.worth)[:_MOST]
+
+
+def _all(measured: Measured, suspects: str) -> Iterator[Finding]:
+    rows, (rate, low, high) = measured.rows, measured.noise
+    between = mixed_up(measured.suspects.joint, len(rows), 1)
+    mixed = "".join(f", most between {rows.classes[a]} and {rows.classes[b]}" for a, b, _ in between)
+    what = f"{100 * rate:.1f} % of the labels look wrong ({100 * low:.1f} to {100 * high:.1f}){mixed}"
+    step = f"Read {suspects} from the top, take out the rows that are right, train with data.exclude={suspects}"
+    yield Finding(what, max(low, measured.without_suspects[1]), step)
+    bound = measured.forecast
+    if bound.low > 0 and not bound.is_useless:
+        step = "Label the rows that python -m flatout audit unlabelled=FILE top=200 names"
+        yield Finding(bound.line(), bound.gain, step, is_problem=False)
+    long, lost, least_lost, _ = measured.cut
+    if least_lost > 0:
+        yield Finding(f"{long:,} texts are cut by data.max_length", lost, "Set a greater data.max_length")
+    if rows.conflicts:
+        what = f"{rows.conflicts:,} rows have a text that has another label elsewhere"
+        yield Finding(what, rows.conflicts / len(rows) / 2, "Set data.clean.conflicts=drop, or correct them")
+    for each in slices(measured)[:2]:
+        if each.distance < -_FAR:
+            what = f"{each.name}: {100 * each.score:.1f} % of {each.rows:,} rows are answered as labelled"
+            worth = (measured.score[0] - each.score) * each.rows / len(rows)
+            yield Finding(what, worth, "Look at such rows first; label more of them")
+
+
+def slices(measured: Measured) -> list[Slice]:
+    """Scores by length, split, file and column, the worst first."""
+    rows, words = measured.rows, np.array([len(text.split()) for text in measured.rows.texts])
+    edges = np.unique(np.quantile(words, [0.25, 0.5, 0.75]).astype(int))
+    ends = [0, *(edges + 1).tolist(), int(words.max()) + 1]
+    names = np.array([f"{first} to {last - 1} words" for first, last in itertools.pairwise(ends)])
+    by = {"length": names[np.searchsorted(edges + 1, words, side="right")], "split": rows.splits}
+    by |= {"file": rows.files, "column": rows.column}
+    found = []
+    for name, values in by.items():
+        kinds, inverse = np.unique(values.astype(str), return_inverse=True)
+        for number, kind in enumerate(kinds if len(kinds) > 1 else []):
+            of_kind = measured.is_right[inverse == number]
+            if len(of_kind) >= _LEAST_SLICE:
+                error = np.sqrt(measured.score[0] * (1 - measured.score[0]) / len(of_kind)) or 1.0
+                distance = float((of_kind.mean() - measured.score[0]) / error)
+                found.append(Slice(f"{name} {kind}", len(of_kind), float(of_kind.mean()), distance))
+    return sorted(found, key=lambda each: each.distance)
+
+
+def lines(measured: Measured, num_folds: int) -> Iterator[str]:
+    """What is printed: score and luck, labels, rows, more rows."""
+    rows, (score, low, high), noise = measured.rows, measured.score, measured.noise
+    yield f"score:  {100 * score:.1f} % of the rows answered as labelled ({100 * low:.1f} to {100 * high:.1f})"
+    test = int((rows.splits == "test").sum()) or len(rows) // num_folds
+    luck = 196 * np.sqrt(2 * score * (1 - score) / test)
+    yield (
+        f"luck:   folds from {100 * measured.fold_scores.min():.1f} to {100 * measured.fold_scores.max():.1f} %; on"
+        f" {test:,} test rows two runs differ by {luck:.1f} points by chance"
+    )
+    yield (
+        f"labels: {len(measured.suspects.places):,} suspects; {100 * noise[0]:.1f} % of the labels look wrong"
+        f" ({100 * noise[1]:.1f} to {100 * noise[2]:.1f})"
+    )
+    for given, likely, count in mixed_up(measured.suspects.joint, len(rows)):
+        yield f"        {rows.classes[given]}, likely {rows.classes[likely]}: {count:,} rows"
+    gain, least, most = (100 * each for each in measured.without_suspects)
+    yield f"        without the suspects in training: {gain:+.1f} points ({least:.1f} to {most:.1f})"
+    long, lost, *_ = measured.cut
+    yield f"rows:   {long:,} texts are longer than data.max_length; the cut costs {100 * lost:.1f} points"
+    if small := small_classes(rows, num_folds):
+        named = ", ".join(small[:5]) + (", …" if len(small) > 5 else "")
+        yield f"        classes with fewer rows than folds, judged from little: {named}"
+    yield f"more:   {measured.forecast.line()}"
+
+
+def write_suspects(measured: Measured, path: Path) -> None:
+    """The suspects as a table, the surest first; `data.exclude` reads it."""
+    rows, found = measured.rows, measured.suspects
+    text = io.StringIO()
+    table = csv.writer(text)
+    table.writerow(["row", "file", "split", "text", "given", "likely", "sure"])
+    for place, likely, margin in zip(found.places, found.likely, found.margins, strict=True):
+        where = [rows.rows[place], rows.files[place], rows.splits[place], beginning(rows.texts[place])]
+        table.writerow([*where, rows.classes[rows.labels[place]], rows.classes[likely], f"{margin:.3f}"])
+    write_atomically(path, text.getvalue())
+
+
+def beginning(text: str) -> str:
+    """The first characters of a text, on one line."""
+    return printable(text[:BEGINNING])

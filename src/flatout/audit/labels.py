@@ -1,0 +1,101 @@
+"""Which labels are probably wrong: confident learning on out-of-fold probabilities.
+
+The method of Northcutt, Jiang and Chuang, "Confident Learning" (JAIR 2021). A row counts for class j where its
+probability of j reaches the mean of that of the rows labelled j. Rows that count for another class than their own are
+suspects, those with the largest margin first. A hard row looks like a wrong one. So the rate of noise comes from
+planted errors: as many of the rows as look like those can be wrong, and no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Probabilities = NDArray[np.float64]
+_SURE = 1.96
+_LEAST_PLANTED = 15
+"""Planted errors that a threshold must leave, so that a share of them means something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """Rows whose labels are probably wrong, the surest first."""
+
+    places: NDArray[np.int64]
+    likely: NDArray[np.int64]
+    """The class of each suspect by the model."""
+    margins: NDArray[np.float64]
+    """Probability of that class less that of the given one."""
+    joint: NDArray[np.float64]
+    """Share of the rows with a given label (row) and a likely one (column)."""
+
+
+def margins(probabilities: Probabilities, labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Probability of the likeliest other class less that of the given one."""
+    own = probabilities[np.arange(len(labels)), labels]
+    others = probabilities.copy()
+    others[np.arange(len(labels)), labels] = -1
+    return others.max(axis=1) - own
+
+
+def find_suspects(probabilities: Probabilities, labels: NDArray[np.int64]) -> Suspects:
+    """Confident learning: the rows off the diagonal of the confident joint."""
+    num_classes = probabilities.shape[1]
+    has_rows = np.bincount(labels, minlength=num_classes) > 0
+    own = [probabilities[labels == each, each].mean() if has_rows[each] else np.inf for each in range(num_classes)]
+    counted = np.where(probabilities >= np.array(own), probabilities, 0.0)
+    likely = np.where(counted.any(axis=1), counted.argmax(axis=1), labels)
+    is_counted = counted.any(axis=1)
+    counts = np.zeros((num_classes, num_classes))
+    np.add.at(counts, (labels[is_counted], likely[is_counted]), 1)
+    rows = np.bincount(labels, minlength=num_classes)
+    joint = counts / np.maximum(1, counts.sum(axis=1, keepdims=True)) * rows[:, None] / len(labels)
+    places = np.flatnonzero(likely != labels)
+    found = probabilities[places, likely[places]] - probabilities[places, labels[places]]
+    order = np.argsort(-found, kind="stable")
+    return Suspects(places[order], likely[places[order]], found[order], joint)
+
+
+def plant(labels: NDArray[np.int64], joint: NDArray[np.float64], share: float) -> tuple[NDArray[np.int64], NDArray]:
+    """Some labels replaced by wrong ones, as the suspects' are distributed; and which rows they are."""
+    random, weights = np.random.default_rng(1), joint.T.copy()
+    np.fill_diagonal(weights, 0)
+    weights += (weights.sum() + 1e-6) / weights.size / 4  # so that no class is without a wrong label to draw
+    np.fill_diagonal(weights, 0)
+    of_rows = weights.sum(axis=1)[labels] / np.bincount(labels, minlength=len(weights))[labels]
+    number = max(2 * _LEAST_PLANTED, round(share * len(labels)))
+    places = random.choice(len(labels), min(number, len(labels) // 2), replace=False, p=of_rows / of_rows.sum())
+    planted = labels.copy()
+    for place in places:
+        row = weights[labels[place]]
+        planted[place] = random.choice(len(row), p=row / row.sum())
+    return planted, places
+
+
+def noise_rate(observed: NDArray[np.float64], planted: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Share of wrong labels, with a 95 % interval, from the margins of all rows and of planted errors.
+
+    Wrong rows reach a threshold as often as planted ones do, so the rows above it bound how many are wrong. The
+    threshold with the least upper bound is taken. The interval is that of its two counts.
+    """
+    observed, planted = np.sort(observed), np.sort(planted)
+    best = (1.0, 1.0, 0.0)
+    for threshold in planted[: len(planted) - _LEAST_PLANTED]:
+        above, of_planted = (len(all_) - np.searchsorted(all_, threshold) for all_ in (observed, planted))
+        rate = above / len(observed) / (of_planted / len(planted))
+        error = np.sqrt(1 / max(1, above) + (1 - of_planted / len(planted)) / of_planted)
+        high = min(1.0, rate * np.exp(_SURE * error) if above else 3 / len(observed) / (of_planted / len(planted)))
+        if high < best[1]:
+            best = (rate, high, rate * np.exp(-_SURE * error) if above else 0.0)
+    return best[0], best[2], best[1]
+
+
+def mixed_up(joint: NDArray[np.float64], num_rows: int, most: int = 5) -> list[tuple[int, int, int]]:
+    """Pairs of classes (given, likely) that the suspects lie between, with their rows, the most first."""
+    rows = np.rint(joint * num_rows).astype(int)
+    np.fill_diagonal(rows, 0)
+    order = np.argsort(-rows, axis=None, kind="stable")[:most]
+    pairs = [(int(place // len(rows)), int(place % len(rows))) for place in order]
+    return [(given, likely, int(rows[given, likely])) for given, likely in pairs if rows[given, likely] > 0]

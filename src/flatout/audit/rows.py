@@ -1,0 +1,121 @@
+"""The rows of an audit: texts and labels as a run reads them, of all splits, and the folds they are dealt into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from flatout.data.checks.survey import TextSurvey
+from flatout.data.problem import Problem
+from flatout.data.store.progress import Progress
+from flatout.data.tables.splits import SPLITS, hash_texts
+from flatout.data.tables.table import as_texts, decoded, require_columns
+from flatout.data.text import TextDataConfig
+from flatout.data.text_preparation import open_source
+from flatout.data.text_source import TextSource
+from flatout.errors import require
+
+LEAST_ROWS = 40
+"""Rows below which no fold says anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRows:
+    """Labelled texts, and where each of them stands: arrays with an entry for each row."""
+
+    texts: NDArray[np.object_]
+    labels: NDArray[np.int64]
+    files: NDArray[np.object_]
+    rows: NDArray[np.int64]
+    """Numbers in their files, from 1."""
+    splits: NDArray[np.object_]
+    groups: NDArray[np.int64]
+    """Rows of one group stay in one fold: equal texts, or those of `data.group`."""
+    column: NDArray[np.object_]
+    """What the rows have in the column by which scores are parted; empty texts without one."""
+    classes: list[str]
+    conflicts: int = 0
+    """Rows whose text has another label elsewhere."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, column: str | None = None) -> AuditRows:
+    """Every row that a run would use; of more than `most_rows`, so many drawn at random."""
+    require(config.problem is Problem.single, "audit", "looks at texts with one class a row alone, in this version")
+    source = open_source(config)
+    if column is not None:
+        require_columns(source.tables["train"], {"column": column})
+    with Progress() as progress:
+        surveyed = TextSurvey(source).run(progress.task("checking"))
+        num_rows = sum(surveyed.rows(split) for split in SPLITS)
+        what = f"{num_rows} rows are too few to be audited"
+        require(num_rows >= LEAST_ROWS, "data.source", what, allowed=f"{LEAST_ROWS} or more")
+        surveyed.census.require_classes("data.label")
+        blocks = list(source.texts_and_labels(surveyed.fates, progress.task("reading")))
+    rows = np.concatenate([block.rows for _, block in blocks])
+    splits = np.concatenate([np.full(len(block.rows), split, object) for split, block in blocks])
+    tables = np.array([split if split in source.tables else "train" for split in splits], object)
+    texts = np.array([text for _, block in blocks for text in block.texts.to_pylist()], object)
+    groups = _column(source, config.group, tables, rows) if config.group else [text.lower() for text in texts]
+    of_kind = [each.found.get("conflict") for each in surveyed.findings.values()]
+    found = AuditRows(
+        texts=texts,
+        labels=np.concatenate([surveyed.census.targets(block.labels) for _, block in blocks]),
+        files=np.array([source.tables[table].name for table in tables], object),
+        rows=rows + 1,
+        splits=splits,
+        groups=np.unique(hash_texts(pa.array(groups, pa.large_string())), return_inverse=True)[1],
+        column=_column(source, column, tables, rows),
+        classes=surveyed.census.classes(),
+        conflicts=sum(each.count for each in of_kind if each is not None),
+    )
+    places = np.sort(np.random.default_rng(0).permutation(len(found))[:most_rows])
+    found = choose(found, places)
+    _require_groups(found, num_folds, config.group)
+    return found
+
+
+def _column(
+    source: TextSource, name: str | None, tables: NDArray[np.object_], rows: NDArray[np.int64]
+) -> NDArray[np.object_]:
+    """A column's values as texts; empty in tables that lack it."""
+    found = np.full(len(rows), "", object)
+    for split, table in source.tables.items():
+        if name in table.columns:
+            blocks = (as_texts(decoded(block.column(name))).to_pylist() for block in table.blocks([name]))
+            values = np.array([value or "" for block in blocks for value in block], object)
+            found[tables == split] = values[rows[tables == split]]
+    return found
+
+
+def choose(rows: AuditRows, places: NDArray[np.int64]) -> AuditRows:
+    """The rows at some places."""
+    arrays = {each.name: getattr(rows, each.name) for each in fields(rows)}
+    return replace(rows, **{name: each[places] for name, each in arrays.items() if isinstance(each, np.ndarray)})
+
+
+def _require_groups(rows: AuditRows, num_folds: int, group: str | None) -> None:
+    num_groups = len(np.unique(rows.groups))
+    where, what = f"data.group={group}" if group else "folds", f"{num_groups} groups for {num_folds} folds"
+    require(num_groups >= num_folds, where, what, hint="Set folds to fewer, or leave data.group out.")
+
+
+def small_classes(rows: AuditRows, num_folds: int) -> list[str]:
+    """Classes with fewer rows than folds: some fold learns or judges them from nothing."""
+    counts = np.bincount(rows.labels, minlength=len(rows.classes))
+    return [name for name, count in zip(rows.classes, counts, strict=True) if count < num_folds]
+
+
+def deal(rows: AuditRows, num_folds: int, seed: int = 0) -> NDArray[np.int64]:
+    """The fold of each row: whole groups, class by class, so that each fold has its share of each."""
+    random = np.random.default_rng(seed)
+    groups, first, inverse = np.unique(rows.groups, return_index=True, return_inverse=True)
+    order = np.lexsort((random.random(len(groups)), rows.labels[first]))
+    folds = np.empty(len(groups), np.int64)
+    folds[order] = np.arange(len(groups)) % num_folds
+    return folds[inverse]

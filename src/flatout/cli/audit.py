@@ -1,0 +1,126 @@
+"""`python -m flatout audit …`: why the score stopped: labels, rows, the next thousand rows, and luck.
+
+Takes the words of `python -m train`, or the folder of a run, whose data it looks at. Nothing is trained but linear
+models, in folds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flatout.cli.train import start_measuring
+from flatout.errors import UserError, check_settings, require, setting
+from flatout.run_log import print_line
+
+if TYPE_CHECKING:  # heavy modules are imported after the command line is read
+    from flatout.config import RunConfig
+
+PAGE = "audit.html"
+NEXT_ROWS = "next_rows.csv"
+
+
+@dataclass(kw_only=True, slots=True)
+class AuditConfig:
+    """How an audit is done."""
+
+    folds: int = setting(5, "Folds that the quick model answers, each by a model of the others.", least=2, most=50)
+    rows: int = setting(20_000, "Most rows looked at, drawn at random.", least=40)
+    column: str | None = setting(None, "A column by whose values scores are parted, too.", example="author")
+    out: str = setting("audit", "Folder of what is written.")
+    unlabelled: str | None = setting(None, "A file of texts without labels: which of them to label next.")
+    top: int = setting(200, "So many rows to label next.", least=1)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+_NAMES = ("folds", "rows", "column", "out", "unlabelled", "top")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s RUN | data.source=FILE [key=value ...]"
+    parser.add_argument("words", metavar="WORD", nargs="*", help="a run's folder, or data settings as for training")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = """\
+folds=5            folds that the quick model answers.
+rows=20000         most rows looked at, drawn at random.
+column=author      a column by whose values scores are parted, too.
+out=audit          folder of suspects.csv and audit.html.
+unlabelled=FILE    also names the rows of a file to label next: next_rows.csv.
+top=200            so many of them.
+"""
+
+
+def run(arguments: argparse.Namespace) -> None:
+    own = {key: value for key, _, value in (word.partition("=") for word in arguments.words) if key in _NAMES}
+    words = [word for word in arguments.words if word.partition("=")[0] not in _NAMES]
+    config = AuditConfig(**{key: _number(key, value) for key, value in own.items()})
+    source = None
+    if words and "=" not in words[0]:
+        words, source = [*_words_of_run(Path(words[0])), *words[1:]], _source_of_run(Path(words[0]))
+    command = shlex.join(["python", "-m", "flatout", "audit", *arguments.words])
+    start_measuring(words, lambda settings, _: audit(settings, config, command, source))
+
+
+def _number(key: str, value: str) -> Any:
+    if key not in ("folds", "rows", "top"):
+        return value
+    require(value.lstrip("-").isdecimal(), key, f"{value!r} does not fit", allowed="a whole number")
+    return int(value)
+
+
+def _words_of_run(folder: Path) -> list[str]:
+    """What a run was told of its data."""
+    file = folder / "overrides.txt"
+    if not file.is_file():
+        what = f"no run in {folder}" if folder.is_dir() else f"no such folder: {folder}"
+        raise UserError("audit", what, hint="Name the folder of a run, or data settings: data.source=FILE.")
+    words = file.read_text(encoding="utf-8").splitlines()
+    return [word for word in words if word.lstrip("+").startswith(("data=", "data.", "experiment="))]
+
+
+def _source_of_run(folder: Path) -> str | None:
+    from flatout.report.summary import read_summary
+
+    summary = read_summary(folder)
+    return (summary.get("data") or {}).get("source")
+
+
+def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | None = None) -> None:
+    """Look at the data of these settings, print what was found, and write it down."""
+    from flatout.audit.findings import SUSPECTS, find, lines, write_suspects
+    from flatout.audit.measure import measure
+    from flatout.audit.next_rows import read_unlabelled, write_next_rows
+    from flatout.audit.page import write_audit_page
+    from flatout.audit.rows import read_audit_rows
+    from flatout.data.text import TextDataConfig
+
+    began, folder = time.perf_counter(), Path(config.out)
+    is_text = isinstance(settings.data, TextDataConfig)
+    require(is_text, "audit", "looks at texts with one class a row alone, in this version")
+    hint = f"Name another: out=FOLDER; {SUSPECTS} may hold what you decided."
+    require(not (folder / SUSPECTS).exists(), "out", f"{folder / SUSPECTS} is there already", hint=hint)
+    rows = read_audit_rows(settings.data, config.folds, config.rows, config.column)
+    what = f"the run read {source}, these settings read {rows.files[0]}"
+    is_same = source is None or source == rows.files[0]
+    require(is_same, "audit", what, hint="Start it where the run was started, or name data.source=FILE.")
+    waiting = None if config.unlabelled is None else read_unlabelled(settings.data, config.unlabelled)
+    measured = measure(rows, config.folds, settings.data.max_length, print_line)
+    for line in lines(measured, config.folds):
+        print_line(line)
+    findings = find(measured, str(folder / SUSPECTS))
+    print_line("" if findings else "no finding is worth 0.3 points")
+    for number, finding in enumerate(findings, 1):
+        print_line(f"{number}. {finding.line()}")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_suspects(measured, folder / SUSPECTS)
+    write_audit_page(measured, findings, f"Audit of {rows.files[0]}", command, folder / PAGE)
+    if waiting is not None and config.unlabelled is not None:
+        count = write_next_rows(rows, waiting, config.unlabelled, config.top, folder / NEXT_ROWS)
+        print_line(f"{folder / NEXT_ROWS}: {count:,} rows of {config.unlabelled} to label next")
+    print_line(f"{folder / SUSPECTS}, {folder / PAGE}: {time.perf_counter() - began:.0f} s")

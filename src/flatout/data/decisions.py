@@ -1,0 +1,140 @@
+"""What a person decided of single rows: which are left out (`data.exclude`), which get another label (`data.relabel`).
+
+Both files name rows by number, from 1, and by file where there are several. A row whose text is another than the file
+says, or that is not there, ends the run before it starts.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+
+from flatout.data.checks.cleaning import Escapes, read_texts
+from flatout.data.checks.findings import Findings
+from flatout.data.tables.roles import Roles
+from flatout.data.tables.table import Table, as_texts, decoded
+from flatout.errors import UserError, printable, require
+
+
+class DecidedTable(Table):
+    """A table with some of its rows to be left out, and others with a new label."""
+
+    def __init__(self, table: Table, roles: Roles, excluded: Sequence[int], labels: Mapping[int, str]) -> None:
+        self.table, self.name, self.columns, self._roles = table, table.name, table.columns, roles
+        self.excluded = np.array(sorted(excluded), np.int64)
+        """Numbers of rows from 0."""
+        self.labels = dict(labels)
+
+    @property
+    def relabelled(self) -> NDArray[np.int64]:
+        return np.array(sorted(self.labels), np.int64)
+
+    def how(self) -> str:
+        return self.table.how()
+
+    def locate(self, row: int) -> str:
+        return self.table.locate(row)
+
+    def lacking(self, column: str) -> str:
+        return self.table.lacking(column)
+
+    def fingerprint(self) -> str:
+        decided = f"{self.table.fingerprint()} {self.excluded.tolist()} {sorted(self.labels.items())}"
+        return xxhash.xxh3_128_hexdigest(decided.encode())
+
+    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+        first = 0
+        for block in self.table.blocks(columns, rows_per_block):
+            rows = self.relabelled
+            own = rows[(rows >= first) & (rows < first + block.num_rows)]
+            first += block.num_rows
+            yield self._relabelled(block, own, first - block.num_rows) if len(own) else block
+
+    def _relabelled(self, block: pa.RecordBatch, rows: NDArray[np.int64], first: int) -> pa.RecordBatch:
+        if self._roles.label not in block.schema.names:
+            return block
+        values = as_texts(decoded(block.column(self._roles.label))).to_pylist()
+        for row in rows.tolist():
+            values[row - first] = self.labels[row]
+        place = block.schema.names.index(self._roles.label)
+        return block.set_column(place, self._roles.label, pa.array(values, pa.large_string()))
+
+
+def decide(
+    tables: Mapping[str, Table], roles: Roles, files: tuple[str | None, str | None], escapes: Escapes
+) -> dict[str, Table]:
+    """The tables of each split with what two files, `data.exclude` and `data.relabel`, decide of their rows."""
+    decided: list[dict[str, dict[int, str]]] = [{split: {} for split in tables} for _ in files]
+    for key, file, into in zip(("data.exclude", "data.relabel"), files, decided, strict=True):
+        for split, lines in _read(key, file, tables).items() if file is not None else ():
+            _require_rows(key, str(file), tables[split], roles, lines, escapes)
+            into[split] = {row: _label(line) for row, line in lines.items()}
+    excluded, labels = decided
+    return {split: DecidedTable(table, roles, [*excluded[split]], labels[split]) for split, table in tables.items()}
+
+
+def _read(key: str, file: str, tables: Mapping[str, Table]) -> dict[str, dict[int, dict[str, str]]]:
+    """The lines of a file, by split and number of the row from 0."""
+    found: dict[str, dict[int, dict[str, str]]] = {split: {} for split in tables}
+    for number, line in enumerate(_lines(key, file), 2):
+        place, row = f"{file}:{number}", (line.get("row") or "").strip()
+        is_number = row.isdecimal() and int(row) > 0
+        require(is_number, key, f"{place} names row {row!r}", allowed="1 or more")
+        has_label = key != "data.relabel" or bool(_label(line))
+        require(has_label, key, f"{place} has no label", hint="Fill in its label.")
+        found[_split_of(key, place, line, tables)][int(row) - 1] = line
+    return found
+
+
+def _label(line: Mapping[str, str]) -> str:
+    return line.get("label") or line.get("likely") or ""
+
+
+def _lines(key: str, file: str) -> list[dict[str, str]]:
+    path = Path(file)
+    require(path.is_file(), key, f"no such file: {file}", hint="Name a csv with the column row.")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as opened:
+            reader = csv.DictReader(opened)
+            names = set(reader.fieldnames or [])
+            has_label = key != "data.relabel" or bool(names & {"label", "likely"})
+            missing = "row" if "row" not in names else "" if has_label else "label"
+            require(not missing, key, f"{file} has no column {missing}", hint="Write it as audit writes suspects.csv.")
+            return list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(key, f"{file} cannot be read: {error}", hint="Save it as csv in UTF-8.") from None
+
+
+def _split_of(key: str, place: str, line: Mapping[str, str], tables: Mapping[str, Table]) -> str:
+    given = line.get("file")
+    names = {split: table.name for split, table in tables.items()}
+    found = [split for split, name in names.items() if not given or given == name]
+    found = found or [split for split, name in names.items() if Path(name).name == Path(given or "").name]
+    what = f"{place} names the file {given!r}" if given else f"{place} names no file"
+    require(len(found) == 1, key, what, allowed=", ".join(names.values()))
+    return found[0]
+
+
+def _require_rows(
+    key: str, file: str, table: Table, roles: Roles, lines: Mapping[int, Mapping[str, str]], escapes: Escapes
+) -> None:
+    """Each row must be there, with the text that the file has beside it."""
+    waiting, num_rows = dict(lines), 0
+    for rows, block in table.numbered(roles.texts) if waiting else ():
+        found, _ = read_texts(block, roles, rows, Findings(table.name), escapes=escapes)
+        num_rows += block.num_rows
+        for row in [row for row in waiting if rows[0] <= row <= rows[-1]]:
+            text, begins = found[row - int(rows[0])].as_py() or "", waiting.pop(row).get("text")
+            is_same = begins is None or printable(text).startswith(begins)
+            hint = "Was the data changed, or sorted? Audit it again."
+            require(is_same, key, f"row {row + 1} of {table.name} is not {begins!r:.60}, as {file} has it", hint=hint)
+    if waiting:
+        few = ", ".join(str(row + 1) for row in list(waiting)[:5])
+        what = f"{file} names rows that are not there: {few} of {table.name}"
+        raise UserError(key, what, allowed=f"1 to {num_rows:,}", hint="Was the data changed? Audit it again.")

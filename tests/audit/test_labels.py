@@ -1,0 +1,61 @@
+"""Confident learning, the rate of noise and the forecast, on numbers whose answer is known."""
+
+import numpy as np
+import pytest
+
+from flatout.audit.curve import forecast, round_number
+from flatout.audit.labels import find_suspects, margins, mixed_up, noise_rate, plant
+
+
+def test_rows_that_the_model_gives_to_another_class_are_suspects_the_surest_first():
+    probabilities = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.2, 0.8], [0.1, 0.9], [0.95, 0.05]])
+    found = find_suspects(probabilities, np.array([0, 0, 0, 1, 1, 1]))
+    assert found.places.tolist() == [5, 2] and found.likely.tolist() == [0, 1]
+    assert found.margins == pytest.approx([0.9, 0.4])
+    assert found.joint.sum() == pytest.approx(1) and mixed_up(found.joint, 6) == [(0, 1, 1), (1, 0, 1)]
+
+
+def test_rows_below_every_threshold_are_no_suspects():
+    probabilities = np.array([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.1, 0.9], [0.51, 0.49]])
+    assert len(find_suspects(probabilities, np.array([0, 0, 1, 1, 1])).places) == 0
+
+
+def test_a_class_without_rows_has_no_suspects():
+    probabilities = np.array([[0.6, 0.0, 0.4], [0.3, 0.0, 0.7], [0.1, 0.0, 0.9]])
+    assert 1 not in find_suspects(probabilities, np.array([0, 0, 2])).likely
+
+
+def test_the_rate_of_noise_is_that_share_of_rows_that_look_like_planted_errors():
+    random = np.random.default_rng(0)
+    wrong, right = random.normal(0.6, 0.2, 4_000), random.normal(-0.6, 0.2, 4_000)
+    rate, low, high = noise_rate(np.append(wrong[:300], right[:2_700]), wrong[1_000:1_200])
+    assert low < 0.1 < high and rate == pytest.approx(0.1, abs=0.02)
+    assert noise_rate(right[:2_700], wrong[:200])[0] < 0.01
+
+
+def test_planted_labels_are_wrong_and_drawn_from_the_pairs_that_suspects_lie_between():
+    labels = np.repeat([0, 1, 2], 200)
+    joint = np.diag([1 / 3] * 3)
+    joint[0, 1] = 0.2  # given 0, likely 1: what is really 1 is called 0
+    planted, places = plant(labels, joint, 0.5)
+    assert (planted[places] != labels[places]).all() and (planted != labels).sum() == len(places) == 300
+    of_one = planted[places][labels[places] == 1]
+    assert (of_one == 0).mean() > 0.7
+
+
+def test_margins_compare_the_given_class_with_the_best_other():
+    assert margins(np.array([[0.7, 0.2, 0.1]]), np.array([1])) == pytest.approx([0.5])
+
+
+def test_a_falling_error_promises_a_gain_and_a_flat_one_none():
+    sizes = np.array([500.0, 1_000, 2_000, 4_000])
+    falling = np.array([2.0 * sizes**-0.4] * 5)
+    found = forecast(sizes, falling, 4_000, 4_000, 1_000)
+    truth = 2.0 * (4_000**-0.4 - 8_000**-0.4)
+    assert found.low < truth < found.high and found.low > 0 and found.line().startswith("4,000 more rows: +")
+    flat = forecast(sizes, np.full((5, 4), 0.2), 4_000, 4_000, 100_000)
+    assert flat.is_useless and flat.line().startswith("more rows of this kind will not help")
+
+
+def test_numbers_of_rows_are_round():
+    assert [round_number(each) for each in (0, 3, 24, 999, 2_400)] == [1, 2, 20, 500, 2_000]

@@ -1,0 +1,111 @@
+"""`python -m flatout audit`: planted errors are found and left out of the next run; what it refuses."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flatout.data.checkup import check
+from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
+from flatout.data.text import TextDataConfig
+from flatout.errors import UserError
+from tests.verbs import verb
+
+NUM_ROWS, NUM_PLANTED = 900, 60
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> Path:
+    """Headlines of three classes in a file, the first labels of which are wrong."""
+    block = next(
+        HeadlinesTable(HeadlinesConfig(rows=NUM_ROWS, classes=3, noise=0.0), "train").blocks(["text", "label"])
+    )
+    labels = block["label"].to_pylist()
+    names = sorted(set(labels))
+    labels[:NUM_PLANTED] = [names[(names.index(label) + 1) % 3] for label in labels[:NUM_PLANTED]]
+    path = tmp_path_factory.mktemp("audit") / "rows.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("text", "label"), *zip(block["text"].to_pylist(), labels, strict=True)])
+    return path
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_planted_errors_are_the_first_suspects_and_a_check_leaves_them_out(rows, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert verb("audit", f"data.source={rows}", "folds=3") == 0
+    printed = capfd.readouterr().out
+    assert "labels look wrong" in printed and "more:" in printed and "data.exclude=" in printed
+    suspects = table(tmp_path / "audit" / "suspects.csv")
+    first = [int(line["row"]) for line in suspects[:NUM_PLANTED]]
+    assert np.mean(np.array(first) <= NUM_PLANTED) > 0.8
+    assert "Labels that look wrong" in (tmp_path / "audit" / "audit.html").read_text("utf-8")
+    found = check(TextDataConfig(source=str(rows), exclude="audit/suspects.csv"))
+    assert sum(found.rows.values()) == NUM_ROWS - len(suspects)
+    assert any("data.exclude" in remark.what and remark.count == len(suspects) for remark in found.remarks)
+    relabelled = check(TextDataConfig(source=str(rows), relabel="audit/suspects.csv"))
+    assert sum(relabelled.rows.values()) == NUM_ROWS and relabelled.classes != found.classes
+    assert verb("audit", f"data.source={rows}") == 2  # what a person decided is not overwritten
+    assert "out: audit/suspects.csv is there already." in capfd.readouterr().err
+
+
+def test_rows_to_label_next_are_unsure_ones_that_differ(rows, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (sure, unsure) = table(rows)[NUM_PLANTED]["text"], "the a of in to"
+    (tmp_path / "more.csv").write_text(
+        f"id,text\n1,{sure}\n2,{unsure}\n3,{unsure}\n4,who says what\n", encoding="utf-8"
+    )
+    assert verb("audit", f"data.source={rows}", "folds=2", "unlabelled=more.csv", "top=2") == 0
+    assert "next_rows.csv: 2 rows of more.csv to label next" in capfd.readouterr().out
+    found = [line["text"] for line in table(tmp_path / "audit" / "next_rows.csv")]
+    assert len(found) == len(set(found)) == 2 and sure not in found
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["row", "9999"], "names rows that are not there: 9999 of"),
+        (["row,text", "1,another text"], "is not 'another text'"),
+        (["row", "0"], "names row '0'"),
+        (["line", "1"], "has no column row"),
+        (["row,file", "1,other.csv"], "names the file 'other.csv'"),
+    ],
+)
+def test_decisions_that_fit_no_row_are_refused_in_one_sentence(rows, tmp_path, lines, message):
+    path = tmp_path / "decided.csv"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        check(TextDataConfig(source=str(rows), exclude=str(path)))
+    assert message in str(caught.value) and str(caught.value).startswith("data.exclude: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data.problem=regression"], "audit: looks at texts with one class a row alone"),
+        (["folds=1"], "folds: 1 (2 to 50)"),
+        (["folds=many"], "folds: 'many' does not fit (a whole number)"),
+        (["column=author"], "no column 'author'"),
+        (["data.split_by=group", "data.group=label", "folds=4"], "data.group=label: 3 groups for 4 folds."),
+    ],
+)
+def test_what_an_audit_cannot_do_is_refused_in_one_sentence(rows, words, message, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert verb("audit", f"data.source={rows}", *words) == 2
+    assert message in capfd.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_few_rows_one_class_and_no_run_are_refused_in_one_sentence(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    few = tmp_path / "few.csv"
+    few.write_text("text,label\na good one,x\na bad one,y\nanother,x\n", encoding="utf-8")
+    assert verb("audit", f"data.source={few}") == 2
+    assert "3 rows are too few to be audited (40 or more)." in capfd.readouterr().err
+    few.write_text("text,label\n" + "".join(f"text {number},x\n" for number in range(60)), encoding="utf-8")
+    assert verb("audit", f"data.source={few}") == 2 and "only one class" in capfd.readouterr().err
+    assert verb("audit", "nowhere") == 2
+    assert "audit: no such folder: nowhere." in capfd.readouterr().err
