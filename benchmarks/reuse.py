@@ -2,7 +2,8 @@
 
 A MiniLM where `--pretrained` names its folder, else a random encoder of its sizes; tweets in batches of 32. Each epoch
 is a whole one of a run, validation included. Building the store is not in the epochs: it is a row of its own. With
-`--data` the scores of several cuts follow, at equal epochs and in the time that full fine-tuning takes.
+`--data` the scores of several cuts follow, at equal epochs and in the time that full fine-tuning takes. `--only` takes
+one part of it: epochs, sweep, memory, Trainer, or scores such as "irony, equal epochs" and "irony, equal time".
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+import pandas
 import psutil
 
 from benchmarks.bert import _LR, _SHAPE, BertBench
 from benchmarks.claim import Claim, Options, at_least, at_most, measured_apart, quiet, reaching
-from benchmarks.quality import ENCODER_TASKS, score, told
+from benchmarks.quality import ENCODER_TASKS, Task, told
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.config import MonitorConfig
 from flatout.data.samples.tweets import TweetsConfig
 from flatout.data.store.cache import Cache
+from flatout.data.text import TextDataConfig
 from flatout.engine.optimizer import OptimConfig
+from flatout.errors import require
 from flatout.models.encoder.transformer import Compute, TransformerConfig
 from flatout.run.launch import fit
 
@@ -44,13 +48,15 @@ def claims(options: Options) -> Iterator[Claim]:
     """Epochs, a sweep, the Trainer, memory; scores where there is data."""
     with tempfile.TemporaryDirectory() as folder:
         bench = ReuseBench(Path(folder), options)
-        yield from bench.epochs()
-        yield from bench.sweep()
-        yield bench.memory()
-        if not options.tiny:
-            yield bench.trainer()
-        if options.data is not None and not options.quick:
-            yield from scores(options, Path(folder))
+        parts = {"epochs": bench.epochs, "sweep": bench.sweep, "memory": bench.memory}
+        parts |= {} if options.tiny else {"Trainer": bench.trainer}
+        if options.data is not None:
+            require(options.pretrained is not None, "bench reuse", "scores need --pretrained FOLDER")
+            parts |= score_parts(options, options.data, Path(folder))
+        chosen = [name for name in parts if (options.only or "") in name]
+        require(bool(chosen), "--only", f"no part {options.only!r}", allowed="; ".join(parts))
+        for name in chosen:
+            yield from parts[name]()
 
 
 class _Epochs(L.Callback):
@@ -58,7 +64,7 @@ class _Epochs(L.Callback):
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self.tokens = 0
+        self.tokens, self.made, self.whole_s = 0, time.perf_counter(), 0.0
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self.tokens, self.began = 0, time.perf_counter()
@@ -69,6 +75,9 @@ class _Epochs(L.Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self.seconds.append(time.perf_counter() - self.began)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.whole_s = time.perf_counter() - self.made
 
     def tokens_per_s(self) -> float:
         """Of the last epoch, without its validation."""
@@ -137,7 +146,7 @@ class ReuseBench:
         )
         yield at_least(f"{claim}, against computing", rates_a_s["read"], rates_a_s["frozen"], "sweeps/s", 1.5)
 
-    def trainer(self) -> Claim:
+    def trainer(self) -> Iterator[Claim]:
         """Tokens a second of training, with the same layers frozen in the Trainer at its best on a CPU."""
         self.forget()
         ours = self.train(epochs=2, freeze_layers=_CUT, reuse=True).epochs.tokens_per_s()
@@ -146,9 +155,9 @@ class ReuseBench:
         grouped = {"train_sampling_strategy": "group_by_length"}
         rows = self.bench._in_random_order(steps)
         theirs = self.bench._theirs(net, steps + 3, rows, grouped).tokens_per_s(3)
-        return at_least("tokens a second, Trainer's best (grouped)", ours, theirs, "tokens/s", 2.0)
+        yield at_least("tokens a second, Trainer's best (grouped)", ours, theirs, "tokens/s", 2.0)
 
-    def memory(self) -> Claim:
+    def memory(self) -> Iterator[Claim]:
         """The most private memory of a run, in processes of their own; a mapped store is the disk's."""
         peaks = {}
         for reuse in (True, False):
@@ -156,7 +165,7 @@ class ReuseBench:
             given = {"folder": str(self.folder), "reuse": reuse, "options": _as_plain(self.options)}
             peaks[reuse] = float(measured_apart("benchmarks.reuse:train_apart", given)["peak_mb"])
         note = "building included; goal: no more, within 5 %"
-        return at_most("private memory of a run that reads", peaks[True], peaks[False], "MB", 1.05, note)
+        yield at_most("private memory of a run that reads", peaks[True], peaks[False], "MB", 1.05, note)
 
     def train(self, *, epochs: int, lr: float = _LR, **settings: Any) -> _Trained:
         """A whole run."""
@@ -180,10 +189,13 @@ class ReuseBench:
 
     def forget(self) -> None:
         """Remove stored outputs: the next run that wants some builds them."""
-        cache = Cache(self.bench.config.data.cache)
-        for entry in cache.entries():
-            if _STORED in entry.name:
-                cache.clear(entry.key)
+        _forget(Cache(self.bench.config.data.cache))
+
+
+def _forget(cache: Cache) -> None:
+    for entry in cache.entries():
+        if _STORED in entry.name:
+            cache.clear(entry.key)
 
 
 def train_apart() -> None:
@@ -206,30 +218,95 @@ def train_apart() -> None:
     print(json.dumps({"peak_mb": peak / 1e6}))
 
 
-def scores(options: Options, runs: Path) -> Iterator[Claim]:
-    """Test scores of full fine-tuning, of several cuts and of a head alone: at equal epochs, then in equal time."""
-    assert options.data is not None and options.pretrained is not None, "bench reuse: scores want --pretrained"
-    weights, seeds = f"model.pretrained={Path(options.pretrained).resolve()}", range(3)
-    for task in (task for task in ENCODER_TASKS if task.folder.startswith("tweeteval")):
-        whole_s, epochs = 0.0, 0
+_SCORED_EPOCHS = 3
+_RATE_OF_HEAD = 1e-3
+_TRAINED_ROWS = {"train": 400, "validation": 150, "test": 500}
+"""With `--quick`: so many rows of each split, drawn at random."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreBench:
+    """Test scores of full fine-tuning, of several cuts and of a head alone, on one set of tweets."""
+
+    task: Task
+    options: Options
+    data: Path
+    folder: Path
+
+    def equal_epochs(self) -> Iterator[Claim]:
+        """Three epochs each."""
         for cut in (0, *_CUTS):
-            began = time.perf_counter()
-            words = [weights, f"model.freeze_layers={cut}"]
-            found = [100 * score(task, options.data, runs / f"{cut}", seed, *words) for seed in seeds]
-            seconds = (time.perf_counter() - began) / len(seeds)
-            name = "full fine-tuning" if cut == 0 else f"{'all' if cut == 'all' else cut} layers read"
-            claim = f"{task.folder}, {name}: test {task.metric}"
-            yield reaching(claim, statistics.mean(found), "%", least=None, note=f"{told(found)}; {seconds:.0f} s a run")
-            if cut == 0:
-                whole_s, epochs = seconds, _epochs_of(runs / "0" / f"{task.folder}-0")
-                continue
-            more = [*words, f"trainer.max_epochs={max(epochs + 1, round(epochs * whole_s / seconds))}"]
-            found = [100 * score(task, options.data, runs / f"{cut}-long", seed, *more) for seed in seeds]
-            yield reaching(f"{claim}, in equal time", statistics.mean(found), "%", least=None, note=told(found))
+            yield self.claim(cut, [self.train(cut, seed, _SCORED_EPOCHS) for seed in self.seeds()])
+
+    def equal_time(self) -> Iterator[Claim]:
+        """As many epochs as fit into the seconds of full fine-tuning, with the building of a store."""
+        whole = [self.train(0, seed, _SCORED_EPOCHS) for seed in self.seeds()]
+        yield self.claim(0, whole)
+        limit_s = statistics.mean(watch.whole_s for _, watch in whole)
+        for cut in _CUTS:
+            _, short = self.train(cut, 0, 2)
+            epochs = max(_SCORED_EPOCHS, round((limit_s - short.whole_s) / short.seconds[-1]) + 2)
+            self.forget()
+            yield self.claim(cut, [self.train(cut, seed, epochs) for seed in self.seeds()])
+
+    def seeds(self) -> range:
+        return range(self.options.choose_rounds(3, 3, 1))
+
+    def forget(self) -> None:
+        """Remove stored outputs, so that their building counts again."""
+        _forget(Cache(str(self.folder / "cache")))
+
+    def claim(self, cut: Any, found: list[tuple[float, _Epochs]]) -> Claim:
+        """The mean over seeds."""
+        values = [100 * score for score, _ in found]
+        name = "full fine-tuning" if cut == 0 else "a head alone" if cut == "all" else f"{cut} layers read"
+        seconds = f"{len(found[0][1].seconds)} epochs in {' '.join(f'{watch.whole_s:.0f}' for _, watch in found)} s"
+        claim = f"{self.task.folder}, {name}: test {self.task.metric}"
+        return reaching(claim, statistics.mean(values), "%", least=None, note=f"{told(values)}; {seconds}")
+
+    def train(self, cut: Any, seed: int, epochs: int) -> tuple[float, _Epochs]:
+        """The test score of a run at the settings of its experiment, and its times."""
+        watch, sentiment = _Epochs(), "sentiment" in self.task.folder
+        with quiet():
+            result = fit(
+                TextDataConfig(
+                    **self.files(), batch_size=32 if sentiment else 16, max_length=96, cache=str(self.folder / "cache")
+                ),
+                TransformerConfig(pretrained=self.options.pretrained, freeze_layers=cut),
+                optim=OptimConfig(lr=self.rate(cut), warmup=0.1, layer_decay=0.9),
+                epochs=epochs,
+                seed=seed,
+                checkpoint=CheckpointConfig(metric=self.task.metric, patience=None),
+                callbacks={"watch": watch},
+                monitor=MonitorConfig(progress=False, verdict=False),
+                logger="none",
+                output=str(self.folder / "runs"),
+            )
+        return float(result.metrics[f"test/{self.task.metric}"]), watch
+
+    def rate(self, cut: Any) -> float:
+        """That of the experiments; a head alone wants a larger one."""
+        return _RATE_OF_HEAD if cut == "all" else 2e-4 if "emotion" in self.task.folder else 1e-4
+
+    def files(self) -> dict[str, str]:
+        """The splits, or with `--quick` some rows of each."""
+        found = {name: self.data / self.task.folder / f"{name}{self.task.suffix}" for name in _TRAINED_ROWS}
+        if self.options.quick:
+            for name, path in found.items():
+                found[name] = self.folder / f"{self.task.folder}-{name}.parquet"
+                if not found[name].is_file():
+                    rows = pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
+                    rows.sample(min(len(rows), _TRAINED_ROWS[name]), random_state=0).to_parquet(found[name])
+        return {name: str(path.resolve()) for name, path in found.items()}
 
 
-def _epochs_of(run: Path) -> int:
-    return int(json.loads((run / "summary.json").read_text(encoding="utf-8"))["training"]["epochs"])
+def score_parts(options: Options, data: Path, folder: Path) -> dict[str, Any]:
+    """Parts of the scores by name, each of some minutes."""
+    found: dict[str, Any] = {}
+    for task in (task for task in ENCODER_TASKS if task.folder.startswith("tweeteval")):
+        bench = ScoreBench(task, options, data, folder)
+        found |= {f"{task.folder}, equal epochs": bench.equal_epochs, f"{task.folder}, equal time": bench.equal_time}
+    return found
 
 
 def _as_plain(options: Options) -> dict[str, Any]:

@@ -6,13 +6,16 @@ import itertools
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatout.data.text import TextDataConfig
 from flatout.ladder import climb as climbing
+from flatout.ladder import run_ladder
 from flatout.ladder.climb import ROUNDS, TOO_SHORT, Step, climb, ratio, rounds_of, seconds_of_measurement
 from flatout.ladder.measure import Measured, OurRun, peak_memory_gb, slow_start
 from flatout.ladder.page import PAGE, write_figure, write_ladder_page
@@ -71,6 +74,11 @@ def test_the_ends_come_first_and_later_rounds_go_from_neighbour_to_neighbour(cou
         assert abs(below - above) == 1
 
 
+def test_a_top_below_the_last_rung_comes_second():
+    first, *_ = rounds_of(5, top=3)
+    assert first == [0, 3, 1, 2, 4]
+
+
 @given(st.floats(1, 10_000), st.integers(2, 14))
 def test_a_longer_budget_never_shortens_a_measurement(budget, rungs):
     assert seconds_of_measurement(2 * budget, rungs) >= seconds_of_measurement(budget, rungs) > 0
@@ -125,6 +133,28 @@ def test_figures_of_rungs_are_ratios_of_their_rounds():
 def test_a_gain_of_two_rounds_is_unsure_for_want_of_an_interval():
     found = results(LADDER, steps_of(foot=[100, 100], bf16=[200, 200]), rows=10, about={})
     assert found["rungs"][1]["verdict"] == UNSURE
+
+
+def test_a_rung_that_learns_something_else_is_no_top_and_is_compared_with_it(tmp_path, monkeypatch):
+    frozen = Rung(name="frozen", measures="other learning")
+    steps = [*steps_of(**STEPS), Step(frozen, {0: measured(900.0)})]
+    assert results(LADDER, steps, rows=10, about={})["whole"]["top"] == "top"
+    scores = {"foot": 0.70, "top": 0.74, "frozen": 0.72}
+    monkeypatch.setattr(
+        run_ladder, "measure_apart", lambda name, seconds, at: measured(1.0, metrics={"accuracy": scores[name]})
+    )
+    rungs = SimpleNamespace(
+        rows=SimpleNamespace(count=10),
+        case=SimpleNamespace(seed=0, epochs=1),
+        config=SimpleNamespace(data=TextDataConfig()),
+        folder=tmp_path,
+        whole=lambda rung, seed: rung.name,
+    )
+    found = run_ladder.compare_quality(rungs, steps, 2)
+    assert [group["mean"] for group in found["groups"]] == pytest.approx([70, 74, 72])
+    assert found["difference"]["value"] == pytest.approx(4)
+    assert found["sentence"].endswith("; frozen against top: " + found["sentence"].rpartition(": ")[2])
+    assert "a loss beyond 0.5 points (-2.00 points" in found["sentence"]
 
 
 def test_a_startup_rung_is_compared_by_its_startup():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 
+from tests.composed import CONF
 from tests.verbs import verb
 
 OWN = """\
@@ -56,6 +58,23 @@ def test_a_tiny_ladder_is_climbed_to_its_page(conf, tmp_path, capsys):
     assert {group["name"] for group in found["quality"]["groups"]} == {"foot", "flatout"}
     assert all(0 <= value <= 100 for group in found["quality"]["groups"] for value in group["values"])
     assert (folder / "ladder.html").is_file() and list(folder.glob("events.*"))
+
+
+@pytest.mark.soak(seconds=30)
+def test_a_rung_that_learns_something_else_has_its_speed_and_its_quality(conf, tmp_path):
+    sizes = ["data.sample.rows=120", "data.sample.eval_rows=40", "model.hidden=16", "model.heads=2"]
+    text = (CONF / "ladder" / "tweets.yaml").read_text(encoding="utf-8")
+    rungs = yaml.safe_load(text)["rungs"]
+    own = {**yaml.safe_load(text), "rungs": [rungs[0], *rungs[-2:]]}
+    (conf / "ladder" / "few.yaml").write_text(yaml.safe_dump(own))
+    assert verb("ladder", "--config-dir", conf, "+ladder=few", "for=1s", "seeds=1", f"output={tmp_path}", *sizes) == 0
+    (folder,) = (tmp_path / "ladder_few").iterdir()
+    found = json.loads((folder / "ladder.json").read_text(encoding="utf-8"))
+    assert found["rungs"][-1]["change"][-2:] == ["model.freeze_layers=1", "model.reuse=true"]
+    assert found["whole"]["top"] == "flatout"
+    names = ["as usually written", "flatout", "frozen layers read"]
+    assert [group["name"] for group in found["quality"]["groups"]] == names
+    assert "; frozen layers read against flatout: " in found["quality"]["sentence"]
 
 
 BAD = {

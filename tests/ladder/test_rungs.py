@@ -11,7 +11,10 @@ import yaml
 
 from flatout.errors import UserError
 from flatout.ladder.case import choose_ladder, program_of, way_of
+from flatout.ladder.climb import top_of
+from flatout.ladder.run_ladder import with_cut
 from flatout.ladder.rungs import ladder_of, read_ladder
+from flatout.models.encoder.transformer import TransformerConfig
 from tests.composed import CONF, compose_run
 from tests.ladder.tiny import parts_of
 
@@ -19,6 +22,7 @@ FOLDER = CONF / "ladder"
 NAMES = ("headlines", "tweets", "bloom", "lyrics", "battery")
 FOOT = {"name": "foot"}
 TOP = {"name": "top", "run": []}
+OTHER = {"name": "frozen", "measures": "other learning", "run": ["model.freeze_layers={cut}"]}
 SMALL = {"title": "t", "kind": "text", "program": "headlines", "rungs": [FOOT, TOP]}
 
 
@@ -41,7 +45,7 @@ def test_every_ladder_climbs_from_a_usual_program_to_a_run_of_ours(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_rung_of_ours_composes_and_fits_the_ladder(name):
-    ladder = read_ladder(FOLDER / f"{name}.yaml")
+    ladder = with_cut(read_ladder(FOLDER / f"{name}.yaml"), TransformerConfig(layers=6))
     for rung in ladder.rungs:
         if rung.is_ours:
             config = compose_run([*ladder.settings, *rung.words])
@@ -75,6 +79,14 @@ def test_changes_add_up_from_rung_to_rung():
     assert found[3].keywords is None
 
 
+def test_a_rung_may_learn_something_else_and_the_top_lies_below_it():
+    ladder = ladder_of("own", {**SMALL, "rungs": [FOOT, TOP, OTHER]}, "own.yaml")
+    assert ladder.rungs[top_of(ladder.rungs)].name == "top"
+    for layers, cut in {1: 1, 2: 1, 6: 4, 12: 8}.items():
+        own = with_cut(ladder, TransformerConfig(layers=layers))
+        assert own.rungs[2].words == (f"model.freeze_layers={cut}",)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -89,7 +101,8 @@ def test_changes_add_up_from_rung_to_rung():
         ({"rungs": [FOOT, {**TOP, "run": ["seed=3"]}]}, "seed=3 changes what is learned"),
         ({"rungs": [FOOT, {**TOP, "factor": [2]}]}, "both above 0"),
         ({"rungs": [FOOT, {**TOP, "factor": [3, 2]}]}, "both above 0"),
-        ({"rungs": [FOOT, {**TOP, "measures": "memory"}]}, "'memory' (training, startup, learning)"),
+        ({"rungs": [FOOT, {**TOP, "measures": "memory"}]}, "'memory' (training, startup, learning, other learning)"),
+        ({"rungs": [FOOT, {**OTHER, "name": "b"}, TOP]}, "a rung stands above one of other learning. Put it below."),
         ({"rungs": [FOOT, {**TOP, "promise": "2x"}]}, "Did you mean 'promised'?"),
         ({"kind": "pictures"}, "'pictures' (text, bits, sequence)"),
         ({"settings": ["allow_targets=[mine]"]}, "'allow_targets=[mine]'"),
@@ -117,6 +130,6 @@ def test_rungs_for_your_own_data_promise_nothing_and_keep_your_learning_rate(pro
     ladder = choose_ladder(data, model, [FOLDER])
     assert (ladder.program, ladder.settings, ladder.in_all) == (program, (), "")
     assert not any(rung.promised or rung.factor for rung in ladder.rungs)
-    assert ladder.rungs[-1].words == ()
+    assert ladder.rungs[top_of(ladder.rungs)].words == ()
     batches = {rung.keywords["batch"] for rung in ladder.rungs if rung.keywords and "batch" in rung.keywords}
     assert batches <= {data.batch_size}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,11 @@ from flatout import (
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache
 from flatout.data.store.store import SplitWriter, written
+from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import ReuseFormat
 from flatout.report.summary import choice_of
 from flatout.run import reuse
+from tests.composed import run_train
 from tests.faults.plants import Planted, RaiseAt
 from tests.verbs import verb
 
@@ -47,6 +50,7 @@ def table(rows: int = 160) -> dict[str, list[Any]]:
     return {"text": texts, "label": labels, "more": [f"about {label}" for label in labels]}
 
 
+LORA = LoraConfig(rank=2, targets=["layer.2.attention.self.query", "layer.2.attention.self.value"])
 CLASSES = TextDataConfig(train=table(), text="text", batch_size=16)
 PAIRS = replace(CLASSES, text=["text", "more"], pair=True, batch_size=8, accumulate=2)
 SEVERAL = replace(
@@ -104,6 +108,7 @@ def require_equal(found: Any, expected: Any) -> None:
         pytest.param(SEVERAL, {"freeze_layers": "all"}, {}, id="several labels, head alone"),
         pytest.param(TAGS, {}, {}, id="tags"),
         pytest.param(CLASSES, {"unfreeze_epochs": 6.0}, {"epochs": 3}, id="until the cut moves"),
+        pytest.param(CLASSES, {"freeze_layers": 0, "lora": LORA}, {}, id="small matrices on the last layer alone"),
     ],
 )
 def test_a_run_that_reads_trains_as_one_that_computes(data, changes, settings, tmp_path):
@@ -139,16 +144,27 @@ def test_the_cache_lists_counts_and_removes_it(first, capsys, tmp_path):
     assert "outputs of 2 layers" in capsys.readouterr().out
     assert verb("cache", "--cache", folder / "cache", "size") == 0
     assert "2 stores" in capsys.readouterr().out
+    shutil.copytree(folder / "cache", tmp_path / "cache")
+    assert verb("cache", "--cache", tmp_path / "cache", "clear", entry.key) == 0
+    assert states_in(tmp_path) == [] and len(Cache(tmp_path / "cache").entries()) == 1
 
 
-def test_another_seed_reads_the_same_store_where_weights_are_the_same(first, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "swept", [["seed=1,2"], pytest.param(["seed=1,2", "optim.lr=1e-3,2e-3"], marks=pytest.mark.soak(seconds=20))]
+)
+def test_seeds_and_trials_read_one_store_where_weights_are_the_same(swept, first, tmp_path, monkeypatch):
     _, result = first
     assert verb("export", result.folder, "--out", tmp_path / "plain") == 0
-    model = TransformerConfig(pretrained=str(tmp_path / "plain"), freeze_layers=2)
-    for seed in (1, 2):
-        train(CLASSES, model, tmp_path, seed=seed)
-    out = capsys.readouterr().out
-    assert out.count("their outputs are stored already") == 1
+    written = [",".join(row) for row in zip(*table().values(), strict=True)]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,label,more", *written]))
+    rows = [f"data.source={tmp_path}/rows.csv", "data.text=text", "data.label=label", f"data.cache={tmp_path}/cache"]
+    model = ["model=transformer", f"model.pretrained={tmp_path}/plain", "model.freeze_layers=2", "trainer.max_epochs=2"]
+    short = ["precision=fp32", "monitor.verdict=false", "logger=none", f"hydra.sweep.dir={tmp_path}/many"]
+    assert run_train(["-m", *rows, *model, *swept, *short], monkeypatch) == 0
+    texts = [path.read_text(encoding="utf-8") for path in (tmp_path / "many").glob("*/log.txt")]
+    assert len(texts) == 2 ** len(swept)
+    assert all("reuse: True" in text for text in texts)
+    assert sum(" built in " in text.partition("reuse: True")[2] for text in texts) == 1
     assert len(states_in(tmp_path)) == 1
 
 

@@ -18,7 +18,7 @@ from flatout.run_log import print_line
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
 
-_MOST_ROWS = (5_000, 2_000)
+_MOST_ROWS = (4_000, 1_000)
 """Rows that heads learn from, and rows that judge them."""
 
 

@@ -20,7 +20,7 @@ from flatout.engine.compile import why_not
 from flatout.engine.precision import bf16_is_native_on_cpu
 from flatout.ladder.compare_runs import Estimate
 from flatout.ladder.measure import Measured, OurRun, UsualProgram, measure_apart
-from flatout.ladder.rungs import LEARNING, STARTUP, Ladder, Rung
+from flatout.ladder.rungs import LEARNING, OTHER, STARTUP, Ladder, Rung
 from flatout.perf.measure.apart import Failed
 from flatout.perf.measure.intervals import speedup
 
@@ -76,9 +76,15 @@ def seconds_of_measurement(budget_s: float, rungs: int) -> float:
     return min(LONGEST_S, max(SHORTEST_S, _OF_BUDGET * budget_s / (rungs * _USUAL_ROUNDS)))
 
 
-def rounds_of(count: int) -> Iterator[list[int]]:
-    """The order of rungs in each round: the ends first, then down and up again."""
-    yield [0, *([count - 1] if count > 1 else []), *range(1, count - 1)]
+def top_of(rungs: Sequence[Rung]) -> int:
+    """The place of the last rung that learns what those below it learn."""
+    return max((place for place, rung in enumerate(rungs) if rung.measures != OTHER), default=0)
+
+
+def rounds_of(count: int, top: int | None = None) -> Iterator[list[int]]:
+    """The order of rungs in each round: the foot and the top first, then down and up again."""
+    top = count - 1 if top is None else top
+    yield [0, *([top] if top else []), *(place for place in range(1, count) if place != top)]
     for number in range(1, ROUNDS):
         upward = list(range(count))
         yield upward[::-1] if number % 2 else upward
@@ -90,11 +96,11 @@ def climb(ladder: Ladder, make: Make, folder: Path, *, budget_s: float, say: Cal
     steps = [Step(rung, skipped=_why_skipped(rung)) for rung in ladder.rungs]
     open_steps = [step for step in steps if not step.skipped]
     seconds = seconds_of_measurement(budget_s, len(open_steps))
-    longest = dict[str, float]()
-    for number, order in enumerate(rounds_of(len(open_steps))):
+    longest, top = dict[str, float](), top_of([step.rung for step in open_steps])
+    for number, order in enumerate(rounds_of(len(open_steps), top)):
         for place in order:
             step = open_steps[place]
-            is_end = number == 0 and place in (0, len(open_steps) - 1)  # without its ends a ladder has no result
+            is_end = number == 0 and place in (0, top)  # without its ends a ladder has no result
             is_over = time.monotonic() + longest.get(step.rung.name, seconds) > until and not is_end
             if step.skipped or is_over:
                 continue

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flatout.errors import printable
-from flatout.ladder.climb import TOO_SHORT, Step, ratio
+from flatout.ladder.climb import TOO_SHORT, Step, ratio, top_of
 from flatout.ladder.compare_runs import Estimate
 from flatout.ladder.rungs import STARTUP, Ladder
 
@@ -81,9 +81,10 @@ def judge(gain: Estimate) -> str:
 
 def _whole(measured: Sequence[Step], rows: int) -> dict[str, Any] | None:
     """The foot against the top."""
-    if len(measured) < 2:
+    place = top_of([step.rung for step in measured])
+    if not place:
         return None
-    foot, top = measured[0], measured[-1]
+    foot, top = measured[0], measured[place]
     minutes = [rows / (step.middle("rows_per_s") or 1e-9) / 60 for step in (foot, top)]
     return {
         "foot": foot.rung.name,

@@ -25,7 +25,7 @@ from flatout.ladder.case import (
     way_of,
     write_rows,
 )
-from flatout.ladder.climb import TOO_SHORT, Step, climb
+from flatout.ladder.climb import TOO_SHORT, Step, climb, top_of
 from flatout.ladder.compare_runs import Group, paired_difference, quality_sentence
 from flatout.ladder.measure import Measured, OurRun, UsualProgram, measure_apart
 from flatout.ladder.page import write_figure, write_ladder_page
@@ -53,11 +53,13 @@ def run_ladder(
 ) -> dict[str, Any]:
     """Climb, and write `ladder.json`; what it holds.
 
-    `top`: the run that the settings describe. `seeds`: of the foot and the top, trained to the end; 0: none is.
+    `top`: the run that the settings describe. `seeds`: of the foot, the top and rungs that learn something else,
+    trained to the end; 0: none is.
     """
     require_fitting(ladder, top.config.data, top.config.model)
     require_followed(top.config.model)
     require_keywords(ladder)
+    ladder = with_cut(ladder, top.config.model)
     warm_start()
     began = time.monotonic()
     rungs = _Rungs(ladder, top, compose, folder)
@@ -108,6 +110,16 @@ def require_fitting(ladder: Ladder, data: Any, model: Any) -> None:
     require(way.kind == ladder.kind, "+ladder", what, hint=hint)
     what = f"{ladder.name} has no rungs for {type(model).__name__}"
     require(program == ladder.program, "+ladder", what, hint=hint)
+
+
+def with_cut(ladder: Ladder, model: Any) -> Ladder:
+    """The ladder with two thirds of its encoder's layers in the place of `{cut}`."""
+    if not isinstance(model, TransformerConfig):
+        return ladder
+    cut = f"{max(1, 2 * model.read_description().num_hidden_layers // 3)}"
+    words = [tuple(word.replace("{cut}", cut) for word in rung.words) for rung in ladder.rungs]
+    rungs = tuple(replace(rung, words=each) for rung, each in zip(ladder.rungs, words, strict=True))
+    return replace(ladder, rungs=rungs)
 
 
 def require_keywords(ladder: Ladder) -> None:
@@ -166,40 +178,45 @@ class _Rungs:
 
 
 def compare_quality(rungs: _Rungs, steps: Sequence[Step], seeds: int) -> dict[str, Any] | None:
-    """Train the foot and the top to the end with several seeds; None where fewer than two rungs can be measured."""
-    can_be = [step.rung for step in steps if step.is_measured or step.skipped == TOO_SHORT]
-    if len(can_be) < 2:
+    """Train the foot, the top and rungs that learn something else to the end with several seeds; None without a top."""
+    can_be = [step for step in steps if step.is_measured or step.skipped == TOO_SHORT]
+    place = top_of([step.rung for step in can_be])
+    if not place:
         return None
+    compared = [can_be[0], *can_be[place:]]
     trained = rungs.rows.count * rungs.case.epochs * seeds
-    if minutes := expected_minutes(steps, trained):
-        say(f"{can_be[0].name} and {can_be[-1].name} train to their end: some {minutes:.0f} min with all seeds")
+    names = [step.rung.name for step in compared]
+    if minutes := expected_minutes(compared, trained):
+        say(f"{', '.join(names[:-1])} and {names[-1]} train to their end: some {minutes:.0f} min with all seeds")
     metric = way_of(rungs.config.data).metric
-    values: list[list[float]] = [[], []]
+    values: list[list[float]] = [[] for _ in compared]
     for seed in range(rungs.case.seed, rungs.case.seed + seeds):
-        for rung, points in zip((can_be[0], can_be[-1]), values, strict=True):
+        for rung, points in zip((step.rung for step in compared), values, strict=True):
             at = rungs.folder / "quality" / f"{rung.name.replace(' ', '-')}-seed-{seed}"
             found = _train(rungs.whole(rung, seed), at, rung)
             points.append(100 * (found.metrics or {})[metric])
             say(f"seed {seed}, {rung.name}: test {metric} {points[-1]:.2f}")
     difference = paired_difference(values[0], values[1])
     groups = [
-        {"name": rung.name, "mean": group.mean, "sd": group.sd, "values": list(group.values)}
-        for rung, group in zip((can_be[0], can_be[-1]), map(Group.of, values), strict=True)
+        {"name": name, "mean": group.mean, "sd": group.sd, "values": list(group.values)}
+        for name, group in zip(names, map(Group.of, values), strict=True)
     ]
+    others = {name: paired_difference(values[1], points) for name, points in zip(names[2:], values[2:], strict=True)}
+    said = [f"{name} against {names[1]}: {quality_sentence(each)}" for name, each in others.items()]
     return {
         "metric": metric,
         "seeds": seeds,
         "epochs": rungs.case.epochs,
         "groups": groups,
         "difference": difference.as_dict(),
-        "sentence": quality_sentence(difference),
+        "sentence": "; ".join([quality_sentence(difference), *said]),
     }
 
 
 def expected_minutes(steps: Sequence[Step], rows: int) -> float | None:
-    """How long the foot and the top train so many rows each; None where neither was measured."""
-    rates = [rate for step in steps if (rate := step.middle("rows_per_s"))]
-    return sum(rows / rate / 60 for rate in (rates[0], rates[-1])) if len(rates) > 1 else None
+    """How long these rungs train so many rows each; None where one was not measured."""
+    rates = [step.middle("rows_per_s") for step in steps]
+    return sum(rows / rate / 60 for rate in rates if rate) if all(rates) else None
 
 
 def _train(program: UsualProgram | OurRun, folder: Path, rung: Rung) -> Measured:

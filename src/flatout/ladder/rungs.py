@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ import yaml
 from flatout.errors import UserError, did_you_mean, require
 
 KINDS = ("text", "bits", "sequence")
-STARTUP, LEARNING = "startup", "learning"
-_MEASURES = ("training", STARTUP, LEARNING)
+STARTUP, LEARNING, OTHER = "startup", "learning", "other learning"
+_MEASURES = ("training", STARTUP, LEARNING, OTHER)
 _SETTABLE = ("data", "model", "task", "optim", "trainer", "precision", "seed", "threads")
 _OF_THE_WAY = (
     "precision compile threads tune data.batch_size data.tokens_per_batch data.accumulate data.effective_batch"
@@ -40,7 +41,8 @@ class Rung:
     factor: tuple[float, float] | None = None
     """The promise as a range of speed-ups."""
     measures: str = "training"
-    """training: rows a second; startup: seconds to the first batch; learning: its speed is that of the rung below."""
+    """training: rows a second; startup: seconds to the first batch; learning: its speed is that of the rung below;
+    other learning: rows a second, and its quality beside, as it learns something else."""
     needs: tuple[str, ...] = ()
     """What must be there: a package, or a need that `climb.py` knows."""
     setting: str = ""
@@ -134,9 +136,12 @@ def _read_rungs(listed: list[Any], start: dict[str, Any], where: str) -> list[Ru
         is_one = is_ours or len(change) == (1 if found else 0)
         require(is_one, at, f"changes {len(change)} keywords", allowed="one a rung, none at the foot")
         keywords, words = {**keywords, **change}, [*words, *map(str, values.get("run") or ())]
-        require_same_learning(values.get("run") or (), at)
+        if values.get("measures") != OTHER:
+            require_same_learning(values.get("run") or (), at)
         found.append(_rung(values, at, None if is_ours else dict(keywords), words))
     require(not found[0].is_ours, f"{where}: rungs[0]", "is a run of ours", hint="Begin with the usual program.")
+    is_last = all(later.measures == OTHER for rung, later in pairwise(found) if rung.measures == OTHER)
+    require(is_last, f"{where}: rungs", f"a rung stands above one of {OTHER}", hint="Put it below.")
     names = [rung.name for rung in found]
     require(len(set(names)) == len(names), f"{where}: rungs", "two have the same name")
     return found

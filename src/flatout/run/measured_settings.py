@@ -6,7 +6,7 @@ resumed run keeps the answers of its beginning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,19 +21,17 @@ from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks
 from flatout.engine.optimizer import ScaleRate
 from flatout.errors import UserError
-from flatout.perf.tune.probe import Parts
+from flatout.perf.tune.answers import Answers
 from flatout.perf.tune.prober import Child
 from flatout.perf.tune.settings import TuneConfig, is_typed
-from flatout.perf.tune.tuning import Question, RunSettings, of_all_devices, override_line
+from flatout.perf.tune.tuning import FoundAnswers, Question, RunSettings, of_all_devices, override_line
 from flatout.perf.verdict.confirmation import FILE, Confirmed, read_confirmations
 from flatout.report.summary import hardware, plain, read_summary, versions
+from flatout.run.cuts import CUT, Build, measure_cut
 from flatout.run.run_folder import SETTINGS, RunFolder, folder_of_runs
 
 if TYPE_CHECKING:
     from flatout.config import RunConfig
-
-Build = Callable[["RunConfig", Ranks, torch.device], Parts]
-"""Builds what a run would train, in the process that measures it: `parts.build_parts`."""
 
 
 def tune(
@@ -56,7 +54,11 @@ def tune(
     if config.resume is not None and any((folder.path / CHECKPOINTS).glob("step-*")):
         folder.say("tune: this run began without it and continues without it")
         return config
-    found = of_all_devices(question(config, data, build, ranks, device, overrides), folder.say)
+    if config.tune.cut:
+        answers = ranks.agreed("cut", lambda: measure_cut(config, data, build, device, folder.say).as_dict())
+        found = FoundAnswers(Answers.of(answers))
+    else:
+        found = of_all_devices(question(config, data, build, ranks, device, overrides), folder.say)
     for line in found.lines:
         folder.say(line)
     for choice in found.answers.choices:
@@ -117,6 +119,8 @@ def with_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:
     changed: dict[str, Any] = {"data": replace(config.data, **of_data)} if of_data else {}
     if "optim.lr" in values:  # measured with the rows of a step: it is not scaled to them again
         changed["optim"] = replace(config.optim, lr=values["optim.lr"], scale_lr=ScaleRate.none)
+    if CUT in values:
+        changed["model"] = replace(config.model, freeze_layers=values[CUT])
     changed |= {name: values[name] for name in ("precision", "compile") if name in values}
     return replace(config, **changed) if changed else config
 

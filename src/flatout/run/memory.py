@@ -74,6 +74,8 @@ def _bytes_of(settings: Any, build: Build, *, layers: int, frozen: int) -> int:
     """Bytes of a model with few layers."""
     changes: dict[str, Any] = {**dict.fromkeys(_COUNTS, layers), "freeze_layers": frozen, "unfreeze_epochs": 0.0}
     changes |= {"vectors": None, "freeze_vectors": False, "reuse": False}
+    if hasattr(settings, "lora"):  # beside all layers: those that are named may not be among the few
+        changes["lora"] = dataclasses.replace(settings.lora, targets=[])
     small = dataclasses.replace(settings, **{name: each for name, each in changes.items() if hasattr(settings, name)})
     with torch.device("meta"), _DrawNothing():
         model = build(small)

@@ -149,9 +149,12 @@ class Transformer(LayeredEncoder):
         read_BH = states_TH if self.is_narrow else means_of_rows(states_TH, batch.offsets[1:] - batch.offsets[:-1])
         return FLAT_FAMILIES[self.family].pool(self.net, read_BH)
 
-    def run_layers(self, batch: FlatBatch, *, first: int = 0, stop: int | None = None) -> Tensor:
+    def run_layers(
+        self, batch: FlatBatch, *, first: int = 0, stop: int | None = None, outputs: list[Tensor] | None = None
+    ) -> Tensor:
         """`[T, H]` after the layers `first` to `stop`; `[B, H]` of first tokens where these alone are read after the
-        last. From the layer `first` on the batch's own states are read; before it, its tokens."""
+        last. From the layer `first` on the batch's own states are read; before it, its tokens. `outputs` gets the
+        states before the first of these layers and after each."""
         layers = self.in_order()
         stop = len(layers) if stop is None else stop
         starts_B = batch.offsets[:-1]
@@ -162,6 +165,8 @@ class Transformer(LayeredEncoder):
         else:
             pairs_T = self._pair_numbers(batch.tokens, begins_T) if self._numbers_pairs else None
             states_TH = self._embed(batch.tokens, places_T, pairs_T)
+        if outputs is not None:
+            outputs.append(states_TH)
         if first == stop:
             return states_TH
         rows = FlatRows.of(batch.lengths, batch.offsets, self._kernel(states_TH.device))
@@ -171,6 +176,8 @@ class Transformer(LayeredEncoder):
             arguments = (states_TH, shared, number == len(layers))
             is_saving = self.recomputes and self.training
             states_TH = checkpoint(layer, *arguments, use_reentrant=False) if is_saving else layer(*arguments)
+            if outputs is not None:
+                outputs.append(states_TH)
         return states_TH
 
     def _embed(self, tokens_T: Tensor, places_T: Tensor, pairs_T: Tensor | None) -> Tensor:

@@ -29,6 +29,11 @@ class TuneConfig:
         True, "Whether to look for the fastest number of rows computed at once, where none is typed."
     )
     learning_rate: bool = setting(False, "Whether to look for a learning rate by a range test; it is then used.")
+    cut: bool = setting(
+        False,
+        "Whether to look for the layers to freeze, and nothing else, by validation scores of cuts.",
+        example="tune=cut",
+    )
     compile: bool = setting(True, "Whether to see if compiling the model pays within the run, where it is not typed.")
     effective_batch: StepRows = setting(
         StepRows.kept, "Rows of an optimizer step: kept as they are set, or free to grow, which changes what is learnt."
@@ -60,13 +65,13 @@ class TuneConfig:
         check_settings(self, "tune")
 
 
-MODES = ("off", "auto")
+MODES = ("off", "auto", "cut")
 
 
 def tune_of(word: str) -> TuneConfig:
-    """What `tune=off` and `tune=auto` stand for, for those who write it in Python."""
+    """What `tune=off`, `tune=auto` and `tune=cut` stand for, for those who write it in Python."""
     require(word in MODES, "tune", repr(word), allowed=", ".join(MODES), hint=did_you_mean(word, MODES))
-    return TuneConfig(enabled=word == "auto")
+    return TuneConfig(enabled=word != "off", cut=word == "cut")
 
 
 def is_typed(key: str, overrides: Sequence[str]) -> bool:
