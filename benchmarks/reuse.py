@@ -3,7 +3,7 @@
 A MiniLM where `--pretrained` names its folder, else a random encoder of its sizes; tweets in batches of 32. Each epoch
 is a whole one of a run, validation included. Building the store is not in the epochs: it is a row of its own. With
 `--data` the scores of several cuts follow, at equal epochs and in the time that full fine-tuning takes. `--only` takes
-one part of it: epochs, sweep, memory, Trainer, or scores such as "irony, equal epochs" and "irony, equal time".
+a part: epochs, sweep, memory, Trainer, or scores such as "irony, equal epochs" and "irony, equal time, 4 layers".
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,11 @@ from flatout.models.encoder.transformer import Compute, TransformerConfig
 from flatout.run.launch import fit
 
 _CUT = 4
-_CUTS: tuple[Any, ...] = (2, 3, 4, 5, "all")
+_WAYS: dict[Any, str] = {
+    0: "full fine-tuning",
+    **{cut: f"{cut} layers read" for cut in (2, 3, 4, 5)},
+    "all": "a head alone",
+}
 _STORED = "outputs of"
 """What the name of a store of outputs holds."""
 
@@ -233,21 +238,17 @@ class ScoreBench:
     data: Path
     folder: Path
 
-    def equal_epochs(self) -> Iterator[Claim]:
-        """Three epochs each."""
-        for cut in (0, *_CUTS):
-            yield self.claim(cut, [self.train(cut, seed, _SCORED_EPOCHS) for seed in self.seeds()])
+    def equal_epochs(self, cut: Any) -> Iterator[Claim]:
+        """Three epochs."""
+        yield self.claim(cut, [self.train(cut, seed, _SCORED_EPOCHS) for seed in self.seeds()])
 
-    def equal_time(self) -> Iterator[Claim]:
+    def equal_time(self, cut: Any) -> Iterator[Claim]:
         """As many epochs as fit into the seconds of full fine-tuning, with the building of a store."""
-        whole = [self.train(0, seed, _SCORED_EPOCHS) for seed in self.seeds()]
-        yield self.claim(0, whole)
-        limit_s = statistics.mean(watch.whole_s for _, watch in whole)
-        for cut in _CUTS:
-            _, short = self.train(cut, 0, 2)
-            epochs = max(_SCORED_EPOCHS, round((limit_s - short.whole_s) / short.seconds[-1]) + 2)
-            self.forget()
-            yield self.claim(cut, [self.train(cut, seed, epochs) for seed in self.seeds()])
+        (_, whole), (_, short) = self.train(0, 0, _SCORED_EPOCHS), self.train(cut, 0, 2)
+        epochs = max(_SCORED_EPOCHS, round((whole.whole_s - short.whole_s) / short.seconds[-1]) + 2)
+        self.forget()
+        note = f"full fine-tuning took {whole.whole_s:.0f} s"
+        yield self.claim(cut, [self.train(cut, seed, epochs) for seed in self.seeds()], note)
 
     def seeds(self) -> range:
         return range(self.options.choose_rounds(3, 3, 1))
@@ -256,13 +257,12 @@ class ScoreBench:
         """Remove stored outputs, so that their building counts again."""
         _forget(Cache(str(self.folder / "cache")))
 
-    def claim(self, cut: Any, found: list[tuple[float, _Epochs]]) -> Claim:
+    def claim(self, cut: Any, found: list[tuple[float, _Epochs]], more: str = "at equal epochs") -> Claim:
         """The mean over seeds."""
         values = [100 * score for score, _ in found]
-        name = "full fine-tuning" if cut == 0 else "a head alone" if cut == "all" else f"{cut} layers read"
         seconds = f"{len(found[0][1].seconds)} epochs in {' '.join(f'{watch.whole_s:.0f}' for _, watch in found)} s"
-        claim = f"{self.task.folder}, {name}: test {self.task.metric}"
-        return reaching(claim, statistics.mean(values), "%", least=None, note=f"{told(values)}; {seconds}")
+        claim = f"{self.task.folder}, {_WAYS[cut]}: test {self.task.metric}"
+        return reaching(claim, statistics.mean(values), "%", least=None, note=f"{told(values)}; {seconds}; {more}")
 
     def train(self, cut: Any, seed: int, epochs: int) -> tuple[float, _Epochs]:
         """The test score of a run at the settings of its experiment, and its times."""
@@ -305,7 +305,9 @@ def score_parts(options: Options, data: Path, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for task in (task for task in ENCODER_TASKS if task.folder.startswith("tweeteval")):
         bench = ScoreBench(task, options, data, folder)
-        found |= {f"{task.folder}, equal epochs": bench.equal_epochs, f"{task.folder}, equal time": bench.equal_time}
+        found |= {f"{task.folder}, equal epochs, {way}": partial(bench.equal_epochs, cut) for cut, way in _WAYS.items()}
+        timed = {cut: way for cut, way in _WAYS.items() if cut}
+        found |= {f"{task.folder}, equal time, {way}": partial(bench.equal_time, cut) for cut, way in timed.items()}
     return found
 
 
