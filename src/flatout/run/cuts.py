@@ -28,9 +28,9 @@ from flatout.engine.random_state import RandomState
 from flatout.errors import require
 from flatout.models.encoder.transformer import Transformer, TransformerConfig
 from flatout.perf.measure.steps import Steps, Way
+from flatout.perf.notes import machine_name
 from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice
 from flatout.perf.tune.probe import Parts
-from flatout.perf.tune.tuning import device_key
 from flatout.report.summary import plain
 from flatout.tasks.layer_scores import LayerScore, Read, read_layers
 
@@ -53,7 +53,7 @@ def measure_cut(
     cuts = _cuts(config)
     about = {name: plain(getattr(config, name)) for name in ("model", "task", "optim", "precision", "seed")}
     about |= {"texts": data.info.key, "rows": config.data.batches(1), "versions": metadata.version("flatout")}
-    key, store = recipe_key(about | {"cuts": cuts, "device": device_key(device)}), AnswerStore(config.data.cache)
+    key, store = recipe_key(about | {"cuts": cuts, "machine": machine_name()}), AnswerStore(config.data.cache)
     with store.measuring(key, _WAIT_S, say):
         answers = None if config.tune.fresh else store.read(key)
         if answers is None:
