@@ -162,6 +162,12 @@ def test_layers_count_as_frozen_up_to_the_first_that_trains_anything() -> None:
     assert frozen("deberta-v2", layers=2).frozen_layers() == 0  # its rows are padded
 
 
+def test_a_head_alone_on_pretrained_layers_has_the_rate_of_a_head() -> None:
+    rates = [TransformerConfig(pretrained="x", freeze_layers=layers).recommended_lr for layers in (0, 4, "all")]
+    assert rates == [5e-5, 5e-5, 1e-3]
+    assert TransformerConfig(pretrained="x", freeze_layers="all", unfreeze_epochs=1.0).recommended_lr == 5e-5
+
+
 def test_layers_that_are_read_are_not_counted_as_computed(rows: Store, tmp_path: Path) -> None:
     network = frozen()
     whole = network.training_flops(LENGTHS)

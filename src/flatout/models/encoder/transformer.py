@@ -118,8 +118,9 @@ class TransformerConfig:
 
     @property
     def recommended_lr(self) -> float:
-        """Pretrained weights want small steps; small matrices beside them, and random ones, larger."""
-        return 5e-5 if self.pretrained is not None and not self.lora.rank else 1e-3
+        """Pretrained weights want small steps; small matrices beside them, a head alone, and random ones, larger."""
+        is_head_alone = self.freeze_layers == ALL and not self.unfreeze_epochs
+        return 5e-5 if self.pretrained is not None and not self.lora.rank and not is_head_alone else 1e-3
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
