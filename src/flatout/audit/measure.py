@@ -59,7 +59,7 @@ def measure(rows: AuditRows, num_folds: int, max_length: int, say: Callable[[str
     """Run every fold of an audit, on one core."""
     folds, num_classes = deal(rows, num_folds), len(rows.classes)
     reader = Features()
-    features = reader.fit(rows.texts)
+    features = reader.fit(list(rows.texts))
     trained = _Trained(features, folds, num_classes)
     say(f"{len(rows):,} rows, {features.shape[1]:,} words and n-grams, {num_folds} folds")
     probabilities = trained.answers(rows.labels)

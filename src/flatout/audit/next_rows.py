@@ -31,7 +31,7 @@ _MOST_ROWS = 200_000
 def write_next_rows(rows: AuditRows, texts: list[str], file: str, top: int, path: Path) -> int:
     """Write which texts of a file to label next, the first one first; how many they are."""
     reader = Features()
-    head = Head(Problem.single, len(rows.classes)).fit(reader.fit(rows.texts), rows.labels)
+    head = Head(Problem.single, len(rows.classes)).fit(reader.fit(list(rows.texts)), rows.labels)
     features = reader.read(texts)
     answers = head.predict(features)
     best = np.sort(answers, axis=1)

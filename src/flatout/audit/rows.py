@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -86,7 +87,7 @@ def _column(
     """A column's values as texts; empty in tables that lack it."""
     found = np.full(len(rows), "", object)
     for split, table in source.tables.items():
-        if name in table.columns:
+        if name is not None and name in table.columns:
             blocks = (as_texts(decoded(block.column(name))).to_pylist() for block in table.blocks([name]))
             values = np.array([value or "" for block in blocks for value in block], object)
             found[tables == split] = values[rows[tables == split]]
@@ -95,8 +96,9 @@ def _column(
 
 def choose(rows: AuditRows, places: NDArray[np.int64]) -> AuditRows:
     """The rows at some places."""
-    arrays = {each.name: getattr(rows, each.name) for each in fields(rows)}
-    return replace(rows, **{name: each[places] for name, each in arrays.items() if isinstance(each, np.ndarray)})
+    values = {each.name: getattr(rows, each.name) for each in fields(rows)}
+    chosen: dict[str, Any] = {name: each[places] for name, each in values.items() if isinstance(each, np.ndarray)}
+    return replace(rows, **chosen)
 
 
 def _require_groups(rows: AuditRows, num_folds: int, group: str | None) -> None:

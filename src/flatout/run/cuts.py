@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -88,7 +88,8 @@ def score_cuts(
             first = _build(config, build, cuts[0], device)
             feed = Feed(first.split, first.plan, device=device)
             plan = PlanSettings(rows_per_batch=config.data.eval_batch_size, seed=config.seed)
-            read = partial(read_layers, first.task.model, layers=cuts, precision=precision)
+            network = cast(Transformer, first.task.model)
+            read = partial(read_layers, network, layers=cuts, precision=precision)
             kept, judged = (
                 read(feed, _MOST_ROWS[0]),
                 read(Feed(splits["validation"], plan, device=device), _MOST_ROWS[1]),
@@ -116,7 +117,7 @@ def _score(
 ) -> LayerScore:
     """Train what lies above a cut for one epoch, and judge it."""
     task, total = parts.task.train(), sum(bool(batch.ends_step) for batch, _ in kept)
-    task.model.keep_layers_still(cut)
+    cast(Transformer, task.model).keep_layers_still(cut)
     optimizer, began = task.optim.build(task.model), time.perf_counter()
     way = Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
     steps = Steps(task, way, _with_states(kept, place, parts.device), optimizer, clip=parts.clip)
