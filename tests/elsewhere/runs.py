@@ -53,7 +53,7 @@ def _masked_words() -> Parts:
 
 
 def _cells() -> Parts:
-    data = SequenceDataConfig(sample=CELLS, lookback=12, stride=5, batch_size=4)
+    data = SequenceDataConfig(sample=CELLS, lookback=12, stride=10, batch_size=8)
     return data, RNNConfig(hidden=8, residual="ridge"), {}
 
 

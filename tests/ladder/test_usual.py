@@ -51,6 +51,9 @@ def trained(program: str, case, *, drops: bool = True, **keywords) -> tuple[list
     return losses, {name: weight.detach().clone() for name, weight in network.named_parameters()}
 
 
+BF16_LSTM = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def usual_rungs() -> list[tuple[str, dict]]:
     """Every set of keywords that a ladder names, once."""
     found = []
@@ -58,6 +61,8 @@ def usual_rungs() -> list[tuple[str, dict]]:
         ladder = read_ladder(CONF / "ladder" / f"{name}.yaml")
         for rung in ladder.rungs:
             can_be = "keras" not in rung.needs or not find_missing(rung.needs)
+            # torch has no LSTM in bf16 for processors without AVX512.
+            can_be &= name != "headlines" or (rung.keywords or {}).get("precision") != "bf16" or BF16_LSTM
             if rung.keywords is not None and rung.name not in NOT_TRIED and can_be:
                 keywords = {key: value for key, value in rung.keywords.items() if key not in ("compiled", "graphs")}
                 keywords |= {"workers": 0} if keywords.get("workers", 0) > 2 else {}

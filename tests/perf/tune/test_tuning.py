@@ -175,7 +175,7 @@ def test_answers_are_taken_again_until_the_time_would_find_more(tmp_path):
 
 
 def test_mistakes_are_told_before_anything_starts():
-    with pytest.raises(UserError, match=r"tune: 'atuo' \(off, auto\). Did you mean 'auto'\?"):
+    with pytest.raises(UserError, match=r"tune: 'atuo' \(off, auto, cut\). Did you mean 'auto'\?"):
         RunConfig(tune="atuo")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"tune.budget_s: 0 \(above 0\). To measure nothing, set tune=off."):
         TuneConfig(budget_s=0)
@@ -187,7 +187,7 @@ def test_mistakes_are_told_before_anything_starts():
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("tune=atuo", "tune: no option 'atuo' (auto, off). Did you mean 'auto'?"),
+        ("tune=atuo", "tune: no option 'atuo' (auto, cut, off). Did you mean 'auto'?"),
         ("tune.bugdet_s=3", "Did you mean 'tune.budget_s'?"),
         ("tune.budget_s=-1", "tune.budget_s: -1.0 (above 0)"),
         ("tune.effective_batch=kep", "(kept, free). Did you mean 'kept'?"),
