@@ -77,7 +77,7 @@ CASES: dict[str, Callable[[], Parts]] = {
 }
 
 
-EXPORTED = ("tags", "windows of recordings")
+EXPORTED = ("tags",)
 
 
 def train(name: str, folder: Path) -> None:
