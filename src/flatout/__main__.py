@@ -16,6 +16,7 @@ from flatout.errors import EXIT_CODE, UserError, did_you_mean
 
 VERBS = {
     "check": "what a run would find in its data: gaps, repeats, leaks, lengths, odd characters",
+    "build": "the store of a run's data, without training: runs with the same settings open it",
     "predict": "classes and probabilities for the rows of a file",
     "tune": "what is fastest here for a run: feed, precision, rows at once; measured, with a table, and no training",
     "audit": "why the score stopped: labels that look wrong, rows, what more rows would bring, and luck",
