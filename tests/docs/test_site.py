@@ -9,6 +9,8 @@ import pytest
 import yaml
 from docs.pictures import drawings
 
+from flatout.callbacks.run_curves import COLUMNS
+from flatout.tasks.metrics import BEST_MODE
 from tests.docs.blocks import ROOT
 
 MOST_BYTES = 300_000
@@ -34,6 +36,11 @@ def test_every_page_has_a_place_in_the_navigation():
     listed = set(re.findall(r"(\w+)\.md$", str(text), re.MULTILINE))
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= listed
     assert yaml.safe_load(text)["theme"]["font"] is False
+
+
+def test_every_metric_and_every_curve_is_explained_on_one_page():
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert [name for name in (*BEST_MODE, *COLUMNS) if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("package", ["", ".data", ".tasks", ".callbacks", ".bits"])
