@@ -17,6 +17,7 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
 from flatout.cli.composing import explain_errors
+from flatout.cli.conf_files import conf_words
 from flatout.cli.words import command_of_sweep
 from flatout.errors import UserError, require
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
@@ -52,7 +53,8 @@ class TrialLauncher(Launcher):
         folder = Path(str(config.hydra.sweep.dir)).absolute()
         self.begun = _begun_before(folder, words, is_named=is_named) if is_again else None
         typed = [*(word for word in hydra if not word.startswith("hydra.mode=")), *words, "resume=auto"]
-        self.again = shlex.join(["python", "-m", "train", *_conf_of(config), "-m", *typed])
+        self.train = ["python", "-m", "train", *conf_words(config.hydra.runtime.config_sources)]
+        self.again = shlex.join([*self.train, "-m", *typed])
         self.words, self.folder, self.is_again = words, self.begun or folder, is_again
         with read_write(config.hydra), open_dict(config.hydra):
             config.hydra.sweep.dir = str(self.folder)  # Hydra makes it, and writes into it
@@ -73,7 +75,7 @@ class TrialLauncher(Launcher):
             config = read_config(without_hydra(composed[-1]), words)
             folder, is_again = self._folder(composed[-1]), self.begun is not None
             trials.append(Trial(number, folder, RunJob(config), words, shown, is_again=is_again))
-        of = Multirun(self.folder, self.words, self.again, self.is_again)
+        of = Multirun(self.folder, self.words, self.again, self.is_again, self.train)
         found = run_all(trials, parallel=self.parallel, limit=self.limit, of=of)
         return [_returned(*parts) for parts in zip(job_overrides, composed, found, strict=True)]
 
@@ -126,11 +128,11 @@ class TrialSweeper(Sweeper):
         from flatout.sweep.searched import Begun
 
         typed = [*self.hydra_config.overrides.hydra, *self.hydra_config.overrides.task]
-        conf = _conf_of(self.composer.config)
+        conf = conf_words(self.composer.config.hydra.runtime.config_sources)
         alone = self.composer.loader.load_configuration(self.hydra_config.job.config_name, list(fixed), RunMode.RUN)
         mode = ["hydra.mode=RUN"] if alone.hydra.mode is RunMode.MULTIRUN else []
         typed = [word for word in typed if not _is_of_resuming(word)]
-        conf_folder = conf[-1] if conf else None
+        conf_folder = conf[0].partition("=")[2] if conf else None
         return Begun(typed, conf_folder, command=command_of_sweep(typed, conf_folder), train=[*conf, *mode])
 
 
@@ -169,12 +171,6 @@ def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | N
     none = f"resume: this command began no trials in {searched}; all start from the beginning"
     print(none if found is None else f"resume: continuing in {found}", flush=True)
     return found
-
-
-def _conf_of(config: DictConfig) -> list[str]:
-    """`--config-dir` as it was typed, in full."""
-    places = [each.path for each in config.hydra.runtime.config_sources if each.provider == "command-line"]
-    return ["--config-dir", str(Path(places[0]).absolute())] if places and places[0] else []
 
 
 def _is_of_resuming(word: str) -> bool:

@@ -152,6 +152,19 @@ def test_poor_trials_are_pruned_and_the_best_is_not(tmp_path):
     assert 3 <= len(pruned) <= 7 and 0.8 not in pruned
 
 
+def test_of_few_trials_the_better_ones_see_more_than_the_first_validation(tmp_path):
+    memory = study(tmp_path, pruner=Pruner.asha, trials=4, most_validations=4)
+    lived = []
+    for quality in (0.5, 0.7, 0.6, 0.8):
+        asked = memory.ask()
+        assert asked is not None
+        assert not memory.should_end(asked.number, 1, quality)
+        is_out = any(memory.should_end(asked.number, count, quality) for count in (2, 3))
+        lived += [] if is_out else [quality]
+        memory.tell(asked.number, Ending(Status.pruned if is_out else Status.complete, 1.0, quality))
+    assert lived == [0.5, 0.7, 0.8]
+
+
 def test_failed_trials_are_counted_and_stopped_ones_are_not(tmp_path):
     memory = study(tmp_path, trials=3)
     for status in (Status.failed, Status.stopped, Status.complete):
@@ -469,13 +482,14 @@ def test_settings_of_ones_own_are_searched_and_trusted_again(tmp_path, capsys, m
         assert "1 of 1 trials have ended" in capsys.readouterr().out
         again = next(line for line in said.splitlines() if line.startswith("again: "))
         program = shlex.split(again.removeprefix("again: "))
-        assert program[:5] == ["python", "-m", "train", "--config-dir", f"{tmp_path}/conf"]
+        assert program[:4] == ["python", "-m", "train", f"--config-dir={tmp_path}/conf"]
         train.main(program[3:])
     finally:
         sys.argv[:] = before
     (alone,) = (tmp_path / "out").rglob("summary.json")
-    value = json.loads(alone.read_text())["metrics"]["val/accuracy"]
-    assert float(rows_of(tmp_path / "s")[0]["value"]) == value
+    summary = json.loads(alone.read_text())
+    assert float(rows_of(tmp_path / "s")[0]["value"]) == summary["metrics"]["val/accuracy"]
+    assert shlex.split(summary["command"])[:4] == program[:4]
 
 
 def test_settings_that_do_not_go_together_are_one_failed_trial(tmp_path, capfd):

@@ -325,11 +325,28 @@ def test_trials_that_have_finished_are_left_as_they_are_and_missing_ones_are_tra
     assert newest_of(["seed=0,2"], tmp_path) is None
     again = run_all([replace(each, is_again=True) for each in trials], of=of)
     assert [ending.note for ending in again] == ["had finished before", ""]
+    assert f"page: {folder}/sweep.html" in capsys.readouterr().out
+    rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
+    assert [(row["number"], row["value"]) for row in rows] == [(str(each), str(again[each].value)) for each in (0, 1)]
+    page = (folder / "sweep.html").read_text()
+    assert "python -m train seed=" in page and 'href="./1/report.html"' in page
     assert (again[0].value, again[0].metrics) == (first[0].value, first[0].metrics)
     capsys.readouterr()
     whole = run_all([replace(each, is_again=True) for each in trials], of=of)
     assert [ending.value for ending in whole] == [ending.value for ending in again]
     assert f"every trial in {folder} has finished; there is nothing left to train" in capsys.readouterr().out
+
+
+def test_of_trials_that_differ_in_their_seed_the_mean_and_its_spread_are_printed(tmp_path, capsys):
+    trials = [replace(trial(tmp_path, seed, seed=seed), changed=[f"seed={seed}"]) for seed in range(2)]
+    values = [
+        ending.value or 0.0 for ending in run_all(trials, of=Multirun(tmp_path, [], "python -m train -m seed=0,1"))
+    ]
+    mean, spread = sum(values) / 2, abs(values[0] - values[1]) / 2**0.5
+    said = capsys.readouterr().out
+    assert f"val/accuracy {mean:.4f} ± {spread:.4f}" in next(
+        line for line in said.splitlines() if "over 2 seeds" in line
+    )
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def _words_of_run(folder: Path) -> list[str]:
         what = f"no run in {folder}" if folder.is_dir() else f"no such folder: {folder}"
         raise UserError("audit", what, hint="Name the folder of a run, or data settings: data.source=FILE.")
     words = file.read_text(encoding="utf-8").splitlines()
-    return [word for word in words if word.lstrip("+").startswith(("data=", "data.", "experiment="))]
+    return [word for word in words if word.lstrip("+").startswith(("data=", "data.", "experiment=", "--config-dir="))]
 
 
 def _source_of_run(folder: Path) -> str | None:

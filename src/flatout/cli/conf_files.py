@@ -6,7 +6,9 @@ A few lines of YAML that refer to each other can unfold to a billion values.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -30,6 +32,12 @@ def conf_folder() -> Path:
         f"no train.yaml in {', '.join(map(str, places))}",
         hint="Set FLATOUT_CONF to a folder with train.yaml, or leave it out.",
     )
+
+
+def conf_words(sources: Iterable[Any]) -> list[str]:
+    """`--config-dir` as it was typed, in full, from the places that Hydra composed the settings of."""
+    places = [each.path for each in sources if each.provider == "command-line" and each.path]
+    return [f"--config-dir={Path(place).absolute()}" for place in places[:1]]
 
 
 def require_modest(text: str, where: str) -> None:

@@ -176,6 +176,8 @@ def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list
 
 
 def _is_of_training(word: str) -> bool:
+    if word.startswith("--config-dir="):
+        return True
     is_setting = "=" in word and not word.lstrip("+~").startswith(("hydra.", "hydra/", "-"))
     return (is_setting or word.startswith("~")) and _key(word).partition(".")[0] not in _LEFT_OUT
 

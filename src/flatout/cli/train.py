@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from flatout.cli.conf_files import conf_folder
+from flatout.cli.conf_files import conf_folder, conf_words
 from flatout.cli.words import for_hydra, refuse_pickles_and_packages
 from flatout.distributed.imports import importing
 from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, write_for_launcher
@@ -143,7 +143,8 @@ def job(cfg: DictConfig) -> float | None:
         from flatout.run.run_folder import claim_folder, claim_named_folder
 
         claim = claim_named_folder if is_shared else claim_folder
-        result = start(config, folder=folder, overrides=overrides, claim=claim)
+        words = [*conf_words(described.runtime.config_sources), *overrides]
+        result = start(config, folder=folder, overrides=words, claim=claim)
         if result.folder != folder.absolute():
             _remove_empty(folder)  # Hydra made it, but the run resumed another one
         return result.objective

@@ -308,6 +308,12 @@ def mean_with_spread(values: Sequence[float]) -> str:
     return f"{mean} ± {statistics.stdev(values):.4f}" if len(values) > 1 else mean
 
 
+def spread(name: str, runs: Sequence[Mapping[str, float]]) -> str:
+    """A metric over some runs, by its name."""
+    values = [run[name] for run in runs if run.get(name) is not None]
+    return f"{name} {mean_with_spread(values) if values else 'is not a number'}"
+
+
 def _figure(value: float | None) -> str:
     return f"{value:.4f}" if is_number(value) else "–"
 

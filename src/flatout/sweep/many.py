@@ -8,6 +8,7 @@ A signal stops them as Ctrl-C does.
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -21,7 +22,9 @@ from flatout.data.store.lock import acquire, file_lock
 from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.errors import RunBroke, UserError, as_seconds, require
 from flatout.files import write_atomically
+from flatout.report.page import read_curves
 from flatout.report.summary import read_summary
+from flatout.report.sweep_page import PAGE, SweepReport, TrialRow, spread, write_sweep
 from flatout.sweep.trial import Board, Ending, Status, Trial
 from flatout.sweep.trials import endings, slots
 
@@ -38,6 +41,8 @@ class Multirun:
     """The command that resumes it."""
     is_again: bool = False
     """Whether it is resumed."""
+    train: Sequence[str] = ("python", "-m", "train")
+    """The words before those of a trial, to train it alone."""
 
 
 def run_all(
@@ -45,11 +50,69 @@ def run_all(
 ) -> list[Ending]:
     """How each trial ended, in their order. Where some failed the others still run; then they are named."""
     if of is None:
-        return _run_all(trials, parallel, limit)
+        ended = _run_all(trials, parallel, limit)
+        _require_none_failed(trials, ended)
+        return ended
     with alone_in(of.folder), to_go_on(of.again, of_slurm=of.is_again):
         _require_own_folders(trials)
         write_atomically(of.folder / WORDS, json.dumps({"schema": 1, "words": of.words}, indent=1, ensure_ascii=False))
-        return _run_all(trials, parallel, limit)
+        ended = _run_all(trials, parallel, limit)
+        write_sweep(of.folder, report_of(trials, ended, of))
+        for line in [*_over_seeds(trials, ended), f"page: {of.folder / PAGE}"]:
+            print(line)
+    _require_none_failed(trials, ended)
+    return ended
+
+
+def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) -> SweepReport:
+    """What the page of a sweep shows, of trials that were named one by one."""
+    job = trials[0].job
+    rows = [_row(trial, ending, of.folder) for trial, ending in zip(trials, ended, strict=True)]
+    sign = 1 if job.mode == "max" else -1
+    best = max((row for row in rows if row.value is not None), key=lambda row: sign * (row.value or 0.0), default=None)
+    values = {
+        key: dict.fromkeys(row.params[key] for row in rows if key in row.params) for row in rows for key in row.params
+    }
+    return SweepReport(
+        name=job.config.name,
+        command=of.again,
+        metric=f"val/{job.metric}",
+        mode=job.mode,
+        space={key: ", ".join(found) for key, found in values.items()},
+        log_keys=frozenset(),
+        trials=rows,
+        best_overrides="" if best is None else shlex.join([*of.train, *trials[rows.index(best)].overrides]),
+        importance={},
+        confirmed={},
+        seconds=sum(ending.seconds for ending in ended),
+    )
+
+
+def _row(trial: Trial, ending: Ending, folder: Path) -> TrialRow:
+    params = dict(word.lstrip("+~").partition("=")[::2] for word in trial.changed)
+    place = trial.folder.relative_to(folder) if trial.folder.is_relative_to(folder) else trial.folder
+    column = f"val/{trial.job.metric}"
+    values = [float(row[column]) for row in read_curves(trial.folder) if row.get(column)]
+    return TrialRow(
+        number=trial.number,
+        status=ending.status.value,
+        value=ending.value,
+        params=params,
+        seconds=ending.seconds,
+        note=ending.note,
+        folder=str(place),
+        curve=list(enumerate(values, 1)),
+        metrics=ending.metrics,
+    )
+
+
+def _over_seeds(trials: Sequence[Trial], ended: Sequence[Ending]) -> list[str]:
+    """Mean and spread of the metric that decides, where the seed is all that differs."""
+    runs = [ending.metrics for ending in ended if ending.metrics]
+    if len(runs) < 2 or not all(word.startswith("seed=") for trial in trials for word in trial.changed):
+        return []
+    names = [name for name in sorted(runs[0]) if name.endswith(f"/{trials[0].job.metric}")]
+    return [f"over {len(runs)} seeds: {', '.join(spread(name, runs) for name in names)}"]
 
 
 @contextmanager
@@ -92,7 +155,6 @@ def _run_all(trials: list[Trial], parallel: int, limit: str | None) -> list[Endi
     with closing(board), closing(running):
         found |= {trial.number: ending for trial, ending in running}
     Console(highlight=False).print(board.table())
-    _require_none_failed(found, trials[0].folder.parent)
     return [found[trial.number] for trial in trials]
 
 
@@ -125,12 +187,13 @@ def _finished(trials: list[Trial], metric: str) -> dict[int, Ending]:
     return found
 
 
-def _require_none_failed(found: dict[int, Ending], folder: Path) -> None:
-    failed = [number for number, ending in found.items() if ending.status is Status.failed]
-    if failed:
-        words = "\n".join(f"trial {number}: {found[number].note}" for number in sorted(failed))
+def _require_none_failed(trials: Sequence[Trial], ended: Sequence[Ending]) -> None:
+    pairs = zip(trials, ended, strict=True)
+    words = [f"trial {trial.number}: {ending.note}" for trial, ending in pairs if ending.status is Status.failed]
+    if words:
+        folder = trials[0].folder.parent
         printed = f"The output of each is in {folder}/*/output.txt; resume=auto repeats the failed ones."
-        raise RunBroke(f"{words}\n{len(failed)} of {len(found)} trials failed. {printed}")
+        raise RunBroke("\n".join([*words, f"{len(words)} of {len(trials)} trials failed. {printed}"]))
 
 
 def _require_own_folders(trials: list[Trial]) -> None:

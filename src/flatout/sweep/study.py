@@ -34,6 +34,8 @@ from flatout.sweep.trial import Ending, Status
 
 JOURNAL = "journal.log"
 _NAME = "sweep"
+_FEW = 9
+"""Two cuts to a third each."""
 _STATES = {Status.complete: TrialState.COMPLETE, Status.pruned: TrialState.PRUNED, Status.failed: TrialState.FAIL}
 _ENDED = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 
@@ -72,7 +74,7 @@ class Study:
                 study_name=_NAME,
                 storage=storage,
                 direction="maximize" if mode == "max" else "minimize",
-                pruner=_pruner(pruner, most_validations),
+                pruner=_pruner(pruner, most_validations, self.total),
                 load_if_exists=True,
             )
         self._trials: dict[int, optuna.Trial] = {}
@@ -163,9 +165,12 @@ class Study:
         return RandomSampler(seed=seed)
 
 
-def _pruner(kind: Pruner, most_validations: int) -> BasePruner:
+def _pruner(kind: Pruner, most_validations: int, trials: int) -> BasePruner:
+    """Of few trials, or of few validations, a third after the first would leave hardly one: half, in the middle."""
+    are_few = min(most_validations, trials) < _FEW
+    first, factor = (max(1, most_validations // 2), 2) if are_few else (1, 3)
     made: dict[Pruner, BasePruner] = {
-        Pruner.asha: SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
+        Pruner.asha: SuccessiveHalvingPruner(min_resource=first, reduction_factor=factor),
         Pruner.hyperband: HyperbandPruner(min_resource=1, max_resource=most_validations, reduction_factor=3),
         Pruner.median: MedianPruner(n_startup_trials=4, n_warmup_steps=1),
         Pruner.none: NopPruner(),

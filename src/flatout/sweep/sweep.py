@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from flatout.errors import RunBroke, UserError, as_seconds, require
 from flatout.files import write_atomically
 from flatout.report.dashboard import write_hyperparameters
 from flatout.report.summary import json_safe
-from flatout.report.sweep_page import SweepReport, TrialRow, mean_with_spread, write_sweep
+from flatout.report.sweep_page import SweepReport, TrialRow, spread, write_sweep
 from flatout.sweep.many import to_go_on
 from flatout.sweep.searched import Searched, forget, held
 from flatout.sweep.settings import Pruner, Sampler
@@ -310,7 +310,7 @@ class Confirmation:
         if not self.wanted:
             return []
         runs = list(self.done.values())
-        spreads = [_spread(name, runs) for name in sorted(runs[0] if runs else ()) if name.endswith(f"/{metric}")]
+        spreads = [spread(name, runs) for name in sorted(runs[0] if runs else ()) if name.endswith(f"/{metric}")]
         lines = [f"confirmed by {len(self.done)} of {self.wanted} seeds: {', '.join(spreads)}"] if self.done else []
         if len(self.done) < self.wanted:
             left = self.wanted - len(self.done)
@@ -345,8 +345,3 @@ def confirm(searched: Searched, chosen: Mapping[str, str], number: int, run: Run
 def _known(path: Path, chosen: Mapping[str, str]) -> dict[int, dict[str, float]]:
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     return {each["seed"]: each["metrics"] for each in known if each["settings"] == chosen}
-
-
-def _spread(name: str, runs: Sequence[Mapping[str, float]]) -> str:
-    values = [run[name] for run in runs if run.get(name) is not None]
-    return f"{name} {mean_with_spread(values) if values else 'is not a number'}"
