@@ -288,6 +288,8 @@ def test_a_feature_in_another_unit_than_in_training_is_warned_of(tmp_path, capsy
         rows.set_column(place, "voltage", pa.array(np.array(rows["voltage"]) * 1000)), tmp_path / "mv.parquet"
     )
     assert verb("predict", result.folder, tmp_path / "volts.parquet", "--out", tmp_path / "a.parquet") == 0
+    pq.write_table(rows.slice(0, 20), tmp_path / "few.parquet")
+    assert verb("predict", result.folder, tmp_path / "few.parquet", "--out", tmp_path / "few.csv") == 0
     assert "unit" not in capsys.readouterr().err
     assert verb("predict", result.folder, tmp_path / "mv.parquet", "--out", tmp_path / "b.parquet") == 0
     (line,) = capsys.readouterr().err.splitlines()

@@ -78,6 +78,7 @@ MISTAKES = {
     "optim.eps=-1": "optim.eps: -1.0 (0 or more)",
     "model=transformer model.intermediate=0": "model.intermediate: 0 (1 or more, or null)",
     "trainer.max_epochs=0": "trainer.max_epochs: 0 (1 or more)",
+    "threads=999": "threads: 999 (at most ",
     "data.train=nowhere.csv": "data.train: no such file: nowhere.csv",
     "data.test=some.csv": "data.test: is set without training rows. Set data.train=FILE or data.source=FILE.",
     "+callbacks.x._target_=torch.load": "is no class of a kind a run is made of",
@@ -103,6 +104,7 @@ def test_a_mistake_is_one_message_and_exit_code_2(mistake, tmp_path, monkeypatch
     assert MISTAKES[mistake] in said.err
     assert "Traceback" not in said.err
     assert len(said.err.strip().splitlines()) == 1
+    assert not list((tmp_path / "runs").rglob("*.*"))
 
 
 @pytest.mark.parametrize(

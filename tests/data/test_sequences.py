@@ -188,6 +188,11 @@ def test_a_label_is_a_class_or_a_number_of_a_recording(tmp_path):
     ("changes", "settings", "message"),
     [
         ({"t": lambda c: [0, 2, 1, *c["t"][3:]]}, {}, "data.time: {folder}/r1.csv: t goes back from 2 to 1 in row 3."),
+        (
+            {"t": lambda c: [str(np.datetime64("2016-07-11") + day) for day in [1, 3, 2, *range(4, len(c["t"]) + 1)]]},
+            {},
+            "goes back from 2016-07-14T00:00:00.000 to 2016-07-13T00:00:00.000 in row 3.",
+        ),
         ({"t": lambda c: [0, 1, 1, *c["t"][3:]]}, {}, "data.time: {folder}/r1.csv: t repeats 1 in row 3."),
         ({"t": lambda c: [0, "", 2, *c["t"][3:]]}, {}, "data.time: {folder}/r1.csv: t is missing in row 2."),
         ({"a": lambda c: [0, "high", *c["a"][2:]]}, {}, "{folder}/r1.csv: a is 'high' in row 2 (numbers)."),

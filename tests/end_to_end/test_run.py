@@ -312,6 +312,7 @@ def test_a_mistake_in_the_data_is_one_clear_error_and_leaves_no_store(tmp_path, 
         fit(TextDataConfig(**given), SMALL, output=str(tmp_path / "runs"))
     assert not list((tmp_path / "cache").glob("*/manifest.json"))
     assert not list((tmp_path / "cache").glob(".building*"))
+    assert not list((tmp_path / "runs").rglob("*.*"))
 
 
 def test_empty_texts_are_dropped_and_told(tmp_path, capsys):

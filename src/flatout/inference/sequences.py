@@ -362,7 +362,7 @@ class SequencePredictor(RunPredictor):
         if not self._samples or not self.sizes:
             return lines
         ratios = np.sqrt(self._squares / self._samples) / np.maximum(self.sizes, 1e-30)
-        return [*lines, *(f"warning {line}" for line in describe_units(self.columns, ratios))]
+        return [*lines, *(f"warning {line}" for line in describe_units(self.columns, ratios, self._samples))]
 
     def _add_sizes(self, values: Floats | ScratchValues) -> None:
         for block in blocks_of(values, _SAMPLES_A_BLOCK):

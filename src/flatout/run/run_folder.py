@@ -117,7 +117,7 @@ def open_run_folder(
             try:
                 yield place
             except BaseException as error:
-                _close_early(place, error)
+                _close_early(place, error, is_again=is_again)
                 raise
             summary.finish("finished")
     except OSError as error:
@@ -134,8 +134,12 @@ def unwritten_run(path: Path = Path()) -> Iterator[RunFolder]:
         yield RunFolder(path, Summary(None, experiment="", command="", seed=0), silent, is_first=False)
 
 
-def _close_early(place: RunFolder, error: BaseException) -> None:
+def _close_early(place: RunFolder, error: BaseException, *, is_again: bool) -> None:
     """Say how a run ended before its end; what cannot be written then is not worth another error."""
+    own = {*place.files, SUMMARY, LOG}
+    if isinstance(error, UserError) and not is_again and {each.name for each in place.path.iterdir()} <= own:
+        _take_away(place.path, own)
+        return
     place.log.keep(str(error) if isinstance(error, UserError | RunBroke) else traceback.format_exc())
     if not place.has_begun:
         return
@@ -144,6 +148,14 @@ def _close_early(place: RunFolder, error: BaseException) -> None:
         place.summary.finish(status)
         write_page(place.path, place.summary.values, read_curves(place.path), [])
     place.log.say(f"{status}: {place.path}")
+
+
+def _take_away(path: Path, names: set[str]) -> None:
+    """A mistake that was found before anything was computed leaves no folder."""
+    for name in names:
+        (path / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        path.rmdir()
 
 
 def claim_folder(path: Path) -> Path:

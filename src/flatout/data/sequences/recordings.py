@@ -204,11 +204,16 @@ def _require_rising(file: Table, recording: Recording, name: str) -> None:
     if not falls.size:
         return
     place = int(falls[0])
-    before, after = recording.times[place : place + 2]
-    how = f"repeats {after:g}" if before == after else f"goes back from {before:g} to {after:g}"
+    before, after = (_moment(seconds, recording) for seconds in recording.times[place : place + 2].tolist())
+    how = f"repeats {after}" if before == after else f"goes back from {before} to {after}"
     row = file.locate(int(recording.rows[place + 1]) + 1)
     hint = "Sort the rows by time, or name the columns that part recordings: data.group=[COLUMN]."
     raise UserError("data.time", f"{recording.name}: {name} {how} in row {row}", hint=hint)
+
+
+def _moment(seconds: float, recording: Recording) -> str:
+    """A time as its file has it: a date, or a number."""
+    return str(np.datetime64(round(seconds * 1e3), "ms")) if recording.is_dated else f"{seconds:.15g}"
 
 
 def _without_missing(file: Table, recording: Recording, rules: RecordingRules, notes: ReadingNotes) -> Recording:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 _ROWS_A_BLOCK = 1 << 16
 _OTHER_UNIT = 10.0
+_MANY_SAMPLES = 1000
 """Ratio of root mean squares from which on another unit is suspected."""
 
 
@@ -76,10 +77,14 @@ class Scaler:
         return self.shift[-targets:], self.factor[-targets:]
 
 
-def describe_units(names: list[str], ratios: NDArray[np.float64]) -> list[str]:
-    """A line for each column that is many times as large, or as small, as in the training recordings."""
+def describe_units(names: list[str], ratios: NDArray[np.float64], samples: float) -> list[str]:
+    """A line for each column that is many times as large, or as small, as in the training recordings.
+
+    A few samples may lie where a column is small, as at the beginning of a discharge: they prove no other unit.
+    """
+    least = 1 / _OTHER_UNIT if samples >= _MANY_SAMPLES else 0.0
     return [
         f"{name} is {ratio:.3g} times as large as in the training recordings; is it in another unit?"
         for name, ratio in zip(names, ratios.tolist(), strict=True)
-        if ratio > _OTHER_UNIT or 0 < ratio < 1 / _OTHER_UNIT
+        if ratio > _OTHER_UNIT or 0 < ratio < least
     ]

@@ -321,7 +321,9 @@ class Survey:
             if other is None:
                 continue
             ratio = _rms(other) / np.maximum(_rms(train), 1e-30)
-            self._warnings += [f"warning {split}: {line}" for line in describe_units(self.columns, ratio)]
+            self._warnings += [
+                f"warning {split}: {line}" for line in describe_units(self.columns, ratio, other["count"].max())
+            ]
 
 
 def _moments_of(values: Floats | ScratchValues, first: int, stop: int) -> Floats:

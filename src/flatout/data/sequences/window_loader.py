@@ -75,23 +75,10 @@ def windows(
         require(has_said, "windows", "a TimeSeriesDataSet says itself what its windows are", hint=hint)
         found: WindowBatches = ForecastingWindows([source] if is_forecasting(source) else source)
     else:
-        for name, value in (("lookback", lookback), ("horizon", horizon), ("stride", stride)):
-            require(value > 0, name, f"{value}", allowed="1 or more")
-        hint = did_you_mean(layout, LAYOUTS)
-        require(layout in LAYOUTS, "layout", repr(layout), allowed=", ".join(LAYOUTS), hint=hint)
         named = {"target": target, "features": features, "known": known, "static": static}
         roles = {role: _listed(columns) for role, columns in named.items()}
-        rules = RecordingRules(
-            columns=[column for columns in roles.values() for column in columns],
-            time=time,
-            group=_listed(group),
-            label=None,
-            step=None,
-            max_gap=max_gap,
-            missing=as_choice(Missing, missing, "missing"),
-        )
-        cut = Cut(lookback=lookback, horizon=horizon, stride=stride)
-        found = LAYOUTS[layout](_recordings(source, roles, rules), roles, cut)
+        rules = _rules(roles, time, _listed(group), max_gap, missing)
+        found = _of_table(source, roles, rules, Cut(lookback=lookback, horizon=horizon, stride=stride), layout)
     order = SeededOrder(found, seed) if shuffle else None
     settings: dict[str, Any] = {"drop_last": drop_last, "num_workers": num_workers, "pin_memory": pin_memory}
     return DataLoader(found, batch_size, sampler=order, collate_fn=take_whole, **settings)
@@ -182,6 +169,20 @@ class DartsWindows(TableWindows):
 
 
 LAYOUTS = {"pairs": TableWindows, "darts": DartsWindows}
+
+
+def _of_table(source: Any, roles: Roles, rules: RecordingRules, cut: Cut, layout: str) -> WindowBatches:
+    for name in ("lookback", "horizon", "stride"):
+        require(getattr(cut, name) > 0, name, f"{getattr(cut, name)}", allowed="1 or more")
+    hint = did_you_mean(layout, LAYOUTS)
+    require(layout in LAYOUTS, "layout", repr(layout), allowed=", ".join(LAYOUTS), hint=hint)
+    return LAYOUTS[layout](_recordings(source, roles, rules), roles, cut)
+
+
+def _rules(roles: Roles, time: str | None, group: list[str], max_gap: float | None, missing: str) -> RecordingRules:
+    columns = [column for columns in roles.values() for column in columns]
+    how = as_choice(Missing, missing, "missing")
+    return RecordingRules(columns=columns, time=time, group=group, label=None, step=None, max_gap=max_gap, missing=how)
 
 
 def _listed(names: Names) -> list[str]:
