@@ -29,7 +29,7 @@ from flatout.errors import RunBroke, UserError, did_you_mean, require
 from flatout.perf.measure.intervals import Interval, speedup
 from flatout.perf.verdict.evidence import Evidence
 
-_ALWAYS = ["monitor.progress=false", "trainer.accelerator=cpu", "checkpoint.patience=null"]
+_ALWAYS = ["monitor.progress=false", "monitor.rival=false", "trainer.accelerator=cpu", "checkpoint.patience=null"]
 _NAMED, _WITHIN = 0.95, 0.9
 _LIMIT = 0.6
 """Cores that the planted control group allows."""

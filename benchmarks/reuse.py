@@ -183,7 +183,7 @@ class ReuseBench:
                 epochs=epochs,
                 checkpoint=CheckpointConfig(patience=None),
                 callbacks={"watch": watch},
-                monitor=MonitorConfig(progress=False, verdict=False),
+                monitor=MonitorConfig(progress=False, verdict=False, rival=False),
                 logger="none",
                 output=str(self.folder / "runs"),
             )
@@ -278,7 +278,7 @@ class ScoreBench:
                 seed=seed,
                 checkpoint=CheckpointConfig(metric=self.task.metric, patience=None),
                 callbacks={"watch": watch},
-                monitor=MonitorConfig(progress=False, verdict=False),
+                monitor=MonitorConfig(progress=False, verdict=False, rival=False),
                 logger="none",
                 output=str(self.folder / "runs"),
             )

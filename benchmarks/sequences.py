@@ -316,6 +316,6 @@ def etth1(source: Path, folder: Path, options: Options) -> Iterator[Claim]:
 def _run(data: SequenceDataConfig, model: Any, optim: OptimConfig, epochs: int, folder: Path, seed: int) -> Result:
     settings: dict[str, Any] = {"precision": "fp32", "logger": "none", "output": str(folder), "seed": seed}
     settings |= {"checkpoint": CheckpointConfig(patience=None)}
-    settings |= {"monitor": MonitorConfig(progress=False, verdict=False)}
+    settings |= {"monitor": MonitorConfig(progress=False, verdict=False, rival=False)}
     with quiet():
         return fit(data, model, optim=optim, max_epochs=epochs, **settings)

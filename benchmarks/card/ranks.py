@@ -82,6 +82,6 @@ def train(
             folder=place.folder / name,
             callbacks=callbacks or {},
             logger="none",
-            monitor=MonitorConfig(flush_every=1, progress=False, verdict=False),
+            monitor=MonitorConfig(flush_every=1, progress=False, verdict=False, rival=False),
             trainer={"accelerator": place.accelerator, **trainer},
         )

@@ -236,7 +236,7 @@ def memory_claims(
                 folder=place.folder / name,
                 callbacks=callbacks,
                 logger="none",
-                monitor=MonitorConfig(flush_every=1, progress=False, verdict=False),
+                monitor=MonitorConfig(flush_every=1, progress=False, verdict=False, rival=False),
                 trainer={"accelerator": place.accelerator},
             )
 

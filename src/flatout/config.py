@@ -50,6 +50,11 @@ class MonitorConfig:
     verdict: bool = setting(
         True, "Whether the end of a run measures what could be faster, in at most a tenth of the training time."
     )
+    rival: bool = setting(
+        True,
+        "Whether a simple model is trained on the same rows and stands beside the result, in at most a tenth of the "
+        "run's time and 20 s.",
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "monitor")

@@ -68,6 +68,7 @@ SCHEMA = {
     "verdict": None,
     "evidence": set(),
     "baseline": None,
+    "rival": None,
     "calibration": None,
     "tune": None,
     "metric": None,

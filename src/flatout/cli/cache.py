@@ -29,7 +29,7 @@ def show_list(cache: Cache) -> None:
     entries = cache.entries()
     for entry in entries:
         rows = " + ".join(f"{count:,}" for count in entry.rows.values())
-        print(f"{entry.key}  {entry.built}  {entry.num_bytes / 1e6:9,.1f} MB  {rows} rows  {entry.name}")
+        print(f"{entry.key}  {entry.built}  {entry.num_bytes / 1e6:9,.1f} MB  {rows or 0} rows  {entry.name}")
     if not entries:
         print(f"no stores in {cache.folder}")
 

@@ -41,7 +41,14 @@ from flatout.run.resolve import clip_of
 if TYPE_CHECKING:
     from flatout.run.launch import RunJob
 
-_QUIET = ("monitor.progress=false", "logger=none", "resume=null", "checkpoint.patience=null", "tune=off")
+_QUIET = (
+    "monitor.progress=false",
+    "monitor.rival=false",
+    "logger=none",
+    "resume=null",
+    "checkpoint.patience=null",
+    "tune=off",
+)
 
 
 Compose = Callable[[Sequence[str]], "RunJob"]

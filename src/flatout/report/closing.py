@@ -96,7 +96,17 @@ def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
             text += f"   {value / best:.1%} of the {summary['baseline']['name']}, {best:.4f}"
         rows.append((name, text))
     others = {name: value for name, value in known.items() if name.startswith(f"{split}/") and name not in metrics}
-    return rows + [(name, f"{value:.4f}   for comparison") for name, value in others.items()]
+    rows += [(name, f"{value:.4f}   for comparison") for name, value in others.items()]
+    return rows + ([("rival", text)] if (text := rival_text(summary)) else [])
+
+
+def rival_text(summary: Mapping[str, Any]) -> str:
+    """What a simple model scores beside the run, and whether it wins; empty where there is none."""
+    if not (rival := summary.get("rival")):
+        return ""
+    name, metric = rival["name"], rival["metric"]
+    ends = f": it wins against {summary['metrics'][metric]:.4f}" if rival["wins"] else ""
+    return f"{metric} {rival['metrics'][metric]:.4f} by the {name}{ends}"
 
 
 def interval_text(interval: Sequence[float] | None) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.files import write_atomically
-from flatout.report.closing import early_end, gpu_text, interval_text, verdict_text
+from flatout.report.closing import early_end, gpu_text, interval_text, rival_text, verdict_text
 from flatout.report.figures import COLOURS, Chart, Curve, line_chart
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def write_page(
         command=summary["command"] or "",
         figures=[*_metric_tiles(summary), *_speed_tiles(summary)],
         early_end=early_end(summary),
+        rival=rival_text(summary),
         verdict=verdict_text(summary["verdict"]),
         curves=_charts(curves),
         answers=answers,

@@ -68,6 +68,7 @@ def empty_summary() -> dict[str, Any]:
         "verdict": None,
         "evidence": {},
         "baseline": None,
+        "rival": None,
         "calibration": None,
         "metric": None,
         "metrics": {},

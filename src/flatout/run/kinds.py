@@ -38,6 +38,7 @@ from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.rnn import RNNConfig
 from flatout.report.figures import Chart
 from flatout.report.page import draw_answers
+from flatout.run.rival import COMMONEST, LINEAR, Model
 from flatout.run_log import RunLog
 from flatout.tasks.classification import Classifier
 from flatout.tasks.masked_language import METRICS as MASKED_METRICS
@@ -100,6 +101,8 @@ class Kind:
     """Whether its rows are rows of a table, so that a run keeps which of them are in which split."""
     draw: Callable[[Any, Feeds, Path], list[Chart]] = no_charts
     """Charts of a trained task's answers, and the files that go with them; every rank takes part."""
+    rival: tuple[str, Model] | None = None
+    """The simple model that is trained beside each result, its name first."""
     report: Callable[[Any, Any, Feeds, dict[str, Any], Path, RunLog], None] = no_report
     """What the first rank writes when everything else is done."""
 
@@ -143,6 +146,7 @@ TEXTS = Kind(
     metrics=_text_metrics,
     usual_metric=lambda config: monitored_metric(config.problem),
     keeps_rows=True,
+    rival=LINEAR,
 )
 TAGS = replace(
     TEXTS,
@@ -155,6 +159,7 @@ TAGS = replace(
     way_to_task="Set data.problem=tags for words and tags, or task=classification.",
     metrics=lambda config: [*TAG_METRICS, "loss"],
     usual_metric=lambda config: TAG_METRICS[0],
+    rival=COMMONEST,
 )
 MASKED_WORDS = replace(
     TEXTS,
@@ -167,6 +172,7 @@ MASKED_WORDS = replace(
     why_whole="does not train masked language models in this version: a weight of theirs has two names",
     metrics=lambda config: [*MASKED_METRICS, "loss"],
     usual_metric=lambda config: MASKED_METRICS[0],
+    rival=None,
 )
 BITS = Kind(
     settings=BitsDataConfig,

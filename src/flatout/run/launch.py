@@ -379,7 +379,7 @@ class RunJob:
 
     def train(self, folder: Path, overrides: Sequence[str], *, resumes: bool) -> Result:
         """Train it in a folder, from the beginning or from its last checkpoint."""
-        monitor = replace(self.config.monitor, verdict=False)  # trials of a sweep wait for each other
+        monitor = replace(self.config.monitor, verdict=False, rival=False)  # trials of a sweep wait for each other
         config = replace(self.config, monitor=monitor, resume=str(folder) if resumes else None)
         return start(config, folder=folder, overrides=overrides, claim=Path.absolute)  # the folder is its trial's
 
