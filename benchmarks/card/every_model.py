@@ -108,6 +108,9 @@ CASES: dict[str, Case] = {
         lambda times: _encoder(times, OptimConfig(name="muon")), "fp16", (FLASH,), True
     ),
     "modernbert": Case(lambda times: _encoder(times, family="modernbert"), calls=(FLASH,)),
+    "deberta": Case(lambda times: _encoder(times, family="deberta-v2", gradient_checkpointing=True)),
+    "mpnet": Case(lambda times: _encoder(times, family="mpnet"), "fp32"),
+    "eurobert": Case(lambda times: _encoder(times, family="eurobert"), calls=(FLASH,)),
     "padded rows": Case(lambda times: _encoder(times, compute="padded")),
     "tags": Case(_tags, calls=(FLASH,)),
     "masked words": Case(_words, calls=(FLASH,)),

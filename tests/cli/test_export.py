@@ -95,7 +95,17 @@ def test_an_export_knows_its_classes_and_nothing_of_us(finished: Path, tmp_path:
         assert "flatout" not in path.read_text(encoding="utf-8")
 
 
-FAMILIES = ["albert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta"]
+FAMILIES = [
+    "albert",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "eurobert",
+    "modernbert",
+    "mpnet",
+    "roberta",
+    "xlm-roberta",
+]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

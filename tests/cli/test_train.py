@@ -168,9 +168,9 @@ def test_a_model_that_cannot_be_fetched_is_told_with_the_three_ways_out(tmp_path
 
 
 def test_a_family_that_cannot_be_flat_is_padded_and_the_run_says_so(tmp_path, monkeypatch, capsys):
-    words = ["model=transformer", "model.family=mpnet", "data=tweets", *TINY_RUN, *TINY_ENCODER]
+    words = ["model=transformer", "model.family=deberta", "data=tweets", *TINY_RUN, *TINY_ENCODER]
     assert run_train([*words, f"output={tmp_path}"], monkeypatch) == 0
-    told = "batches: padded (mpnet has no flat attention; rows of like length go together)"
+    told = "batches: padded (deberta has no flat attention; rows of like length go together)"
     assert told in capsys.readouterr().out.splitlines()
     (folder,) = (tmp_path / "default").iterdir()
     assert told in (folder / "log.txt").read_text(encoding="utf-8")

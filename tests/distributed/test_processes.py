@@ -165,7 +165,7 @@ def test_the_first_rank_alone_prints_and_the_speed_is_that_of_all(tmp_path):
     assert two.predict(["some words"])[0].label in ("politics", "science", "sport", "business")
 
 
-OTHERS = ("albert", "distilbert", "roberta", "electra", "modernbert", "deberta-v2")
+OTHERS = ("albert", "distilbert", "roberta", "electra", "modernbert", "deberta-v2", "eurobert", "mpnet")
 
 
 @pytest.mark.parametrize("family", ["bert", *(pytest.param(name, marks=SOAK) for name in OTHERS)])

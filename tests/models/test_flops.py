@@ -139,7 +139,7 @@ def tokens_batch(lengths: list[int]) -> FlatBatch:
 
 
 @pytest.mark.parametrize("kind", ["single", "tags"])
-@pytest.mark.parametrize("family", sorted(FLAT_FAMILIES))
+@pytest.mark.parametrize("family", sorted({*FLAT_FAMILIES} - {"deberta-v2"}))
 def test_an_encoder_over_flat_rows_of_any_length_is_counted(family, kind):
     lengths = APART if family != "modernbert" else [3, 3, 40, 40, 40]  # within its window
     assert_counted(encoder(family, kind), tokens_batch(lengths))

@@ -118,3 +118,13 @@ def test_dropout_by_words_is_a_product_with_places_and_a_factor(kind: torch.dtyp
     assert torch.equal(words, before)
     assert torch.equal(found, values * stays * scale)
     assert torch.equal(torch.autograd.grad(found, values, gradient)[0], gradient * stays * scale)
+
+
+def test_a_table_whose_weight_is_read_whole_leaves_its_gradient_to_autograd() -> None:
+    """The kept gradient is of rows that were looked up; ranks would exchange nothing of this one."""
+    model = nn.ModuleDict({name: nn.Embedding(1 << 16, 4) for name in ("word_embeddings", "rel_embeddings")})
+    make_lean(model)
+    assert {name: type(table) for name, table in model.items()} == {
+        "word_embeddings": LeanEmbedding,
+        "rel_embeddings": nn.Embedding,
+    }

@@ -12,18 +12,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from transformers import CONFIG_MAPPING
 
 from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError
-from flatout.models.encoder.attention import Scores
+from flatout.models.encoder.attention import Kernel, Scores, choose_kernel
 from flatout.models.encoder.lora import LoraConfig, merge_lora
 from flatout.models.encoder.rectangles import attend_by_rectangles, attend_first_by_rectangles, lay_out_rows
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Outputs, Transformer, TransformerConfig
 
 _VOCABULARY, _PADDING = 90, 1
 FLAT = sorted(FLAT_FAMILIES)
-PADDED = ["deberta-v2", "mpnet"]
+PADDED = ["deberta", "ernie"]
 
 
 def built(family: str, *, kind: str = "single", compute: str = "auto", **settings: Any) -> Transformer:
@@ -46,6 +47,25 @@ def built(family: str, *, kind: str = "single", compute: str = "auto", **setting
     for weight in model.parameters():  # classifiers start so small that a wrong row would hardly show
         torch.nn.init.normal_(weight, std=0.1) if weight.ndim > 1 else None
     return model.train()
+
+
+DEBERTA = {
+    "with keys of its own for distances": {"share_att_key": False},
+    "content to position alone": {"pos_att_type": ["c2p"], "norm_rel_ebd": "none"},
+    "position to content alone": {"pos_att_type": ["p2c"], "share_att_key": False},
+    "few buckets, which long rows share": {"position_buckets": 4, "max_position_embeddings": 32},
+    "no buckets": {"position_buckets": -1, "max_relative_positions": 12},
+    "absolute positions too": {"position_biased_input": True, "type_vocab_size": 2},
+    "no distances": {"relative_attention": False},
+}
+"""Forms of DeBERTa-v2 besides v3's, which is what random weights have."""
+# Ettin's and mmBERT's folders say modernbert, and differ from ModernBERT's in this.
+MODERN = {"classifier_pooling": "mean", "local_attention": 8, "classifier_activation": "gelu", "classifier_bias": False}
+MODERN |= {"global_rope_theta": 160000.0, "local_rope_theta": 160000.0, "position_embedding_type": "sans_pos"}
+EURO = {"heads that share keys": {"num_key_value_heads": 2}, "first": {"classifier_pooling": "bos"}}
+EURO |= {"mean": {"classifier_pooling": "mean"}}
+FORMS = [pytest.param("deberta-v2", form, id=name) for name, form in DEBERTA.items()]
+FORMS += [pytest.param("eurobert", form, id=f"eurobert, {name}") for name, form in EURO.items()]
 
 
 def batch_of(lengths: list[int], seed: int = 0) -> FlatBatch:
@@ -76,23 +96,95 @@ def gradients(model: Transformer, outputs: Tensor) -> dict[str, Tensor]:
 LENGTHS = [[1], [7, 7, 7], [2, 3, 9, 21, 21, 22, 40], [3, 161, 170, 170, 200]]
 
 
+def assert_equal(flat: Transformer, padded: Transformer, batch: FlatBatch) -> None:
+    outputs, expected = flat(batch), reference(padded, batch)
+    torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-5)
+    found, wanted = gradients(flat, outputs), gradients(padded, expected)
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(
+            found[name], gradient, rtol=1e-5, atol=1e-5, msg=lambda told, at=name: f"{at}: {told}"
+        )
+
+
 @pytest.mark.parametrize("kind", ["single", "tags"])
 @pytest.mark.parametrize("family", FLAT)
 def test_flat_logits_and_gradients_equal_the_padded_reference(family: str, kind: str) -> None:
+    flat, padded = (built(family, kind=kind, compute=compute) for compute in ("flat", "padded"))
     for lengths in LENGTHS:
-        batch = batch_of(lengths)
-        flat = built(family, kind=kind, compute="flat")
-        outputs = flat(batch)
-        found = gradients(flat, outputs)
-        padded = built(family, kind=kind, compute="padded")
-        expected = reference(padded, batch)
-        wanted = gradients(padded, expected)
-        torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-5)
-        assert found.keys() == wanted.keys()
-        for name, gradient in wanted.items():
-            torch.testing.assert_close(
-                found[name], gradient, rtol=1e-5, atol=1e-5, msg=lambda told, at=name: f"{at}: {told}"
-            )
+        assert_equal(flat, padded, batch_of(lengths))
+
+
+@pytest.mark.parametrize("kernel", ["rectangles", "padded"])
+@pytest.mark.parametrize(("family", "form"), FORMS)
+def test_other_forms_of_a_family_equal_it_too_on_each_device(
+    family: str, form: dict[str, Any], kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flat, padded = (built(family, compute=compute, settings=form) for compute in ("flat", "padded"))
+    monkeypatch.setattr(flat, "_kernel", lambda device: Kernel(kernel))
+    longest = 30 if form.get("position_biased_input") is not True else 20
+    assert_equal(flat, padded, batch_of([1, 2, 9, longest]))
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "mpnet"])
+def test_small_matrices_beside_distances_have_the_gradients_of_the_padded_reference(family: str) -> None:
+    flat, padded = (built(family, compute=compute, lora=LoraConfig(rank=2)) for compute in ("flat", "padded"))
+    padded.load_state_dict(flat.state_dict())
+    assert_equal(flat, padded, batch_of([3, 9, 9]))
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "mpnet"])
+def test_scores_by_distance_drop_their_share_and_keep_the_mean(family: str) -> None:
+    model = built(family).eval()
+    batch, share = batch_of([4, 9, 9, 30]), 0.2
+    with torch.inference_mode():
+        plain = model(batch)
+        for layer in model.flat_layers():
+            dropout = layer.part(layer.names.attention_dropout)
+            dropout.p = share
+            dropout.train()
+        answers = torch.stack([model(batch) for _ in range(200)])
+    assert (answers.std(0) > 1e-3).all()
+    torch.testing.assert_close(answers.mean(0), plain, rtol=0.1, atol=0.1)
+
+
+def test_a_gpu_pads_scores_that_distances_change_in_any_number_format() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        choice = choose_kernel(torch.device("cuda"), dtype, 64, capability=(9, 0), has_distances=True)
+        assert (choice.kernel, choice.why) == (Kernel.padded, "no fused kernel adds to scores what distances say")
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ({"conv_kernel_size": 3}, "deberta-v2 with a convolution has no flat layers"),
+        ({"attention_head_size": 16}, "deberta-v2 with heads of 16 numbers has no flat layers"),
+    ],
+)
+def test_a_form_that_cannot_run_flat_is_padded_and_says_so(form: dict[str, Any], why: str) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    described = CONFIG_MAPPING["deberta-v2"](vocab_size=_VOCABULARY, **sizes, **form)
+    net = Outputs(["a", "b"], "single").auto_class.from_config(described)
+    model = Transformer(net, is_tagging=False, compute=Compute.auto, separator_id=None)
+    assert (model.layout, model.why_padded) == ("padded", why)
+    with pytest.raises(UserError, match=f"model.compute: {why}"):
+        Transformer(net, is_tagging=False, compute=Compute.flat, separator_id=None)
+
+
+@pytest.mark.parametrize("kind", ["single", "tags"])
+def test_ettin_and_mmbert_run_flat_as_modernbert(kind: str) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48}
+    described = CONFIG_MAPPING["modernbert"](vocab_size=_VOCABULARY, pad_token_id=_PADDING, **sizes, **MODERN)
+    assert described.rope_parameters["full_attention"]["rope_theta"] == 160000.0
+    outputs = Outputs(["a", "b", "c"], kind)
+    outputs.tell(described)
+    flat, padded = (
+        Transformer(outputs.auto_class.from_config(described), kind == "tags", compute, None).train()
+        for compute in (Compute.auto, Compute.padded)
+    )
+    padded.load_state_dict(flat.state_dict())
+    assert flat.is_flat and any(layer.part("attn").sliding_window for layer in flat.flat_layers())
+    assert_equal(flat, padded, batch_of([3, 9, 9, 40]))
 
 
 @pytest.mark.parametrize("kind", ["single", "tags"])
@@ -137,11 +229,12 @@ def test_means_of_tokens_equal_the_padded_reference_where_a_head_takes_means() -
     torch.testing.assert_close(flat(batch), reference(padded, batch), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["bert", "albert", "electra", "megatron-bert"])
+@pytest.mark.parametrize("family", ["bert", "albert", "electra", "deberta-v2", "megatron-bert"])
 def test_the_texts_of_a_pair_are_numbered_as_the_padded_reference_has_them(family: str) -> None:
     separator = 3
     torch.manual_seed(0)
-    config = TransformerConfig(family=family, hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0)
+    typed: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "settings": {"type_vocab_size": 2}}
+    config = TransformerConfig(family=family, hidden=32, layers=2, heads=4, **typed)
     model = config.build(
         Outputs(["a", "b"], "single"), vocabulary_size=_VOCABULARY, padding_id=0, separator_id=separator
     ).eval()
@@ -166,9 +259,10 @@ def test_pairs_are_not_numbered_where_a_family_knows_no_numbers(family: str) -> 
     assert model(flat_batch([[2, 9, 3, 8, 3], [2, 7, 3, 6, 3]])).isfinite().all()
 
 
-def test_checkpointed_gradients_are_the_same() -> None:
+@pytest.mark.parametrize("family", ["bert", "deberta-v2"])
+def test_checkpointed_gradients_are_the_same(family: str) -> None:
     batch = batch_of([2, 5, 5, 18])
-    plain, saving = built("bert"), built("bert", gradient_checkpointing=True)
+    plain, saving = built(family), built(family, gradient_checkpointing=True)
     expected, found = gradients(plain, plain(batch)), gradients(saving, saving(batch))
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
@@ -176,8 +270,9 @@ def test_checkpointed_gradients_are_the_same() -> None:
 
 
 def test_activations_computed_anew_are_refused_where_a_family_cannot() -> None:
-    with pytest.raises(UserError, match=r"model\.gradient_checkpointing: mpnet cannot compute its activations again"):
-        built("mpnet", gradient_checkpointing=True)
+    what = r"model\.gradient_checkpointing: squeezebert cannot compute its activations again"
+    with pytest.raises(UserError, match=what):
+        built("squeezebert", gradient_checkpointing=True, settings={"embedding_size": 32})
 
 
 @pytest.mark.parametrize("is_first", [False, True])
@@ -238,12 +333,14 @@ def shares_dropped(modules: list[nn.Module]) -> set[float]:
 @pytest.mark.parametrize("family", [*FLAT, *PADDED])
 def test_each_share_to_drop_arrives_in_the_modules_that_drop_it(family: str, kind: str) -> None:
     shares = {"dropout": 0.11, "attention_dropout": 0.22, "head_dropout": 0.33}
+    if family == "eurobert":  # it drops some of attention, and nothing else
+        shares |= {"dropout": 0.0, "head_dropout": 0.0}
     config = TransformerConfig(family=family, hidden=32, layers=2, heads=4, **shares)
     model = config.build(Outputs(["a", "b"], kind), vocabulary_size=_VOCABULARY, padding_id=1, separator_id=None)
     backbone = list(model.net.base_model.modules())
     head = [module for module in model.net.modules() if module not in set(backbone)]
-    assert shares_dropped(backbone) == {0.11, 0.22}
-    assert shares_dropped(head) == {0.33}
+    assert shares_dropped(backbone) == {0.11, 0.22} - ({0.11} if family == "eurobert" else set())
+    assert shares_dropped(head) == ({0.33} if family != "eurobert" else set())
 
 
 def test_a_share_that_a_family_does_not_drop_is_refused() -> None:
@@ -280,7 +377,6 @@ NARROW = {"embedding_size": 16}
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "albert": NARROW,
     "electra": NARROW,
-    "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
 }
 """What brings out weights below the layers that are in no module named embeddings."""
 
@@ -289,7 +385,7 @@ def weights_below(model: Transformer) -> set[str]:
     """Names of those weights of the backbone that come neither from a layer nor from above the last."""
     blocks = {id(weight) for block in model.blocks() for weight in block.parameters()}
     named = model.net.base_model.named_parameters()
-    return {name for name, weight in named if id(weight) not in blocks and not re.match("pooler|final_norm", name)}
+    return {name for name, weight in named if id(weight) not in blocks and not re.match("pooler|final_norm|norm", name)}
 
 
 @pytest.mark.parametrize("family", [*FLAT, *PADDED])
@@ -320,7 +416,7 @@ def test_what_lies_below_the_layers_learns_slowest(family: str) -> None:
     prefix = f"net.{model.net.base_model_prefix}."
     below = {prefix + name for name in weights_below(model)}
     assert below == {name for name, depth in depths.items() if depth == len(model.blocks()) + 1}
-    assert all(re.search("classifier|pooler|head|final_norm", name) for name, depth in depths.items() if depth == 0)
+    assert all(re.search("classifier|pooler|head|dense|norm", name) for name, depth in depths.items() if depth == 0)
 
 
 def test_what_deberta_declares_after_its_layers_lies_below_them() -> None:

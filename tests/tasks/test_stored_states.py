@@ -159,7 +159,8 @@ def test_layers_count_as_frozen_up_to_the_first_that_trains_anything() -> None:
     assert frozen(layers=0).frozen_layers() == 0
     assert frozen(layers=0, freeze_embeddings=True).frozen_layers() == 0
     assert frozen(layers=1).frozen_layers() == 1
-    assert frozen("deberta-v2", layers=2).frozen_layers() == 0  # its rows are padded
+    assert frozen("deberta-v2", layers=2).frozen_layers() == 2
+    assert frozen("deberta", layers=2).frozen_layers() == 0  # its rows are padded
 
 
 def test_a_head_alone_on_pretrained_layers_has_the_rate_of_a_head() -> None:

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="FOLDER", type=Path, help="folder of published data sets, for quality")
     parser.add_argument("--pretrained", metavar="FOLDER", help="a pretrained encoder, for bert and quality")
     parser.add_argument("--rounds", metavar="N", type=int, help="rounds of each measurement")
-    parser.add_argument("--only", metavar="TEXT", help="doctor, reuse: the parts whose names hold this")
+    parser.add_argument("--only", metavar="TEXT", help="bert, doctor, reuse: the parts whose names hold this")
     parser.add_argument("--plain", action="store_true", help="doctor: foreign modules and loaders in plain Trainers")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows there")
 
@@ -45,8 +45,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("bench", f"no bench {arguments.name!r}", allowed=", ".join(BENCHES), hint=hint)
     if arguments.rounds is not None:
         require(arguments.rounds > 0, "--rounds", f"{arguments.rounds} rounds", allowed="1 or more")
-    if arguments.only is not None and arguments.name not in ("doctor", "reuse"):
-        raise UserError("--only", f"bench {arguments.name} cannot leave rows out", allowed="doctor, reuse")
+    if arguments.only is not None and arguments.name not in (parted := ("bert", "doctor", "reuse")):
+        raise UserError("--only", f"bench {arguments.name} cannot leave rows out", allowed=", ".join(parted))
     if arguments.plain and arguments.name != "doctor":
         raise UserError("--plain", f"bench {arguments.name} has no rows in plain Trainers", allowed="doctor")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)

@@ -20,14 +20,18 @@ from torch import Tensor, nn
 _SIXTEEN_BITS = 1 << 16
 _LEAST_WORTH = 1 << 18
 """Numbers of a table from which on keeping its gradient is worth while."""
+_READ_WHOLE = "rel_embeddings"
+"""DeBERTa reads this table's weight rather than rows of it, so autograd has its gradient."""
 
 
 def make_lean(model: nn.Module) -> None:
     """Let a model's dropout and large embeddings be lean where they are computed on a CPU; its state stays the same."""
     owners = Counter(id(each) for module in model.modules() for each in module.parameters(recurse=False))
-    for module in model.modules():
+    for name, module in model.named_modules():
         if type(module) is nn.Dropout:
             module.__class__ = LeanDropout
+        elif name.endswith(_READ_WHOLE):
+            continue
         elif type(module) is nn.Embedding and module.weight.numel() >= _LEAST_WORTH and not module.sparse:
             is_alone = owners[id(module.weight)] == 1  # a table that a head reads too has a gradient in every row
             module.__class__ = LeanEmbedding if is_alone else nn.Embedding

@@ -7,6 +7,7 @@ waits.
 - `varlen`: torch's flash kernel for rows of unequal length. CUDA, sixteen bits, compute capability 8.0 and later.
 - `efficient`: torch's memory-efficient kernel for such rows. CUDA otherwise; no memory for scores either.
 - `padded`: scaled_dot_product_attention over padded rows with a mask, for what neither kernel takes.
+  Scores that depend on distances are padded so, too, and computed in relative.py.
 - `rectangles`: a CPU. See rectangles.py.
 
 Shapes: T tokens, B rows, H heads, D numbers a head, L the longest row.
@@ -48,6 +49,36 @@ class KernelChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows that are padded to one length."""
+
+    rows: int
+    length: int
+    first_row: int
+    tokens: Tensor
+    """[N*L] the token at each place."""
+    bias: Tensor | None
+    """`[N, 1, L]` zero on tokens and -inf on padding; None where there is no padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroups:
+    """All rows of a batch."""
+
+    groups: list[RowGroup]
+    places: Tensor
+    """[T] the place of each token."""
+    longest: int
+
+
+class ByDistance(Protocol):
+    """Attention in which distances add to scores."""
+
+    def attend(self, query: Tensor, kv_T2HD: Tensor, rows: RowGroups, *, is_first: bool) -> Tensor:
+        """`[T, H, D]`, or `[B, H, D]` where only first tokens ask."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scores:
     """How scores become shares."""
 
@@ -55,6 +86,8 @@ class Scores:
     dropout: float
     window: int | None
     """Tokens this far apart, or further, do not see each other; None: all of a row do."""
+    relative: ByDistance | None = None
+    """The same where distances add to scores; None: they do not."""
 
 
 class RowAttention(Protocol):
@@ -84,6 +117,7 @@ def choose_kernel(
     *,
     capability: tuple[int, int] | None = None,
     has_windows: bool = False,
+    has_distances: bool = False,
     drops_scores: bool = False,
 ) -> KernelChoice:
     """The kernel for a device and the number format of products; `capability`: the GPU's, read where it is left out."""
@@ -96,6 +130,8 @@ def choose_kernel(
     major, minor = capability or torch.cuda.get_device_capability(device)
     name = str(dtype).removeprefix("torch.")
     evidence = f"compute capability {major}.{minor}, {name}, head size {head_size}"
+    if has_distances:
+        return KernelChoice(Kernel.padded, "no fused kernel adds to scores what distances say", evidence)
     is_flash = (major, minor) >= (8, 0) and dtype in (torch.bfloat16, torch.float16)
     if is_flash and head_size <= _LARGEST_FLASH_HEAD:
         return KernelChoice(Kernel.varlen, "the fused kernel for rows of unequal length", evidence)
@@ -173,10 +209,9 @@ def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Sco
 
 def _padded(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
     """Padded on the device from offsets alone; `[B, 1, L, L]` of the mask are booleans."""
-    starts, lengths = rows.offsets[:-1].long(), (rows.offsets[1:] - rows.offsets[:-1]).long()
+    index_BL, is_token_BL, back_T = _pad_rows(rows, len(key))
     place = torch.arange(rows.longest, device=query.device)
-    index_BL = (starts.unsqueeze(1) + place).clamp_max(len(key) - 1)
-    mask = (place < lengths.unsqueeze(1))[:, None, None]
+    mask = is_token_BL[:, None, None]
     if how.window is not None:
         mask = mask & ((place - place.unsqueeze(1)).abs() < how.window)
         # A place of padding beyond every window would read nothing, which is not a number.
@@ -187,9 +222,26 @@ def _padded(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores
     found = functional.scaled_dot_product_attention(asking, read, values, mask, how.dropout, False, scale=how.scale)
     if is_first:
         return found.squeeze(2)
-    row_T = torch.repeat_interleave(torch.arange(len(starts), device=query.device), lengths, output_size=len(key))
-    place_T = torch.arange(len(key), device=query.device) - starts[row_T]
-    return found.transpose(1, 2).flatten(0, 1).index_select(0, row_T * rows.longest + place_T)
+    return found.transpose(1, 2).flatten(0, 1).index_select(0, back_T)
+
+
+def _pad_rows(rows: Bounds, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`[B, L]` the token at each place, and whether there is one; `[T]` the place of each token."""
+    device = rows.offsets.device
+    starts, lengths = rows.offsets[:-1].long(), (rows.offsets[1:] - rows.offsets[:-1]).long()
+    place = torch.arange(rows.longest, device=device)
+    index_BL = (starts.unsqueeze(1) + place).clamp_max(tokens - 1)
+    row_T = torch.repeat_interleave(torch.arange(len(starts), device=device), lengths, output_size=tokens)
+    place_T = torch.arange(tokens, device=device) - starts[row_T]
+    return index_BL, place < lengths.unsqueeze(1), row_T * rows.longest + place_T
+
+
+def one_group(rows: Bounds, tokens: int) -> RowGroups:
+    """All rows padded to the longest, on the device."""
+    index_BL, is_token_BL, back_T = _pad_rows(rows, tokens)
+    bias = torch.zeros(is_token_BL.shape, device=index_BL.device).masked_fill(~is_token_BL, float("-inf"))
+    group = RowGroup(len(index_BL), rows.longest, 0, index_BL.flatten(), bias.unsqueeze(1))
+    return RowGroups([group], back_T, rows.longest)
 
 
 def _query_offsets(query: Tensor, rows: Bounds, is_first: bool) -> tuple[Tensor, int]:

@@ -8,7 +8,7 @@ Shapes: N tokens or rows, H numbers each, C outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,13 +40,15 @@ class Family:
     layers: str
     """The list of layers, by its name inside the backbone."""
     names: PostNormNames | None
-    """None: layers normalise before each product, and have rotary positions."""
+    """None: layers normalise before each product, and have rotary positions; they are of two kinds."""
     pool: Callable[[Any, Tensor], Tensor]
     """`[N, H]` states of first tokens to what a classifier reads, with dropout."""
     predict: Callable[[Any, Tensor], Tensor]
     """`[N, H]` states of masked tokens to `[N, V]` logits of the words that stood there."""
     activation: str = "hidden_act"
     """The setting that names the activation between the products."""
+    last_norm: str = ""
+    """The norm after the last layer; empty: there is none."""
 
 
 _BERT = PostNormNames(
@@ -61,6 +63,19 @@ _BERT = PostNormNames(
     down="output.dense",
     down_dropout="output.dropout",
     down_norm="output.LayerNorm",
+)
+_DEBERTA = replace(
+    _BERT, query="attention.self.query_proj", key="attention.self.key_proj", value="attention.self.value_proj"
+)
+_MPNET = replace(
+    _BERT,
+    query="attention.attn.q",
+    key="attention.attn.k",
+    value="attention.attn.v",
+    attention_dropout="attention.attn.dropout",
+    out="attention.attn.o",
+    out_dropout="attention.dropout",
+    out_norm="attention.LayerNorm",
 )
 _DISTILBERT = PostNormNames(
     query="attention.q_lin",
@@ -95,10 +110,10 @@ def _pool_modernbert(net: Any, states_NH: Tensor) -> Tensor:
 
 
 def classify_tokens(net: Any, states_NH: Tensor) -> Tensor:
-    """`[N, C]` logits of tags; all families but ModernBERT have the same head."""
+    """`[N, C]` logits of tags; most families have the same head."""
     if net.config.model_type == "modernbert":
         return _pool_modernbert(net, states_NH)
-    logits: Tensor = net.classifier(net.dropout(states_NH))
+    logits: Tensor = net.classifier(net.dropout(states_NH) if hasattr(net, "dropout") else states_NH)
     return logits
 
 
@@ -110,6 +125,17 @@ def _pool_twice_dropped(activate: Callable[[Tensor], Tensor]) -> Callable[[Any, 
         return head.out_proj(head.dropout(activate(head.dense(head.dropout(states_NH)))))
 
     return pool
+
+
+def _pool_deberta(net: Any, states_NH: Tensor) -> Tensor:
+    logits: Tensor = net.classifier(net.dropout(net.pooler(states_NH.unsqueeze(1))))
+    return logits
+
+
+def _predict_deberta(net: Any, states_NH: Tensor) -> Tensor:
+    if net.legacy:
+        return net.cls(states_NH)
+    return net.lm_predictions(states_NH, net.get_input_embeddings())
 
 
 def _predict_distilbert(net: Any, states_NH: Tensor) -> Tensor:
@@ -134,6 +160,7 @@ FLAT_FAMILIES = {
         predict=lambda net, states_NH: net.cls(states_NH),
     ),
     "camembert": _ROBERTA,
+    "deberta-v2": Family("encoder.layer", _DEBERTA, _pool_deberta, _predict_deberta),
     "distilbert": Family(
         "transformer.layer",
         _DISTILBERT,
@@ -147,17 +174,39 @@ FLAT_FAMILIES = {
         _pool_twice_dropped(functional.gelu),
         predict=lambda net, states_NH: net.generator_lm_head(net.generator_predictions(states_NH)),
     ),
+    "eurobert": Family(
+        "layers",
+        None,
+        pool=lambda net, states_NH: net.classifier(net.activation(net.dense(states_NH))),
+        predict=lambda net, states_NH: net.lm_head(states_NH),
+        last_norm="norm",
+    ),
     "modernbert": Family(
         "layers",
         None,
         _pool_modernbert,
         predict=lambda net, states_NH: net.decoder(net.head(states_NH)),
         activation="hidden_activation",
+        last_norm="final_norm",
     ),
+    "mpnet": replace(_ROBERTA, names=_MPNET),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
 """Families that run flat, by the name of transformers."""
+
+
+def why_not_flat(config: Any) -> str:
+    """Why an encoder cannot run flat; empty where it can."""
+    if config.model_type not in FLAT_FAMILIES:
+        return f"{config.model_type} has no flat attention"
+    if getattr(config, "conv_kernel_size", 0):
+        return f"{config.model_type} with a convolution has no flat layers"
+    heads = getattr(config, "attention_head_size", None)
+    if heads is not None and heads * config.num_attention_heads != config.hidden_size:
+        return f"{config.model_type} with heads of {heads} numbers has no flat layers"
+    return ""
+
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,

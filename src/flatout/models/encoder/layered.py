@@ -109,8 +109,8 @@ class LayeredEncoder(Network, nn.Module):
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        still = [self.net.base_model.embeddings, *self.in_order()[: self.stored_layers]] if self.stored_layers else []
-        for module in still:
+        below = getattr(self.net.base_model, "embeddings", self.net.get_input_embeddings())
+        for module in [below, *self.in_order()[: self.stored_layers]] if self.stored_layers else []:
             module.eval()
         return self
 
@@ -214,9 +214,10 @@ def _put_in(model: Any, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
             state[prefix + name] = state[prefix + kept]
 
 
-_COUNTED_FAMILIES = {*FLAT_FAMILIES, "mpnet"}
+_COUNTED_FAMILIES = {*FLAT_FAMILIES} - {"deberta-v2"}
 """Families whose layers are linear layers and plain attention, so that their operations can be counted."""
-_QUERIES, _KEYS = {"query", "q_lin", "q"}, {"key", "value", "k_lin", "v_lin", "k", "v"}
+_QUERIES = {"query", "q_lin", "q", "q_proj"}
+_KEYS = {"key", "value", "k_lin", "v_lin", "k", "v", "k_proj", "v_proj"}
 """What families call the layers that make queries, and those that make keys and values."""
 _JOINT = "Wqkv"
 """What makes all three at once."""
@@ -232,7 +233,8 @@ def encoder_products(model: Any, lengths: Lengths) -> list[Product]:
     if model.family not in _COUNTED_FAMILIES or getattr(model.described, "inner_group_num", 1) != 1:
         return []
     tokens, blocks, stored = float(lengths.sum()), model.blocks(), model.stored_layers
-    read = tokens * model.read_share if model.predicts_words else tokens if model.is_tagging else len(lengths)
+    each = model.is_tagging or model.means_answers
+    read = tokens * model.read_share if model.predicts_words else tokens if each else len(lengths)
     in_blocks = {id(module) for block in blocks for module in block.modules()}
     found, below = [] if stored else [look_up(model.net.get_input_embeddings().weight)], True
     for module in [*model.net.base_model.modules(), *model.head_modules()]:

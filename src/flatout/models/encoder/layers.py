@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from torch.nn import functional
 from flatout.models.encoder.attention import RowAttention, Scores
 from flatout.models.encoder.families import PostNormNames, activation_of
 from flatout.models.lean import draw_words, drop_by_words
+
+if TYPE_CHECKING:
+    from flatout.models.encoder.relative import Distances
 
 Finish = Callable[..., Tensor]
 Weights = tuple[Tensor, Tensor]
@@ -41,6 +44,8 @@ class Pass:
     """[K] the tokens that are read after the last layer; None: all."""
     are_first: bool = False
     """Whether these are the first tokens of the rows."""
+    distances: Distances | None = None
+    """Of tokens of a row, in families whose scores depend on them."""
 
 
 class FlatLayer(nn.Module, ABC):
@@ -90,7 +95,7 @@ class PostNormLayer(FlatLayer):
         are_first = kept is not None and shared.are_first
         inputs = [(names.query,), (names.key, names.value)] if are_first else [(names.query, names.key, names.value)]
         weights = self.weights(states_TH, [*inputs, *self._later()])
-        scores = Scores(self.head_size**-0.5, _share(self.part(names.attention_dropout)), None)
+        scores = self.score(shared)
         own_KH = states_TH if kept is None else states_TH.index_select(0, kept)
         if are_first:
             query = self.project(own_KH, inputs[0], weights[0]).squeeze(1)
@@ -99,6 +104,12 @@ class PostNormLayer(FlatLayer):
             read = shared.rows.attend(self.project(states_TH, inputs[0], weights[0]), scores)
             read = read if kept is None else read.index_select(0, kept)
         return self.run_finish(own_KH, read.flatten(1), *self._draw(own_KH), *weights[len(inputs) :])
+
+    def score(self, shared: Pass) -> Scores:
+        """How scores become shares in this pass."""
+        scale, share = self.head_size**-0.5, _share(self.part(self.names.attention_dropout))
+        apart = shared.distances
+        return Scores(scale, share, None, None if apart is None else apart.as_bias(scale, share))
 
     def weights(self, states_TH: Tensor, groups: list[tuple[str, ...]]) -> list[Weights | None]:
         """Weight and bias of each group of linear layers, joined, in the number format of products; one operator.
@@ -162,6 +173,27 @@ class PostNormLayer(FlatLayer):
         return [_draw_words(own_KH, self.part(name) if name else None) for name in names]
 
 
+class DisentangledLayer(PostNormLayer):
+    """DeBERTa's layer: queries and keys also meet vectors of distances, which its own products make."""
+
+    def score(self, shared: Pass) -> Scores:
+        """Queries and keys of the distances in this pass."""
+        attention, distances = self.part("attention.self"), shared.distances
+        kinds, share = attention.pos_att_type, _share(attention.dropout)
+        scale = (self.head_size * (1 + ("c2p" in kinds) + ("p2c" in kinds))) ** -0.5
+        if distances is None:
+            return Scores(scale, share, None)
+        table_RH, prefix = attention.pos_dropout(distances.table), "" if attention.share_att_key else "pos_"
+        key = self._vectors(f"{prefix}key_proj", table_RH) if "c2p" in kinds else None
+        query = self._vectors(f"{prefix}query_proj", table_RH) if "p2c" in kinds else None
+        return Scores(scale, share, None, distances.as_vectors(key, query, scale, share))
+
+    def _vectors(self, name: str, table_RH: Tensor) -> Tensor:
+        """`[R, H, D]`, in the number format in which distances meet them."""
+        made: Tensor = self.part(f"attention.self.{name}")(table_RH).view(-1, self.heads, self.head_size)
+        return made.float() if made.device.type == "cpu" else made
+
+
 class LayerGroup(nn.Module):
     """ALBERT's layers that follow each other and are gone through together, again and again."""
 
@@ -218,6 +250,39 @@ class PreNormLayer(FlatLayer):
         own_KH = own_KH + attention.out_drop(attention.Wo(read_KH))
         up, gate = mlp.Wi(_norm(self.part("mlp_norm"), own_KH)).chunk(2, dim=-1)
         return own_KH + cast(Tensor, mlp.Wo(mlp.drop(self.activate(up) * gate)))
+
+
+class GroupedLayer(FlatLayer):
+    """EuroBERT's layer: norms by the root mean square, rotary positions, keys and values that several heads share."""
+
+    def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
+        """`[T, H]`, or `[K, H]` after the last layer."""
+        kept, attention = shared.kept if is_last else None, self.part("self_attn")
+        are_first = kept is not None and shared.are_first
+        scores = Scores(attention.scaling, attention.attention_dropout if self.training else 0.0, None)
+        normed_TH, rotary = self.part("input_layernorm")(states_TH), shared.rotary[""]
+        asking_KH = normed_TH.index_select(0, kept) if are_first and kept is not None else normed_TH
+        query, key, value = (
+            layer(given).unflatten(1, (1, -1, attention.head_dim))
+            for layer, given in (
+                (attention.q_proj, asking_KH),
+                (attention.k_proj, normed_TH),
+                (attention.v_proj, normed_TH),
+            )
+        )
+        kv = torch.cat((_rotate(key, *rotary), value), 1).repeat_interleave(attention.num_key_value_groups, 2)
+        if are_first:  # a first token's position is 0: it rotates nothing
+            read = shared.rows.attend_first(query.squeeze(1), kv, scores)
+        else:
+            read = shared.rows.attend(torch.cat((_rotate(query, *rotary), kv), 1), scores)
+            read = read if kept is None else read.index_select(0, kept)
+        own_KH = states_TH if kept is None else states_TH.index_select(0, kept)
+        return self.run_finish(own_KH, read.flatten(1))
+
+    def finish(self, own_KH: Tensor, read_KH: Tensor) -> Tensor:
+        """The two sums, and the gated products between."""
+        own_KH = own_KH + self.part("self_attn").o_proj(read_KH)
+        return own_KH + cast(Tensor, self.part("mlp")(self.part("post_attention_layernorm")(own_KH)))
 
 
 def _join(kind: torch.dtype, groups: list[list[nn.Linear]]) -> list[Weights]:

@@ -11,7 +11,7 @@ Shapes: T tokens, B rows, L longest row, H numbers a token, C outputs.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -20,17 +20,24 @@ from torch.utils.checkpoint import checkpoint
 from flatout.errors import UserError
 from flatout.models.contract import Lengths, Product
 from flatout.models.encoder.attention import Kernel, KernelChoice, choose_kernel
-from flatout.models.encoder.families import FLAT_FAMILIES, Family, classify_tokens
+from flatout.models.encoder.families import FLAT_FAMILIES, Family, classify_tokens, why_not_flat
 from flatout.models.encoder.layered import LayeredEncoder, encoder_products, keep_tied_once, require_same_weights
-from flatout.models.encoder.layers import FlatLayer, LayerGroup, Pass, PostNormLayer, PreNormLayer
+from flatout.models.encoder.layers import (
+    DisentangledLayer,
+    FlatLayer,
+    GroupedLayer,
+    LayerGroup,
+    Pass,
+    PostNormLayer,
+    PreNormLayer,
+)
 from flatout.models.encoder.rectangles import FlatRows
+from flatout.models.encoder.relative import Distances, measure_distances, reads_distances
 from flatout.models.lean import make_lean
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
 
-_POSITIONS_AFTER_PADDING = {"camembert", "roberta", "xlm-roberta"}
-"""Families that number a row's places from the padding id plus one."""
 _NUMBERED_PAIRS = {"albert", "bert", "electra", "deberta-v2", "deberta"}
 """Families that tell the texts of a pair apart by numbers beside the tokens; others do where they have a table."""
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
@@ -70,18 +77,23 @@ class Transformer(LayeredEncoder):
         self._waiting: list[list[str]] = []
         self._frozen_at_first = 0
         self._kernels: dict[tuple[str, torch.dtype, bool], Kernel] = {}
-        can_be_flat = self.family in FLAT_FAMILIES
+        why = why_not_flat(net.config)
+        can_be_flat = not why
         if compute is Compute.flat and not can_be_flat:
             allowed = ", ".join(FLAT_FAMILIES)
-            raise UserError("model.compute", f"{self.family} cannot run flat", allowed=allowed, hint="Set it to auto.")
+            raise UserError("model.compute", why, allowed=allowed, hint="Set it to auto.")
         self.is_flat = can_be_flat and compute is not Compute.padded
         self.layout = "flat" if self.is_flat else "padded"
         self.padding_id: int = net.config.pad_token_id or 0
-        self.first_position = self.padding_id + 1 if self.family in _POSITIONS_AFTER_PADDING else 0
+        places = getattr(getattr(net.base_model, "embeddings", None), "position_embeddings", None)
+        padding_place = getattr(places, "padding_idx", None)  # where a table has one, rows begin after it
+        self.first_position = 0 if padding_place is None else padding_place + 1
         is_typed = not can_be_flat and (getattr(net.config, "type_vocab_size", 0) or 0) > 1
         self._numbers_pairs = separator_id is not None and (self.family in _NUMBERED_PAIRS or is_typed)
-        self._reads_means = getattr(net.config, "classifier_pooling", "") == "mean"
-        self.is_narrow = self.is_flat and not self.answers_tokens and not self._reads_means
+        pooling = getattr(net.config, "classifier_pooling", "")
+        self.means_answers = pooling == "late" and not self.answers_tokens
+        """Whether the head answers to each token, and the means of these answers are the rows'."""
+        self.is_narrow = self.is_flat and not self.answers_tokens and pooling not in ("mean", "late")
         """Whether only first tokens are read after the last layer, so that only they are computed there."""
         if self.is_flat:
             _replace_layers(net, FLAT_FAMILIES[self.family])
@@ -101,7 +113,7 @@ class Transformer(LayeredEncoder):
         """Why batches are padded; empty where they are not."""
         if self.is_flat:
             return ""
-        return "asked for" if self.family in FLAT_FAMILIES else f"{self.family} has no flat attention"
+        return why_not_flat(self.described) or "asked for"
 
     @property
     def attention_dropout(self) -> float:
@@ -129,7 +141,10 @@ class Transformer(LayeredEncoder):
         """What computes attention on a device in this number format, with its reason."""
         size = self.described.hidden_size // self.described.num_attention_heads
         drops = is_training and self.attention_dropout > 0
-        return choose_kernel(device, dtype, size, has_windows=self.family == "modernbert", drops_scores=drops)
+        has_windows, has_distances = self.family == "modernbert", reads_distances(self.net.base_model)
+        return choose_kernel(
+            device, dtype, size, has_windows=has_windows, has_distances=has_distances, drops_scores=drops
+        )
 
     def _kernel(self, device: torch.device) -> Kernel:
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
@@ -139,15 +154,20 @@ class Transformer(LayeredEncoder):
         return self._kernels[key]
 
     def _flat(self, batch: FlatBatch) -> Tensor:
+        family = FLAT_FAMILIES[self.family]
         states_TH = self.run_layers(batch, first=self.stored_layers if batch.states is not None else 0)
-        if self.family == "modernbert":
-            states_TH = self.net.base_model.final_norm(states_TH)
+        if family.last_norm:
+            states_TH = self.net.base_model.get_submodule(family.last_norm)(states_TH)
         if self.is_tagging:
             return classify_tokens(self.net, states_TH)
         if self.predicts_words:
-            return FLAT_FAMILIES[self.family].predict(self.net, states_TH)
-        read_BH = states_TH if self.is_narrow else means_of_rows(states_TH, batch.offsets[1:] - batch.offsets[:-1])
-        return FLAT_FAMILIES[self.family].pool(self.net, read_BH)
+            return family.predict(self.net, states_TH)
+        if self.is_narrow:
+            return family.pool(self.net, states_TH)
+        lengths_B = batch.offsets[1:] - batch.offsets[:-1]
+        if self.means_answers:
+            return means_of_rows(family.pool(self.net, states_TH), lengths_B)
+        return family.pool(self.net, means_of_rows(states_TH, lengths_B))
 
     def run_layers(
         self, batch: FlatBatch, *, first: int = 0, stop: int | None = None, outputs: list[Tensor] | None = None
@@ -173,7 +193,7 @@ class Transformer(LayeredEncoder):
             return states_TH
         rows = FlatRows.of(batch.lengths, batch.offsets, self._kernel(states_TH.device))
         kept = starts_B if self.is_narrow else batch.places if self.predicts_words else None
-        shared = Pass(rows, self._rotary(states_TH, places_T), kept, self.is_narrow)
+        shared = Pass(rows, self._rotary(states_TH, places_T), kept, self.is_narrow, self._distances(rows))
         for number, layer in enumerate(layers[first:stop], first + 1):
             arguments = (states_TH, shared, number == len(layers))
             is_saving = self.recomputes and self.training
@@ -185,14 +205,18 @@ class Transformer(LayeredEncoder):
     def _embed(self, tokens_T: Tensor, places_T: Tensor, pairs_T: Tensor | None) -> Tensor:
         """The states of tokens before the first layer."""
         backbone = self.net.base_model
+        if self.family == "eurobert":
+            return cast(Tensor, backbone.embed_tokens(tokens_T))
         parts = backbone.embeddings
         if self.family == "modernbert":
-            embedded: Tensor = parts.drop(parts.norm(parts.tok_embeddings(tokens_T)))
-            return embedded
+            return cast(Tensor, parts.drop(parts.norm(parts.tok_embeddings(tokens_T))))
         states_TH = parts.word_embeddings(tokens_T)
         if (kinds := getattr(parts, "token_type_embeddings", None)) is not None:
             states_TH = states_TH + (kinds.weight[0] if pairs_T is None else kinds(pairs_T))
-        states_TH = states_TH + parts.position_embeddings(places_T + self.first_position)
+        if parts.position_embeddings is not None:
+            states_TH = states_TH + parts.position_embeddings(places_T + self.first_position)
+        if getattr(parts, "embed_proj", None) is not None:
+            states_TH = parts.embed_proj(states_TH)
         states_TH = parts.dropout(parts.LayerNorm(states_TH))
         for name in ("embeddings_project", "encoder.embedding_hidden_mapping_in"):  # tables narrower than the layers
             if _has(backbone, name):
@@ -204,10 +228,15 @@ class Transformer(LayeredEncoder):
         if (table := getattr(self.net.base_model, "rotary_emb", None)) is None:
             return {}
         found: dict[str, tuple[Tensor, Tensor]] = {}
-        for kind in dict.fromkeys(self.described.layer_types):
-            cos, sin = table(states_TH.unsqueeze(0), places_T.unsqueeze(0), kind)
+        for kind in dict.fromkeys(getattr(self.described, "layer_types", None) or [""]):
+            cos, sin = table(states_TH.unsqueeze(0), places_T.unsqueeze(0), *([kind] if kind else []))
             found[kind] = cos[0, :, None, None].float(), sin[0, :, None, None].float()
         return found
+
+    def _distances(self, rows: FlatRows) -> Distances | None:
+        """The distances of these rows, in families whose scores depend on them."""
+        backbone = self.net.base_model
+        return measure_distances(backbone.encoder, rows.groups().longest) if reads_distances(backbone) else None
 
     def _pair_numbers(self, tokens_T: Tensor, begins_T: Tensor) -> Tensor:
         """0 up to the first separator of a row, 1 after it."""
@@ -244,13 +273,16 @@ def _replace_layers(net: Any, family: Family) -> None:
     layers, config = net.base_model.get_submodule(family.layers), net.config
     activation = getattr(config, family.activation)
     for number, block in enumerate(layers):
-        if family.names is None:
+        if config.model_type == "eurobert":
+            layers[number] = GroupedLayer(block, config, activation)
+        elif family.names is None:
             layers[number] = PreNormLayer(block, config, activation)
         elif hasattr(block, "albert_layers"):
             inner = [PostNormLayer(each, config, family.names, activation) for each in block.albert_layers]
             layers[number] = LayerGroup(inner)
         else:
-            layers[number] = PostNormLayer(block, config, family.names, activation)
+            kind = DisentangledLayer if config.model_type == "deberta-v2" else PostNormLayer
+            layers[number] = kind(block, config, family.names, activation)
 
 
 def means_of_rows(states_TH: Tensor, lengths_B: Tensor) -> Tensor:

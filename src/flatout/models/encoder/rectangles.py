@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatout.models.encoder.attention import KERNELS, Bounds, Kernel, Scores
+from flatout.models.encoder.attention import KERNELS, Bounds, Kernel, RowGroup, RowGroups, Scores, one_group
 from flatout.models.lean import kept_places
 
 _LONG = 160
@@ -150,6 +150,7 @@ class FlatRows:
     bounds: Bounds
     kernel: Kernel
     _layout: Layout | None = None
+    _groups: RowGroups | None = None
 
     @classmethod
     def of(cls, lengths: Tensor, offsets: Tensor, kernel: Kernel) -> FlatRows:
@@ -164,8 +165,17 @@ class FlatRows:
             self._layout = lay_out_rows(self.lengths.numpy())
         return self._layout
 
+    def groups(self) -> RowGroups:
+        """The rows in groups of one length each; made once a batch, where scores depend on distances."""
+        if self._groups is None:
+            is_cpu = self.kernel is Kernel.rectangles
+            self._groups = _group_rows(self.layout()) if is_cpu else one_group(self.bounds, int(self.lengths.sum()))
+        return self._groups
+
     def attend(self, qkv_T3HD: Tensor, scores: Scores) -> Tensor:
         """`[T, H, D]`: each token reads the tokens of its row."""
+        if scores.relative is not None:
+            return scores.relative.attend(qkv_T3HD[:, 0], qkv_T3HD[:, 1:], self.groups(), is_first=False)
         if self.kernel is Kernel.rectangles:
             return attend_by_rectangles(qkv_T3HD, self.layout(), scores)
         query, key, value = qkv_T3HD.unbind(1)
@@ -174,10 +184,28 @@ class FlatRows:
     def attend_first(self, query_BHD: Tensor, kv_T2HD: Tensor, scores: Scores) -> Tensor:
         """`[B, H, D]`: the first token of each row reads all tokens of its row; without windows."""
         assert scores.window is None
+        if scores.relative is not None:
+            return scores.relative.attend(query_BHD, kv_T2HD, self.groups(), is_first=True)
         if self.kernel is Kernel.rectangles:
             return attend_first_by_rectangles(query_BHD, kv_T2HD, self.layout(), scores)
         key, value = kv_T2HD.unbind(1)
         return KERNELS[self.kernel](query_BHD, key, value, self.bounds, scores, is_first=True)
+
+
+def _group_rows(layout: Layout) -> RowGroups:
+    """Rectangles, as scores by distance read them."""
+    tokens, places = torch.from_numpy(layout.tokens), torch.from_numpy(layout.places)
+    groups = [
+        RowGroup(
+            part.rows,
+            part.length,
+            part.first_row,
+            tokens[part.first : part.first + part.places],
+            None if part.bias is None else part.bias.squeeze(1),
+        )
+        for part in layout.rectangles
+    ]
+    return RowGroups(groups, places, max(part.length for part in layout.rectangles))
 
 
 def attend_by_rectangles(qkv_T3HD: Tensor, rows: Layout, scores: Scores) -> Tensor:

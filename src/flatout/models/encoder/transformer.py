@@ -27,6 +27,17 @@ ALL = "all"
 _SIZES = {
     "distilbert": {"hidden": "dim", "layers": "n_layers", "heads": "n_heads", "intermediate": "hidden_dim"},
 }
+_OF_RANDOM_WEIGHTS: dict[str, dict[str, Any]] = {
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": 256,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "position_biased_input": False,
+    }
+}
+"""What makes a family what its name stands for, where its configuration leaves it out."""
 _DROPOUTS = {
     "dropout": ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout"),
     "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout"),
@@ -204,13 +215,14 @@ class TransformerConfig:
         sizes = {"hidden": self.hidden, "layers": self.layers, "heads": self.heads}
         sizes["intermediate"] = self.intermediate or 4 * self.hidden
         extra = {"embedding_size": self.hidden} if self.family in ("electra", "albert") else {}
+        extra |= _OF_RANDOM_WEIGHTS.get(self.family, {})
         return _config_class(self.family)(**{names[name]: size for name, size in sizes.items()}, **extra)
 
     def _set(self, described: Any, outputs: Outputs, vocabulary_size: int, padding_id: int) -> None:
         for key, names in _DROPOUTS.items():
             share = getattr(self, key)
             taken = [name for name in names if share is not None and hasattr(described, name)]
-            is_taken = share is None or bool(taken) or key == "head_dropout"  # of which the head's own modules are told
+            is_taken = not share or bool(taken) or key == "head_dropout"  # of which the head's own modules are told
             require(is_taken, f"model.{key}", f"{described.model_type} has no such share", hint="Leave it out.")
             for name in taken:
                 setattr(described, name, share)
@@ -325,7 +337,7 @@ def _config_class(family: str) -> Any:
     from transformers import CONFIG_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
     if family not in CONFIG_MAPPING or CONFIG_MAPPING[family] not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        hint = did_you_mean(family, [*FLAT_FAMILIES, "deberta-v2", "mpnet"])
+        hint = did_you_mean(family, FLAT_FAMILIES)
         allowed = f"{', '.join(FLAT_FAMILIES)}, or another of transformers that classifies"
         raise UserError("model.family", f"no encoder {family!r}", allowed=allowed, hint=hint)
     return CONFIG_MAPPING[family]
