@@ -222,6 +222,22 @@ def test_places_of_the_roberta_kind_begin_after_the_padding_id(family: str) -> N
     assert seen[0].tolist() == [2, 3, 2, 3, 4]
 
 
+def test_mpnet_counts_no_place_for_the_token_that_pads_its_own_tables() -> None:
+    """Whatever the padding of the vocabulary is: `[UNK]` has that number in the pieces of random weights."""
+    config = TransformerConfig(family="mpnet", hidden=32, layers=1, heads=4)
+    model = config.build(Outputs(["a", "b"], "single"), vocabulary_size=60, padding_id=0, separator_id=None).eval()
+    rows = [[2, 1, 7], [2, 7, 1, 8, 9]]
+    found, net = model(flat_batch(rows)), model.net
+    padded = replace(config, compute=Compute.padded).build(
+        Outputs(["a", "b"], "single"), vocabulary_size=60, padding_id=0, separator_id=None
+    )
+    padded.load_state_dict(model.state_dict())
+    assert net.base_model.embeddings.position_embeddings.padding_idx == 1
+    for row, logits in zip(rows, found, strict=True):
+        alone = padded.eval().net(input_ids=torch.tensor([row])).logits[0]
+        torch.testing.assert_close(logits, alone, rtol=1e-5, atol=1e-5)
+
+
 def test_means_of_tokens_equal_the_padded_reference_where_a_head_takes_means() -> None:
     batch = batch_of([2, 5, 5, 18])
     settings = {"classifier_pooling": "mean"}

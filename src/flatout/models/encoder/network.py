@@ -186,7 +186,7 @@ class Transformer(LayeredEncoder):
             states_TH = batch.states.float()
         else:
             pairs_T = self._pair_numbers(batch.tokens, begins_T) if self._numbers_pairs else None
-            states_TH = self._embed(batch.tokens, places_T, pairs_T)
+            states_TH = self._embed(batch.tokens, self._numbers(batch.tokens, begins_T, places_T), pairs_T)
         if outputs is not None:
             outputs.append(states_TH)
         if first == stop:
@@ -214,7 +214,7 @@ class Transformer(LayeredEncoder):
         if (kinds := getattr(parts, "token_type_embeddings", None)) is not None:
             states_TH = states_TH + (kinds.weight[0] if pairs_T is None else kinds(pairs_T))
         if parts.position_embeddings is not None:
-            states_TH = states_TH + parts.position_embeddings(places_T + self.first_position)
+            states_TH = states_TH + parts.position_embeddings(places_T)
         if getattr(parts, "embed_proj", None) is not None:
             states_TH = parts.embed_proj(states_TH)
         states_TH = parts.dropout(parts.LayerNorm(states_TH))
@@ -222,6 +222,15 @@ class Transformer(LayeredEncoder):
             if _has(backbone, name):
                 states_TH = backbone.get_submodule(name)(states_TH)
         return states_TH
+
+    def _numbers(self, tokens_T: Tensor, begins_T: Tensor, places_T: Tensor) -> Tensor:
+        """Numbers of places in the table of positions; where it has one of padding, they come after it."""
+        if not self.first_position:
+            return places_T
+        padding = self.first_position - 1
+        is_counted_T = tokens_T.ne(padding).long()
+        counted_T = is_counted_T.cumsum(0)
+        return (counted_T - counted_T[begins_T] + is_counted_T[begins_T]) * is_counted_T + padding
 
     def _rotary(self, states_TH: Tensor, places_T: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Rotary positions of the queries and keys of each kind of layer, `[T, 1, 1, D]`; empty for most families."""
