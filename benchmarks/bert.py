@@ -14,7 +14,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -397,7 +396,7 @@ class BertBench:
         frozen = {name for name, weight in net.named_parameters() if not weight.requires_grad}
         for name, weight in usual.named_parameters():
             weight.requires_grad_(name not in frozen)
-        with suppress(ValueError):  # DeBERTa has its own attention, and no other
+        if usual._can_set_attn_implementation():  # DeBERTa has its own attention, and no other
             usual.set_attn_implementation("sdpa")
         given = {"learning_rate": _LR, "use_cpu": self.device.type == "cpu"} | settings
         with quiet():

@@ -26,6 +26,7 @@ from flatout import (
 from flatout.bits import BitData, GramDecoder
 from flatout.bits.task import GramsConfig
 from flatout.data import SequenceData, TagData, TextData
+from flatout.models.encoder.windows import Windows
 from flatout.models.window_mlp import WindowMLPConfig
 from flatout.tasks import Classifier, MaskedLanguageModel, SequenceLabeller, SequenceRegressor, Tagger
 
@@ -60,6 +61,12 @@ def _text(times: int, model: Any) -> Parts:
 def _encoder(times: int, optim: OptimConfig = OPTIM, **settings: Any) -> Parts:
     data = TextData(sample=replace(HEADLINES, rows=64 * times), max_length=24, **PIECES)
     return data, Classifier(TransformerConfig(**SMALL, **settings), optim=optim)
+
+
+def _windows(times: int, how: str) -> Parts:
+    cut: dict[str, Any] = {"long": "windows", "window": 8, "overlap": 2, "max_length": 24}
+    data = TextData(sample=replace(HEADLINES, rows=64 * times), **cut, **PIECES)
+    return data, Classifier(TransformerConfig(**SMALL, windows=Windows(how)), optim=OPTIM)
 
 
 def _cells(times: int, model: Any, **settings: Any) -> Parts:
@@ -111,6 +118,8 @@ CASES: dict[str, Case] = {
     "deberta": Case(lambda times: _encoder(times, family="deberta-v2", gradient_checkpointing=True)),
     "mpnet": Case(lambda times: _encoder(times, family="mpnet"), "fp32"),
     "eurobert": Case(lambda times: _encoder(times, family="eurobert"), calls=(FLASH,)),
+    "means of windows": Case(lambda times: _windows(times, "mean"), calls=(FLASH,)),
+    "largest of windows": Case(lambda times: _windows(times, "max"), calls=(FLASH,)),
     "padded rows": Case(lambda times: _encoder(times, compute="padded")),
     "tags": Case(_tags, calls=(FLASH,)),
     "masked words": Case(_words, calls=(FLASH,)),

@@ -52,7 +52,7 @@ def look(config: RunConfig, overrides: Sequence[str]) -> None:
     with unwritten_run() as folder:
         data = open_data(config, ranks, folder)
         network = build_module(config, data, folder).model
-    is_flat = isinstance(network, Transformer) and network.is_flat
+    is_flat = isinstance(network, Transformer) and network.is_flat and not network.window
     require(is_flat, "model", "has no flat layers to look at", hint="Name an encoder with model.pretrained=FOLDER.")
     device = ranks.device(str(config.trainer.get("accelerator", "auto")))
     splits = [data.store.splits[name] for name in ("train", "validation")]

@@ -28,7 +28,7 @@ from flatout.data.tables.table import require_columns
 from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import TextPreparation, open_source, open_tables
 from flatout.data.text_source import TagSource, TextBlock
-from flatout.data.tokens.subwords import Encoder, Subwords
+from flatout.data.tokens.subwords import Encoder, Subwords, encode_texts
 from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyConfig, VocabularyKind
 from flatout.errors import UserError, require
 from flatout.run_log import RunLog
@@ -74,6 +74,7 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
             labels=labels,
             escapes=self.config.clean.escapes,
             label_delimiter=self.config.label_delimiter,
+            long_texts=self.config.long_texts,
         )
 
     def predict_dataloader(self) -> Feed:
@@ -86,7 +87,7 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
         read = partial(read_texts, roles=info.roles, findings=Findings(table.name), escapes=info.escapes)
         blocks = [read(block, rows=rows)[0] for rows, block in table.numbered(list(info.roles.texts))]
         texts = pc.fill_null(pa.chunked_array(blocks, pa.large_string()).combine_chunks(), "")
-        encoded = info.vocabulary.encode(texts, max_length=info.max_length)
+        encoded = encode_texts(info.vocabulary, texts, info.max_length, info.long_texts)
         starts = np.append(0, np.cumsum(encoded.lengths, dtype=np.int64))
         split = StoreSplit("predict", len(texts), {"tokens": Ragged(encoded.tokens, starts, encoded.lengths)})
         place = self._current_placement()

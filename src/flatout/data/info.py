@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flatout.data.problem import Problem
+from flatout.data.tokens.long_texts import CUT, LongTexts
 
 if TYPE_CHECKING:
     from flatout.data.checks.cleaning import Escapes
@@ -97,6 +98,8 @@ class TokenInfo(DataInfo):
     """The columns of the source that hold texts and labels."""
     max_length: int
     """Longest row in tokens."""
+    long_texts: LongTexts = CUT
+    """How texts longer than that, or than a window, become rows."""
 
     @property
     def classes(self) -> list[str]:

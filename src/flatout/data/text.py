@@ -13,6 +13,7 @@ from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.samples.tweets import TaggedTweetsConfig, TaggedTweetsTable, TweetsConfig, TweetsTable
 from flatout.data.tables.splits import SPLITS, SplitBy
 from flatout.data.tables.table import Table
+from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.errors import require, setting
 
@@ -120,6 +121,24 @@ class TextDataConfig(FeedingConfig):
         example="data=tweets data.sample.rows=5000",
     )
     max_length: int = setting(128, "Longest row in tokens; what is longer is cut, and counted.", least=1)
+    long: Long = setting(
+        Long.cut,
+        "What an encoder reads of a long text: its first `max_length` tokens, its first quarter of them and the rest "
+        "from its end (head_tail), or all of them in windows whose answers are joined.",
+        example="model=transformer data.long=head_tail",
+    )
+    window: int = setting(
+        128,
+        "Tokens of a window for data.long=windows, special ones included; data.max_length is then the longest text.",
+        least=1,
+        example="model=transformer data.long=windows data.window=128 data.max_length=1024",
+    )
+    overlap: int = setting(
+        16,
+        "Tokens that a window shares with the one before it.",
+        least=0,
+        example="model=transformer data.long=windows data.overlap=32 data.max_length=1024",
+    )
     vocabulary: VocabularyConfig = setting(VocabularyConfig, "How texts become numbers in models trained from scratch.")
     tokenizer: str | None = setting(
         None,
@@ -141,6 +160,7 @@ class TextDataConfig(FeedingConfig):
             not self.pair or num_texts == 2, "data.pair", f"{num_texts} columns", allowed="data.text=[FIRST,SECOND]"
         )
         self._require_fitting_split()
+        self._require_fitting_windows()
         both = self.source is not None and self.train is not None
         require(not both, "data.train", "is set beside data.source", hint="Set one of the two.")
         given = {name: getattr(self, name) for name in ("source", *SPLITS)}
@@ -150,6 +170,11 @@ class TextDataConfig(FeedingConfig):
     def is_sample(self) -> bool:
         """Whether no rows are given, so that the built-in sample is used."""
         return self.train is None and self.source is None
+
+    @property
+    def long_texts(self) -> LongTexts:
+        """How long texts become rows."""
+        return LongTexts(self.long, self.window, self.overlap) if self.long is Long.windows else LongTexts(self.long)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -169,6 +194,19 @@ class TextDataConfig(FeedingConfig):
         fits = self.train is not None or self.source is not None or is_tagged == (kind is TaggedTweetsConfig)
         hint = "Set data=tagged_tweets." if is_tagged else "Set data=headlines or data=tweets."
         require(fits, "data.problem", f"{self.problem} does not fit the built-in sample", hint=hint)
+
+    def _require_fitting_windows(self) -> None:
+        if self.long is Long.cut:
+            return
+        where, hint = "data.long", "Set data.long=cut."
+        what = f"{self.long} with data.problem={self.problem}"
+        require(self.problem in (Problem.single, Problem.multi, Problem.regression), where, what, hint=hint)
+        require(not self.pair, where, f"{self.long} with pairs, of which the longer text is cut first", hint=hint)
+        if self.long is Long.windows:
+            allowed = f"below data.window={self.window}"
+            require(self.overlap < self.window, "data.overlap", f"{self.overlap}", allowed=allowed)
+            what = f"{self.max_length} tokens are one window of data.window={self.window}"
+            require(self.max_length > self.window, "data.max_length", what, hint="Set it to the longest text.")
 
     def _require_fitting_split(self) -> None:
         is_grouped = self.split_by is SplitBy.group

@@ -28,9 +28,10 @@ from flatout.data.tables.splits import SPLITS, SplitBy
 from flatout.data.tables.table import Table, require_columns
 from flatout.data.text import SAMPLES, TextDataConfig
 from flatout.data.text_source import TOPIC, TextBlock, TextSource
-from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, read_encoder, train_encoder
-from flatout.data.tokens.vocabulary import EncodedBlock
-from flatout.errors import UserError
+from flatout.data.tokens.long_texts import Long
+from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts, read_encoder, train_encoder
+from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyKind
+from flatout.errors import UserError, require
 
 
 def open_tables(config: TextDataConfig) -> dict[str, Table]:
@@ -63,6 +64,11 @@ class TextPreparation:
         self.config, self.source = source.config, source
         self.given = self._load_given()
         """The tokenizer that is not made here."""
+        is_encoder = self.given is not None or self.config.vocabulary.kind is VocabularyKind.wordpiece
+        what = f"{self.config.long} is for encoders"
+        require(is_encoder or self.config.long is Long.cut, "data.long", what, hint="Set model=transformer.")
+        if self.given is not None:
+            self._require_room(self.given)
 
     def _load_given(self) -> Subwords | None:
         if self.config.tokenizer is None:
@@ -71,6 +77,17 @@ class TextPreparation:
         if self.config.problem is Problem.none:
             found.require_mask(self.config.tokenizer)
         return found
+
+    def _require_room(self, encoder: Encoder) -> None:
+        """Refuse windows, or both ends of a text, that have no room beside special tokens."""
+        config, special = self.config, encoder.frame.size if isinstance(encoder, Subwords) else 0
+        if config.long is Long.windows:
+            what = f"{config.window} tokens, {special} of them special and {config.overlap} shared"
+            fits = config.window - special > config.overlap
+            require(fits, "data.window", what, allowed=f"more than {special + config.overlap}")
+        elif config.long is Long.head_tail:
+            fits, what = config.max_length - special > 1, f"{config.max_length} tokens, {special} of them special"
+            require(fits, "data.max_length", what, allowed=f"more than {special + 1}")
 
     def open(self) -> tuple[Store, CacheReport, Encoder]:
         """The store, built where it is missing, how it was opened, and its vocabulary."""
@@ -91,6 +108,7 @@ class TextPreparation:
             "clean": asdict(config.clean),
             "vocabulary": asdict(config.vocabulary) if self.given is None else self.given.fingerprint(),
             "max_length": config.max_length,
+            **({} if config.long is Long.cut else {"long": asdict(config.long_texts)}),
             "schema": SCHEMA,
         }
 
@@ -144,7 +162,9 @@ class TextPreparation:
                 yield block.texts
 
         if self.given is None:
-            return train_encoder(training_texts(), self.config.vocabulary)
+            found = train_encoder(training_texts(), self.config.vocabulary)
+            self._require_room(found)
+            return found
         if self.config.problem is Problem.regression:
             for _ in training_texts():
                 pass  # the numbers are counted on the way
@@ -167,6 +187,7 @@ class TextPreparation:
             encoded, targets = self._encoded(split, block, surveyed, vocabulary)
             given = {} if self.config.problem is Problem.none else {"targets": targets}
             writers[split].append(tokens=(encoded.tokens, encoded.lengths), rows=block.rows, **given)
+            totals[split].windows += self.config.long_texts.windows_of(encoded.lengths)
             totals[split].add(encoded, is_clean=_is_clean(block) if self.config.is_sample else None)
         return totals
 
@@ -175,7 +196,7 @@ class TextPreparation:
     ) -> tuple[EncodedBlock, Any]:
         """Ids and targets of some rows."""
         return (
-            vocabulary.encode(block.texts, max_length=self.config.max_length),
+            encode_texts(vocabulary, block.texts, self.config.max_length, self.config.long_texts),
             surveyed.census.targets(block.labels),
         )
 
@@ -183,7 +204,14 @@ class TextPreparation:
         counts = ", ".join(f"{split} {total.rows:,}" for split, total in totals.items())
         made = [split for split in totals if split not in self.source.tables]
         how = f" ({' and '.join(made)} taken from the training rows {_TAKEN[self.config.split_by]})" if made else ""
-        return [f"rows: {counts}{how}"]
+        return [f"rows: {counts}{how}", *self._window_lines(totals)]
+
+    def _window_lines(self, totals: dict[str, _Totals]) -> list[str]:
+        long = self.config.long_texts
+        if not long.window:
+            return []
+        counts = ", ".join(f"{split} {total.windows:,}" for split, total in totals.items())
+        return [f"windows: {counts}, of {long.window} tokens, {long.overlap} shared by neighbours"]
 
     def _remarks(self, surveyed: TextSurvey, totals: dict[str, _Totals]) -> list[Remark]:
         return [
@@ -221,6 +249,7 @@ class _Totals:
     unknown: int = 0
     truncated_rows: int = 0
     truncated_tokens: int = 0
+    windows: int = 0
     lengths: Lengths = field(default_factory=Lengths)
     """Lengths before anything is cut."""
     clean: int | None = None

@@ -54,6 +54,9 @@ def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: b
         lines = [
             f"open it with {auto_class(predictor).__name__}.from_pretrained({str(name)!r}), and with AutoTokenizer"
         ]
+        if window := predictor.model.window:
+            joined = predictor.model.joins.value
+            lines += [f"it answers one window of {window} tokens; a text has the {joined} of its windows' logits"]
         lines += [f"largest difference from the run's own logits: {found:.1e} {checked}"]
         if onnx:
             apart = export_onnx(predictor, folder)
@@ -119,7 +122,7 @@ def made_up_rows(predictor: Any) -> list[list[int]]:
     apart = {*frame.opening, *frame.closing, *frame.parting, frame.padding, predictor.model.padding_id}
     size = min(predictor.vocabulary.size, predictor.model.described.vocab_size)
     ids = [number for number in range(size) if number not in apart]
-    longest = min(_LONGEST, predictor.model.longest_row()) - frame.size
+    longest = min(_LONGEST, predictor.model.longest_row(), predictor.model.window or _LONGEST) - frame.size
     random = torch.Generator().manual_seed(0)
     rows = []
     for length in torch.linspace(1, max(1, longest), _ROWS).long().tolist():
@@ -180,7 +183,7 @@ def _save_tokenizer(predictor: Any, folder: Path) -> None:
     predictor.vocabulary.save(folder)
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
-    longest = predictor.model.longest_row()
+    longest = predictor.model.window or predictor.model.longest_row()
     settings["model_max_length"] = min(longest, getattr(predictor, "max_length", longest))
     settings["model_input_names"] = _input_names(predictor.model)
     path.write_text(json.dumps(settings, ensure_ascii=False, indent=2), encoding="utf-8")

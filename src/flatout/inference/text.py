@@ -27,7 +27,8 @@ from flatout.data.problem import Problem
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, require_columns
-from flatout.data.tokens.subwords import PAIR, Encoder, Subwords
+from flatout.data.tokens.long_texts import CUT, LongTexts
+from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError, require
 from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
@@ -64,6 +65,7 @@ class Predictor(RunPredictor):
     """Columns of the texts and the labels in the tables it was trained on."""
     escapes: Escapes = Escapes.keep
     label_delimiter: str | None = None
+    long_texts: LongTexts = CUT
     temperature: float = 1.0
     """What logits are divided by, so that probabilities are as often right as they say."""
     thresholds: list[float] = field(default_factory=list)
@@ -83,6 +85,7 @@ class Predictor(RunPredictor):
             roles=info.roles,
             escapes=info.escapes,
             label_delimiter=info.label_delimiter,
+            long_texts=info.long_texts,
             temperature=task.temperature,
             thresholds=task.thresholds,
         )
@@ -91,8 +94,10 @@ class Predictor(RunPredictor):
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> Predictor:
         vocabulary, classes, roles = folder.vocabulary(), folder.labels(), folder.roles()
         labels, data = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"]), settings["data"]
+        long_texts = LongTexts(**data.get("long_texts", {}))  # runs before had none
         if folder.has_encoder:
-            model: nn.Module = folder.encoder(Outputs(classes, settings["problem"]), roles)[0]
+            encoder, _ = folder.encoder(Outputs(classes, settings["problem"]), roles)
+            encoder.window, model = long_texts.window, cast(nn.Module, encoder)
         else:
             model = folder.network(num_outputs=len(classes), vocabulary_size=vocabulary.size)
         return cls(
@@ -103,6 +108,7 @@ class Predictor(RunPredictor):
             roles=roles,
             escapes=Escapes(data["escapes"]),
             label_delimiter=data["label_delimiter"],
+            long_texts=long_texts,
             temperature=settings.get("temperature", 1.0),
             thresholds=settings.get("thresholds", []),
         )
@@ -118,6 +124,7 @@ class Predictor(RunPredictor):
                 "columns": asdict(self.roles),
                 "escapes": self.escapes.value,
                 "label_delimiter": self.label_delimiter,
+                "long_texts": asdict(self.long_texts),
             },
         }
         ModelFolder(folder).write(self.model, model_config, self.labels.classes, settings, self.vocabulary)
@@ -134,7 +141,7 @@ class Predictor(RunPredictor):
         if self.escapes is Escapes.decode:
             texts = decode_escapes(texts)[0]
         found = torch.empty(len(texts), self.labels.num_outputs)
-        encoded = self.vocabulary.encode(texts, max_length=self.max_length)
+        encoded = encode_texts(self.vocabulary, texts, self.max_length, self.long_texts)
         with answering(self.precision, self.device):
             for batch in self.batches((encoded.tokens, encoded.lengths), len(texts), rows_per_batch):
                 found[batch.rows] = self.model(batch).float().cpu()

@@ -106,7 +106,7 @@ def _build(config: RunConfig, build: Build, cut: int, device: torch.device) -> P
     """What a run with this cut would train."""
     parts = build(replace(config, model=replace(config.model, freeze_layers=cut)), Ranks(), device)
     network = parts.task.model
-    is_flat = isinstance(network, Transformer) and network.is_flat and not network.predicts_words
+    is_flat = isinstance(network, Transformer) and network.is_flat and not network.predicts_words and not network.window
     require(is_flat, "tune", "cut reads flat layers of an encoder that classifies", hint=f"Set {CUT}=N.")
     parts.task.to(device)
     return parts

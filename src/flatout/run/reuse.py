@@ -84,6 +84,8 @@ def _why_not(config: RunConfig, network: Transformer, layers: int) -> tuple[str,
     dropped = next((name for name in ("dropout", "attention_dropout") if getattr(model, name)), None)
     if not network.is_flat:
         return f"{network.why_padded}, and only flat layers are stored", "Leave it out."
+    if network.window:
+        return "rows are read in windows, whose outputs are not stored", "Leave it out."
     if network.predicts_words:
         return "the texts change: other words are masked in each epoch", "Leave it out."
     if not layers:

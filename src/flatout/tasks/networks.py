@@ -18,6 +18,7 @@ def build_text_network(config: Any, info: Any, outputs: Outputs) -> nn.Module:
     """The network that reads the data's vocabulary and answers `outputs`."""
     if isinstance(config, TransformerConfig):
         return _build_encoder(config, info, outputs)
+    require(not info.long_texts.window, "data.long", "windows are for encoders", hint="Set model=transformer.")
     words = info.vocabulary.words() if getattr(config, "vectors", None) else None
     network: nn.Module = config.build(
         num_outputs=len(outputs.names), vocabulary_size=info.vocabulary.size, vocabulary=words
@@ -33,9 +34,10 @@ def _build_encoder(config: TransformerConfig, info: Any, outputs: Outputs) -> Tr
         padding_id=encoder.frame.padding,
         separator_id=pair_separator(encoder, info.roles),
     )
-    longest = model.longest_row()
-    allowed = f"at most {longest} for {model.family}"
-    require(info.max_length <= longest, "data.max_length", f"{info.max_length}", allowed=allowed)
+    model.window = info.long_texts.window
+    longest, read = model.longest_row(), model.window or info.max_length
+    where = "data.window" if model.window else "data.max_length"
+    require(read <= longest, where, f"{read}", allowed=f"at most {longest} for {model.family}")
     table = model.net.get_input_embeddings().weight
     if encoder.size > len(table):
         what = f"{encoder.size:,} entries, but the encoder knows {len(table):,}"

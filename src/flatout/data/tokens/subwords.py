@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from flatout.data.tables.roles import Roles
+from flatout.data.tokens.long_texts import CUT, LongTexts, pieces_of
 from flatout.data.tokens.run_model import RunModel, model_of_run
 from flatout.data.tokens.vocabulary import EncodedBlock, Vocabulary, VocabularyConfig, VocabularyKind
 from flatout.errors import UserError, require
@@ -178,12 +179,14 @@ class Subwords:
         for name, text in self.files.items():
             (folder / name).write_text(text, encoding="utf-8")
 
-    def encode(self, texts: pa.Array, *, max_length: int) -> EncodedBlock:
-        """Ids of each text or pair, framed, cut at `max_length`."""
+    def encode(self, texts: pa.Array, *, max_length: int, long: LongTexts = CUT) -> EncodedBlock:
+        """Ids of each text or pair, framed; `max_length` of a text are kept, and what windows share counts once."""
         firsts, seconds = _parted(texts)
         tokens, lengths = self._runs(firsts)
-        if seconds is None:
+        if seconds is None and long.kind is CUT.kind:
             return self._framed(tokens, lengths, max_length)
+        if seconds is None:
+            return self._framed_pieces(tokens, lengths, max_length, long)
         more, more_lengths = self._runs(seconds)
         return self._framed_pairs((tokens, lengths), (more, more_lengths), max_length)
 
@@ -232,6 +235,20 @@ class Subwords:
         whole = _put_together([opening, (tokens, lengths, cut), closing], len(lengths))
         return self._block(whole, cut + frame.size, lengths + frame.size, marks)
 
+    def _framed_pieces(
+        self, tokens: NDArray[np.int32], lengths: NDArray[np.int64], max_length: int, long: LongTexts
+    ) -> EncodedBlock:
+        """Each window in a frame, or the first and the last tokens in one."""
+        frame = self.frame
+        kept = np.minimum(lengths, max(1, max_length - frame.size))
+        starts, sizes, text = long.pick(lengths, kept, frame.size)
+        tokens = pieces_of(tokens, lengths, starts, sizes, text)
+        framed = sizes if long.window else kept
+        whole = _put_together([frame.opening, (tokens, framed, framed), frame.closing], len(framed))
+        rows = np.bincount(text, sizes + frame.size, len(lengths)) if long.window else kept + frame.size
+        block = self._block(whole, kept + frame.size, lengths + frame.size, False)
+        return replace(block, lengths=rows.astype(np.int32))
+
     def _framed_pairs(
         self,
         first: tuple[NDArray[np.int32], NDArray[np.int64]],
@@ -268,6 +285,13 @@ def train_encoder(blocks: Iterable[pa.Array], config: VocabularyConfig) -> Encod
     """A vocabulary of the kind asked for, made from the training texts."""
     kind = Subwords if config.kind is VocabularyKind.wordpiece else Vocabulary
     return kind.train(blocks, config)
+
+
+def encode_texts(encoder: Encoder, texts: pa.Array, max_length: int, long: LongTexts) -> EncodedBlock:
+    """Ids of texts; only encoders read long ones otherwise than cut."""
+    if isinstance(encoder, Subwords):
+        return encoder.encode(texts, max_length=max_length, long=long)
+    return encoder.encode(texts, max_length=max_length)
 
 
 def read_encoder(text: str) -> Encoder:

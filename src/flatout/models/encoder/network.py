@@ -33,6 +33,7 @@ from flatout.models.encoder.layers import (
 )
 from flatout.models.encoder.rectangles import FlatRows
 from flatout.models.encoder.relative import Distances, measure_distances, reads_distances
+from flatout.models.encoder.windows import Windows, answer_texts, cut_windows, window_lengths
 from flatout.models.lean import make_lean
 
 if TYPE_CHECKING:
@@ -74,6 +75,10 @@ class Transformer(LayeredEncoder):
         self.unfreeze_epochs = 0.0
         self.recomputes = False
         """Whether flat layers compute their activations again in the backward pass, to save memory."""
+        self.window = 0
+        """Tokens of the windows that a row holds; 0: it is read at once."""
+        self.joins = Windows.mean
+        """What of their answers is the row's."""
         self._waiting: list[list[str]] = []
         self._frozen_at_first = 0
         self._kernels: dict[tuple[str, torch.dtype, bool], Kernel] = {}
@@ -127,11 +132,22 @@ class Transformer(LayeredEncoder):
 
     def forward(self, batch: FlatBatch) -> Tensor:
         """`[B, C]`; `[T, C]` for tags; `[K, V]` for words at the batch's places, `[T, V]` where it has none."""
-        return self._flat(batch) if self.is_flat else self._padded(batch)
+        read = self._flat if self.is_flat else self._padded
+        if not self.window:
+            return read(batch)
+        windows, text_W = cut_windows(batch, self.window)
+        return answer_texts(read(windows), text_W, batch.num_rows, self.joins)
 
     def products(self, lengths: Lengths) -> list[Product]:
         """The products of a forward pass; empty for families that are not counted."""
-        return encoder_products(self, lengths)
+        return encoder_products(self, window_lengths(lengths, self.window)[0] if self.window else lengths)
+
+    def computed_tokens(self, batch: FlatBatch) -> int:
+        """Tokens computed for a batch, padding included."""
+        if self.is_flat or not self.window:
+            return super().computed_tokens(batch)
+        lengths, _ = window_lengths(batch.lengths.numpy(), self.window)
+        return int(lengths.max()) * len(lengths)
 
     def flat_layers(self) -> list[FlatLayer]:
         """The layers of ours; none where batches are padded."""

@@ -13,7 +13,7 @@ ask; W distances.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,6 @@ from torch.nn import functional
 
 from flatout.models.encoder.attention import RowGroup, RowGroups
 from flatout.models.lean import draw_words, drop_by_words
-
-
-class Relative(Protocol):
-    """What distances add to scores."""
-
-    def add_to(self, scores_HNQL: Tensor, query_HPD: Tensor, key_HPD: Tensor) -> None:
-        """Add it in place; queries are scaled already, keys are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +57,7 @@ class Disentangled:
     """What keys meet, scaled."""
 
     def add_to(self, scores_HNQL: Tensor, query_HPD: Tensor, key_HPD: Tensor) -> None:
-        """Distances stand so that each place reads its own from the next one on."""
+        """Add it in place: distances stand so that each place reads its own from the next one on."""
         asked, length = scores_HNQL.shape[2:]
         if self.key_RHD is not None:
             rows = self.distances.between(-length, asked - 1).flip(0)
@@ -81,7 +74,7 @@ class DistanceBias:
     distances: Distances
 
     def add_to(self, scores_HNQL: Tensor, query_HPD: Tensor, key_HPD: Tensor) -> None:
-        """The same for all rows and layers."""
+        """Add it in place, the same for all rows and layers."""
         asked, length = scores_HNQL.shape[2:]
         place = torch.arange(length, device=scores_HNQL.device)
         apart = place[:asked, None] - place + self.distances.longest
@@ -93,7 +86,7 @@ class DistanceBias:
 class RelativeScores:
     """How scores that depend on distances become shares."""
 
-    relative: Relative
+    relative: Disentangled | DistanceBias
     scale: float
     dropout: float
 

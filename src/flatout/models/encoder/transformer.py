@@ -19,6 +19,7 @@ from flatout.errors import UserError, check_settings, did_you_mean, require, set
 from flatout.models.encoder.families import FLAT_FAMILIES
 from flatout.models.encoder.lora import LoraConfig, add_lora
 from flatout.models.encoder.network import Compute, Transformer
+from flatout.models.encoder.windows import Windows
 
 __all__ = ["FLAT_FAMILIES", "Compute", "Outputs", "Transformer", "TransformerConfig"]
 
@@ -122,6 +123,11 @@ class TransformerConfig:
         least=0,
         example="model.freeze_layers=2 model.unfreeze_epochs=1",
     )
+    windows: Windows = setting(
+        Windows.mean,
+        "The answer to a text in windows (data.long=windows): the mean of their logits, or the largest of each class.",
+        example="data.long=windows data.max_length=1024 model.windows=max",
+    )
     gradient_checkpointing: bool = setting(
         False, "Whether activations are computed again in the backward pass: less memory, about a third more time."
     )
@@ -161,6 +167,7 @@ class TransformerConfig:
             self._require_words(described)
         self._set(described, outputs, vocabulary_size, padding_id)
         model = outputs.wrap(self._weighted(described, outputs), self.compute, separator_id)
+        model.joins = self.windows
         if self.head_dropout is not None:
             model.drop_before_output(self.head_dropout)
         if self.lora.rank:
@@ -180,6 +187,7 @@ class TransformerConfig:
         _require_no_code(kept, "encoder.json")
         config = _config_class(kept.pop("model_type"))(**kept)
         model = outputs.wrap(outputs.auto_class.from_config(config), self.compute, separator_id)
+        model.joins = self.windows
         if self.lora.rank:
             add_lora(model.net, self.lora)
         return model

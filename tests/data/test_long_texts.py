@@ -1,0 +1,110 @@
+"""Texts longer than an encoder reads at once: which tokens become rows, and what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.data.datamodules import TextData
+from flatout.data.text import TextDataConfig
+from flatout.data.tokens.long_texts import Long, LongTexts
+from flatout.data.tokens.subwords import Subwords
+from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
+from flatout.errors import UserError
+
+WORDS = [f"w{number}" for number in range(60)]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Subwords:
+    return Subwords.train([pa.array([" ".join(WORDS)] * 2)], VocabularyConfig(kind=VocabularyKind.wordpiece))
+
+
+def rows_of(encoder: Subwords, counts: list[int], max_length: int, long: LongTexts) -> list[list[int]]:
+    """Ids of texts of so many words, each word one token."""
+    texts = pa.array([" ".join(WORDS[:count]) for count in counts], pa.large_string())
+    found = encoder.encode(texts, max_length=max_length, long=long)
+    return [row.tolist() for row in np.split(found.tokens, np.cumsum(found.lengths)[:-1])]
+
+
+def framed(encoder: Subwords, words: list[str]) -> list[int]:
+    return encoder.encode(pa.array([" ".join(words)]), max_length=1_000).tokens.tolist()
+
+
+@given(
+    counts=st.lists(st.integers(0, 60), min_size=1, max_size=5),
+    window=st.integers(6, 30),
+    overlap=st.integers(0, 3),
+    most=st.integers(31, 70),
+)
+def test_windows_hold_every_token_in_order_and_share_what_was_asked_for(encoder, counts, window, overlap, most):
+    rows = rows_of(encoder, counts, most, LongTexts(Long.windows, window, overlap))
+    room = window - 2
+    for count, row in zip(counts, rows, strict=True):
+        words = WORDS[: min(count, most - 2)]
+        starts = [0, *range(room - overlap, max(1, len(words) - overlap), room - overlap)]
+        assert row == [id for start in starts for id in framed(encoder, words[start : start + room])]
+        sizes = [len(row[at : at + window]) for at in range(0, len(row), window)]
+        assert len(sizes) == len(starts) == LongTexts(Long.windows, window, overlap).windows_of(np.array([len(row)]))
+
+
+def test_both_ends_of_a_text_are_read_a_quarter_from_its_beginning(encoder):
+    rows = rows_of(encoder, [8, 10, 40], 10, LongTexts(Long.head_tail))
+    assert rows[0] == framed(encoder, WORDS[:8])
+    assert rows[1] == framed(encoder, [*WORDS[:2], *WORDS[4:10]])
+    assert rows[2] == framed(encoder, [*WORDS[:2], *WORDS[34:40]])
+
+
+@pytest.mark.parametrize("kind", list(Long))
+def test_what_is_lost_is_counted_the_same_in_each_way(encoder, kind):
+    texts = pa.array([" ".join(WORDS[:count]) for count in (3, 50)], pa.large_string())
+    found = encoder.encode(texts, max_length=22, long=LongTexts(kind, *([8, 2] if kind is Long.windows else [])))
+    assert (found.truncated_rows, found.truncated_tokens, found.whole_lengths.tolist()) == (1, 30, [5, 52])
+
+
+WINDOWS: dict[str, Any] = {"long": "windows", "window": 8, "max_length": 32, "overlap": 2}
+PIECES = VocabularyConfig(kind=VocabularyKind.wordpiece, min_frequency=1)
+TABLE = {"text": [" ".join(WORDS[: 5 + row % 30]) for row in range(60)], "label": ["a", "b"] * 30}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"overlap": 8}, "data.overlap: 8 (below data.window=8)"),
+        ({"max_length": 8}, "data.max_length: 8 tokens are one window of data.window=8. Set it to the longest text."),
+        ({"pair": True, "text": ["a", "b"]}, "data.long: windows with pairs, of which the longer text is cut first."),
+        ({"problem": "none"}, "data.long: windows with data.problem=none. Set data.long=cut."),
+        ({"long": "head_tail", "problem": "tags"}, "data.long: head_tail with data.problem=tags. Set data.long=cut."),
+    ],
+)
+def test_settings_of_windows_that_do_not_fit_are_refused(changed, message):
+    with pytest.raises(UserError) as caught:
+        TextDataConfig(**{**WINDOWS, "train": "x.csv", **changed})
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"window": 2, "overlap": 0}, "data.window: 2 tokens, 2 of them special and 0 shared (more than 2)"),
+        ({"window": 8, "overlap": 6}, "data.window: 8 tokens, 2 of them special and 6 shared (more than 8)"),
+        ({"long": "head_tail", "max_length": 3}, "data.max_length: 3 tokens, 2 of them special (more than 3)"),
+        ({"vocabulary": VocabularyConfig()}, "data.long: windows is for encoders. Set model=transformer."),
+    ],
+)
+def test_windows_without_room_or_without_an_encoder_are_refused(changed, message, tmp_path):
+    data = TextData(**{**WINDOWS, "train": TABLE, "vocabulary": PIECES, "cache": str(tmp_path), **changed})
+    with pytest.raises(UserError) as caught:
+        data.setup()
+    assert str(caught.value) == message
+
+
+def test_a_text_of_a_million_characters_is_cut_and_counted(encoder):
+    found = encoder.encode(pa.array(["w1 " * 340_000]), max_length=100, long=LongTexts(Long.windows, 30, 4))
+    assert found.lengths.tolist() == [3 * 30 + 28]
+    assert (found.truncated_rows, found.truncated_tokens) == (1, 340_000 - 98)

@@ -1,0 +1,144 @@
+"""A text in windows answers what its windows answer one by one, fed by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from tests.verbs import verb
+from torch import Tensor
+from torch.nn import functional
+
+from flatout import OptimConfig, TransformerConfig, fit
+from flatout.data.batches.flat_batch import FlatBatch, cut_batch, flat_batch
+from flatout.data.text import TextDataConfig
+from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
+from flatout.errors import UserError
+from flatout.inference.text import Predictor
+from flatout.models.encoder.transformer import Outputs, Transformer
+from flatout.models.encoder.windows import Windows
+
+SIZE = 6
+ROWS = [[5, 6], [5, 6, 7, 8, 9, 10, 11], list(range(5, 17)), list(range(20, 49))]
+BY_HAND = [[row[at : at + SIZE] for at in range(0, len(row), SIZE)] for row in ROWS]
+
+
+def built(how: str, family: str = "bert", kind: str = "single") -> Transformer:
+    torch.manual_seed(3)
+    still: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
+    config = TransformerConfig(family=family, hidden=32, layers=2, heads=4, windows=Windows(how), **still)
+    model = config.build(Outputs(["a", "b", "c"], kind), vocabulary_size=60, padding_id=1, separator_id=None)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.1) if weight.ndim > 1 else None
+    model.window = SIZE
+    return model
+
+
+def answers_by_hand(model: Transformer, how: str) -> Tensor:
+    """Each window in a batch of its own, through the same network without windows."""
+    model.window = 0
+    found = [torch.cat([model(flat_batch([window])) for window in windows]) for windows in BY_HAND]
+    model.window = SIZE
+    return torch.stack([each.mean(0) if how == "mean" else each.amax(0) for each in found])
+
+
+def losses(logits: Tensor, kind: str) -> Tensor:
+    if kind == "single":
+        return functional.cross_entropy(logits, torch.tensor([0, 1, 2, 0]))
+    return functional.binary_cross_entropy_with_logits(logits, (torch.arange(12) % 2).view(4, 3).float())
+
+
+@pytest.mark.parametrize("kind", ["single", "multi"])
+@pytest.mark.parametrize("how", ["mean", "max"])
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "modernbert", "deberta"])  # the last runs padded
+def test_a_text_has_the_answer_and_gradients_of_its_windows_fed_by_hand(family: str, how: str, kind: str) -> None:
+    model = built(how, family, kind)
+    found = []
+    for logits in (model(flat_batch(ROWS)), answers_by_hand(model, how)):
+        model.zero_grad()
+        losses(logits, kind).backward()
+        gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+        found.append((logits.detach(), gradients))
+    (ours, our_gradients), (theirs, their_gradients) = found
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for name, gradient in their_gradients.items():
+        torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-5, atol=1e-5)
+
+
+def test_a_piece_of_a_batch_keeps_the_windows_of_a_text_together() -> None:
+    model = built("mean").eval()
+    batch = flat_batch(ROWS)
+    with torch.inference_mode():
+        whole = model(batch)
+        pieces = [model(piece) for piece in cut_batch(batch, 3)]
+    assert len(pieces) == 3
+    torch.testing.assert_close(torch.cat(pieces), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_products_of_windows_are_counted_as_those_of_rows() -> None:
+    model = built("mean")
+    counted = model.training_flops(np.array([len(row) for row in ROWS]))
+    model.window = 0
+    assert counted == model.training_flops(np.array([len(window) for row in BY_HAND for window in row]))
+
+
+def test_padded_windows_count_their_padding() -> None:
+    batch: FlatBatch = flat_batch(ROWS)
+    assert built("mean", "deberta").computed_tokens(batch) == SIZE * sum(map(len, BY_HAND))
+    assert built("mean").computed_tokens(batch) == batch.num_tokens
+
+
+WORDS = np.array("oak fern rose slate flint basalt".split())
+
+
+def texts(problem: str) -> TextDataConfig:
+    """Long texts of words of two kinds: the last words decide, where a cut text has none left."""
+    random = np.random.default_rng(0)
+    kinds = random.integers(2, size=120)
+    rows = [[*["of"] * random.integers(0, 30), *WORDS[random.integers(3, size=9) + 3 * kind]] for kind in kinds]
+    labels: list[Any] = [f"{kind + 1}" if problem == "regression" else ["plant", "stone"][kind] for kind in kinds]
+    return TextDataConfig(
+        train={
+            "text": [" ".join(row) for row in rows],
+            "label": [[each] for each in labels] if problem == "multi" else labels,
+        },
+        problem=problem,
+        long="windows",
+        window=16,
+        overlap=3,
+        max_length=64,
+        batch_size=16,
+        vocabulary=VocabularyConfig(min_frequency=1),
+    )
+
+
+SMALL = TransformerConfig(hidden=32, layers=1, heads=2, dropout=0.0, attention_dropout=0.0, head_dropout=0.0)
+
+
+@pytest.mark.parametrize("problem", ["single", "multi", "regression"])
+def test_a_run_on_windows_learns_predicts_and_exports_text_by_text(problem: str, tmp_path: Path, capsys: Any) -> None:
+    result = fit(texts(problem), SMALL, optim=OptimConfig(lr=0.01), epochs=5, folder=tmp_path / "run")
+    assert result.summary["data"]["rows"]["test"] == result.summary["data"]["lengths"]["test"]["rows"]
+    predictor = Predictor.load(tmp_path / "run")
+    assert predictor.model.window == 16
+    long = pa.array(["of " * 25 + "oak fern rose " * 3, "of " * 25 + "slate flint basalt " * 3])
+    plant, stone = predictor.outputs(long)[:, predictor.labels.classes.index("stone") if problem != "regression" else 0]
+    assert plant < stone - 0.3
+    assert len(predictor.predict(long.to_pylist())) == 2
+    assert verb("export", tmp_path / "run") == 0
+    assert "it answers one window of 16 tokens; a text has the mean of its windows' logits" in capsys.readouterr().out
+    settings = json.loads((tmp_path / "run" / "export" / "tokenizer_config.json").read_text())
+    assert settings["model_max_length"] == 16
+
+
+def test_windows_are_refused_where_the_network_is_given(tmp_path: Path) -> None:
+    message = r"^data\.long: windows, which a network of your own does not read\. Set data\.long=cut\.$"
+    pieces = VocabularyConfig(kind=VocabularyKind.wordpiece, min_frequency=1)
+    with pytest.raises(UserError, match=message):
+        fit(replace(texts("single"), vocabulary=pieces), built("mean"), epochs=1, folder=tmp_path / "run")
