@@ -9,6 +9,7 @@ BENCHES = {
     "sequences": "recordings: epochs against the usual loop, memory of windows, errors on real data (--data)",
     "loaders": "windows: batches a second, memory and training against the loaders of pytorch-forecasting and darts",
     "bert": "encoders: flat equals padded in every family; tokens a second and MFU against transformers' Trainer",
+    "answers": "faults that verify finds, exact answers and their price, predict against a pipeline",
     "audit": "planted wrong labels, forecasts of more rows, false alarms, intervals, cost (--data for published sets)",
     "reuse": "frozen layers computed once: epochs, a sweep, memory, the Trainer; scores of cuts (--data, --pretrained)",
     "gpu": "a card: kernels, steps that never wait, whole runs in three precisions, speed, ranks on two cards",

@@ -26,6 +26,7 @@ VERBS = {
     "settings": "each setting: what it does, what it may be, its default",
     "doctor": "what limited a run, and the override that would fix it",
     "evaluate": "metrics of a finished run on another labelled file",
+    "verify": "whether each form of a model gives each row the same answer: batches, exports, ONNX",
     "export": "a finished run's encoder as a folder that transformers opens, or as ONNX",
     "encode": "records with their encoding: Bloom filter, MinHash or two-step hash",
     "compare": "two groups of runs, paired by seed; or what several encodings give away, side by side",

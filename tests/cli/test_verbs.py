@@ -224,8 +224,8 @@ MISTAKES = [
     ),
     (
         ["bench", "spin"],
-        "no bench 'spin' (spine, shortcuts, sources, headlines, bits, sequences, loaders, bert, audit, reuse, gpu,"
-        " tune, scale, doctor, protections, quality). Did you mean 'spine'?",
+        "no bench 'spin' (spine, shortcuts, sources, headlines, bits, sequences, loaders, bert, answers, audit,"
+        " reuse, gpu, tune, scale, doctor, protections, quality). Did you mean 'spine'?",
     ),
     (["bench", "spine", "--only", "waiting"], "--only: bench spine cannot leave rows out"),
     (["bench", "spine", "--plain"], "--plain: bench spine has no rows in plain Trainers"),
@@ -388,6 +388,7 @@ def test_benches_are_listed(capsys):
         "bits",
         "bert",
         "loaders",
+        "answers",
         "audit",
         "reuse",
         "gpu",

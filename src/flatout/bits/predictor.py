@@ -27,6 +27,7 @@ from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError
 from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
 from flatout.models.bit_mlp import BitMLP
+from flatout.models.lean import even_sigmoid
 
 _ROWS_A_BATCH, _TEXTS_READ = 1024, 131_072
 """Training texts that letters are counted in."""
@@ -68,6 +69,7 @@ class GramPredictor(RunPredictor):
     """What the training texts look like; for rebuilding texts."""
     precision: Precision = Precision.auto
     """Arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU."""
+    exact: bool = False
 
     @classmethod
     def of(cls, task: Any) -> GramPredictor:
@@ -176,12 +178,18 @@ class GramPredictor(RunPredictor):
             count, tokens = len(encodings[1]), known_numbers(encodings, self.numbers)
         else:
             count, tokens = len(encodings), np.ascontiguousarray(encodings)
-        rows, found = [], []
+        found = torch.empty(count, self.labels.num_outputs)
         with answering(self.precision, self.device):
             for batch in self.batches(tokens, count, _ROWS_A_BATCH):
-                rows.append(batch.rows)
-                found.append(logits(batch).float().sigmoid().cpu())
-        return torch.cat(found)[torch.cat(rows).argsort()] if found else torch.empty(0, self.labels.num_outputs)
+                answers = even_sigmoid(logits(batch).float().cpu())
+                found = found if found.shape[1] == answers.shape[1] else answers.new_empty(count, answers.shape[1])
+                found[batch.rows] = answers
+        return found
+
+    def rows(self, table: Table, options: FileOptions) -> Iterator[Any]:
+        column = options.bits or self.bits_column
+        require_columns(table, {"--bits": column})
+        return (row for _, block in self.blocks(table, [column]) for row in block.column(0).to_pylist())
 
     def answer_table(self, table: Table, options: FileOptions, others: Sequence[GramPredictor]) -> Iterator[Answered]:
         """Grams and their probabilities, and rebuilt texts where they are asked for."""

@@ -142,6 +142,9 @@ def add_computing(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto (sixteen bits on a GPU, else fp32), fp32, bf16 or fp16 (default: auto)",
     )
+    parser.add_argument(
+        "--exact", action="store_true", help="the same bits for a row beside any rows, in any order, on this device"
+    )
 
 
 def file_options(arguments: argparse.Namespace) -> FileOptions:
@@ -153,7 +156,8 @@ def file_options(arguments: argparse.Namespace) -> FileOptions:
 def load_predictors(arguments: argparse.Namespace) -> list[RunPredictor]:
     """The run, once for every device."""
     precision = as_choice(Precision, arguments.precision, "--precision")
-    return [load_predictor(arguments.run, device, precision) for device in answering_devices(arguments.device)]
+    devices = answering_devices(arguments.device)
+    return [load_predictor(arguments.run, device, precision, exact=arguments.exact) for device in devices]
 
 
 def answering_devices(names: str = "auto") -> list[torch.device]:

@@ -46,7 +46,7 @@ _MOST_IN_ONE_FILE = 1 << 30
 
 def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: bool) -> list[str]:
     """Write a run's encoder into a folder, which will get that name; lines to print."""
-    with _quiet():
+    with quiet_library():
         predictor = load()
         found = export(predictor, folder)
         rows = made_up_rows(predictor)
@@ -97,23 +97,27 @@ def export_onnx(predictor: Any, folder: Path) -> float:
     return apart
 
 
-def plain_model(predictor: Any) -> Any:
-    """The library's own model with the trained weights; of a regression, one that answers in the labels' own unit."""
+def plain_model(predictor: Any, *, is_scaled: bool = True) -> Any:
+    """The library's own model with the trained weights; `is_scaled`: temperature or unit of the labels in its head."""
     net = predictor.model.net
     if any("lora_" in name for name, _ in net.named_parameters()):
         merge_lora(net)
     config = type(net.config).from_dict(net.config.to_dict())
     plain = auto_class(predictor).from_config(config)
     plain.load_state_dict(net.state_dict())
-    if (scale := _scale(predictor)) is not None:
+    if is_scaled and (scale := _scale(predictor)) != (0.0, 1.0):
         _scale_outputs(plain, *scale)
     return plain.eval()
 
 
 def auto_class(predictor: Any) -> Any:
     """The class of transformers that opens the export."""
-    model = predictor.model
-    return Outputs([], "words" if model.predicts_words else "tags" if model.is_tagging else "single").auto_class
+    return outputs_of(predictor.model).auto_class
+
+
+def outputs_of(model: Any) -> Outputs:
+    """What an encoder answers, without names."""
+    return Outputs([], "words" if model.predicts_words else "tags" if model.is_tagging else "single")
 
 
 def made_up_rows(predictor: Any) -> list[list[int]]:
@@ -135,7 +139,7 @@ def made_up_rows(predictor: Any) -> list[list[int]]:
 def _own_outputs(predictor: Any, rows: list[list[int]]) -> Tensor:
     """`[B, C]`, or `[T, C]` for tags and words, as the run computes them."""
     outputs: Tensor = predictor.model.eval()(flat_batch(rows))
-    mean, spread = _scale(predictor) or (0.0, 1.0)
+    mean, spread = _scale(predictor)
     return outputs * spread + mean
 
 
@@ -159,23 +163,24 @@ def _input_names(model: Any) -> list[str]:
     return ["input_ids", "attention_mask", *(["token_type_ids"] if model._numbers_pairs else [])]
 
 
-def _scale(predictor: Any) -> tuple[float, float] | None:
-    """Mean and spread of the labels of a regression, which learnt them as numbers around zero."""
+def _scale(predictor: Any) -> tuple[float, float]:
+    """What logits get and are multiplied by: by the temperature of classes; a regression learnt numbers around zero."""
     labels = getattr(predictor, "labels", None)
     if getattr(labels, "problem", None) is not Problem.regression:
-        return None
+        return 0.0, 1 / getattr(predictor, "temperature", 1.0)
     return predictor.labels.mean, predictor.labels.spread
 
 
 @torch.no_grad()
 def _scale_outputs(net: Any, mean: float, spread: float) -> None:
-    """Let the last layer do what came after it: its values times the spread, plus the mean."""
+    """Let the last layer do what came after it: its values times a spread, plus a mean."""
     layers = [each for each in net.modules() if isinstance(each, nn.Linear) and each.out_features == net.num_labels]
     hint = "Train one of another model.family."
     what = "the head of this family has no bias, which the mean of the labels would be added to"
-    require(bool(layers) and layers[-1].bias is not None, "export", what, hint=hint)
+    require(bool(layers) and (not mean or layers[-1].bias is not None), "export", what, hint=hint)
     layers[-1].weight.mul_(spread)
-    layers[-1].bias.mul_(spread).add_(mean)
+    if layers[-1].bias is not None:
+        layers[-1].bias.mul_(spread).add_(mean)
 
 
 def _save_tokenizer(predictor: Any, folder: Path) -> None:
@@ -259,7 +264,7 @@ def quiet_exporter() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_library() -> Iterator[None]:
     """Hide the library's progress bars and notes: they name files, not the result."""
     from transformers.utils import logging as library
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar
@@ -236,6 +236,8 @@ class RunPredictor(ABC):
     """The options of predict that it understands."""
     model: nn.Module
     precision: Precision
+    exact: bool = False
+    """Whether an answer is the same bit for bit beside any rows, on this device."""
 
     # What variants define.
 
@@ -256,6 +258,10 @@ class RunPredictor(ABC):
     @abstractmethod
     def predict(self, rows: Any) -> list[Any]:
         """Answers to rows in memory, in their order."""
+
+    @abstractmethod
+    def rows(self, table: Table, options: FileOptions) -> Iterator[Any]:
+        """The rows of a table, each as `predict` takes it."""
 
     @abstractmethod
     def answer_table(self, table: Table, options: FileOptions, others: Sequence[Self]) -> Iterator[Answered]:
@@ -311,9 +317,15 @@ class RunPredictor(ABC):
         if isinstance(tokens, tuple):
             values, lengths = tokens
             tokens = Ragged(values, np.append(0, np.cumsum(lengths, dtype=np.int64)), lengths)
-        split = StoreSplit("rows", count, {"tokens": tokens})
+        order = np.arange(count)
+        if self.exact:
+            lengths = tokens.lengths if isinstance(tokens, Ragged) else np.zeros(count)
+            order, rows_per_batch = fill_batches(lengths), EXACT_ROWS
+            tokens = _rows_of(tokens, order)
+        split = StoreSplit("rows", len(order), {"tokens": tokens})
         plan = PlanSettings(rows_per_batch=rows_per_batch, layout=Layout.of(self.model), shuffle=False)
-        return iter(Feed(split, plan, device=self.device))
+        for batch in Feed(split, plan, device=self.device):
+            yield replace(batch, rows=torch.from_numpy(order)[batch.rows])
 
     @staticmethod
     def rows_in_memory(given: Any, columns: Sequence[str]) -> list[Any]:
@@ -357,6 +369,30 @@ class RunPredictor(ABC):
             "prediction": pa.ListArray.from_arrays(offsets, names),
             "probability": pa.ListArray.from_arrays(offsets, shares),
         }
+
+
+EXACT_ROWS = 32
+"""Rows of a batch of exact answers: a multiple of the rows that products take at once, and of a vector's numbers."""
+
+
+def fill_batches(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """Rows by length, those of each length again until they fill whole batches: so any batch of a length has one shape.
+
+    Where a product takes rows in fours or eights, a row gets the same sum in each place of such a batch, beside any
+    rows. Products of other shapes sum in another order, and the last values of an odd number are computed one by one.
+    """
+    of_length = [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
+    filled = [np.resize(rows, -(-len(rows) // EXACT_ROWS) * EXACT_ROWS) for rows in of_length]
+    return np.concatenate([*filled, np.empty(0, np.int64)])
+
+
+def _rows_of(tokens: Any, order: NDArray[np.int64]) -> Any:
+    """Some rows of a column, in this order."""
+    return (
+        Ragged(tokens.values, tokens.offsets[order], tokens.lengths[order])
+        if isinstance(tokens, Ragged)
+        else tokens[order]
+    )
 
 
 def in_order(

@@ -271,6 +271,9 @@ class SequencePredictor(RunPredictor):
             self.rules = replace(self.rules, group=[])
         return table
 
+    def rows(self, table: Table, options: FileOptions) -> Iterator[Floats]:
+        return (recording.values for recording in self.read(table))
+
     def answer_table(self, table: Table, options: FileOptions, others: Sequence[Any]) -> Iterator[Answered]:
         """A row for each sample that is answered, recording after recording; large files are read in blocks too."""
         for recording in self.read_long(table):

@@ -79,6 +79,7 @@ class TagPredictor(RunPredictor):
     """Arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU."""
     temperature: float = 1.0
     """What logits are divided by, so that probabilities are as often right as they say."""
+    exact: bool = False
     lost_words: int = 0
     """Words of files that the model did not see."""
 
@@ -159,15 +160,9 @@ class TagPredictor(RunPredictor):
 
     def answer_table(self, table: Table, options: FileOptions, others: Sequence[TagPredictor]) -> Iterator[Answered]:
         """A tag for each word, and the entities."""
-        column = options.text or self.roles.texts[0]
-        require_columns(table, {"--text": column})
 
         def answer(predictor: TagPredictor, piece: tuple[Any, pa.RecordBatch]) -> tuple[Answered, int]:
-            _, block = piece
-            given = block.column(column)
-            if column not in self.roles.texts:  # sentences as people write them, not as the run's own column has them
-                given = _parted(given)
-            words = word_lists(given, name=column, table=table.name, key="--text")
+            words, block = piece
             found = predictor.tags(words)
             tags = pa.array(predictor.names).take(pa.array(found.ids))
             rows = predictor.read(words.to_pylist(), found)
@@ -175,9 +170,22 @@ class TagPredictor(RunPredictor):
             lists = pa.ListArray.from_arrays(pa.array(found.offsets.astype(np.int32)), tags)
             return Answered.beside(block, {"prediction": lists, "entities": entities}), found.lost
 
-        for answered, lost in in_order(answer, others, self.blocks(table)):
+        for answered, lost in in_order(answer, others, self._words(table, options)):
             self.lost_words += lost
             yield answered
+
+    def _words(self, table: Table, options: FileOptions) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
+        """Block by block the lists of words, beside all columns."""
+        column = options.text or self.roles.texts[0]
+        require_columns(table, {"--text": column})
+        for _, block in self.blocks(table):
+            given = block.column(column)
+            if column not in self.roles.texts:  # sentences as people write them, not as the run's own column has them
+                given = _parted(given)
+            yield word_lists(given, name=column, table=table.name, key="--text"), block
+
+    def rows(self, table: Table, options: FileOptions) -> Iterator[list[str]]:
+        return (row for words, _ in self._words(table, options) for row in words.to_pylist())
 
     def score_table(
         self, table: Table, options: FileOptions, others: Sequence[TagPredictor], advance: Advance

@@ -33,6 +33,7 @@ from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError, require
 from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
 from flatout.models.encoder.transformer import Outputs, Transformer
+from flatout.models.lean import even_sigmoid
 from flatout.tasks.calibration import Sureness
 from flatout.tasks.classification import Classifier
 from flatout.tasks.masked_language import MaskedLanguageModel
@@ -72,6 +73,7 @@ class Predictor(RunPredictor):
     """Least probability of each label where there are several a row; empty: one half."""
     precision: Precision = Precision.auto
     """Arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU."""
+    exact: bool = False
 
     @classmethod
     def of(cls, task: Classifier) -> Predictor:
@@ -159,7 +161,7 @@ class Predictor(RunPredictor):
     def shares(self, outputs: Tensor) -> Tensor:
         """Logits as probabilities."""
         outputs = outputs / self.temperature
-        return outputs.softmax(-1) if self.labels.problem is Problem.single else outputs.sigmoid()
+        return outputs.softmax(-1) if self.labels.problem is Problem.single else even_sigmoid(outputs)
 
     def least_shares(self) -> Tensor:
         """`[C]` from which probability on a label is answered, where there are several a row."""
@@ -168,17 +170,26 @@ class Predictor(RunPredictor):
     def answer_table(self, table: Table, options: FileOptions, others: Sequence[Predictor]) -> Iterator[Answered]:
         if self.labels.problem is Problem.regression:
             require(not options.top_k, "--top-k", "this run answers numbers", hint="Leave it out.")
+        blocks = self._texts(table, options)
+
+        def answer(predictor: Predictor, piece: tuple[Any, pa.RecordBatch]) -> Answered:
+            texts, block = piece
+            return Answered.beside(block, answer_columns(predictor, predictor.outputs(texts), options.top_k))
+
+        return in_order(answer, others, blocks)
+
+    def _texts(self, table: Table, options: FileOptions) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
+        """Block by block the texts, beside all columns."""
         texts = self.roles.texts if options.text is None else (options.text,)
         require_text_columns(table, texts)
         roles, findings = replace(self.roles, texts=texts), Findings(table.name)
+        read = (
+            (read_texts(block, roles, np.arange(len(rows)), findings)[0], block) for rows, block in self.blocks(table)
+        )
+        return ((pc.fill_null(texts, ""), block) for texts, block in read)
 
-        def answer(predictor: Predictor, piece: tuple[Any, pa.RecordBatch]) -> Answered:
-            _, block = piece
-            read, _ = read_texts(block, roles, np.arange(block.num_rows), findings)
-            outputs = predictor.outputs(pc.fill_null(read, ""))
-            return Answered.beside(block, answer_columns(predictor, outputs, options.top_k))
-
-        return in_order(answer, others, self.blocks(table))
+    def rows(self, table: Table, options: FileOptions) -> Iterator[str]:
+        return (text for texts, _ in self._texts(table, options) for text in texts.to_pylist())
 
     def score_table(self, table: Table, options: FileOptions, others: Sequence[Predictor], advance: Advance) -> Scored:
         """Over all rows that have a label, and of each class."""
@@ -353,6 +364,9 @@ class MaskedWordPredictor(RunPredictor):
     def open(self, file: str, verb: str, reading: ReadingConfig | None = None) -> NoReturn:
         hint = "Fine-tune it: python -m train model=transformer model.pretrained=RUN, or export it."
         raise UserError(verb, "a run of task=mlm answers masked words, not rows", hint=hint)
+
+    def rows(self, table: Table, options: FileOptions) -> Iterator[Any]:
+        self.open(table.name, "verify")
 
     def answer_table(self, table: Table, options: FileOptions, others: Sequence[Any]) -> Iterator[Answered]:
         self.open(table.name, "predict")

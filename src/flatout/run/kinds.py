@@ -231,11 +231,17 @@ def kind_of_run(settings: dict[str, Any]) -> Kind:
 
 
 def load_predictor(
-    run: str | Path, device: str | torch.device = "cpu", precision: Precision = Precision.auto
+    run: str | Path,
+    device: str | torch.device = "cpu",
+    precision: Precision = Precision.auto,
+    *,
+    exact: bool = False,
 ) -> RunPredictor:
-    """The best model of a run, of whichever kind the run was."""
+    """The best model of a run, of whichever kind it was; `exact`: an answer is the same bit for bit beside any rows."""
     predictor = kind_of_run(ModelFolder.find(run).settings()).predictor.load(run, device)
-    predictor.precision = precision
+    what = f"a run on {predictor.answers_to} answers in batches of any size"
+    require(not exact or not isinstance(predictor, MaskedWordPredictor), "exact", what, hint="Leave it out.")
+    predictor.precision, predictor.exact = precision, exact
     return predictor
 
 

@@ -275,8 +275,10 @@ class Transformer(LayeredEncoder):
         given: dict[str, Any] = {}
         if batch.lengths[0] != batch.lengths[-1]:  # sorted and on the host: no wait for the device
             is_token_BL = torch.arange(longest, device=tokens_BL.device) < lengths_B.unsqueeze(1)
-            # The library asks a plain mask whether it holds padding, and waits; fused attention takes a finished one.
-            is_fused = self.described._attn_implementation == "sdpa"
+            # The library asks a plain mask whether it holds padding, and waits; fused attention takes a finished one,
+            # in the place of windows, too.
+            has_windows = "sliding_attention" in (getattr(self.described, "layer_types", None) or ())
+            is_fused = self.described._attn_implementation == "sdpa" and not has_windows
             given["attention_mask"] = is_token_BL[:, None, None] if is_fused else is_token_BL.long()
         if self._numbers_pairs:
             is_separator_BL = torch.eq(tokens_BL, self.separator_id or 0).long()

@@ -1,0 +1,231 @@
+"""Whether answers can be relied on: faults planted into exports, the bits of exact answers, their price, and speed.
+
+Models have random weights that a short training moved: whether their answers are good does not matter here. The encoder
+has the sizes of MiniLM, 6 layers of 384 numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchmarks.claim import Claim, Options, at_least, at_most, bounded, in_turn, quiet
+from flatout import (
+    BiLSTMConfig,
+    BitMLPConfig,
+    BitsDataConfig,
+    HeadlinesConfig,
+    MonitorConfig,
+    PeopleConfig,
+    TaggedTweetsConfig,
+    TextDataConfig,
+    TransformerConfig,
+    fit,
+    load_predictor,
+)
+from flatout.bits.encodings import EncodingConfig
+from flatout.bits.task import GramsConfig
+from flatout.data.samples.headlines import HeadlinesTable
+from flatout.inference.export import export_encoder
+from flatout.inference.forms import Form, forms_of_run, mixed, texts_of_folder, together
+from flatout.inference.verify import Verified, parted, verify
+from flatout.models.textcnn import TextCNNConfig
+
+_WORDS = np.array("senate ballot striker playoff comet orbit goal vote 42 the of".split())
+
+
+def claims(options: Options) -> Iterator[Claim]:
+    with tempfile.TemporaryDirectory() as name:
+        yield _faults_claim(Path(name, "faults"))
+        runs = _runs(Path(name), options)
+        for kind, (run, rows) in runs.items():
+            yield _bits_claim(kind, run, rows, options)
+        for kind in ("encoder", "BiLSTM"):
+            yield _price_claim(kind, *runs[kind], options)
+        yield from _pipeline_claims(*runs["encoder"], options)
+
+
+def change(file: Path, **values: Any) -> None:
+    """Other values in a file of JSON."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def _shift_positions(run: Path) -> None:
+    file, name = run / "export" / "model.safetensors", "bert.embeddings.position_embeddings.weight"
+    weights = load_file(file)
+    save_file(weights | {name: weights[name].roll(1, 0)}, file, metadata={"format": "pt"})
+
+
+def _turn_labels(run: Path) -> None:
+    names = json.loads((run / "export" / "config.json").read_text())["id2label"]
+    turned = [*list(names.values())[1:], names["0"]]
+    change(run / "export" / "config.json", id2label=dict(zip(names, turned, strict=True)))
+
+
+def _lose_window(run: Path) -> None:
+    change(run / "export" / "config.json", layer_types=["full_attention", "full_attention"])
+
+
+def _of_tokenizer(**values: Any) -> Callable[[Path], None]:
+    return lambda run: change(run / "export" / "tokenizer_config.json", **values)
+
+
+FAULTS: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "positions are shifted by one": ("bert", _shift_positions, "rows of any length, alone too: positions"),
+    "a window is ignored": ("modernbert", _lose_window, ""),
+    "the mask is ignored": ("bert", _of_tokenizer(model_input_names=["input_ids"]), "the rows beside a row"),
+    "labels are permuted": ("bert", _turn_labels, "labels in another order"),
+    "rows are cut on the other side": ("bert", _of_tokenizer(truncation_side="left"), "long rows, from 150 words"),
+    "the temperature is another": (
+        "bert",
+        lambda run: change(run / "model" / "config.json", temperature=1.0),
+        "another temperature",
+    ),
+}
+"""Faults planted into a run with its export: the family, how, and what verify takes each for."""
+
+
+def planted_rows() -> list[str]:
+    """Forty rows of one word to two hundred, of which some are cut."""
+    random = np.random.default_rng(0)
+    return [" ".join(random.choice(_WORDS, size)) for size in [*random.integers(1, 60, 36), 150, 170, 190, 200]]
+
+
+def exported_run(folder: Path, family: str) -> Path:
+    """A tiny run with its export beside it, its weights spread out so that rows are told apart."""
+    more = {"local_attention": 8} if family == "modernbert" else {}
+    model = TransformerConfig(family=family, hidden=32, layers=2, heads=4, settings=more)
+    run = _fit(folder, TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=50, classes=3)), model)
+    weights, random = load_file(run / "model" / "model.safetensors"), torch.Generator().manual_seed(3)
+    spread = {
+        name: each + 0.2 * torch.randn(each.shape, generator=random) if each.ndim > 1 else each
+        for name, each in weights.items()
+    }
+    save_file(spread, run / "model" / "model.safetensors")
+    change(run / "model" / "config.json", temperature=1.4)
+    (run / "export").mkdir()
+    export_encoder(lambda: load_predictor(run), run / "export", run / "export", onnx=False)
+    return run
+
+
+def judged(run: Path, rows: list[str]) -> Verified:
+    """What verify says of the export beside a run."""
+    predictor = load_predictor(run)
+    reference, forms = forms_of_run(predictor, [], texts_of_folder(predictor, run / "export"))
+    return verify(forms[-1], rows, [parted(answer) for answer in reference.answers(rows)])
+
+
+def _faults_claim(folder: Path) -> Claim:
+    sound = {family: exported_run(folder / family, family) for family in ("bert", "modernbert")}
+    rows, found = planted_rows(), []
+    assert all(judged(run, rows).holds(0) for run in sound.values())
+    for number, (name, (family, plant, _)) in enumerate(FAULTS.items()):
+        run = Path(shutil.copytree(sound[family], folder / str(number)))
+        plant(run)
+        found += [name] * (not judged(run, rows).holds(0))
+    note = f"{', '.join(found)}; the two sound exports hold"
+    return Claim(
+        "planted faults found by verify", len(found), len(FAULTS), "", None, "all", len(found) == len(FAULTS), note
+    )
+
+
+def _fit(folder: Path, data: Any, model: Any, **settings: Any) -> Path:
+    data.cache = str(folder / "cache")
+    quiet_run = MonitorConfig(progress=False, verdict=False)
+    with quiet():
+        return fit(data, model, epochs=1, output=str(folder), monitor=quiet_run, logger="none", **settings).folder
+
+
+def _runs(folder: Path, options: Options) -> dict[str, tuple[Path, list[Any]]]:
+    """A run of each kind, and rows for it."""
+    count = options.choose(10_000, 400, 40)
+    texts = HeadlinesTable(HeadlinesConfig(rows=10, eval_rows=count, classes=8), "test")
+    rows = [text for block in texts.blocks(["text"]) for text in block.column(0).to_pylist()]
+    size = {"hidden": 32, "layers": 2, "heads": 4} if options.tiny else {"hidden": 384, "layers": 6, "heads": 12}
+    small = {"rows": 64, "eval_rows": 16}
+    bits = np.random.default_rng(0).integers(0, 2, (count, 1024))
+    people = BitsDataConfig(sample=PeopleConfig(rows=300), encoding=EncodingConfig(size=1024, hashes=8))
+    tweets = TextDataConfig(sample=TaggedTweetsConfig(**small), problem="tags")
+    width = options.choose(128, 128, 8)
+
+    def headlines() -> TextDataConfig:
+        return TextDataConfig(sample=HeadlinesConfig(classes=8, **small))
+
+    return {
+        "encoder": (_fit(folder / "a", headlines(), TransformerConfig(**size)), rows),
+        "BiLSTM": (_fit(folder / "b", headlines(), BiLSTMConfig(embedding=width, hidden=width)), rows),
+        "TextCNN": (_fit(folder / "c", headlines(), TextCNNConfig(embedding=width, filters=width)), rows),
+        "tags": (_fit(folder / "d", tweets, TransformerConfig(hidden=32, heads=4)), [row.split() for row in rows]),
+        "bit strings": (
+            _fit(folder / "e", people, BitMLPConfig(widths=[width]), task=GramsConfig(exposure=False)),
+            ["".join(map(str, row)) for row in bits],
+        ),
+    }
+
+
+def _bits_claim(kind: str, run: Path, rows: list[Any], options: Options) -> Claim:
+    """Rows with another answer, to the last bit, in random batches of one row to forty."""
+    batchings = options.choose(20, 4, 2)
+
+    def differing(is_exact: bool, seeds: range) -> int:
+        predictor = load_predictor(run, exact=is_exact)
+        expected = [parted(answer) for answer in predictor.predict(rows)]
+        found: set[int] = set()
+        for seed in seeds:
+            others = map(parted, mixed(predictor, rows, seed))
+            found |= {row for row, pair in enumerate(zip(others, expected, strict=True)) if pair[0] != pair[1]}
+        return len(found)
+
+    plain = differing(False, range(1))
+    name = f"{kind}, exact: rows of {len(rows):,} with a differing bit"
+    note = f"over {batchings} random batchings; without exact {plain:,} over one"
+    return bounded(name, differing(True, range(batchings)), "", most=0, note=note)
+
+
+def _price_claim(kind: str, run: Path, rows: list[Any], options: Options) -> Claim:
+    """Time of exact answers in whole batches against the usual ones."""
+    sides = [load_predictor(run, exact=is_exact) for is_exact in (True, False)]
+    ours, theirs = in_turn([partial(_seconds, each, rows) for each in sides], options.rounds)
+    return at_most(f"{kind}: time of exact answers, against usual ones", ours, theirs, "s", 1.5, f"{len(rows):,} rows")
+
+
+def _seconds(predictor: Any, rows: list[Any]) -> float:
+    began = time.perf_counter()
+    predictor.predict(rows)
+    return time.perf_counter() - began
+
+
+def _pipeline_claims(run: Path, rows: list[str], options: Options) -> Iterator[Claim]:
+    """Rows a second, against a pipeline of transformers on the export, as given and sorted by length."""
+    from transformers import pipeline
+
+    export, rows = run / "export", rows[: options.choose(2_000, 400, 40)]
+    export.mkdir()
+    export_encoder(lambda: load_predictor(run), export, export, onnx=False)
+    predictor, theirs = load_predictor(run), pipeline("text-classification", str(export), batch_size=32, device="cpu")
+    in_order = sorted(rows, key=len)
+
+    def rate(answer: Callable[[list[str]], Any], given: list[str]) -> float:
+        began = time.perf_counter()
+        answer(given)
+        return len(given) / (time.perf_counter() - began)
+
+    sides = [(predictor.predict, rows), (theirs, rows), (theirs, in_order)]
+    ours, usual, best = in_turn([partial(rate, *each) for each in sides], options.rounds)
+    yield at_least("predict, against a pipeline in batches of 32", ours, usual, "rows/s", 5.0)
+    yield at_least("predict, against a pipeline of sorted rows", ours, best, "rows/s", 1.3)
+    exported = texts_of_folder(predictor, export)
+    reference = forms_of_run(predictor, [], {})[0]
+    found = verify(Form("", next(iter(exported.values())), together), rows, list(map(parted, reference.answers(rows))))
+    note = f"largest difference {found.largest_difference:.1e}"
+    yield bounded("rows that the export answers otherwise", len(rows) - found.same, "rows", most=0, note=note)

@@ -1,0 +1,91 @@
+"""`python -m flatout verify RUN|FOLDER FILE`: whether each form of a model gives each row the same answer.
+
+The reference is fp32 on the CPU, each row alone. Exit code 1 where more answers changed than `--allow`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.cli.predict import FILES, add_reading, answering_devices, file_options, readable, reading_of
+from flatout.data.store.progress import Progress
+from flatout.data.tables.sources import open_table
+from flatout.engine.precision import Precision
+from flatout.errors import UserError, require
+from flatout.inference.forms import Form, exported, forms_of_folder, forms_of_run, is_transformers_folder
+from flatout.inference.verify import parted, verify, write_certificate
+from flatout.run.kinds import load_predictor
+
+_NOT_HELD = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN|FOLDER", type=Path, help="a finished run, or a folder of transformers")
+    parser.add_argument("file", metavar="FILE", help=f"{FILES} with the rows; -: standard input")
+    parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's; of a folder text)")
+    parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
+    parser.add_argument(
+        "--form", metavar="FOLDER", type=Path, action="append", help="an export to judge (default: RUN/export)"
+    )
+    parser.add_argument("--rows", metavar="N", type=int, default=10_000, help="the first N rows (default: 10000)")
+    parser.add_argument("--allow", metavar="N", default="0", help="answers that may change, as 3 or 0.1%% (default: 0)")
+    parser.add_argument("--device", metavar="NAME", default="auto", help="devices to judge (default: all GPUs)")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write the certificate: verify.json")
+    add_reading(parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    require(arguments.rows > 0, "--rows", f"{arguments.rows}", allowed="1 or more")
+    _allowed(arguments.allow, 1)
+    reference, forms, opening = _forms(arguments)
+    with readable(arguments.file, "verify") as file, Progress() as progress:
+        table = opening(file)
+        rows = list(itertools.islice(reference.predictor.rows(table, file_options(arguments)), arguments.rows))
+        reference.predictor.require_rows(len(rows), table)
+        allowed, width = _allowed(arguments.allow, len(rows)), max(len(form.name) for form in forms)
+        print(f"{table.name}: {len(rows):,} rows; reference: {reference.name}, fp32")
+        done, advance = [], progress.task("asking", total=len(rows) * (1 + len(forms)))
+        expected = [parted(answer) for answer in reference.answers(rows)]
+        for form in forms:
+            done.append(verify(form, rows, expected))
+            print(done[-1].line(width), flush=True)
+            advance(len(rows))
+    holds = all(each.holds(allowed) for each in done)
+    print(f"{'each form holds' if holds else 'not each form holds'}, {allowed:,} changed rows allowed")
+    if arguments.out is not None:
+        about = {"file": table.name, "rows": len(rows), "reference": f"{reference.name}, fp32", "allowed": allowed}
+        write_certificate(arguments.out, about, done, allowed)
+    if not holds:
+        sys.exit(_NOT_HELD)
+
+
+def _forms(arguments: argparse.Namespace) -> tuple[Form, list[Form], Any]:
+    """The reference, all forms, and what opens the file."""
+    if is_transformers_folder(arguments.run):
+        require(not arguments.form, "--form", "only a run has other forms", hint="Name each folder by itself.")
+        reference, forms = forms_of_folder(arguments.run, arguments.text or "text")
+        return reference, forms, lambda file: open_table(file, where="FILE")
+    predictor = load_predictor(arguments.run, "cpu", Precision.fp32)
+    usual = arguments.run / "export"
+    folders = arguments.form or ([usual] if usual.is_dir() else [])
+    files = {name: each for folder in folders for name, each in exported(predictor, folder).items()}
+    devices = [device for device in answering_devices(arguments.device) if device != torch.device("cpu")]
+    beside = [load_predictor(arguments.run, device) for device in devices]
+    return *forms_of_run(predictor, beside, files), lambda file: predictor.open(file, "verify", reading_of(arguments))
+
+
+def _allowed(given: str, rows: int) -> int:
+    """Rows that may change; a percentage is one of the rows."""
+    try:
+        found = float(given.removesuffix("%")) * (rows / 100 if given.endswith("%") else 1)
+    except ValueError:
+        found = -1
+    if found < 0:
+        raise UserError("--allow", repr(given), allowed="a number of rows, or a percentage: 3, 0.1%")
+    return int(found)

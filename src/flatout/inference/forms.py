@@ -1,0 +1,310 @@
+"""The forms in which one model answers: its own layers, the library's, a folder of transformers, an ONNX file.
+
+Each is a predictor, so all that asks a run can ask them. The reference is fp32 on the CPU, each row alone; of an
+encoder through the library's own layers, so that it shares no attention, padding or batch with what is judged. A folder
+is asked as anybody would: its tokenizer pads and cuts, its configuration names the outputs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from flatout.data.batches.flat_batch import flat_batch
+from flatout.data.info import Labels
+from flatout.data.problem import Problem
+from flatout.data.tables.roles import Roles
+from flatout.data.tokens.subwords import PAIR
+from flatout.engine.precision import Precision
+from flatout.errors import UserError, require
+from flatout.inference.export import outputs_of, plain_model, quiet_library, stream_onnx
+from flatout.inference.run_predictor import SETTINGS, RunPredictor
+from flatout.inference.sequences import SequencePredictor
+from flatout.inference.tags import TaggedRows, TagPredictor
+from flatout.inference.text import Predictor
+from flatout.models.encoder.families import FLAT_FAMILIES
+from flatout.models.encoder.transformer import Compute, Outputs, Transformer
+
+_ROWS_AT_ONCE, _MOST_MIXED, _NO_LIMIT = 32, 40, 1 << 20
+_AS_USUAL = {"padding": True, "truncation": True, "return_tensors": "pt"}
+Ask = Callable[[Mapping[str, Tensor]], Tensor]
+"""What a tokenizer gives, padded, as logits."""
+_FEWER_BITS = ("int8", "uint8", "quant", "16")
+"""What names of files say of their numbers."""
+_PROBLEMS = {"multi_label_classification": Problem.multi, "regression": Problem.regression}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Who answers, and how rows are handed over."""
+
+    name: str
+    predictor: RunPredictor
+    ask: Callable[[RunPredictor, list[Any]], list[Any]]
+    is_exact: bool = True
+    """Whether numbers are to be those of fp32, too, and not answers alone."""
+
+    def answers(self, rows: list[Any]) -> list[Any]:
+        with quiet_library():
+            return self.ask(self.predictor, rows)
+
+
+def alone(predictor: RunPredictor, rows: list[Any]) -> list[Any]:
+    return [predictor.predict([row])[0] for row in rows]
+
+
+def together(predictor: RunPredictor, rows: list[Any]) -> list[Any]:
+    return predictor.predict(rows)
+
+
+def turned_round(predictor: RunPredictor, rows: list[Any]) -> list[Any]:
+    return predictor.predict(rows[::-1])[::-1]
+
+
+def mixed(predictor: RunPredictor, rows: list[Any], seed: int = 0) -> list[Any]:
+    """In random order, in batches of one row to forty."""
+    random = np.random.default_rng(seed)
+    order, found, start = random.permutation(len(rows)).tolist(), list[Any](rows), 0
+    while start < len(order):
+        places = order[start : start + int(random.integers(1, _MOST_MIXED + 1))]
+        for place, answer in zip(places, predictor.predict([rows[place] for place in places]), strict=True):
+            found[place] = answer
+        start += len(places)
+    return found
+
+
+_ORDERS = {"in batches": together, "in other batches": mixed, "in reversed order": turned_round}
+
+
+def forms_of_run(
+    predictor: RunPredictor, beside: Sequence[RunPredictor], files: Mapping[str, RunPredictor]
+) -> tuple[Form, list[Form]]:
+    """The reference, and all others: `beside` the same run on other devices, and what it was exported as."""
+    library = through_library(predictor)
+    reference = Form("alone" if library is predictor else "the library's layers, alone", library, alone)
+    own = "flat" if library is not predictor and getattr(predictor.model, "is_flat", False) else "its own layers"
+    forms = [Form(f"{own}, {name}", predictor, order) for name, order in _ORDERS.items()]
+    if library is not predictor:
+        forms = [Form(f"{own}, alone", predictor, alone), *forms, Form("padded, in batches", library, together)]
+    for other in beside:
+        full = replace(other, precision=Precision.fp32)  # type: ignore[type-var]
+        forms.append(Form(f"{own}, on {other.device}, fp32", full, together))
+        forms.append(Form(f"{own}, on {other.device}", other, together, is_exact=False))
+    return reference, forms + [_of_file(name, each) for name, each in files.items()]
+
+
+def forms_of_folder(folder: Path, text: str) -> tuple[Form, list[Form]]:
+    """Of anybody's folder: transformers, row by row and in batches, our flat layers, and its ONNX files."""
+    plain = FolderPredictor.of_folder(folder, text)
+    forms = [Form(f"transformers, {name}", plain, order) for name, order in _ORDERS.items()]
+    if (flat := plain.run_flat()) is not None:
+        forms += [Form(f"flat, {name}", flat, order) for name, order in {"alone": alone, **_ORDERS}.items()]
+    forms += [_of_file(name, each) for name, each in plain.onnx(folder).items()]
+    return Form("transformers, alone", plain, alone), forms
+
+
+def _of_file(name: str, predictor: RunPredictor) -> Form:
+    return Form(name, predictor, together, is_exact=not any(mark in Path(name).name for mark in _FEWER_BITS))
+
+
+def through_library(predictor: RunPredictor) -> RunPredictor:
+    """The same weights through the layers of transformers, rows padded; itself where there is no encoder."""
+    model = predictor.model
+    if not isinstance(model, Transformer):
+        return predictor
+    copied = replace(predictor, model=deepcopy(model))  # type: ignore[type-var]  # small matrices are merged in place
+    padded = outputs_of(model).wrap(plain_model(copied, is_scaled=False), Compute.padded, model.separator_id)
+    return replace(predictor, model=padded.eval())  # type: ignore[type-var]
+
+
+def is_transformers_folder(folder: Path) -> bool:
+    """Whether a folder is one of transformers, and no run's."""
+    try:
+        described = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(described, dict) and "model_type" in described
+
+
+@dataclass(slots=True)
+class FolderPredictor(Predictor):
+    """A folder of transformers, or an ONNX file in it, for texts."""
+
+    tokenizer: Any = None
+    ask: Ask = None  # type: ignore[assignment]
+    where: str = ""
+
+    @classmethod
+    def of_folder(cls, folder: Path, text: str = "text") -> FolderPredictor:
+        """Anybody's folder, for texts in the column `text`."""
+        net, tokenizer = open_folder(folder, Outputs([], "single"))
+        names = names_of(net)
+        problem = _PROBLEMS.get(net.config.problem_type, Problem.regression if len(names) == 1 else Problem.single)
+        labels, roles = Labels(problem, names, [], 0), Roles((text,), "label")
+        if tokenizer.model_max_length > _NO_LIMIT:  # its folder does not say: two places may be those of padding
+            tokenizer.model_max_length = getattr(net.config, "max_position_embeddings", 514) - 2
+        own = (net, tokenizer, labels, tokenizer.model_max_length, roles)
+        return cls(*own, tokenizer=tokenizer, ask=lambda given: net(**given).logits)
+
+    def onnx(self, folder: Path) -> dict[str, RunPredictor]:
+        """The ONNX files beside it, by name."""
+        return {name: replace(self, ask=ask, where=name) for name, ask in onnx_files(folder).items()}
+
+    def run_flat(self) -> FolderPredictor | None:
+        """The same weights through our flat layers; None for other families."""
+        net: Any = deepcopy(self.model)
+        if net.config.model_type not in FLAT_FAMILIES:
+            return None
+        model = Outputs([], "single").wrap(net, Compute.flat, None).eval()
+
+        def ask(given: Mapping[str, Tensor]) -> Tensor:
+            masks = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
+            batch = flat_batch([row[mask] for row, mask in zip(given["input_ids"], masks, strict=True)])
+            return model(batch)[batch.rows.argsort()]
+
+        return replace(self, ask=ask)
+
+    @torch.inference_mode()
+    def outputs(self, texts: pa.Array, rows_per_batch: int = _ROWS_AT_ONCE) -> Tensor:
+        """`[N, C]` logits, in batches in the order of the texts."""
+        rows, found = [text.split(PAIR) for text in texts.to_pylist()], []
+        for start in range(0, len(rows), rows_per_batch):
+            columns = map(list, zip(*rows[start : start + rows_per_batch], strict=True))
+            found.append(self.ask(self.tokenizer(*columns, **_AS_USUAL)).float())
+            own, outputs = self.labels.num_outputs, found[-1].shape[1]
+            require(outputs == own, self.where, f"answers {outputs} numbers a row, {own} are named in config.json")
+        return torch.cat(found) if found else torch.empty(0, self.labels.num_outputs)
+
+
+@dataclass(slots=True)
+class FolderTagger(TagPredictor):
+    """A folder of transformers, or an ONNX file in it, for lists of words."""
+
+    tokenizer: Any = None
+    ask: Ask = None  # type: ignore[assignment]
+
+    @torch.inference_mode()
+    def tags(self, words: pa.Array, rows_per_batch: int = _ROWS_AT_ONCE) -> TaggedRows:
+        rows = words.to_pylist()
+        offsets = np.append(0, np.cumsum([len(row) for row in rows])).astype(np.int64)
+        found = TaggedRows(np.zeros(offsets[-1], np.int64), np.ones(offsets[-1], np.float32), offsets, 0)
+        for start in range(0, len(rows), rows_per_batch):
+            batch = rows[start : start + rows_per_batch]
+            given = self.tokenizer(batch, is_split_into_words=True, **_AS_USUAL)
+            best = self.ask(given).float().softmax(-1).max(-1)
+            for number in range(len(batch)):
+                of_tokens = given.word_ids(number)
+                firsts = {word: place for place, word in reversed(list(enumerate(of_tokens))) if word is not None}
+                there, places = offsets[start + number] + np.array(list(firsts)), list(firsts.values())
+                found.ids[there], found.probabilities[there] = best.indices[number, places], best.values[number, places]
+        return found
+
+
+@dataclass(slots=True)
+class OnnxRecordings(SequencePredictor):
+    """The ONNX file of a run on recordings, called sample by sample as a device would."""
+
+    file: Path | None = None
+
+    def answer(self, values: Any) -> Any:
+        assert self.file is not None
+        found = stream_onnx(self.file, values)
+        return found[-1] if self.shape.labels else found
+
+
+def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:
+    """What answers texts from an exported folder of a run, by name."""
+    opened, own = FolderPredictor.of_folder(folder), predictor.labels.classes
+    found = opened.labels.classes
+    has_names = predictor.labels.problem is not Problem.regression
+    what = f"its labels are {', '.join(found[:8])}, those of the run {', '.join(own[:8])}"
+    require(not has_names or set(found) == set(own), str(folder), what, hint="Name a folder of this run.")
+    if predictor.thresholds:
+        opened.thresholds = [predictor.thresholds[own.index(name)] for name in found]
+    opened.labels = replace(opened.labels, problem=predictor.labels.problem)
+    return {f"{folder}: transformers": opened, **opened.onnx(folder)}
+
+
+def tags_of_folder(predictor: TagPredictor, folder: Path) -> dict[str, RunPredictor]:
+    """What answers words with tags from an exported folder of a run, by name."""
+    net, tokenizer = open_folder(folder, Outputs([], "tags"))
+    asks = {f"{folder}: transformers": lambda given: net(**given).logits, **onnx_files(folder)}
+    own = (predictor.model, predictor.vocabulary, names_of(net), predictor.max_length, predictor.roles)
+    return {name: FolderTagger(*own, tokenizer=tokenizer, ask=ask) for name, ask in asks.items()}
+
+
+def recordings_of_folder(predictor: SequencePredictor, folder: Path) -> dict[str, RunPredictor]:
+    """What answers recordings from an exported folder of a run, by name."""
+    own = {each.name: getattr(predictor, each.name) for each in fields(SequencePredictor) if each.init}
+    return {str(file): OnnxRecordings(**own, file=file) for file in sorted(folder.glob("*.onnx"))}
+
+
+def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
+    """What answers from a folder that a run was exported as, by name."""
+    opening = _OPENED.get(type(predictor))
+    what = f"no exported form of a run on {predictor.answers_to} answers rows"
+    require(opening is not None, str(folder), what)
+    return cast(Opening, opening)(predictor, folder)
+
+
+Opening = Callable[[Any, Path], dict[str, RunPredictor]]
+_OPENED: dict[type, Opening] = {
+    Predictor: texts_of_folder,
+    TagPredictor: tags_of_folder,
+    SequencePredictor: recordings_of_folder,
+}
+
+
+def open_folder(folder: Path, kind: Outputs) -> tuple[Any, Any]:
+    """The model and the tokenizer of a folder, as anybody opens them."""
+    from transformers import AutoTokenizer
+
+    hint = "Name a folder with config.json, model.safetensors and the tokenizer's files."
+    has_tokens = any(next(folder.glob(name), None) for name in ("tokenizer.json", "vocab.*", "*.model"))
+    require(has_tokens, str(folder), "no tokenizer in it", hint=hint)  # the library would make an empty one
+    try:
+        with quiet_library():
+            torch.manual_seed(0)  # of a head that the folder does not have
+            net = kind.auto_class.from_pretrained(folder, trust_remote_code=False, dtype=torch.float32).eval()
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # no narrower class: the library and its tokenizers raise whatever a file makes them
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(str(folder), f"transformers cannot open it ({reason})", hint=hint) from None
+    return net, tokenizer
+
+
+def names_of(net: Any) -> list[str]:
+    """Of the outputs, as the configuration has them."""
+    return [str(net.config.id2label[number]) for number in range(net.config.num_labels)]
+
+
+def onnx_files(folder: Path) -> dict[str, Ask]:
+    return {str(file): ask_onnx(file) for file in sorted(folder.glob("*.onnx"))}
+
+
+def ask_onnx(file: Path) -> Ask:
+    """What an ONNX file answers to what a tokenizer gives."""
+    from importlib.util import find_spec
+
+    hint = "Install it with pip install 'flatout[onnx]'."
+    require(find_spec("onnxruntime") is not None, str(file), "needs the package onnxruntime", hint=hint)
+    from onnxruntime import InferenceSession
+
+    session = InferenceSession(file, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+
+    def ask(given: Mapping[str, Tensor]) -> Tensor:
+        if missing := [name for name in names if name not in given]:
+            raise UserError(str(file), f"asks for {', '.join(missing)}, which the tokenizer beside it does not give")
+        return torch.from_numpy(session.run(None, {name: given[name].numpy() for name in names})[0])
+
+    return ask

@@ -1,0 +1,127 @@
+"""Holds the forms of a model to its reference, row by row: answers that changed, the largest difference, and a guess.
+
+An answer has words (labels, tags) and numbers (probabilities, values). A row has changed where a word differs, or where
+a number of a form in fp32 is further away than rounding takes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.errors import UserError
+from flatout.inference.forms import Form, alone
+
+_APART = 1e-3
+"""Most that numbers in fp32 may differ; as a share of the largest one, where that is above 1."""
+_BIAS = 0.02
+"""Most that numbers of fewer bits may be off on average: more is no rounding."""
+_SAME_ORDER = 0.99
+_MOST_NAMED, _MOST_ASKED = 100, 50
+Parted = tuple[Any, list[float]]
+"""An answer as its words and its numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What came of one form."""
+
+    name: str
+    rows: int
+    same: int
+    changed: list[int]
+    """Numbers of the rows, from 1: the first of them."""
+    largest_difference: float
+    looks_like: str
+    """A guess at the cause; empty where there is none."""
+    is_off: bool
+    """Whether numbers are off on average, though no answer need have changed."""
+
+    def holds(self, allowed: int) -> bool:
+        return self.rows - self.same <= allowed and not self.is_off
+
+    def line(self, width: int) -> str:
+        """As it is printed, with the changed rows below."""
+        counted = f"same answer in {self.same:,} of {self.rows:,} rows"
+        said = f"{self.name:{width}}  {counted}; largest difference {self.largest_difference:.1e}"
+        if self.changed:
+            more = ", …" if self.rows - self.same > 10 else ""
+            said += f"\n    changed: rows {', '.join(map(str, self.changed[:10]))}{more}"
+        return said + (f"\n    looks like: {self.looks_like}" if self.looks_like else "")
+
+    def as_dict(self, allowed: int) -> dict[str, Any]:
+        return {**asdict(self), "holds": self.holds(allowed)}
+
+
+def verify(form: Form, rows: list[Any], reference: Sequence[Parted]) -> Verified:
+    """Ask a form, and compare."""
+    found = [parted(answer) for answer in form.answers(rows)]
+    pairs = list(zip(found, reference, strict=True))
+    largest = max((abs(number) for _, numbers in reference for number in numbers), default=0.0)
+    apart = np.array([_apart(one, other) for one, other in pairs]) / max(1.0, largest)
+    is_other = np.array([one[0] != other[0] for one, other in pairs])
+    changed = np.flatnonzero(is_other | (apart > _APART) if form.is_exact else is_other)
+    means = [np.mean([number for _, numbers in side for number in numbers] or [0.0]) for side in (found, reference)]
+    is_off = bool(abs(means[0] - means[1]) / max(1.0, largest) > _BIAS)
+    looks = _look(form, rows, pairs, changed) if len(changed) or is_off else ""
+    named, same = (changed[:_MOST_NAMED] + 1).tolist(), len(rows) - len(changed)
+    return Verified(form.name, len(rows), same, named, float(apart.max(initial=0.0)), looks, is_off)
+
+
+def write_certificate(file: Path, about: dict[str, Any], done: Sequence[Verified], allowed: int) -> None:
+    """Write what came of each form as JSON."""
+    holds = all(each.holds(allowed) for each in done)
+    versions = {name: version(name) for name in ("torch", "transformers")}
+    found = {**about, "holds": holds, "forms": [each.as_dict(allowed) for each in done], "versions": versions}
+    try:
+        file.write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
+    except OSError as error:
+        raise UserError("--out", f"cannot write {file}: {error.strerror}", hint="Name a file elsewhere.") from None
+
+
+def parted(answer: Any) -> Parted:
+    """The words of an answer, and its numbers."""
+    numbers: list[float] = []
+    return _words(answer, numbers), numbers
+
+
+def _words(answer: Any, numbers: list[float]) -> Any:
+    if isinstance(answer, float | np.ndarray):
+        numbers += np.ravel(answer).tolist()
+        return None
+    if is_dataclass(answer):
+        return tuple(_words(getattr(answer, each.name), numbers) for each in fields(answer))
+    return tuple(_words(each, numbers) for each in answer) if isinstance(answer, list | tuple) else answer
+
+
+def _apart(one: Parted, other: Parted) -> float:
+    """Largest difference of the numbers that both have."""
+    return max((abs(a - b) for a, b in zip(one[1], other[1], strict=False)), default=0.0)
+
+
+def _look(form: Form, rows: list[Any], pairs: list[tuple[Parted, Parted]], changed: Any) -> str:
+    """What the changes look like: a guess from which rows changed, and how."""
+    named = {(other[0], one[0]) for one, other in pairs}
+    if all(one == other for one, other in named):
+        numbers = np.array([(a, b) for one, other in pairs for a, b in zip(one[1], other[1], strict=True)])
+        away = numbers - numbers.mean(axis=0)
+        if away[:, 0] @ away[:, 1] > _SAME_ORDER * np.sqrt((away**2).sum(axis=0).prod()):
+            return "another temperature or unit: words stay, and numbers keep their order"
+    elif len(named) == len({one for one, _ in named}) == len({other for _, other in named}):
+        return "labels in another order: each stands for one other"
+    few = changed[:_MOST_ASKED].tolist()
+    again = [parted(answer) for answer in Form("", form.predictor, alone).answers([rows[place] for place in few])]
+    expected = [pairs[place][1] for place in few]
+    if all(one[0] == other[0] and _apart(one, other) <= _APART for one, other in zip(again, expected, strict=True)):
+        return "the rows beside a row: alone each has the answer of the reference (a mask, padding)"
+    lengths = np.array([len(row.split() if isinstance(row, str) else row) for row in rows])
+    others = np.delete(lengths, changed)
+    if len(others) and lengths[changed].min() > np.quantile(others, 0.9):
+        return f"long rows, from {lengths[changed].min()} words on: another truncation, or a window"
+    return "rows of any length, alone too: positions, tokens or weights"

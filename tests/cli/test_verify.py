@@ -1,0 +1,143 @@
+"""`python -m flatout verify`: each form of a model is held to its reference, and planted faults are found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from benchmarks.answers import FAULTS, change, exported_run, planted_rows
+
+from flatout.models.encoder import layers, network
+from flatout.models.encoder.attention import Scores
+from tests.cli.test_export import WORDS as TAG_ROWS
+from tests.cli.test_export import tagged
+from tests.cli.test_recordings import train as train_cells
+from tests.cli.test_recordings import write_cells
+from tests.verbs import verb
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("rows") / "rows.csv"
+    file.write_text("text\n" + "\n".join(planted_rows()) + "\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with its export beside it."""
+    return exported_run(tmp_path_factory.mktemp("verify"), "bert")
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of a family with windows."""
+    return exported_run(tmp_path_factory.mktemp("windowed"), "modernbert")
+
+
+@pytest.fixture
+def copied(exported: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(exported, tmp_path / "run"))
+
+
+def test_all_forms_of_a_sound_run_hold_and_the_certificate_says_so(
+    exported: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verb("verify", exported, rows, "--out", tmp_path / "verify.json") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].removeprefix(f"{rows.parent}/") == "rows.csv: 40 rows; reference: the library's layers, alone, fp32"
+    assert said[-1] == "each form holds, 0 changed rows allowed"
+    assert len(said) == 8 and all("same answer in 40 of 40 rows" in line for line in said[1:-1])
+    found = json.loads((tmp_path / "verify.json").read_text())
+    assert found["holds"] and len(found["forms"]) == 6
+    assert 0 < max(form["largest_difference"] for form in found["forms"]) < 1e-4
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_an_export_is_found_and_named(
+    exported: Path, windowed: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    family, plant, cause = FAULTS[fault]
+    run = Path(shutil.copytree(exported if family == "bert" else windowed, tmp_path / "run"))
+    plant(run)
+    assert verb("verify", run, rows) == 1
+    said = capsys.readouterr().out
+    sound, judged = said.split(f"{run / 'export'}: transformers")
+    assert "looks like" not in sound
+    assert f"looks like: {cause}" in judged
+
+
+def test_shifted_positions_and_a_lost_window_of_the_flat_layers_are_found(
+    exported: Path, windowed: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(network, "_POSITIONS_AFTER_PADDING", {"bert"})
+    assert verb("verify", exported, rows) == 1
+    flat, _, others = capsys.readouterr().out.partition("padded, in batches")
+    assert flat.count("looks like: rows of any length, alone too: positions") == 4 and "looks like" not in others
+
+    monkeypatch.setattr(layers, "Scores", lambda scale, dropout, window: Scores(scale, dropout, None))
+    assert verb("verify", windowed, rows) == 1
+    flat, _, others = capsys.readouterr().out.partition("padded, in batches")
+    assert flat.count("changed: rows") == 4 and "looks like" not in others
+
+
+def test_anybody_s_folder_is_judged_by_transformers_row_by_row(
+    exported: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verb("verify", exported / "export", rows) == 0
+    assert capsys.readouterr().out.count("same answer in 40 of 40 rows") == 7
+    folder = Path(shutil.copytree(exported / "export", tmp_path / "theirs"))
+    change(folder / "tokenizer_config.json", model_input_names=["input_ids"])
+    assert verb("verify", folder, rows) == 1
+    assert "transformers, in batches" in (said := capsys.readouterr().out)
+    assert said.count("looks like: the rows beside a row") >= 3
+
+
+@pytest.mark.parametrize("kind", ["chunk", "forecast"])
+def test_recordings_are_held_to_each_alone(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train_cells(tmp_path / "runs", kind).folder
+    assert verb("verify", run, write_cells(tmp_path / "cells")) == 0
+    assert "reference: alone, fp32" in capsys.readouterr().out
+
+
+def test_words_with_tags_are_held_to_the_library_s_layers_and_the_export(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, file = tagged(tmp_path, "bert"), tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"tokens": row, "words": row, "text": row}) + "\n" for row in TAG_ROWS))
+    assert verb("export", run) == 0
+    capsys.readouterr()
+    assert verb("verify", run, file) == 0
+    assert capsys.readouterr().out.count(f"same answer in {len(TAG_ROWS)} of {len(TAG_ROWS)} rows") == 6
+
+
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "no tokenizer": (["FOLDER", "ROWS"], "RUN/export: no tokenizer in it. Name a folder with config.json"),
+    "labels of others": (["RUN", "ROWS", "--form", "OTHER"], "OTHER: its labels are yes, no, maybe, those of the run"),
+    "rows of another kind": (["RUN", "BITS"], "no column 'text' in"),
+    "no number": (["RUN", "ROWS", "--allow", "few"], "--allow: 'few' (a number of rows, or a percentage: 3, 0.1%)"),
+    "no rows": (["RUN", "ROWS", "--rows", "0"], "--rows: 0 (1 or more)"),
+    "forms of a folder": (["OTHER", "ROWS", "--form", "OTHER"], "--form: only a run has other forms"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_sentence(
+    copied: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: str
+) -> None:
+    other = Path(shutil.copytree(copied / "export", tmp_path / "other"))
+    change(other / "config.json", id2label={"0": "yes", "1": "no", "2": "maybe"})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (copied / "export" / name).unlink()
+    (tmp_path / "bits.csv").write_text("bits\n0101\n")
+    places = {"RUN": copied, "FOLDER": copied / "export", "ROWS": rows, "OTHER": other, "BITS": tmp_path / "bits.csv"}
+    words, message = MISTAKES[mistake]
+    if mistake in ("rows of another kind", "no number", "no rows"):
+        shutil.rmtree(copied / "export")
+    assert verb("verify", *(places.get(word, word) for word in words)) == 2
+    said = capsys.readouterr().err
+    for name, place in places.items():
+        said = said.replace(str(place), name)
+    assert message in said and "Traceback" not in said

@@ -1,0 +1,109 @@
+"""Exact answers: a row has the same bits beside any rows, in any order, for each kind of run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flatout import (
+    BiLSTMConfig,
+    BitMLPConfig,
+    BitsDataConfig,
+    HeadlinesConfig,
+    PeopleConfig,
+    TaggedTweetsConfig,
+    TextDataConfig,
+    TransformerConfig,
+    UserError,
+    fit,
+    load_predictor,
+)
+from flatout.bits.encodings import EncodingConfig
+from flatout.bits.task import GramsConfig
+from flatout.inference.forms import alone, mixed
+from flatout.inference.verify import parted
+from flatout.models.textcnn import TextCNNConfig
+from flatout.tasks.masked_language import MaskedLanguageConfig
+
+HEADLINES = HeadlinesConfig(rows=64, eval_rows=16, classes=3)
+SMALL: dict[str, Any] = {"hidden": 32, "layers": 2, "heads": 4}
+WORDS = np.array("senate ballot striker playoff comet orbit goal vote 42 the of".split())
+KINDS: dict[str, tuple[dict[str, Any], Any]] = {
+    "bilstm": ({"sample": HEADLINES}, BiLSTMConfig(embedding=9, hidden=11, pooling="attention")),
+    "textcnn": ({"sample": HEADLINES}, TextCNNConfig(embedding=9, filters=7)),
+    "flat encoder": ({"sample": HEADLINES}, TransformerConfig(**SMALL)),
+    "encoder with distances": ({"sample": HEADLINES}, TransformerConfig(family="deberta-v2", **SMALL)),
+    "encoder with windows": ({"sample": HEADLINES}, TransformerConfig(family="modernbert", **SMALL)),
+    "padded encoder": ({"sample": HEADLINES}, TransformerConfig(compute="padded", **SMALL)),
+    "tags": ({"sample": TaggedTweetsConfig(rows=64, eval_rows=16), "problem": "tags"}, TransformerConfig(**SMALL)),
+    "several labels": ({"problem": "multi", "label_delimiter": "|"}, BiLSTMConfig(embedding=9, hidden=11)),
+}
+
+
+def texts(count: int) -> list[str]:
+    random = np.random.default_rng(0)
+    return [" ".join(random.choice(WORDS, size)) for size in random.integers(1, 12, count)]
+
+
+def train(folder: Path, data: Any, model: Any, **settings: Any) -> Path:
+    data.cache, data.batch_size = str(folder / "cache"), 32
+    return fit(data, model, epochs=1, output=str(folder), logger="none", **settings).folder
+
+
+def assert_exact(run: Path, rows: list[Any]) -> None:
+    """The same numbers in random batches, in other ones, and alone, at most to the last bit."""
+    predictor = load_predictor(run, exact=True)
+    expected = [parted(answer) for answer in predictor.predict(rows)]
+    for seed in range(3):
+        assert [parted(answer) for answer in mixed(predictor, rows, seed)] == expected
+    assert [parted(answer) for answer in alone(predictor, rows[:9])] == expected[:9]
+    near = [parted(answer)[1] for answer in load_predictor(run).predict(rows)]
+    np.testing.assert_allclose(np.concatenate([n for _, n in expected]), np.concatenate(near), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_of_texts_has_the_same_bits_in_any_batch(tmp_path: Path, kind: str) -> None:
+    settings, model = KINDS[kind]
+    if kind == "several labels":
+        rows = texts(64)
+        labels = ["|".join(sorted({row.split()[0], row.split()[-1]})) for row in rows]
+        settings = settings | {"train": {"text": rows, "label": labels}}
+    assert_exact(train(tmp_path, TextDataConfig(**settings), model), texts(90))
+
+
+def test_an_encoding_has_the_same_bits_in_any_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
+    data = BitsDataConfig(sample=PeopleConfig(rows=150), encoding=EncodingConfig(size=256, hashes=4))
+    run = train(tmp_path, data, BitMLPConfig(widths=[13]), task=GramsConfig(exposure=False))
+    bits = np.random.default_rng(0).integers(0, 2, (90, 256))
+    assert_exact(run, ["".join(map(str, row)) for row in bits])
+
+
+def test_logits_have_the_same_bits_too(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    settings, model = KINDS["flat encoder"]
+    predictor, rows = (
+        load_predictor(train(tmp_path, TextDataConfig(**settings), model), exact=True),
+        pa.array(texts(90)),
+    )
+    order = np.random.default_rng(1).permutation(90)
+    expected = predictor.outputs(rows)
+    assert torch.equal(predictor.outputs(rows.take(pa.array(order))), expected[order])
+    parts = [predictor.outputs(rows.slice(start, 7)) for start in range(0, 90, 7)]
+    assert torch.equal(torch.cat(parts), expected)
+
+
+def test_masked_words_have_no_exact_answers(tmp_path: Path) -> None:
+    run = train(
+        tmp_path,
+        TextDataConfig(sample=HEADLINES, problem="none"),
+        TransformerConfig(**SMALL),
+        task=MaskedLanguageConfig(),
+    )
+    with pytest.raises(UserError, match="exact: a run on masked words answers in batches of any size"):
+        load_predictor(run, exact=True)
