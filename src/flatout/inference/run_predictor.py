@@ -319,8 +319,9 @@ class RunPredictor(ABC):
             tokens = Ragged(values, np.append(0, np.cumsum(lengths, dtype=np.int64)), lengths)
         order = np.arange(count)
         if self.exact:
-            lengths = tokens.lengths if isinstance(tokens, Ragged) else np.zeros(count)
-            order, rows_per_batch = fill_batches(lengths), EXACT_ROWS
+            is_ragged = isinstance(tokens, Ragged)
+            rows_per_batch = _EXACT_ROWS[Layout.of(self.model)] if is_ragged else _EXACT_ENCODINGS
+            order = fill_batches(tokens.lengths if is_ragged else np.zeros(count), rows_per_batch)
             tokens = _rows_of(tokens, order)
         split = StoreSplit("rows", len(order), {"tokens": tokens})
         plan = PlanSettings(rows_per_batch=rows_per_batch, layout=Layout.of(self.model), shuffle=False)
@@ -371,18 +372,18 @@ class RunPredictor(ABC):
         }
 
 
-EXACT_ROWS = 32
-"""Rows of a batch of exact answers: a multiple of the rows that products take at once, and of a vector's numbers."""
+_EXACT_ROWS, _EXACT_ENCODINGS = {Layout.flat: 16, Layout.padded: 32}, 128
+"""Rows of a batch of exact answers: multiples of the rows that products take at once, and of a vector's numbers."""
 
 
-def fill_batches(lengths: NDArray[Any]) -> NDArray[np.int64]:
+def fill_batches(lengths: NDArray[Any], size: int) -> NDArray[np.int64]:
     """Rows by length, those of each length again until they fill whole batches: so any batch of a length has one shape.
 
-    Where a product takes rows in fours or eights, a row gets the same sum in each place of such a batch, beside any
-    rows. Products of other shapes sum in another order, and the last values of an odd number are computed one by one.
+    In such a batch a row gets the same sums in each place, beside any rows. Products of other shapes sum in another
+    order, products of a few rows give each place a way of its own, and so do the last few numbers of a tensor.
     """
     of_length = [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
-    filled = [np.resize(rows, -(-len(rows) // EXACT_ROWS) * EXACT_ROWS) for rows in of_length]
+    filled = [np.resize(rows, -(-len(rows) // size) * size) for rows in of_length]
     return np.concatenate([*filled, np.empty(0, np.int64)])
 
 
