@@ -60,7 +60,8 @@ def _all(measured: Measured, suspects: str) -> Iterator[Finding]:
     rows, (rate, low, high) = measured.rows, measured.noise
     between = mixed_up(measured.suspects.joint, len(rows), 1)
     mixed = "".join(f", most between {rows.classes[a]} and {rows.classes[b]}" for a, b, _ in between)
-    what = f"{100 * rate:.1f} % of the labels look wrong ({100 * low:.1f} to {100 * high:.1f}){mixed}"
+    share = f"{100 * rate:.1f} % of the labels look wrong ({100 * low:.1f} to {100 * high:.1f})"
+    what = f"{len(measured.suspects.places):,} suspects, {share}{mixed}"
     step = f"Read {suspects} from the top, take out the rows that are right, train with data.exclude={suspects}"
     yield Finding(what, max(low, measured.without_suspects[1]), step)
     bound = measured.forecast
