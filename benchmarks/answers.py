@@ -36,7 +36,7 @@ from flatout import (
 from flatout.bits.encodings import EncodingConfig
 from flatout.bits.task import GramsConfig
 from flatout.data.samples.headlines import HeadlinesTable
-from flatout.inference.export import export_encoder
+from flatout.inference.export import export_encoder, quiet_library
 from flatout.inference.forms import Form, forms_of_run, mixed, texts_of_folder, together
 from flatout.inference.verify import Verified, parted, verify
 from flatout.models.textcnn import TextCNNConfig
@@ -218,7 +218,9 @@ def _pipeline_claims(run: Path, rows: list[str], options: Options) -> Iterator[C
     export = run / "export"
     export.mkdir()
     export_encoder(lambda: load_predictor(run), export, export, onnx=False)
-    predictor, theirs = load_predictor(run), pipeline("text-classification", str(export), batch_size=32, device="cpu")
+    predictor = load_predictor(run)
+    with quiet_library():
+        theirs = pipeline("text-classification", str(export), batch_size=32, device="cpu")
     in_order = sorted(rows, key=len)
 
     def rate(answer: Callable[[list[str]], Any], given: list[str]) -> float:

@@ -61,6 +61,7 @@ def assert_exact(run: Path, rows: list[Any]) -> None:
     for seed in range(3):
         assert [parted(answer) for answer in mixed(predictor, rows, seed)] == expected
     assert [parted(answer) for answer in alone(predictor, rows[:9])] == expected[:9]
+    assert (note := predictor.notes()) and note[0].startswith("exact: ")
     near = [parted(answer)[1] for answer in load_predictor(run).predict(rows)]
     np.testing.assert_allclose(np.concatenate([n for _, n in expected]), np.concatenate(near), rtol=1e-4, atol=1e-6)
 

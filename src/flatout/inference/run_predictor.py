@@ -238,6 +238,8 @@ class RunPredictor(ABC):
     precision: Precision
     exact: bool = False
     """Whether an answer is the same bit for bit beside any rows, on this device."""
+    asked = computed = 0
+    """Rows of exact answers, and rows that were computed for them."""
 
     # What variants define.
 
@@ -277,7 +279,8 @@ class RunPredictor(ABC):
 
     def notes(self) -> list[str]:
         """What was found while files were read and answered."""
-        return []
+        more = f"{self.computed:,} rows computed for {self.asked:,}, as each length fills whole batches"
+        return [f"exact: {more}"] if self.asked else []
 
     @classmethod
     def require_exportable(cls, where: str, model: str, *, onnx: bool) -> None:
@@ -323,6 +326,7 @@ class RunPredictor(ABC):
             rows_per_batch = _EXACT_ROWS[Layout.of(self.model)] if is_ragged else _EXACT_ENCODINGS
             order = fill_batches(tokens.lengths if is_ragged else np.zeros(count), rows_per_batch)
             tokens = _rows_of(tokens, order)
+            self.asked, self.computed = self.asked + count, self.computed + len(order)
         split = StoreSplit("rows", len(order), {"tokens": tokens})
         plan = PlanSettings(rows_per_batch=rows_per_batch, layout=Layout.of(self.model), shuffle=False)
         for batch in Feed(split, plan, device=self.device):

@@ -212,7 +212,7 @@ class TagPredictor(RunPredictor):
         """How many words the model did not see, where there are any."""
         longest = f"data.max_length={self.max_length} of this run"
         what = f"words beyond {longest}: {self.lost_words:,}; each is answered O, entities among them are missed"
-        return [what] if self.lost_words else []
+        return [*RunPredictor.notes(self), *([what] if self.lost_words else [])]
 
 
 _ENTITIES = pa.list_(
