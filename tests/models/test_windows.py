@@ -20,6 +20,7 @@ from flatout.data.batches.flat_batch import FlatBatch, cut_batch, flat_batch
 from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
+from flatout.inference.forms import exported, through_library
 from flatout.inference.text import Predictor
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.models.encoder.windows import Windows
@@ -131,10 +132,16 @@ def test_a_run_on_windows_learns_predicts_and_exports_text_by_text(problem: str,
     plant, stone = predictor.outputs(long)[:, predictor.labels.classes.index("stone") if problem != "regression" else 0]
     assert plant < stone - 0.3
     assert len(predictor.predict(long.to_pylist())) == 2
+    torch.testing.assert_close(through_library(predictor).outputs(long), predictor.outputs(long), rtol=1e-5, atol=1e-5)
+    predictor.exact = True
+    beside = pa.concat_arrays([pa.array(["oak", "of " * 40]), long.take([1, 0])])
+    assert torch.equal(predictor.outputs(beside)[2:].flip(0), predictor.outputs(long))
     assert verb("export", tmp_path / "run") == 0
     assert "it answers one window of 16 tokens; a text has the mean of its windows' logits" in capsys.readouterr().out
     settings = json.loads((tmp_path / "run" / "export" / "tokenizer_config.json").read_text())
     assert settings["model_max_length"] == 16
+    with pytest.raises(UserError, match=r"its tokenizer cuts the texts that the run reads with data\.long=windows"):
+        exported(predictor, tmp_path / "run" / "export")
 
 
 def test_windows_are_refused_where_the_network_is_given(tmp_path: Path) -> None:

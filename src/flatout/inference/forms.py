@@ -23,6 +23,7 @@ from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.data.tables.roles import Roles
+from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.subwords import PAIR
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
@@ -123,6 +124,7 @@ def through_library(predictor: RunPredictor) -> RunPredictor:
         return predictor
     copied = replace(predictor, model=deepcopy(model))  # type: ignore[type-var]  # small matrices are merged in place
     padded = outputs_of(model).wrap(plain_model(copied, is_scaled=False), Compute.padded, model.separator_id)
+    padded.window, padded.joins = model.window, model.joins
     return replace(predictor, model=padded.eval())  # type: ignore[type-var]
 
 
@@ -223,6 +225,8 @@ class OnnxRecordings(SequencePredictor):
 
 def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:
     """What answers texts from an exported folder of a run, by name."""
+    what = f"its tokenizer cuts the texts that the run reads with data.long={predictor.long_texts.kind}"
+    require(predictor.long_texts.kind is Long.cut, str(folder), what, hint="Leave it out.")
     opened, own = FolderPredictor.of_folder(folder), predictor.labels.classes
     found = opened.labels.classes
     has_names = predictor.labels.problem is not Problem.regression
