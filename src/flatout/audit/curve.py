@@ -1,7 +1,8 @@
 """What more rows would bring: a power law through the errors at an eighth, a quarter, a half and all of the rows.
 
 Each fold has a curve of its own, so the forecast has an interval: folds are drawn again, and errors with them. The law
-falls to nothing (`a n^-b`) or to a floor (`a n^-b + c`): four points cannot tell which, so the interval spans both.
+falls to nothing (`a n^-b`) or to a floor (`a n^-b + c`), or begins at the last doubling: with few rows a model is near
+chance, and its errors fall faster later. Four points cannot tell which, so the interval spans all three.
 """
 
 from __future__ import annotations
@@ -52,17 +53,18 @@ def forecast(
     for _ in range(_DRAWS):
         drawn = errors[random.integers(0, len(errors), len(errors))].mean(axis=0)
         spread = np.sqrt(drawn * (1 - drawn) / (judged * len(errors))) / 2  # the sizes share their judged rows
-        for has_floor in (False, True):
-            gains.append(_gain(sizes, drawn + random.normal(0, spread), rows_now, more, has_floor))
-    mean = [_gain(sizes, errors.mean(axis=0), rows_now, more, has_floor) for has_floor in (False, True)]
+        gains += _gains(sizes, drawn + random.normal(0, spread), rows_now, more)
+    mean = _gains(sizes, errors.mean(axis=0), rows_now, more)
     low, high = np.quantile(gains, [0.025, 0.975])
     return Forecast(more, float(np.mean(mean)), float(low), float(high))
 
 
-def _gain(sizes: NDArray, errors: NDArray, rows_now: int, more: int, has_floor: bool) -> float:
-    law = _fit(sizes / sizes[-1], np.maximum(errors, 1e-4), has_floor)
-    now, then = (law(np.array(rows / sizes[-1])) for rows in (rows_now, rows_now + more))
-    return float(now - then)
+def _gains(sizes: NDArray, errors: NDArray, rows_now: int, more: int) -> list[float]:
+    """The gain by each of the three laws."""
+    shares, errors = sizes / sizes[-1], np.maximum(errors, 1e-4)
+    laws = [_fit(shares, errors, False), _fit(shares, errors, True), _fit(shares[-2:], errors[-2:], False)]
+    now, then = np.array([rows_now, rows_now + more]) / sizes[-1]
+    return [float(law(now) - law(then)) for law in laws]
 
 
 def _fit(sizes: NDArray, errors: NDArray, has_floor: bool) -> Callable[[NDArray], NDArray]:
