@@ -215,6 +215,9 @@ MISTAKES = [
     (["predict", "RUN", "nowhere.csv"], "FILE: no such file: nowhere.csv"),
     (["predict", "RUN", "ROWS", "--text", "txt"], "--text: no column 'txt'"),
     (["predict", "RUN", "ROWS", "--out", "rows.xlsx"], "--out: cannot write .xlsx (.csv, .jsonl, .parquet)"),
+    (["predict", "RUN", "ROWS", "--part", "1/2"], "--part: is of many files. Write --out FOLDER/"),
+    (["predict", "RUN", "ROWS", "--out", "many/", "--part", "3/2"], "--part: '3/2' (I/N with I from 1 to N). Write"),
+    (["predict", "RUN", "nowhere/*.csv", "--out", "many/"], "FILE: no file fits nowhere/*.csv. Name a folder,"),
     (["evaluate", "RUN", "ROWS", "--label", "id"], "labels that the run does not know: '1', '2', '3'"),
     (["predict", "RUN", "ROWS", "--device", "gpu"], "--device: no device 'gpu' here (auto, cpu"),
     (["predict", "RUN", "ROWS", "--top-k", "-1"], "--top-k: -1 (1 or more)"),
@@ -242,6 +245,24 @@ def test_a_mistake_is_one_message_and_exit_code_2(finished, rows, capsys, argume
     said = capsys.readouterr().err
     assert message in said
     assert "Traceback" not in said
+
+
+def test_a_folder_is_answered_file_by_file_in_parts_and_what_is_answered_stays(finished, rows, tmp_path, capsys):
+    given, out = tmp_path / "given", tmp_path / "out"
+    given.mkdir()
+    for number in range(3):
+        (given / f"{number}.csv").write_text(Path(rows).read_text() + f"{number},ballot,politics\n" * number)
+    (given / "2.csv").rename(given / "2.tsv.csv")
+    assert verb("predict", finished.folder, given, "--out", f"{out}/", "--part", "2/2") == 0
+    assert [path.name for path in out.iterdir()] == ["1.csv"]
+    before = (out / "1.csv").stat()
+    assert verb("predict", finished.folder, f"{given}/*.csv", "--out", out) == 0
+    said = capsys.readouterr()
+    assert "1 file of 3 answered before" in said.err and f"written to {out}: 8 rows" in said.out
+    assert (out / "1.csv").stat().st_mtime_ns == before.st_mtime_ns
+    for path in given.iterdir():
+        assert verb("predict", finished.folder, path, "--out", tmp_path / "alone.csv") == 0
+        assert (out / path.name).read_bytes() == (tmp_path / "alone.csv").read_bytes()
 
 
 def test_a_failed_prediction_leaves_no_half_file(finished, tmp_path):

@@ -12,7 +12,7 @@ import codecs
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -20,8 +20,9 @@ from pathlib import Path
 import torch
 import yaml
 
+from flatout.data.checks.findings import counted
 from flatout.data.store.progress import Progress
-from flatout.data.tables.output import FORMATS, block_writer
+from flatout.data.tables.output import FORMATS, block_writer, told
 from flatout.data.tables.reading import ReadingConfig
 from flatout.distributed.ranks import why_no_gpu
 from flatout.engine.precision import Precision
@@ -46,33 +47,90 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--names", metavar="FILE", help="known names, one a line, to rebuild texts with")
     add_reading(parser)
     add_computing(parser)
-    parser.add_argument("--out", metavar="FILE", help=f"{', '.join(FORMATS)} (default: csv on standard output)")
+    text = f"{', '.join(FORMATS)} (default: csv on standard output); FOLDER/: a file of answers for each file"
+    parser.add_argument("--out", metavar="FILE", help=text)
+    parser.add_argument("--part", metavar="I/N", help="of the files, every N-th from the I-th on, for --out FOLDER/")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    predictors = load_predictors(arguments)
-    predictor, options = predictors[0], file_options(arguments)
+    predictors, options = load_predictors(arguments), file_options(arguments)
     if options.top_k < 0:
         raise UserError("--top-k", f"{options.top_k}", allowed="1 or more")
-    with readable(arguments.file, "predict") as file:
-        table = predictor.open(file, "predict", reading_of(arguments))
-        for name in (name for name in _OPTIONS if name not in predictor.options):
-            what = f"this run answers {predictor.answers_to}"
-            require(not getattr(options, name), f"--{name.replace('_', '-')}", what, hint="Leave it out.")
-        with block_writer(arguments.out, reads=file) as write, Progress() as progress:
-            advance, rows, replaced = progress.task("predicting"), 0, list[str]()
-            for found in predictor.answer_table(table, options, predictors):
-                write(found.block)
-                advance(found.done)
-                rows += found.block.num_rows
-                replaced = found.replaced
-    if replaced:
-        names = ", ".join(replaced)
-        print(f"{table.name}: {names} left out: the answers have columns of that name", file=sys.stderr)
-    for line in predictor.notes():
+    for name in (name for name in _OPTIONS if name not in predictors[0].options):
+        what = f"this run answers {predictors[0].answers_to}"
+        require(not getattr(options, name), f"--{name.replace('_', '-')}", what, hint="Leave it out.")
+    reading = reading_of(arguments)
+    if arguments.out is not None and (arguments.out.endswith("/") or Path(arguments.out).is_dir()):
+        files = part_of(files_in(arguments.file), arguments.part)
+        rows = answer_files(
+            files, Path(arguments.out), lambda file, out: answer(file, out, predictors, options, reading)
+        )
+    else:
+        require(
+            arguments.part is None, "--part", "is of many files", hint="Write --out FOLDER/ for a folder of answers."
+        )
+        with readable(arguments.file, "predict") as file:
+            rows = answer(file, arguments.out, predictors, options, reading)
+    for line in predictors[0].notes():
         print(line, file=sys.stderr)
     if arguments.out is not None:
         print(f"written to {arguments.out}: {rows:,} rows")
+
+
+def answer(
+    file: str, out: str | None, predictors: list[RunPredictor], options: FileOptions, reading: ReadingConfig
+) -> int:
+    """Answer a file; the number of its rows."""
+    table = predictors[0].open(file, "predict", reading)
+    with block_writer(out, reads=file) as write, Progress() as progress:
+        advance, rows, replaced = progress.task("predicting"), 0, list[str]()
+        for found in predictors[0].answer_table(table, options, predictors):
+            write(found.block)
+            advance(found.done)
+            rows += found.block.num_rows
+            replaced = found.replaced
+    if replaced:
+        names = ", ".join(replaced)
+        print(f"{table.name}: {names} left out: the answers have columns of that name", file=sys.stderr)
+    return rows
+
+
+# Many files, into a folder: each is answered once, whichever process began it.
+
+
+def files_in(given: str) -> list[Path]:
+    """The files of a folder or a pattern, in the order of their names."""
+    path = Path(given).expanduser()
+    found = path.iterdir() if path.is_dir() else path.parent.glob(path.name)
+    files = sorted(each for each in found if each.is_file() and not each.name.startswith("."))
+    hint = "Name a folder, a quoted pattern, or a file."
+    require(bool(files), "FILE", f"no file fits {given}", hint=hint)
+    return files
+
+
+def part_of(files: list[Path], part: str | None) -> list[Path]:
+    """The files of one part of many, as `2/8` names it: every eighth from the second on."""
+    if part is None:
+        return files
+    number, _, count = part.partition("/")
+    are_numbers = number.isdecimal() and count.isdecimal()
+    is_known = are_numbers and 1 <= int(number) <= int(count)
+    require(is_known, "--part", repr(part), allowed="I/N with I from 1 to N", hint="Write --part 2/8.")
+    return files[int(number) - 1 :: int(count)]
+
+
+def answer_files(files: list[Path], folder: Path, answer_one: Callable[[str, str], int]) -> int:
+    """Answer each file that has no answers yet into a file of its name; the number of rows."""
+    with told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    outs = {file: folder / (file.name if file.suffix in FORMATS else f"{file.name}.csv") for file in files}
+    for file, out in outs.items():
+        is_input = out.exists() and out.samefile(file)
+        require(not is_input, "--out", f"{out} is a file that is read", hint="Name another folder.")
+    waiting = {file: out for file, out in outs.items() if not out.exists()}
+    if len(waiting) < len(files):
+        print(f"{counted(len(files) - len(waiting), 'file')} of {len(files)} answered before", file=sys.stderr)
+    return sum(answer_one(str(file), str(out)) for file, out in waiting.items())
 
 
 # What `evaluate` has in common with it: the file that is given, the devices, and the run on each of them.

@@ -40,7 +40,7 @@ def block_writer(out: str | None, *, reads: str | None = None) -> Iterator[Calla
         raise UserError("--out", f"{path} is the file that is read", hint="Name another file.")
     beside, is_there = path.with_name(f".{path.name}-{os.getpid()}"), path.exists()
     try:
-        with _told(path):
+        with told(path):
             file = beside.open("wb")
         with file:
             write, close = _format_writer(file, path.suffix)
@@ -50,7 +50,7 @@ def block_writer(out: str | None, *, reads: str | None = None) -> Iterator[Calla
                 with suppress(Exception):  # pyarrow ends a file that is open; the first error is the one to show
                     close(is_whole=False)
                 raise
-            with _told(path):
+            with told(path):
                 close()
                 file.flush()
                 beside.replace(path)
@@ -62,7 +62,7 @@ def block_writer(out: str | None, *, reads: str | None = None) -> Iterator[Calla
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def told(path: Path) -> Iterator[None]:
     """Turn a refusal of the disk into one message."""
     try:
         yield
@@ -72,7 +72,7 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def _write_told(path: Path, write: Callable[[pa.RecordBatch], None], block: pa.RecordBatch) -> None:
-    with _told(path):
+    with told(path):
         write(block)
 
 
