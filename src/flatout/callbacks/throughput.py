@@ -3,6 +3,8 @@
 Rows of a `FlatBatch` are its real rows, over all ranks. Of any other batch they are the length of its first tensor,
 and its tokens are not known: then there are no curves of tokens. A model with a method `training_flops(lengths)` has
 a curve of MFU where the peak of the device is known, or is given. A batch costs four additions on the host.
+
+`FetchTimes` measures what batches take to come out of a loader, apart from all that Lightning does between two batches.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch import Tensor
 from flatout.callbacks.clock import FIRST_STEPS, Stretches, Sums
 from flatout.callbacks.curve_source import CurveSource, restore_distance, state_of
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.engine.lightning_internals import set_fetch_hooks
 from flatout.engine.peaks import Peak, known_peak
 from flatout.models.contract import Network, contract
 
@@ -154,3 +157,42 @@ def rows_of(batch: Any, depth: int = 3) -> int:
     else:
         parts = list(getattr(batch, "__dict__", {}).values())
     return next((rows for part in parts if depth and (rows := rows_of(part, depth - 1))), 0)
+
+
+class FetchTimes(L.Callback):
+    """Seconds of each fetch; the first of a later epoch counts from its start, in which workers may start."""
+
+    def __init__(self) -> None:
+        self._fetched, self._seconds, self._asked = 0, 0.0, 0.0
+        self._is_starting = False
+        self.loader: Any = None
+        """What was read; a Trainer forgets it when it evaluates."""
+
+    @property
+    def ms(self) -> float | None:
+        """Of a batch, without those of the first few steps; None where nothing was seen."""
+        count = self._fetched - FIRST_STEPS
+        return 1000 * self._seconds / count if count > 0 else None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        set_fetch_hooks(trainer, self._ask, self._receive)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._asked, self._is_starting = time.perf_counter(), True
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.loader = trainer.train_dataloader
+        set_fetch_hooks(trainer, None, None)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        set_fetch_hooks(trainer, None, None)
+
+    def _ask(self) -> None:
+        if not self._is_starting:
+            self._asked = time.perf_counter()
+        self._is_starting = False
+
+    def _receive(self) -> None:
+        self._fetched += 1
+        if self._fetched > FIRST_STEPS:
+            self._seconds += time.perf_counter() - self._asked

@@ -16,14 +16,13 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from flatout.callbacks.fetch_times import FetchTimes
 from flatout.callbacks.hardware_monitor import HardwareMonitor, hardware_of
 from flatout.callbacks.loggers import RunLoggers, RunPlace, build_loggers
 from flatout.callbacks.profile_steps import ProfileConfig, ProfileSteps
 from flatout.callbacks.progress_line import ProgressLine
 from flatout.callbacks.run_curves import Listener, MetricsFile, RunCurves
 from flatout.callbacks.step_timer import StepTimer
-from flatout.callbacks.throughput import Throughput
+from flatout.callbacks.throughput import FetchTimes, Throughput
 from flatout.checkpoints.exact import ExactCheckpoint
 from flatout.checkpoints.folder import FolderCheckpointIO
 from flatout.checkpoints.kept import CHECKPOINTS, Start

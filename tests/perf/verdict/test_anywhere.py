@@ -19,7 +19,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import flatout
 from flatout.callbacks import HardwareMonitor, StepTimer, Throughput, Verdict
-from flatout.callbacks.fetch_times import FetchTimes
+from flatout.callbacks.throughput import FetchTimes
 from flatout.engine import FastLoop
 from flatout.perf.verdict import anywhere, experiments, own_tries
 from flatout.perf.verdict.anywhere import in_python

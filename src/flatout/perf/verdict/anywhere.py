@@ -17,11 +17,10 @@ import lightning as L
 
 from flatout.callbacks.clock import FIRST_STEPS
 from flatout.callbacks.curve_source import CurveSource
-from flatout.callbacks.fetch_times import FetchTimes
 from flatout.callbacks.hardware_monitor import HardwareMonitor
 from flatout.callbacks.run_curves import RunCurves
 from flatout.callbacks.step_timer import StepTimer
-from flatout.callbacks.throughput import Throughput
+from flatout.callbacks.throughput import FetchTimes, Throughput
 from flatout.engine.lightning_internals import callbacks_of
 from flatout.engine.precision import LIGHTNING_NAMES, Precision
 from flatout.errors import require
