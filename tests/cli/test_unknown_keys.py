@@ -46,9 +46,9 @@ def test_training_names_the_nearest_key_and_the_list(words, tmp_path, monkeypatc
 
 
 VERBS = {
-    "chek news.csv": "python -m flatout: no verb 'chek' (check, predict, tune,",
+    "chek news.csv": "python -m flatout: no verb 'chek' (check, build, predict, tune,",
     "chekc news.csv": "Did you mean 'check'?",
-    "": "python -m flatout: no verb is named (check, predict, tune,",
+    "": "python -m flatout: no verb is named (check, build, predict, tune,",
     "bench headline": "Did you mean 'headlines'?",
     "ladder +ladder=headline": "+ladder: no ladder 'headline' (battery, bloom,",
     "ladder headline": "ladder headline: sets nothing (ladders: battery, bloom, headlines, lyrics, tweets). "

@@ -112,15 +112,15 @@ DEFECTS = [
     Defect(
         "entities that were cut off do not count as missed",
         "tasks/tagging.py",
-        "counts[0] += self._lost",
-        "counts[0] += 0 * self._lost",
+        "unflatten(0, (3, -1)) + self._lost",
+        "unflatten(0, (3, -1)) + 0 * self._lost",
         "tests/tasks/test_tagging.py",
     ),
     Defect(
         "answers and labels are swapped in the metrics",
         "tasks/metrics.py",
-        "correct, targets, answers = counts.diag(), counts.sum(1), counts.sum(0)",
-        "correct, targets, answers = counts.diag(), counts.sum(0), counts.sum(1)",
+        "correct, targets, answers, rows = counts.diag(), counts.sum(1), counts.sum(0)",
+        "correct, targets, answers, rows = counts.diag(), counts.sum(0), counts.sum(1)",
         "tests/tasks/test_metrics.py",
     ),
     Defect(

@@ -32,7 +32,7 @@ from flatout.engine.run_length import validations
 from flatout.errors import UserError
 from flatout.run.kinds import kind_of
 from flatout.run.launch import RunJob
-from flatout.sweep.searched import FILE, Searched, read_asked
+from flatout.sweep.searched import FILE, Searched
 from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
 from flatout.sweep.study import JOURNAL, Choice, Interval, Part, Study, grid
 from flatout.sweep.sweep import confirm
@@ -396,13 +396,16 @@ def test_a_sweep_that_is_begun_twice_or_taken_up_with_another_space_is_refused(t
     assert code == 2 and "was begun with model.hidden: 8, 16, 24, and now it is 8, 32" in said
     code, said = verbally(capsys, "resume", str(folder), TRUST, "trainer.max_epochs=9")
     assert code == 2 and "was begun with other settings: " in said and "trainer.max_epochs=9" in said
-    asked = read_asked(folder)
-    (folder / FILE).write_text(json.dumps(asked)[:40])
-    code, said = verbally(capsys, "resume", str(folder))
-    assert code == 2 and f"{folder / FILE}: cannot be read" in said
-    (folder / FILE).write_text("{}")
-    code, said = verbally(capsys, "resume", str(folder))
-    assert code == 2 and said == f"{folder / FILE}: is not what a sweep writes there. Start a new sweep.\n"
+
+
+def test_a_sweep_whose_settings_are_damaged_is_refused(tmp_path, capsys):
+    file = tmp_path / FILE
+    file.write_text('{"schema": 1, "wor')
+    code, said = verbally(capsys, "resume", str(tmp_path))
+    assert code == 2 and f"{file}: cannot be read" in said
+    file.write_text("{}")
+    code, said = verbally(capsys, "resume", str(tmp_path))
+    assert code == 2 and said == f"{file}: is not what a sweep writes there. Start a new sweep.\n"
 
 
 def test_every_trial_of_a_sweep_that_meets_a_crash_and_a_hang_is_accounted_for(tmp_path, capfd):
