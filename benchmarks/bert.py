@@ -50,7 +50,7 @@ from flatout.engine.precision import (
     fast_fp32_products,
     product_type,
 )
-from flatout.errors import UserError
+from flatout.errors import UserError, did_you_mean, require
 from flatout.models.encoder.transformer import Compute, Outputs, Transformer, TransformerConfig
 from flatout.run.launch import fit
 
@@ -68,10 +68,12 @@ def claims(options: Options) -> Iterator[Claim]:
     except ImportError:
         hint = "Install it with pip install 'flatout[bench]'."
         raise UserError("bench bert", "transformers' Trainer needs the package accelerate", hint=hint) from None
+    parts = [part for name, part in _PARTS.items() if options.only is None or options.only in name]
+    hint = did_you_mean(options.only or "", _PARTS)
+    require(bool(parts), "--only", f"no part {options.only!r}", allowed=", ".join(_PARTS), hint=hint)
     with tempfile.TemporaryDirectory() as folder:
-        for name, part in _PARTS.items():
-            if options.only is None or options.only in name:
-                yield from part(Path(folder), options)
+        for part in parts:
+            yield from part(Path(folder), options)
 
 
 def _short_claims(folder: Path, options: Options) -> Iterator[Claim]:

@@ -217,7 +217,7 @@ MISTAKES = [
     (["predict", "RUN", "ROWS", "--out", "rows.xlsx"], "--out: cannot write .xlsx (.csv, .jsonl, .parquet)"),
     (["predict", "RUN", "ROWS", "--part", "1/2"], "--part: is of many files. Write --out FOLDER/"),
     (["predict", "RUN", "ROWS", "--out", "many/", "--part", "3/2"], "--part: '3/2' (I/N with I from 1 to N). Write"),
-    (["predict", "RUN", "nowhere/*.csv", "--out", "many/"], "FILE: no file fits nowhere/*.csv. Name a folder,"),
+    (["predict", "RUN", "nowhere/*.csv", "--out", "many/"], "FILE: no file fits nowhere/*.csv. Patterns are"),
     (["evaluate", "RUN", "ROWS", "--label", "id"], "labels that the run does not know: '1', '2', '3'"),
     (["predict", "RUN", "ROWS", "--device", "gpu"], "--device: no device 'gpu' here (auto, cpu"),
     (["predict", "RUN", "ROWS", "--top-k", "-1"], "--top-k: -1 (1 or more)"),

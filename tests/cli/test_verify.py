@@ -115,6 +115,7 @@ def test_words_with_tags_are_held_to_the_library_s_layers_and_the_export(
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "no tokenizer": (["FOLDER", "ROWS"], "RUN/export: no tokenizer in it. Name a folder with config.json"),
+    "a damaged ONNX file": (["RUN", "ROWS", "--form", "OTHER"], "OTHER/model.onnx: onnxruntime cannot read it ("),
     "labels of others": (["RUN", "ROWS", "--form", "OTHER"], "OTHER: its labels are yes, no, maybe, those of the run"),
     "rows of another kind": (["RUN", "BITS"], "no column 'text' in"),
     "no number": (["RUN", "ROWS", "--allow", "few"], "--allow: 'few' (a number of rows, or a percentage: 3, 0.1%)"),
@@ -128,7 +129,10 @@ def test_a_mistake_is_one_sentence(
     copied: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: str
 ) -> None:
     other = Path(shutil.copytree(copied / "export", tmp_path / "other"))
-    change(other / "config.json", id2label={"0": "yes", "1": "no", "2": "maybe"})
+    if mistake == "a damaged ONNX file":
+        (other / "model.onnx").write_bytes(b"no graph")
+    else:
+        change(other / "config.json", id2label={"0": "yes", "1": "no", "2": "maybe"})
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (copied / "export" / name).unlink()
     (tmp_path / "bits.csv").write_text("bits\n0101\n")

@@ -1,8 +1,8 @@
 """What more rows would bring: a power law through the errors at an eighth, a quarter, a half and all of the rows.
 
 Each fold has a curve of its own, so the forecast has an interval: folds are drawn again, and errors with them. The law
-falls to nothing (`a n^-b`) or to a floor (`a n^-b + c`), or begins at the last doubling: with few rows a model is near
-chance, and its errors fall faster later. Four points cannot tell which, so the interval spans all three.
+falls to nothing (`a n^-b`), or to a floor (`a n^-b + c`), or begins at the last doubling. With few rows a model is near
+chance, so its errors fall faster later. Four points cannot tell which, so the interval spans all three.
 """
 
 from __future__ import annotations
@@ -79,6 +79,6 @@ def _fit(sizes: NDArray, errors: NDArray, has_floor: bool) -> Callable[[NDArray]
 
 
 def round_number(rows: float) -> int:
-    """A number of rows that a person would name: 1, 2 or 5 and zeros."""
+    """A number of rows as people name them: 1, 2 or 5 and zeros."""
     power = 10 ** int(np.floor(np.log10(max(1.0, rows))))
     return int(max(step * power for step in (1, 2, 5) if step * power <= max(1.0, rows)))

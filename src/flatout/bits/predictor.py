@@ -178,13 +178,13 @@ class GramPredictor(RunPredictor):
             count, tokens = len(encodings[1]), known_numbers(encodings, self.numbers)
         else:
             count, tokens = len(encodings), np.ascontiguousarray(encodings)
-        found = torch.empty(count, self.labels.num_outputs)
+        found: Tensor | None = None
         with answering(self.precision, self.device):
             for batch in self.batches(tokens, count, _ROWS_A_BATCH):
                 answers = even_sigmoid(logits(batch).float().cpu())
-                found = found if found.shape[1] == answers.shape[1] else answers.new_empty(count, answers.shape[1])
+                found = answers.new_empty(count, answers.shape[1]) if found is None else found
                 found[batch.rows] = answers
-        return found
+        return torch.empty(0, self.labels.num_outputs) if found is None else found
 
     def rows(self, table: Table, options: FileOptions) -> Iterator[Any]:
         column = options.bits or self.bits_column

@@ -75,7 +75,7 @@ def _number(key: str, value: str) -> Any:
 
 
 def _words_of_run(folder: Path) -> list[str]:
-    """What a run was told of its data."""
+    """The words of a run that are about its data."""
     file = folder / "overrides.txt"
     if not file.is_file():
         what = f"no run in {folder}" if folder.is_dir() else f"no such folder: {folder}"

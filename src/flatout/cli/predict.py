@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from flatout.data.checks.findings import counted
 from flatout.data.store.progress import Progress
 from flatout.data.tables.output import FORMATS, block_writer, told
 from flatout.data.tables.reading import ReadingConfig
+from flatout.data.tables.sources import files_in
 from flatout.distributed.ranks import why_no_gpu
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, as_choice, require, settings_of
@@ -32,6 +34,7 @@ from flatout.run.kinds import load_predictor
 from flatout.run.run_folder import SETTINGS
 
 FILES = "csv, tsv, json, jsonl, parquet, arrow, npy or hdf5"
+_OTHER = "Name another folder."
 _OPTIONS = ("text", "top_k", "bits", "rebuild", "names")
 
 
@@ -61,14 +64,12 @@ def run(arguments: argparse.Namespace) -> None:
         require(not getattr(options, name), f"--{name.replace('_', '-')}", what, hint="Leave it out.")
     reading = reading_of(arguments)
     if arguments.out is not None and (arguments.out.endswith("/") or Path(arguments.out).is_dir()):
-        files = part_of(files_in(arguments.file), arguments.part)
-        rows = answer_files(
-            files, Path(arguments.out), lambda file, out: answer(file, out, predictors, options, reading)
-        )
+        files = part_of(files_in(arguments.file, "FILE"), arguments.part)
+        answer_one = partial(answer, predictors=predictors, options=options, reading=reading)
+        rows = answer_files(files, Path(arguments.out), answer_one)
     else:
-        require(
-            arguments.part is None, "--part", "is of many files", hint="Write --out FOLDER/ for a folder of answers."
-        )
+        hint = "Write --out FOLDER/ for a folder of answers."
+        require(arguments.part is None, "--part", "is of many files", hint=hint)
         with readable(arguments.file, "predict") as file:
             rows = answer(file, arguments.out, predictors, options, reading)
     for line in predictors[0].notes():
@@ -98,17 +99,7 @@ def answer(
 # Many files, into a folder: each is answered once, whichever process began it.
 
 
-def files_in(given: str) -> list[Path]:
-    """The files of a folder or a pattern, in the order of their names."""
-    path = Path(given).expanduser()
-    found = path.iterdir() if path.is_dir() else path.parent.glob(path.name)
-    files = sorted(each for each in found if each.is_file() and not each.name.startswith("."))
-    hint = "Name a folder, a quoted pattern, or a file."
-    require(bool(files), "FILE", f"no file fits {given}", hint=hint)
-    return files
-
-
-def part_of(files: list[Path], part: str | None) -> list[Path]:
+def part_of(files: list[str], part: str | None) -> list[str]:
     """The files of one part of many, as `2/8` names it: every eighth from the second on."""
     if part is None:
         return files
@@ -119,18 +110,21 @@ def part_of(files: list[Path], part: str | None) -> list[Path]:
     return files[int(number) - 1 :: int(count)]
 
 
-def answer_files(files: list[Path], folder: Path, answer_one: Callable[[str, str], int]) -> int:
+def answer_files(files: list[str], folder: Path, answer_one: Callable[[str, str], int]) -> int:
     """Answer each file that has no answers yet into a file of its name; the number of rows."""
     with told(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    outs = {file: folder / (file.name if file.suffix in FORMATS else f"{file.name}.csv") for file in files}
-    for file, out in outs.items():
-        is_input = out.exists() and out.samefile(file)
-        require(not is_input, "--out", f"{out} is a file that is read", hint="Name another folder.")
-    waiting = {file: out for file, out in outs.items() if not out.exists()}
+    named, waiting = set[Path](), dict[str, Path]()
+    for file in map(Path, files):
+        require(not folder.samefile(file.parent), "--out", f"{folder} holds the files that are read", hint=_OTHER)
+        out = folder / (file.name if file.suffix in FORMATS else f"{file.name}.csv")
+        require(out not in named, "--out", f"two files are called {file.name}", hint="Answer each folder by itself.")
+        named.add(out)
+        if not out.exists():
+            waiting[str(file)] = out
     if len(waiting) < len(files):
         print(f"{counted(len(files) - len(waiting), 'file')} of {len(files)} answered before", file=sys.stderr)
-    return sum(answer_one(str(file), str(out)) for file, out in waiting.items())
+    return sum(answer_one(file, str(out)) for file, out in waiting.items())
 
 
 # What `evaluate` has in common with it: the file that is given, the devices, and the run on each of them.
@@ -206,7 +200,7 @@ def add_computing(parser: argparse.ArgumentParser) -> None:
 
 
 def file_options(arguments: argparse.Namespace) -> FileOptions:
-    """What was said about the file."""
+    """The options about the file."""
     names = {each.name for each in fields(FileOptions)}
     return FileOptions(**{name: value for name, value in vars(arguments).items() if name in names})
 

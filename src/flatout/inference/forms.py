@@ -1,16 +1,18 @@
 """The forms in which one model answers: its own layers, the library's, a folder of transformers, an ONNX file.
 
-Each is a predictor, so all that asks a run can ask them. The reference is fp32 on the CPU, each row alone; of an
-encoder through the library's own layers, so that it shares no attention, padding or batch with what is judged. A folder
-is asked as anybody would: its tokenizer pads and cuts, its configuration names the outputs.
+Each is a predictor, so all that asks a run can ask them. The reference is fp32 on the CPU, each row alone. Of an
+encoder it goes through the library's own layers, so that it shares no attention, padding or batch with what is judged.
+A folder is asked as anybody would: its tokenizer pads and cuts, its configuration names the outputs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,7 +41,7 @@ _ROWS_AT_ONCE, _MOST_MIXED, _NO_LIMIT = 32, 40, 1 << 20
 _AS_USUAL = {"padding": True, "truncation": True, "return_tensors": "pt"}
 Ask = Callable[[Mapping[str, Tensor]], Tensor]
 """What a tokenizer gives, padded, as logits."""
-_FEWER_BITS = ("int8", "uint8", "quant", "16")
+_FEWER_BITS = ("int8", "quant", "16")
 """What names of files say of their numbers."""
 _PROBLEMS = {"multi_label_classification": Problem.multi, "regression": Problem.regression}
 
@@ -97,7 +99,7 @@ def forms_of_run(
     if library is not predictor:
         forms = [Form(f"{own}, alone", predictor, alone), *forms, Form("padded, in batches", library, together)]
     for other in beside:
-        full = replace(other, precision=Precision.fp32)  # type: ignore[type-var]
+        full = other.changed(precision=Precision.fp32)
         forms.append(Form(f"{own}, on {other.device}, fp32", full, together))
         forms.append(Form(f"{own}, on {other.device}", other, together, is_exact=False))
     return reference, forms + [_of_file(name, each) for name, each in files.items()]
@@ -122,10 +124,10 @@ def through_library(predictor: RunPredictor) -> RunPredictor:
     model = predictor.model
     if not isinstance(model, Transformer):
         return predictor
-    copied = replace(predictor, model=deepcopy(model))  # type: ignore[type-var]  # small matrices are merged in place
+    copied = predictor.changed(model=deepcopy(model))  # small matrices are merged in place
     padded = outputs_of(model).wrap(plain_model(copied, is_scaled=False), Compute.padded, model.separator_id)
     padded.window, padded.joins = model.window, model.joins
-    return replace(predictor, model=padded.eval())  # type: ignore[type-var]
+    return predictor.changed(model=padded.eval())
 
 
 def is_transformers_folder(folder: Path) -> bool:
@@ -137,12 +139,12 @@ def is_transformers_folder(folder: Path) -> bool:
     return isinstance(described, dict) and "model_type" in described
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class FolderPredictor(Predictor):
     """A folder of transformers, or an ONNX file in it, for texts."""
 
-    tokenizer: Any = None
-    ask: Ask = None  # type: ignore[assignment]
+    tokenizer: Any
+    ask: Ask
     where: str = ""
 
     @classmethod
@@ -159,7 +161,7 @@ class FolderPredictor(Predictor):
 
     def onnx(self, folder: Path) -> dict[str, RunPredictor]:
         """The ONNX files beside it, by name."""
-        return {name: replace(self, ask=ask, where=name) for name, ask in onnx_files(folder).items()}
+        return {name: replace(self, ask=ask, where=name) for name, ask in _asks_of(folder).items()}
 
     def run_flat(self) -> FolderPredictor | None:
         """The same weights through our flat layers; None for other families."""
@@ -187,12 +189,12 @@ class FolderPredictor(Predictor):
         return torch.cat(found) if found else torch.empty(0, self.labels.num_outputs)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class FolderTagger(TagPredictor):
     """A folder of transformers, or an ONNX file in it, for lists of words."""
 
-    tokenizer: Any = None
-    ask: Ask = None  # type: ignore[assignment]
+    tokenizer: Any
+    ask: Ask
 
     @torch.inference_mode()
     def tags(self, words: pa.Array, rows_per_batch: int = _ROWS_AT_ONCE) -> TaggedRows:
@@ -211,15 +213,15 @@ class FolderTagger(TagPredictor):
         return found
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class OnnxRecordings(SequencePredictor):
     """The ONNX file of a run on recordings, called sample by sample as a device would."""
 
-    file: Path | None = None
+    file: Path
 
     def answer(self, values: Any) -> Any:
-        assert self.file is not None
-        found = stream_onnx(self.file, values)
+        with _read_by("onnxruntime", self.file):
+            found = stream_onnx(self.file, values)
         return found[-1] if self.shape.labels else found
 
 
@@ -241,7 +243,7 @@ def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
 def tags_of_folder(predictor: TagPredictor, folder: Path) -> dict[str, RunPredictor]:
     """What answers words with tags from an exported folder of a run, by name."""
     net, tokenizer = open_folder(folder, Outputs([], "tags"))
-    asks = {f"{folder}: transformers": lambda given: net(**given).logits, **onnx_files(folder)}
+    asks = {f"{folder}: transformers": lambda given: net(**given).logits, **_asks_of(folder)}
     own = (predictor.model, predictor.vocabulary, names_of(net), predictor.max_length, predictor.roles)
     return {name: FolderTagger(*own, tokenizer=tokenizer, ask=ask) for name, ask in asks.items()}
 
@@ -249,7 +251,7 @@ def tags_of_folder(predictor: TagPredictor, folder: Path) -> dict[str, RunPredic
 def recordings_of_folder(predictor: SequencePredictor, folder: Path) -> dict[str, RunPredictor]:
     """What answers recordings from an exported folder of a run, by name."""
     own = {each.name: getattr(predictor, each.name) for each in fields(SequencePredictor) if each.init}
-    return {str(file): OnnxRecordings(**own, file=file) for file in sorted(folder.glob("*.onnx"))}
+    return {str(file): OnnxRecordings(**own, file=file) for file in onnx_files(folder)}
 
 
 def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
@@ -275,15 +277,20 @@ def open_folder(folder: Path, kind: Outputs) -> tuple[Any, Any]:
     hint = "Name a folder with config.json, model.safetensors and the tokenizer's files."
     has_tokens = any(next(folder.glob(name), None) for name in ("tokenizer.json", "vocab.*", "*.model"))
     require(has_tokens, str(folder), "no tokenizer in it", hint=hint)  # the library would make an empty one
+    with _read_by("transformers", folder, hint), quiet_library():
+        torch.manual_seed(0)  # of a head that the folder does not have
+        net = kind.auto_class.from_pretrained(folder, trust_remote_code=False, dtype=torch.float32).eval()
+        return net, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+@contextmanager
+def _read_by(library: str, place: Path, hint: str = "Export the run again.") -> Iterator[None]:
+    """Say of a file that a library cannot read what is wrong with it."""
     try:
-        with quiet_library():
-            torch.manual_seed(0)  # of a head that the folder does not have
-            net = kind.auto_class.from_pretrained(folder, trust_remote_code=False, dtype=torch.float32).eval()
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # no narrower class: the library and its tokenizers raise whatever a file makes them
+        yield
+    except Exception as error:  # no narrower class: each library raises whatever a damaged file makes it
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(str(folder), f"transformers cannot open it ({reason})", hint=hint) from None
-    return net, tokenizer
+        raise UserError(str(place), f"{library} cannot read it ({reason})", hint=hint) from None
 
 
 def names_of(net: Any) -> list[str]:
@@ -291,24 +298,30 @@ def names_of(net: Any) -> list[str]:
     return [str(net.config.id2label[number]) for number in range(net.config.num_labels)]
 
 
-def onnx_files(folder: Path) -> dict[str, Ask]:
-    return {str(file): ask_onnx(file) for file in sorted(folder.glob("*.onnx"))}
+def onnx_files(folder: Path) -> list[Path]:
+    """The ONNX files of a folder, which need a package of their own."""
+    files, hint = sorted(folder.glob("*.onnx")), "Install it with pip install 'flatout[onnx]'."
+    has_package = find_spec("onnxruntime") is not None
+    require(not files or has_package, str(folder), "needs the package onnxruntime for its ONNX file", hint=hint)
+    return files
+
+
+def _asks_of(folder: Path) -> dict[str, Ask]:
+    return {str(file): ask_onnx(file) for file in onnx_files(folder)}
 
 
 def ask_onnx(file: Path) -> Ask:
     """What an ONNX file answers to what a tokenizer gives."""
-    from importlib.util import find_spec
-
-    hint = "Install it with pip install 'flatout[onnx]'."
-    require(find_spec("onnxruntime") is not None, str(file), "needs the package onnxruntime", hint=hint)
     from onnxruntime import InferenceSession
 
-    session = InferenceSession(file, providers=["CPUExecutionProvider"])
+    with _read_by("onnxruntime", file):
+        session = InferenceSession(file, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
 
     def ask(given: Mapping[str, Tensor]) -> Tensor:
         if missing := [name for name in names if name not in given]:
             raise UserError(str(file), f"asks for {', '.join(missing)}, which the tokenizer beside it does not give")
-        return torch.from_numpy(session.run(None, {name: given[name].numpy() for name in names})[0])
+        with _read_by("onnxruntime", file):
+            return torch.from_numpy(session.run(None, {name: given[name].numpy() for name in names})[0])
 
     return ask

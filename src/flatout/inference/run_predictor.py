@@ -308,6 +308,12 @@ class RunPredictor(ABC):
             found.model.to(torch.device(device)).eval()
             return found
 
+    def changed(self, **fields: Any) -> Self:
+        """The same run, some fields of which are others."""
+        own: Any = self  # each kind of run is a dataclass, which this class does not know
+        found: Self = replace(own, **fields)
+        return found
+
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
@@ -384,7 +390,7 @@ def fill_batches(lengths: NDArray[Any], size: int) -> NDArray[np.int64]:
     """Rows by length, those of each length again until they fill whole batches: so any batch of a length has one shape.
 
     In such a batch a row gets the same sums in each place, beside any rows. Products of other shapes sum in another
-    order, products of a few rows give each place a way of its own, and so do the last few numbers of a tensor.
+    order. Products of a few rows give each place a way of its own, and so do the last few numbers of a tensor.
     """
     of_length = [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
     filled = [np.resize(rows, -(-len(rows) // size) * size) for rows in of_length]

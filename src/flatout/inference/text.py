@@ -97,9 +97,11 @@ class Predictor(RunPredictor):
         vocabulary, classes, roles = folder.vocabulary(), folder.labels(), folder.roles()
         labels, data = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"]), settings["data"]
         long_texts = LongTexts(**data.get("long_texts", {}))  # runs before had none
+        model: nn.Module
         if folder.has_encoder:
             encoder, _ = folder.encoder(Outputs(classes, settings["problem"]), roles)
-            encoder.window, model = long_texts.window, cast(nn.Module, encoder)
+            encoder.window = long_texts.window
+            model = encoder
         else:
             model = folder.network(num_outputs=len(classes), vocabulary_size=vocabulary.size)
         return cls(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout.errors import UserError
+from flatout.data.tables.output import told
 from flatout.inference.forms import Form, alone
 
 _APART = 1e-3
@@ -47,7 +47,7 @@ class Verified:
         return self.rows - self.same <= allowed and not self.is_off
 
     def line(self, width: int) -> str:
-        """As it is printed, with the changed rows below."""
+        """The line that is printed, with the changed rows below."""
         counted = f"same answer in {self.same:,} of {self.rows:,} rows"
         said = f"{self.name:{width}}  {counted}; largest difference {self.largest_difference:.1e}"
         if self.changed:
@@ -79,10 +79,8 @@ def write_certificate(file: Path, about: dict[str, Any], done: Sequence[Verified
     holds = all(each.holds(allowed) for each in done)
     versions = {name: version(name) for name in ("torch", "transformers")}
     found = {**about, "holds": holds, "forms": [each.as_dict(allowed) for each in done], "versions": versions}
-    try:
+    with told(file):
         file.write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
-    except OSError as error:
-        raise UserError("--out", f"cannot write {file}: {error.strerror}", hint="Name a file elsewhere.") from None
 
 
 def parted(answer: Any) -> Parted:

@@ -40,7 +40,7 @@ def make_lean(model: nn.Module) -> None:
 class LeanEmbedding(nn.Embedding):
     """An embedding that adds to one kept gradient while `keeps_gradient`.
 
-    Where somebody drops the gradient (`zero_grad`), the next backward pass clears the table and puts it back.
+    Where the gradient is dropped (`zero_grad`), the next backward pass clears the table and puts it back.
     """
 
     keeps_gradient = False

@@ -207,12 +207,8 @@ def share_processor(threads: int | None, ranks: Ranks, device: torch.device, fol
         folder.decision("allocator", "segments of a GPU's memory grow", why, evidence, prints=False)
     if threads is not None:
         there = os.cpu_count() or threads
-        require(
-            threads <= 4 * there,
-            "threads",
-            f"{threads:,}",
-            allowed=f"at most {4 * there}: this machine has {there} cores",
-        )
+        allowed = f"at most {4 * there}: this machine has {there} cores"
+        require(threads <= 4 * there, "threads", f"{threads:,}", allowed=allowed)
         torch.set_num_threads(threads)
         return
     has_own = "SLURM_CPUS_PER_TASK" in os.environ  # srun has divided them

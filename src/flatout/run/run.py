@@ -33,7 +33,7 @@ from flatout.run.parts import build_module, build_parts, open_data, place_feeds,
 from flatout.run.resolve import compile_network, exact_products, resolve, restore_threads, share_processor
 from flatout.run.resume import length_of, where_to_start
 from flatout.run.reuse import REUSE, reuse_frozen_layers
-from flatout.run.rival import find_rival
+from flatout.run.rival import add_rival
 from flatout.run.run_folder import SPLIT_ROWS, RunFolder, folder_of_one, open_run_folder, save_split_rows
 from flatout.run.trainer import build_training
 from flatout.run.training import evaluate, fit_to_end, load_best
@@ -89,10 +89,9 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
             seconds = training.checkpoints.seconds_before + time.perf_counter() - started
             summarise(module, feeds, training, seconds, folder)
             if feeds is not None:
-                kind, summary = kind_of(config.data), folder.summary
-                if kind.rival is not None and config.monitor.rival:
-                    summary.set("rival", find_rival(*kind.rival, data, summary.values, seconds, folder))
-                kind.report(module, predictor, feeds, summary.values, folder.path, folder)
+                kind = kind_of(config.data)
+                add_rival(kind.rival if config.monitor.rival else None, data, seconds, folder)
+                kind.report(module, predictor, feeds, folder.summary.values, folder.path, folder)
             write_reports(config, settings, module, per_class, charts, folder)
         return Result(folder.path, metrics, per_class, predictor, folder.summary.values, metric or "loss")
 

@@ -136,9 +136,7 @@ def unwritten_run(path: Path = Path()) -> Iterator[RunFolder]:
 
 def _close_early(place: RunFolder, error: BaseException, *, is_again: bool) -> None:
     """Say how a run ended before its end; what cannot be written then is not worth another error."""
-    own = {*place.files, SUMMARY, LOG}
-    if isinstance(error, UserError) and not is_again and {each.name for each in place.path.iterdir()} <= own:
-        _take_away(place.path, own)
+    if isinstance(error, UserError) and not is_again and _took_away(place):
         return
     place.log.keep(str(error) if isinstance(error, UserError | RunBroke) else traceback.format_exc())
     if not place.has_begun:
@@ -150,12 +148,16 @@ def _close_early(place: RunFolder, error: BaseException, *, is_again: bool) -> N
     place.log.say(f"{status}: {place.path}")
 
 
-def _take_away(path: Path, names: set[str]) -> None:
-    """A mistake that was found before anything was computed leaves no folder."""
-    for name in names:
-        (path / name).unlink(missing_ok=True)
+def _took_away(place: RunFolder) -> bool:
+    """Take away the folder of a mistake that was found before anything was computed; whether it was one."""
+    names = {*place.files, SUMMARY, LOG}
     with suppress(OSError):
-        path.rmdir()
+        if {each.name for each in place.path.iterdir()} <= names:
+            for name in names:
+                (place.path / name).unlink(missing_ok=True)
+            place.path.rmdir()
+            return True
+    return False
 
 
 def claim_folder(path: Path) -> Path:

@@ -24,6 +24,7 @@ from flatout.errors import RunBroke, UserError, as_seconds, require
 from flatout.files import write_atomically
 from flatout.report.page import read_curves
 from flatout.report.summary import read_summary
+from flatout.report.sweep_charts import is_number
 from flatout.report.sweep_page import PAGE, SweepReport, TrialRow, spread, write_sweep
 from flatout.sweep.trial import Board, Ending, Status, Trial
 from flatout.sweep.trials import endings, slots
@@ -69,16 +70,17 @@ def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) ->
     job = trials[0].job
     rows = [_row(trial, ending, of.folder) for trial, ending in zip(trials, ended, strict=True)]
     sign = 1 if job.mode == "max" else -1
-    best = max((row for row in rows if row.value is not None), key=lambda row: sign * (row.value or 0.0), default=None)
-    values = {
-        key: dict.fromkeys(row.params[key] for row in rows if key in row.params) for row in rows for key in row.params
-    }
+    judged = [row for row in rows if row.status == Status.complete and is_number(row.value)]
+    best = max(judged, key=lambda row: sign * (row.value or 0.0), default=None)
+    space: dict[str, dict[str, None]] = {}
+    for key, value in (pair for row in rows for pair in row.params.items()):
+        space.setdefault(key, {})[value] = None
     return SweepReport(
         name=job.config.name,
         command=of.again,
         metric=f"val/{job.metric}",
         mode=job.mode,
-        space={key: ", ".join(found) for key, found in values.items()},
+        space={key: ", ".join(values) for key, values in space.items()},
         log_keys=frozenset(),
         trials=rows,
         best_overrides="" if best is None else shlex.join([*of.train, *trials[rows.index(best)].overrides]),

@@ -2,7 +2,7 @@
 
 Everything lies in the sweep's folder: `sweep.json` (what was asked for), `journal.log` (Optuna's study), a run's folder
 for each trial, and `sweep.csv` and `sweep.html`. A sweep that was killed resumes from there.
-`confirmed.json` holds the best settings' results with other seeds. What a sweep has found is told by its table, its
+`confirmed.json` holds the best settings' results with other seeds. What a sweep has found stands in its table, its
 page, TensorBoard's HPARAMS page and the last lines on the terminal.
 """
 

@@ -256,7 +256,7 @@ class TextSurvey:
         return kept & self._decided(findings, table, clean.rows)
 
     def _decided(self, findings: Findings, table: Table, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which rows stay, as far as a person decided (`data.exclude`, `data.relabel`)."""
+        """Which rows stay, by decisions (`data.exclude`, `data.relabel`)."""
         if not isinstance(table, DecidedTable):
             return np.ones(len(rows), np.bool_)
         is_excluded = np.isin(rows, table.excluded)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 _ROWS_A_BLOCK = 1 << 16
 _OTHER_UNIT = 10.0
-_MANY_SAMPLES = 1000
 """Ratio of root mean squares from which on another unit is suspected."""
+_MANY_SAMPLES = 1000
+"""Fewer may lie where a column is small."""
 
 
 @dataclass(frozen=True, slots=True)

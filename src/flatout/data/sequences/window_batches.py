@@ -7,6 +7,7 @@ distributed ones too, and workers are torch's own. Shapes: B windows, C columns.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,14 +24,15 @@ from flatout.data.store.store import Array, Ragged
 _NUMBERS_AT_ONCE = 65_536
 
 
-class WindowBatches(Dataset[Any]):
+class WindowBatches(Dataset[Any], ABC):
     """Windows by number: `[3]` is one, `__getitems__` a batch that needs no collating."""
 
     start: Places
     """The first row of each window."""
 
+    @abstractmethod
     def batch(self, numbers: Places) -> Any:
-        raise NotImplementedError
+        """The windows of these numbers, put together."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -69,7 +71,7 @@ def take_whole(batch: Any) -> Any:
 
 
 class SeededOrder(RandomSampler):
-    """Each window once an epoch, in an order of seed and epoch alone; counts the epochs where nobody sets them."""
+    """Each window once an epoch, in an order of seed and epoch alone; counts the epochs where they are not set."""
 
     def __init__(self, windows: WindowBatches, seed: int) -> None:
         super().__init__(windows)

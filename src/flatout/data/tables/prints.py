@@ -1,4 +1,4 @@
-"""The fingerprints of sources: of every byte, read once for as long as nobody touches the files.
+"""The fingerprints of sources: of every byte, read once until a file changes.
 
 A source is known by its bytes. Which bytes those are is noted in the cache, beside what changes in a file's entry when
 the file does: its size, its times and its number. The time of the last change of the entry (ctime) cannot be set by

@@ -87,19 +87,24 @@ def open_source(given: Any, *, where: str, reading: ReadingConfig | None = None)
     if not isinstance(given, str | Path):
         return table_of(given, where=where)
     path = Path(given).expanduser()
+    if not (_is_pattern(path) or _is_folder(path)):
+        return open_table(path, where=where, reading=reading)
+    return TextFolder(path, where, reading) if is_text_folder(path) else _many(files_in(path, where), where, reading)
+
+
+def files_in(given: str | Path, where: str) -> list[str]:
+    """The files of a pattern, the tables of a folder, or the one file that is named."""
+    path = Path(given).expanduser()
     if _is_pattern(path):
         root, pattern = (Path(path.anchor), str(path.relative_to(path.anchor))) if path.anchor else (Path(), str(path))
-        found = sorted((str(file) for file in root.glob(pattern)), key=_by_number)
-        if not found:
-            hint = f"Patterns are looked up in {Path.cwd()}. Correct the pattern, or name the files."
-            raise UserError(where, f"no file fits {given}", hint=hint)
-        return _many(found, where, reading)
+        if found := sorted((str(file) for file in root.glob(pattern)), key=_by_number):
+            return found
+        hint = f"Patterns are looked up in {Path.cwd()}. Correct the pattern, or name the files."
+        raise UserError(where, f"no file fits {given}", hint=hint)
     if not _is_folder(path):
-        return open_table(path, where=where, reading=reading)
-    if is_text_folder(path):
-        return TextFolder(path, where, reading)
+        return [str(path)]
     if files := _tables_in(path):
-        return _many([str(file) for file in files], where, reading)
+        return [str(file) for file in files]
     allowed = "files of a format we read, or a folder of texts for each class"
     raise UserError(where, f"nothing to read in the folder {path}", allowed=allowed, hint=f"Name a file: {where}=FILE.")
 

@@ -1,6 +1,6 @@
 """Texts longer than an encoder reads at once: cut, read from both ends, or read window by window.
 
-A text in windows stays one row, so that plans, ranks, losses and metrics have it as one: its windows stand one after
+A text in windows stays one row, so that plans, ranks, losses and metrics have it as one. Its windows stand one after
 the other, each in its own frame. All but the last are whole, so a row's length says where they begin.
 """
 

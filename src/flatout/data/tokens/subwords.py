@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from flatout.data.tables.roles import Roles
-from flatout.data.tokens.long_texts import CUT, LongTexts, pieces_of
+from flatout.data.tokens.long_texts import CUT, Long, LongTexts, pieces_of
 from flatout.data.tokens.run_model import RunModel, model_of_run
 from flatout.data.tokens.vocabulary import EncodedBlock, Vocabulary, VocabularyConfig, VocabularyKind
 from flatout.errors import UserError, require
@@ -183,12 +183,11 @@ class Subwords:
         """Ids of each text or pair, framed; `max_length` of a text are kept, and what windows share counts once."""
         firsts, seconds = _parted(texts)
         tokens, lengths = self._runs(firsts)
-        if seconds is None and long.kind is CUT.kind:
+        if seconds is not None:
+            return self._framed_pairs((tokens, lengths), self._runs(seconds), max_length)
+        if long.kind is Long.cut:
             return self._framed(tokens, lengths, max_length)
-        if seconds is None:
-            return self._framed_pieces(tokens, lengths, max_length, long)
-        more, more_lengths = self._runs(seconds)
-        return self._framed_pairs((tokens, lengths), (more, more_lengths), max_length)
+        return self._framed_pieces(tokens, lengths, max_length, long)
 
     def encode_words(self, words: pa.Array, *, max_length: int) -> EncodedWords:
         """Ids of rows that are lists of words; a word of which no token fits is lost."""

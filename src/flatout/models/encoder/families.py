@@ -40,7 +40,7 @@ class Family:
     layers: str
     """The list of layers, by its name inside the backbone."""
     names: PostNormNames | None
-    """None: layers normalise before each product, and have rotary positions; they are of two kinds."""
+    """None: layers normalise before each product, and have rotary positions."""
     pool: Callable[[Any, Tensor], Tensor]
     """`[N, H]` states of first tokens to what a classifier reads, with dropout."""
     predict: Callable[[Any, Tensor], Tensor]
@@ -49,6 +49,10 @@ class Family:
     """The setting that names the activation between the products."""
     last_norm: str = ""
     """The norm after the last layer; empty: there is none."""
+    kind: str = "post_norm"
+    """Which of our layers takes the place of the library's."""
+    embed: Callable[[Any, Tensor], Tensor] | None = None
+    """States of tokens before the first layer, by the backbone; None: word, place and text of a pair add up."""
 
 
 _BERT = PostNormNames(
@@ -138,6 +142,12 @@ def _predict_deberta(net: Any, states_NH: Tensor) -> Tensor:
     return net.lm_predictions(states_NH, net.get_input_embeddings())
 
 
+def _embed_modernbert(backbone: Any, tokens_T: Tensor) -> Tensor:
+    parts = backbone.embeddings
+    states_TH: Tensor = parts.drop(parts.norm(parts.tok_embeddings(tokens_T)))
+    return states_TH
+
+
 def _predict_distilbert(net: Any, states_NH: Tensor) -> Tensor:
     return net.vocab_projector(net.vocab_layer_norm(net.activation(net.vocab_transform(states_NH))))
 
@@ -160,7 +170,7 @@ FLAT_FAMILIES = {
         predict=lambda net, states_NH: net.cls(states_NH),
     ),
     "camembert": _ROBERTA,
-    "deberta-v2": Family("encoder.layer", _DEBERTA, _pool_deberta, _predict_deberta),
+    "deberta-v2": Family("encoder.layer", _DEBERTA, _pool_deberta, _predict_deberta, kind="disentangled"),
     "distilbert": Family(
         "transformer.layer",
         _DISTILBERT,
@@ -180,6 +190,8 @@ FLAT_FAMILIES = {
         pool=lambda net, states_NH: net.classifier(net.activation(net.dense(states_NH))),
         predict=lambda net, states_NH: net.lm_head(states_NH),
         last_norm="norm",
+        kind="grouped",
+        embed=lambda backbone, tokens_T: backbone.embed_tokens(tokens_T),
     ),
     "modernbert": Family(
         "layers",
@@ -188,6 +200,8 @@ FLAT_FAMILIES = {
         predict=lambda net, states_NH: net.decoder(net.head(states_NH)),
         activation="hidden_activation",
         last_norm="final_norm",
+        kind="pre_norm",
+        embed=_embed_modernbert,
     ),
     "mpnet": replace(_ROBERTA, names=_MPNET),
     "roberta": _ROBERTA,

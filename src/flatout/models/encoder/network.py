@@ -11,13 +11,13 @@ Shapes: T tokens, B rows, L longest row, H numbers a token, C outputs.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from flatout.errors import UserError
+from flatout.errors import require
 from flatout.models.contract import Lengths, Product
 from flatout.models.encoder.attention import Kernel, KernelChoice, choose_kernel
 from flatout.models.encoder.families import FLAT_FAMILIES, Family, classify_tokens, why_not_flat
@@ -83,17 +83,15 @@ class Transformer(LayeredEncoder):
         self._frozen_at_first = 0
         self._kernels: dict[tuple[str, torch.dtype, bool], Kernel] = {}
         why = why_not_flat(net.config)
-        can_be_flat = not why
-        if compute is Compute.flat and not can_be_flat:
-            allowed = ", ".join(FLAT_FAMILIES)
-            raise UserError("model.compute", why, allowed=allowed, hint="Set it to auto.")
-        self.is_flat = can_be_flat and compute is not Compute.padded
+        allowed, hint = ", ".join(FLAT_FAMILIES), "Set it to auto."
+        require(compute is not Compute.flat or not why, "model.compute", why, allowed=allowed, hint=hint)
+        self.is_flat = not why and compute is not Compute.padded
         self.layout = "flat" if self.is_flat else "padded"
         self.padding_id: int = net.config.pad_token_id or 0
         places = getattr(getattr(net.base_model, "embeddings", None), "position_embeddings", None)
         padding_place = getattr(places, "padding_idx", None)  # where a table has one, rows begin after it
         self.first_position = 0 if padding_place is None else padding_place + 1
-        is_typed = not can_be_flat and (getattr(net.config, "type_vocab_size", 0) or 0) > 1
+        is_typed = bool(why) and (getattr(net.config, "type_vocab_size", 0) or 0) > 1
         self._numbers_pairs = separator_id is not None and (self.family in _NUMBERED_PAIRS or is_typed)
         pooling = getattr(net.config, "classifier_pooling", "")
         self.means_answers = pooling == "late" and not self.answers_tokens
@@ -221,12 +219,10 @@ class Transformer(LayeredEncoder):
     def _embed(self, tokens_T: Tensor, places_T: Tensor, pairs_T: Tensor | None) -> Tensor:
         """The states of tokens before the first layer."""
         backbone = self.net.base_model
-        if self.family == "eurobert":
-            return cast(Tensor, backbone.embed_tokens(tokens_T))
+        if (embed := FLAT_FAMILIES[self.family].embed) is not None:
+            return embed(backbone, tokens_T)
         parts = backbone.embeddings
-        if self.family == "modernbert":
-            return cast(Tensor, parts.drop(parts.norm(parts.tok_embeddings(tokens_T))))
-        states_TH = parts.word_embeddings(tokens_T)
+        states_TH: Tensor = parts.word_embeddings(tokens_T)
         if (kinds := getattr(parts, "token_type_embeddings", None)) is not None:
             states_TH = states_TH + (kinds.weight[0] if pairs_T is None else kinds(pairs_T))
         if parts.position_embeddings is not None:
@@ -295,21 +291,22 @@ class Transformer(LayeredEncoder):
         return logits.flatten(0, 1).index_select(0, places_T)
 
 
+_PRE_NORM = {"pre_norm": PreNormLayer, "grouped": GroupedLayer}
+_POST_NORM = {"post_norm": PostNormLayer, "disentangled": DisentangledLayer}
+
+
 def _replace_layers(net: Any, family: Family) -> None:
     """Put our layers in the place of the library's, with their modules."""
     layers, config = net.base_model.get_submodule(family.layers), net.config
     activation = getattr(config, family.activation)
     for number, block in enumerate(layers):
-        if config.model_type == "eurobert":
-            layers[number] = GroupedLayer(block, config, activation)
-        elif family.names is None:
-            layers[number] = PreNormLayer(block, config, activation)
+        if family.names is None:
+            layers[number] = _PRE_NORM[family.kind](block, config, activation)
         elif hasattr(block, "albert_layers"):
             inner = [PostNormLayer(each, config, family.names, activation) for each in block.albert_layers]
             layers[number] = LayerGroup(inner)
         else:
-            kind = DisentangledLayer if config.model_type == "deberta-v2" else PostNormLayer
-            layers[number] = kind(block, config, family.names, activation)
+            layers[number] = _POST_NORM[family.kind](block, config, family.names, activation)
 
 
 def means_of_rows(states_TH: Tensor, lengths_B: Tensor) -> Tensor:

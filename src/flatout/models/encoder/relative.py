@@ -1,8 +1,8 @@
 """Attention whose scores also depend on how far apart two tokens are, as DeBERTa's and MPNet's do.
 
 The distances of a row of L tokens are 2 L - 1, far fewer than its pairs. So a query meets one vector for each distance,
-in one product; read one place further on in each row, these products stand where their pairs are, without a gather.
-Rows of nearly equal lengths go through it together, laid out by head, as autograd has it: such layers are wide, and the
+in one product. Read one place further on in each row, these products stand where their pairs are, without a gather.
+Rows of nearly equal lengths go through it together, laid out by head, as autograd has it. Such layers are wide, so the
 calls cost little beside their products. On a CPU it computes in fp32. Where the device is none, all rows are padded to
 the longest.
 

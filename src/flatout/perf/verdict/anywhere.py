@@ -172,7 +172,7 @@ def in_python(words: str) -> str:
 
 
 def attach(trainer: L.Trainer) -> Verdict:
-    """Add step timer, throughput, hardware monitor and verdict to a Trainer that somebody else has built."""
+    """Add step timer, throughput, hardware monitor and verdict to a Trainer that is there already."""
     here = callbacks_of(trainer)
     ours = [StepTimer(), Throughput(), HardwareMonitor(), Verdict()]
     missing = [each for each in ours if not any(type(each) is type(other) for other in here)]

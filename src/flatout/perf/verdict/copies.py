@@ -1,4 +1,4 @@
-"""Copies of somebody's module, optimizers and loader, in the shape in which tries take tasks and feeds.
+"""Copies of a foreign module, optimizers and loader, in the shape in which tries take tasks and feeds.
 
 Copied is what steps change: weights, states of optimizers, random generators, and what little a data set notes for
 itself. Its large arrays and tables are shared. What cannot be copied is refused in one sentence, and nothing is tried.
@@ -46,7 +46,7 @@ _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_b
 def nothing_stays(module: L.LightningModule, device: torch.device) -> Iterator[None]:
     """Gradients, running statistics, random numbers and threads are afterwards what they were; prints are dropped.
 
-    A copy may still reach the module itself, by a function that somebody has put into it.
+    A copy may still reach the module itself, by a function that was put into it.
     """
     random, threads = RandomState(device), torch.get_num_threads()
     gradients = [(weight, weight.grad) for weight in module.parameters()]
@@ -197,7 +197,7 @@ class _Standing:
 
 @dataclass(frozen=True, slots=True)
 class OwnBatch:
-    """A batch of somebody's loader, as steps that are timed take it."""
+    """A batch of a foreign loader, as steps that are timed take it."""
 
     batch: Any
     number: int
@@ -219,7 +219,7 @@ class OwnFeed:
     """Of an epoch."""
     epochs: float
     rows_of_batches: list[Any] | None = None
-    """What a DataLoader reads for each batch; None where it is a stream, or somebody's own kind of loader."""
+    """What a DataLoader reads for each batch; None where it is a stream, or a loader of another kind."""
     changed: dict[str, Any] = field(default_factory=dict)
     """Arguments of the DataLoader that differ from the loader's."""
     consumed: int = 0

@@ -1,4 +1,4 @@
-"""What is tried for somebody's module and loader: other loaders where training waited, else other ways of a step."""
+"""What is tried for a foreign module and loader: other loaders where training waited, else other ways of a step."""
 
 from __future__ import annotations
 
