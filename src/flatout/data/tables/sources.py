@@ -87,9 +87,11 @@ def open_source(given: Any, *, where: str, reading: ReadingConfig | None = None)
     if not isinstance(given, str | Path):
         return table_of(given, where=where)
     path = Path(given).expanduser()
-    if not (_is_pattern(path) or _is_folder(path)):
-        return open_table(path, where=where, reading=reading)
-    return TextFolder(path, where, reading) if is_text_folder(path) else _many(files_in(path, where), where, reading)
+    if _is_folder(path) and is_text_folder(path):
+        return TextFolder(path, where, reading)
+    if _is_pattern(path) or _is_folder(path):
+        return _many(files_in(path, where), where, reading)
+    return open_table(path, where=where, reading=reading)
 
 
 def files_in(given: str | Path, where: str) -> list[str]:
