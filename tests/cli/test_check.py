@@ -112,6 +112,27 @@ def test_other_splits_make_the_source_the_training_rows(rows, tmp_path, capsys):
     assert f"python -m train data.train={rows} data.validation={dev}" in said
 
 
+def test_the_training_rows_may_be_named_as_for_a_run(rows, tmp_path, capsys):
+    dev = tmp_path / "dev.csv"
+    dev.write_text("headline;category\nother words;a\n", encoding="utf-8")
+    assert verb("check", f"data.train={rows}", f"data.validation={dev}") == 0
+    assert f"python -m train data.train={rows} data.validation={dev}" in capsys.readouterr().out
+    assert verb("check", f"data.source={dev}", "data.read.delimiter=;", "data.val=0.1") == 2
+    assert "data.val" in capsys.readouterr().err
+
+
+def test_a_check_of_tags_ends_with_their_command(tmp_path, capsys):
+    path = tmp_path / "tags.jsonl"
+    rows = [{"tokens": ["Anna", f"saw{i}", "Oslo"], "tags": ["B-PER", "O", "B-LOC"]} for i in range(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    command = f"python -m train data.source={path} data.problem=tags task=tagging model=transformer"
+    for words in ([], ["data.problem=tags"]):
+        assert verb("check", path, *words) == 0
+        said = capsys.readouterr().out
+        assert said.rstrip().endswith(f"to train: {command}")
+    compose_run(shlex.split(command)[3:])
+
+
 def test_escape_codes_and_markup_in_the_data_are_printed_harmlessly(tmp_path, capsys):
     path = tmp_path / "rows.csv"
     lines = [f"word {i},{('[red]evil[/red]', chr(27) + '[31mred')[i % 2]}" for i in range(60)]

@@ -97,6 +97,10 @@ plain("misspelt column", "Did you mean 'text'?", GOOD, text="txt", label="label"
 plain("duplicated column", "has column text more than once", "text,text,label\na,b,c\n", text="text", label="label")
 plain("no column by a known name", "which column of", csv_of(lines(), "a,b"))
 plain("one column left for the labels", "(columns: text, kind). Set data.label=kind.", csv_of(lines(), "text,kind"))
+NUMBERS = csv_of([(str(i * 37), label) for i, (_, label) in enumerate(lines())])
+plain("a found column of numbers", "rows.csv holds numbers only (columns: text, label)", NUMBERS)
+plain("a named column of numbers", "60 rows whose text is a number, as all are", NUMBERS, text="text", is_error=False)
+plain("nothing but numbers", "Are they recordings? Set data.target=COLUMN", "time,volt\n" + "1,2.5\n" * 9)
 plain("two columns that may be the text", "holds the texts: 'sentence' or 'tweet'?", "sentence,tweet,label\na,b,c\n")
 plain(
     "null texts",

@@ -50,9 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    source, settings = _parted(arguments.words)
+    key, source, settings = _parted(arguments.words)
     keep_freed_memory()
-    key = "train" if _names_parts(settings) else "source"
     kind = kind_of(settings)
     found = kind.check(read_settings(kind.settings, settings, **{key: source}))
     if arguments.json:
@@ -65,19 +64,22 @@ def run(arguments: argparse.Namespace) -> None:
         sys.exit(_STRICT_CODE)
 
 
-def _parted(words: list[str]) -> tuple[str, list[str]]:
-    """The source, and the settings around it."""
+def _parted(words: list[str]) -> tuple[str, str, list[str]]:
+    """The key of the source, the source, and the settings around it."""
     sources = [word for word in words if not word.startswith(("data.", "+data.")) or "=" not in word]
     settings = [word.removeprefix("+") for word in words if word not in sources]
     hint = "Write python -m flatout check SOURCE data.KEY=VALUE."
+    named = [setting for setting in settings if setting.startswith(("data.source=", "data.train="))]
+    if not sources and len(named) == 1:
+        key, _, source = named[0].removeprefix("data.").partition("=")
+        return key, source.strip("'\""), [setting for setting in settings if setting not in named]
     if not sources:
         raise UserError("check", "no SOURCE", allowed="a file, a folder, or a name of the Hub", hint=hint)
     if len(sources) > 1:
         raise UserError("check", f"what is {sources[1]!r} beside {sources[0]!r}?", hint=hint)
-    for name in ("source", "train"):
-        if any(setting.startswith(f"data.{name}=") for setting in settings):
-            raise UserError(f"data.{name}", "SOURCE is what is checked", hint="Leave it out.")
-    return sources[0], settings
+    if named:
+        raise UserError(named[0].partition("=")[0], "SOURCE is what is checked", hint="Leave it out.")
+    return "train" if _names_parts(settings) else "source", sources[0], settings
 
 
 def read_settings(kind: type[Settings], words: Sequence[str], **given: Any) -> Settings:

@@ -149,16 +149,18 @@ def job(cfg: DictConfig) -> float | None:
             _remove_empty(folder)  # Hydra made it, but the run resumed another one
         return result.objective
     except UserError as mistake:
-        _remove_empty(folder)
+        above = [] if is_shared else [folder.parent, *(each for each in folder.parents[1:2] if each.name == "outputs")]
+        _remove_empty(folder, *above)
         leave(mistake)
     except BaseException:
         _remove_empty(folder)
         raise
 
 
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
+def _remove_empty(*folders: Path) -> None:
+    for each in folders:
+        with suppress(OSError):
+            each.rmdir()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -32,13 +32,16 @@ def in_hydras_form(word: str) -> str:
 
 
 def quote_letters(word: str) -> str:
-    """A word such as `data.text=Übersicht` with quotes: Hydra reads letters beyond ASCII between quotes only."""
+    """A word such as `data.text=Übersicht` or `data.read.delimiter=;` with the quotes that Hydra wants there."""
     key, equals, value = word.partition("=")
+    if value in _DELIMITERS:
+        return f"{key}='{value}'"
     if not equals or value.isascii() or re.search(r"['\"$\\]", value):
         return word
     return f"{key}={re.sub(_WITH_LETTERS, _quoted, value)}"
 
 
+_DELIMITERS = (";", "|", ",")
 _WITH_LETTERS = r"[^\[\]{}(),:=]*[^\x00-\x7f][^\[\]{}(),:=]*"
 """A value, or one item of a list, with a letter beyond ASCII."""
 

@@ -104,10 +104,10 @@ class Checkup(_Found):
         return [*lines, "", f"rows for {rows or 'nothing'}"]
 
     def command(self, key: str, source: str, settings: Sequence[str]) -> str:
-        """The command that trains on these rows; empty where words and tags need a model of your choice."""
-        more = " model=transformer task=mlm" if self.problem is Problem.none else ""
-        command = f"python -m train data.{key}={shlex.quote(source)} {shlex.join(settings)}".rstrip() + more
-        return command if self.problem is not Problem.tags else ""
+        """The command that trains on these rows."""
+        more = {Problem.none: " model=transformer task=mlm", Problem.tags: _TAGS}.get(self.problem, "")
+        settings = [setting for setting in settings if setting not in more]
+        return f"python -m train data.{key}={shlex.quote(source)} {shlex.join(settings)}".rstrip() + more
 
 
 def check(config: TextDataConfig) -> Checkup:
@@ -117,6 +117,7 @@ def check(config: TextDataConfig) -> Checkup:
     source = open_source(config)
     with Progress() as progress:
         surveyed = TextSurvey(source).run(progress.task("checking"))
+        source.require_words(surveyed.has_words)
         found = Checkup(
             source=source.name,
             problem=config.problem,
@@ -136,6 +137,7 @@ def _rows(surveyed: TextSurvey) -> dict[str, int]:
     return {split: count for split in SPLITS if (count := surveyed.rows(split))}
 
 
+_TAGS = " data.problem=tags task=tagging model=transformer"
 _NO_ROWS = "give more rows, or a file for each split"
 
 

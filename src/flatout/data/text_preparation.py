@@ -93,6 +93,7 @@ class TextPreparation:
         """The store, built where it is missing, how it was opened, and its vocabulary."""
         cache = Cache(self.config.cache)
         store, report = cache.open_or_build(self.source.name, self._recipe(), self._build)
+        self.source.require_words(store.facts.get("has_words", True))  # another run may have named the column
         return store, report, read_encoder(store.read_text("tokenizer.json"))
 
     def _recipe(self) -> Recipe:
@@ -115,6 +116,7 @@ class TextPreparation:
     def _build(self, writer: StoreWriter) -> None:
         with Progress() as progress:
             surveyed = TextSurvey(self.source).run(progress.task("checking"))
+            self.source.require_words(surveyed.has_words)
             self._require_rows(surveyed)
             self._require_classes(surveyed)
             vocabulary = self._train_vocabulary(surveyed, progress.task("reading"))
@@ -127,6 +129,7 @@ class TextPreparation:
             "columns": {"text": list(self.source.columns.texts), "label": self.source.columns.label},
             "splits": {split: total.facts() for split, total in totals.items()},
             "lengths": {split: total.lengths.as_dict() for split, total in totals.items()},
+            "has_words": surveyed.has_words,
             "remarks": [remark.as_dict() for remark in remarks],
             "lines": [*self._lines(totals), *lines_of(remarks)],
         }

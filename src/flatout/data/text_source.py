@@ -20,6 +20,7 @@ from flatout.data.tables.roles import Roles, find_roles
 from flatout.data.tables.splits import SPLITS, Splitting
 from flatout.data.tables.table import Table, changed, require_columns
 from flatout.data.text import TextDataConfig
+from flatout.errors import require
 
 TOPIC = "topic"
 """The column of the built-in headlines that knows what a row is about."""
@@ -63,6 +64,13 @@ class TextSource:
     def require_unchanged(self) -> None:
         """What was read three times must have been the same each time."""
         require_unchanged(self.tables, self.fingerprints, Cache(self.config.cache).folder)
+
+    def require_words(self, has_words: bool) -> None:
+        """Refuse a column that nobody named where it holds numbers only."""
+        name, columns = self.roles.texts[0], ", ".join(self.tables["train"].columns[:20])
+        what = f"column {name!r} of {self.name} holds numbers only"
+        hint = f"Name a column of texts: data.text=COLUMN; data.text={name} takes the numbers as texts."
+        require(has_words or self.config.text is not None, "data.text", what, allowed=f"columns: {columns}", hint=hint)
 
     def _require_same(self, is_same: bool, table: Table) -> None:
         if not is_same:

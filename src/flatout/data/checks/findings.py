@@ -48,6 +48,7 @@ KINDS = {
     "null_text_kept": Kind(_WARNING, "without a text (null) kept as one unknown word", "data.clean.empty=drop"),
     "empty_text_kept": Kind(_WARNING, "with an empty text kept as one unknown word", "data.clean.empty=drop"),
     "text_cast": Kind(_NOTE, "whose text is no text read as one", ""),
+    "numbers": Kind(_WARNING, "whose text is a number, as all are, kept", "data.text=COLUMN"),
     "decoded": Kind(_NOTE, r"with \u2019, &amp; and the like in the text decoded", "data.clean.escapes=keep"),
     "control": Kind(_WARNING, "with control characters in the text kept as they are", "data.clean.odd=drop"),
     "invisible": Kind(_NOTE, "with invisible characters in the text kept as they are", "data.clean.odd=drop"),

@@ -35,7 +35,7 @@ from flatout.data.tables.splits import (
     split_by_hash,
     split_groups,
 )
-from flatout.data.tables.table import Table, as_texts, decoded
+from flatout.data.tables.table import Table, are_numbers, as_texts, decoded
 from flatout.errors import UserError
 
 if TYPE_CHECKING:
@@ -139,6 +139,8 @@ class TextSurvey:
         """Words a row, by table."""
         self.samples: dict[str, list[CleanBlock]] = {name: [] for name in self.tables}
         """The first rows of each table."""
+        self.has_words = config.problem is Problem.tags
+        """Whether a training text is more than a number; of tagged words nobody asks."""
         self._is_changed: dict[str, NDArray[np.bool_]] = {}
         self._rows_by_code = np.zeros(0, np.int64)
 
@@ -148,6 +150,8 @@ class TextSurvey:
             for name in self.tables:
                 self._read(name, files, advance)
             self._decide(files)
+        if not self.has_words:
+            self.findings["train"].add("numbers", np.flatnonzero(self.fates["train"] >= 0))
         for name, findings in self.findings.items():
             is_kept = self.fates[name] >= 0
             findings.rows_kept = int(is_kept.sum())
@@ -209,6 +213,7 @@ class TextSurvey:
             codes, words, records = codes[kept], words[kept], records[kept]
         self._count(codes)
         self.words[name].add(words)
+        self.has_words = self.has_words or (name == "train" and not are_numbers(clean.texts))
         files.add(records)
         if self.problem is Problem.multi:
             self.findings[name].add("no_labels", clean.rows[np.diff(labels.offsets.to_numpy()) == 0])

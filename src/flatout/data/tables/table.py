@@ -141,6 +141,15 @@ def is_blank(texts: pa.Array) -> pa.Array:
     return pc.or_(pc.equal(pc.binary_length(texts), 0), pc.utf8_is_space(texts))
 
 
+def are_numbers(texts: pa.Array) -> bool:
+    """Whether all texts but blank ones are numbers, such as 12 or -0.5e3; false without any."""
+    written = texts.filter(pc.invert(is_blank(texts)))
+    return len(written) > 0 and bool(pc.all(pc.match_substring_regex(written, _NUMBER)).as_py())
+
+
+_NUMBER = r"^\s*[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*$"
+
+
 def mask_of(values: pa.Array) -> NDArray[np.bool_]:
     return pc.fill_null(values, False).to_numpy(zero_copy_only=False)
 

@@ -86,6 +86,6 @@ def model_of_run(name: str) -> RunModel | None:
     if (Path(name) / "model" / _SETTINGS).is_file():
         raise UserError(_KEY, f"{name} is a run without an encoder", hint="Name a run of model=transformer.")
     if (Path(name) / "summary.json").is_file() and not (Path(name) / _SETTINGS).is_file():
-        hint = "Continue it with resume=RUN, or name a run whose summary.json says finished."
-        raise UserError(_KEY, f"{name} is a run that has not finished", hint=hint)
+        hint = "Name a run of model=transformer that has ended; resume=RUN continues one."
+        raise UserError(_KEY, f"{name} is a run without a model/ folder", hint=hint)
     return None
