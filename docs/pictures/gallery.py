@@ -1,6 +1,6 @@
 """The gallery of results, from summaries of runs. `python -m docs.pictures.gallery FOLDER` writes `docs/results.md`.
 
-FOLDER holds runs of the experiments in `conf/experiment/`; each finished run is a row, and nothing is typed by hand.
+FOLDER holds runs of experiments of `conf/experiment/`. Each finished run is a row; experiments without one are named.
 """
 
 from __future__ import annotations
@@ -8,31 +8,48 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[1] / "results.md"
+ROOT = Path(__file__).parents[2]
+PAGE, EXPERIMENTS = ROOT / "docs" / "results.md", ROOT / "conf" / "experiment"
 HEAD = """# Results
 
-A row is a run, read from its `summary.json`; `python -m docs.pictures.gallery FOLDER` writes this page from the runs in
-a folder. A score stands with its 95 % interval over the rows of the test split. The *rival* is a cheap linear model on
-the same rows. Seconds are of the whole run, from its first line to its last.
+What the experiments of `conf/experiment/` score, so that you know what to expect before you start one.
+
+```sh
+python -m docs.pictures.gallery outputs
+```
+
+writes this page from the runs in a folder. A row is a run, read from its `summary.json`. A score stands with its 95 %
+interval over the test rows. Beside it stands what a simple model reaches on the same rows, or for made-up data the best
+score that their noise allows. Seconds are those of training, and longer where other work shares the cores. One seed is
+no mean: repeat a run with `seed=1` before you compare.
 
 """
-HEADS = ("experiment", "rows: train / test", "network", "score", "rival", "seconds")
+HEADS = ("experiment", "data: training / test", "network", "score", "beside it", "seconds", "cores")
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m docs.pictures.gallery", description=__doc__)
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="where the runs are")
-    runs = list(finished(parser.parse_args().folder))
-    lines = [f"| {' | '.join(HEADS)} |", "|---|---|---|---|---|---:|", *(row(run) for run in runs)]
-    commands = ["## The commands", "", "```text", *(run["command"] for run in runs), "```"]
-    devices = ", ".join(sorted({device(run) for run in runs}))
-    source = f"flatout {runs[0]['versions']['flatout']} at {commit()}, {devices}."
-    PAGE.write_text("\n".join([HEAD + source, "", *lines, "", *commands, ""]), encoding="utf-8")
-    print(f"{PAGE}: {len(runs)} runs")
+    parser.add_argument("--commit", default="", help="what the runs were made with, where it is not checked out now")
+    parser.add_argument("--page", type=Path, default=PAGE, help="the page to write")
+    given = parser.parse_args(words)
+    runs = list(finished(given.folder))
+    given.page.write_text(page(runs, given.commit or checked_out()), encoding="utf-8")
+    print(f"{given.page}: {len(runs)} runs")
+
+
+def page(runs: Sequence[dict[str, Any]], commit: str) -> str:
+    versions = sorted({f"torch {run['versions']['torch']}" for run in runs})
+    devices = sorted({run["hardware"]["device"] for run in runs})
+    source = f"Measured on {', '.join([*devices, *versions])}, at commit {commit}."
+    table = [f"| {' | '.join(HEADS)} |", "|---|---|---|---|---|---:|---:|", *map(row, runs)]
+    commands = ["## Repeat a row", "", "```sh", *(str(run["command"]) for run in runs), "```"]
+    return "\n".join([HEAD + source, "", *table, "", *commands, "", *without(runs)]) + "\n"
 
 
 def finished(folder: Path) -> Iterator[dict[str, Any]]:
@@ -42,36 +59,57 @@ def finished(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def row(run: dict[str, Any]) -> str:
-    rows, model = run["data"]["rows"], run["model"]
-    size = f"{model['name']}, {model['parameters'] / 1e6:.1f} M weights"
-    counts = f"{rows['train']:,} / {rows['test'] or 0:,}"
-    cells = (run["experiment"], counts, size, score(run), rival(run), f"{run['training']['seconds']:,.0f}")
-    return f"| {' | '.join(cells)} |"
+    model = run["model"]
+    size = f"{model['name']}, {model['parameters']:,} weights"
+    cells = (
+        run["experiment"],
+        data(run),
+        size,
+        score(run),
+        beside(run),
+        f"{run['training']['seconds']:,.0f}",
+        cores(run),
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def data(run: dict[str, Any]) -> str:
+    """What is read, and how much of it; a sequence is counted by its recordings."""
+    of_sequences = run["data"]["sequences"] or {}
+    rows, thing = of_sequences.get("recordings") or run["data"]["rows"], "recordings" if of_sequences else "rows"
+    name = Path(run["data"]["source"].removeprefix("sample:").removesuffix("/train")).name
+    return f"{name}: {rows['train']:,} / {rows['test'] or 0:,} {thing}"
 
 
 def score(run: dict[str, Any]) -> str:
     """The metric that decides, on the test split; on validation where there is no test."""
     split = "test" if f"test/{run['metric']}" in run["metrics"] else "val"
     name = f"{split}/{run['metric']}"
-    value, interval = run["metrics"].get(name), run["intervals"].get(name)
-    bounds = f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else ""
-    return "–" if value is None else f"{name} {value:.3f}{bounds}"
+    bounds = " ({:.4g} to {:.4g})".format(*run["intervals"][name]) if name in run["intervals"] else ""
+    return f"{name} {run['metrics'][name]:.4g}{bounds}"
 
 
-def rival(run: dict[str, Any]) -> str:
-    """What the linear model beside it reaches: of texts the rival, of bits and recordings the ridge regression."""
-    beside = run.get("rival") or run.get("baseline") or {}
-    value = (beside.get("metrics") or {}).get(f"test/{run['metric']}")
-    return "–" if value is None else f"{value:.3f}"
+def beside(run: dict[str, Any]) -> str:
+    """What the rival reaches, or the ridge regression of bits and recordings, or what is known of made-up data."""
+    other = run["rival"] or run["baseline"] or {}
+    value = other.get("metrics", {}).get(f"test/{run['metric']}")
+    return "–" if value is None else f"{other['name']} {value:.4g}"
 
 
-def device(run: dict[str, Any]) -> str:
-    hardware = run["hardware"]
-    return f"{hardware['cores']} cores of {hardware['device']}"
+def cores(run: dict[str, Any]) -> str:
+    return f"{run['hardware']['cores_allowed'] or run['hardware']['cores']:g}"
 
 
-def commit() -> str:
-    asked = ["git", "-C", str(PAGE.parent), "rev-parse", "--short", "HEAD"]
+def without(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """What no row shows: experiments that read files, or that take long."""
+    missing = sorted({path.stem for path in EXPERIMENTS.glob("*.yaml")} - {str(run["experiment"]) for run in runs})
+    names = ", ".join(f"`{name}`" for name in missing)
+    left = f"They need files of yours, or take longer: {names}. `python -m train +experiment=NAME` runs each."
+    return ["## What is not here", "", *textwrap.wrap(left, 120)] if missing else []
+
+
+def checked_out() -> str:
+    asked = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
 

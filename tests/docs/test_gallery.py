@@ -1,0 +1,78 @@
+"""The page of results has a row for each finished run, read from its summary."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from docs.pictures import gallery
+
+from tests.docs.blocks import ROOT, all_commands
+
+ROW = re.compile(
+    r"^\| (\w+) \| \w+: [\d,]+ / [\d,]+ (?:rows|recordings) \| \w+, [\d,]+ weights"
+    r" \| (?:test|val)/\w+ -?[\d.]+(?: \([\d.]+ to [\d.]+\))? \| (?:–|[\w .-]+ -?[\d.]+) \| [\d,]+ \| [\d.]+ \|$"
+)
+
+
+def summary(**changed):
+    """What a finished run on texts writes, as far as the page reads it."""
+    return {
+        "status": "finished",
+        "experiment": "bert_tiny",
+        "command": "python -m train +experiment=bert_tiny",
+        "versions": {"torch": "2.13.0+cpu"},
+        "hardware": {"device": "CPU", "cores": 2, "cores_allowed": None},
+        "data": {"source": "sample:headlines", "rows": {"train": 1200, "val": 20, "test": 30}, "sequences": None},
+        "model": {"name": "Transformer", "parameters": 1000},
+        "training": {"seconds": 7.6},
+        "baseline": {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}},
+        "rival": None,
+        "metric": "accuracy",
+        "metrics": {"val/accuracy": 0.5, "test/accuracy": 0.75},
+        "intervals": {"test/accuracy": [0.7, 0.8]},
+        **changed,
+    }
+
+
+@pytest.fixture
+def runs(tmp_path):
+    recordings = {"recordings": {"train": 9, "validation": 3, "test": 3}}
+    found = {
+        "one": summary(),
+        "two": summary(
+            experiment="battery_soc",
+            data={"source": "sample:cells/train", "rows": {"train": 40, "test": 9}, "sequences": recordings},
+            baseline=None,
+            intervals={},
+        ),
+        "three": summary(status="interrupted", metrics={}),
+        "four": summary(experiment="mine", rival={"name": "words", "metrics": {"test/accuracy": 0.7}}),
+    }
+    for name, values in found.items():
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "summary.json").write_text(json.dumps(values), encoding="utf-8")
+    return tmp_path / "runs"
+
+
+def test_each_finished_run_is_a_row_and_each_other_experiment_is_named(runs, capsys):
+    page = runs / "results.md"
+    gallery.main([str(runs), "--page", str(page), "--commit", "abc1234"])
+    text = page.read_text(encoding="utf-8")
+    assert [row[1] for line in text.splitlines() if (row := ROW.match(line))] == ["battery_soc", "bert_tiny", "mine"]
+    assert "| headlines: 1,200 / 30 rows | Transformer, 1,000 weights | test/accuracy 0.75 (0.7 to 0.8) |" in text
+    assert "| known ceiling 0.94 | 8 | 2 |" in text and "| words 0.7 |" in text
+    assert "cells: 9 / 3 recordings" in text and "Measured on CPU, torch 2.13.0+cpu, at commit abc1234." in text
+    assert "`bloom_bigrams`" in text and "`bert_tiny`," not in text
+    assert "3 runs" in capsys.readouterr().out
+
+
+def test_the_published_page_is_one_of_the_script():
+    text = gallery.PAGE.read_text(encoding="utf-8")
+    table = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    named = [row[1] for line in table if (row := ROW.match(line))]
+    assert len(named) == len(table) >= 5
+    experiments = {path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")}
+    assert {*named, *re.findall(r"`(\w+)`", text.partition("## Repeat a row")[2])} == experiments
+    assert all(any(f"+experiment={name}" in command for command in all_commands()) for name in named)
