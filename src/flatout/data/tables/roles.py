@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from flatout.data.tables.table import Table, are_numbers, as_texts, decoded, is_plain, is_text
 from flatout.errors import UserError
+
+if TYPE_CHECKING:
+    from flatout.data.tables.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +101,11 @@ def has_tags(table: Table) -> bool:
     return bool(names & set(_TOKENS)) and bool(names & set(_TAGS))
 
 
-def _holds_numbers(table: Table) -> bool:
-    """Whether the first rows are numbers in all columns."""
-    first = next(iter(table.blocks(table.columns)), None)
-    columns = [decoded(column) for column in first.columns] if first is not None else []
-    kinds = [is_plain(column.type) or is_text(column.type) for column in columns]
-    return bool(kinds) and all(kinds) and all(are_numbers(as_texts(column)) for column in columns)
-
-
 def _headless(table: Table) -> str:
     """A hint where the first line may be no list of names, or was not parted into columns."""
     is_row = any(len(name) > 40 or name.strip().isdecimal() or name.count(" ") > 3 for name in table.columns)
     hint = " Is its first line a row already? Then name the columns: data.read.columns=[text,label]."
-    if _holds_numbers(table):
+    if table.holds_numbers():
         return " Are they recordings? Set data.target=COLUMN data.features=[COLUMN,…], and data=sequence to train."
     if len(table.columns) == 1 and any(mark in table.columns[0] for mark in ",;\t|"):
         return " Is that several columns? Then leave data.read.delimiter out, or name the right one."

@@ -49,6 +49,13 @@ class Table(ABC):
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         """The rows of some columns, in order."""
 
+    def holds_numbers(self) -> bool:
+        """Whether the first rows are numbers in all columns."""
+        first = next(iter(self.blocks(self.columns)), None)
+        columns = [decoded(column) for column in first.columns] if first is not None else []
+        kinds = [is_plain(column.type) or is_text(column.type) for column in columns]
+        return bool(kinds) and all(kinds) and all(are_numbers(as_texts(column)) for column in columns)
+
     def numbered(
         self, columns: Sequence[str], rows_per_block: int = 65_536
     ) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
