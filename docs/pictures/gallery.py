@@ -104,8 +104,8 @@ def without(runs: Sequence[dict[str, Any]]) -> list[str]:
     """What no row shows: experiments that read files, or that take long."""
     missing = sorted({path.stem for path in EXPERIMENTS.glob("*.yaml")} - {str(run["experiment"]) for run in runs})
     names = ", ".join(f"`{name}`" for name in missing)
-    left = f"They need files of yours, or take longer: {names}. `python -m train +experiment=NAME` runs each."
-    return ["## What is not here", "", *textwrap.wrap(left, 120)] if missing else []
+    left = textwrap.wrap(f"They need files of yours, or take longer: {names}.", 120)
+    return ["## What is not here", "", *left, "`python -m train +experiment=NAME` runs each."] if missing else []
 
 
 def checked_out() -> str:

@@ -53,8 +53,8 @@ class TrialLauncher(Launcher):
         folder = Path(str(config.hydra.sweep.dir)).absolute()
         self.begun = _begun_before(folder, words, is_named=is_named) if is_again else None
         typed = [*(word for word in hydra if not word.startswith("hydra.mode=")), *words, "resume=auto"]
-        self.train = ["python", "-m", "train", *conf_words(config.hydra.runtime.config_sources)]
-        self.again = shlex.join([*self.train, "-m", *typed])
+        self.conf, self.train = conf_words(config.hydra.runtime.config_sources), ["python", "-m", "train"]
+        self.again = shlex.join([*self.train, *self.conf, "-m", *typed])
         self.words, self.folder, self.is_again = words, self.begun or folder, is_again
         with read_write(config.hydra), open_dict(config.hydra):
             config.hydra.sweep.dir = str(self.folder)  # Hydra makes it, and writes into it
@@ -74,7 +74,7 @@ class TrialLauncher(Launcher):
             shown = [word for word in filter_overrides(words) if word not in common]
             config = read_config(without_hydra(composed[-1]), words)
             folder, is_again = self._folder(composed[-1]), self.begun is not None
-            trials.append(Trial(number, folder, RunJob(config), words, shown, is_again=is_again))
+            trials.append(Trial(number, folder, RunJob(config), [*self.conf, *words], shown, is_again=is_again))
         of = Multirun(self.folder, self.words, self.again, self.is_again, self.train)
         found = run_all(trials, parallel=self.parallel, limit=self.limit, of=of)
         return [_returned(*parts) for parts in zip(job_overrides, composed, found, strict=True)]

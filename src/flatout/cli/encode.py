@@ -91,17 +91,16 @@ def _columns(arguments: argparse.Namespace, table: Table, uid: str | None) -> li
 
 def _config(arguments: argparse.Namespace) -> EncodingConfig:
     secret = arguments.secret or os.environ.get(_SECRET)
-    if secret is None:
-        secret = EncodingConfig().secret
-        if arguments.file is not None:
-            print(f"encoded with the usual secret, which everybody knows: set --secret or ${_SECRET}", file=sys.stderr)
-    return EncodingConfig(
+    found = EncodingConfig(
         kind=as_choice(EncodingKind, arguments.encoding, "--encoding"),
         size=arguments.size,
         hashes=arguments.hashes,
         hashing=as_choice(Hashing, arguments.hashing, "--hashing"),
         padding=not arguments.no_padding,
-        secret=secret,
+        secret=EncodingConfig().secret if secret is None else secret,
         fold=arguments.fold,
         diffusion=arguments.diffusion,
     )
+    if secret is None and arguments.file is not None:
+        print(f"encoded with the usual secret, which everybody knows: set --secret or ${_SECRET}", file=sys.stderr)
+    return found
