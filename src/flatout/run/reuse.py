@@ -19,6 +19,7 @@ from flatout.data.batches.gather import TOKENS
 from flatout.data.store.cache import Cache, Recipe, recipe_key
 from flatout.data.store.store import StoreSplit
 from flatout.distributed.ranks import Ranks
+from flatout.engine.limits import give_back_freed_memory
 from flatout.errors import disk_free, require
 from flatout.models.encoder.transformer import ReuseFormat, Transformer, TransformerConfig
 from flatout.run.run_folder import RunFolder
@@ -72,6 +73,7 @@ def reuse_frozen_layers(
     network.keep_layers_still(layers)
     name = f"{data.info.source}: outputs of {layers} layers"
     store, report = cache.open_or_build(name, recipe, lambda writer: part.write(writer, splits))
+    give_back_freed_memory()
     folder.say(report.line())
     for split, feed in zip(splits, (feeds.train, feeds.validation), strict=True):
         if split.num_rows:

@@ -30,7 +30,7 @@ from flatout.engine.precision import Precision, arithmetic
 from flatout.models.encoder.transformer import Transformer
 
 STATES = "states"
-_BLOCK_TOKENS, _PASS_TOKENS = 1 << 15, 1 << 12
+_BLOCK_TOKENS, _PASS_TOKENS = 1 << 13, 1 << 12
 _FORMATS = {torch.float32: "float32", torch.bfloat16: "uint16", torch.float16: "uint16"}
 """How numpy calls what holds the bits of each number format."""
 
