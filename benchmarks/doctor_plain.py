@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import logging
 import re
+import statistics
 import tempfile
 import time
 import warnings
@@ -28,6 +29,7 @@ from benchmarks.claim import Claim, Options, bounded
 from flatout.callbacks import Verdict
 from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.distributed.ranks import cores_here
+from flatout.engine import FastLoop
 from flatout.errors import did_you_mean, require
 from flatout.perf.measure import apart
 from flatout.perf.measure.intervals import take_turns
@@ -47,6 +49,7 @@ class Script:
     batch_size: int = 64
     num_workers: int = 0
     persistent_workers: bool = False
+    prefetch_factor: int | None = None
     module: str = "mlp"
     width: int = 256
     max_epochs: int = 8
@@ -59,6 +62,8 @@ class Script:
     """Of ModelCheckpoint."""
     threads: int = 0
     """0: all cores."""
+    is_compiled: bool = False
+    in_fast_loop: bool = False
 
 
 PLANTED = {
@@ -191,7 +196,7 @@ def train(script: Script, *, judges: bool, seconds: float = 20.0) -> dict[str, A
     L.seed_everything(0, verbose=False)
     watch, verdict = Stopwatch(), Verdict(seconds=seconds)
     data = Rows(script)
-    loading = {"num_workers": script.num_workers, "persistent_workers": script.persistent_workers}
+    loading = {name: getattr(script, name) for name in ("num_workers", "persistent_workers", "prefetch_factor")}
     loader = DataLoader(data, script.batch_size, shuffle=True, drop_last=True, **loading)
     validation = DataLoader(torch.utils.data.Subset(data, range(min(script.rows, 512))), 256)
     with tempfile.TemporaryDirectory() as folder:
@@ -204,6 +209,7 @@ def train(script: Script, *, judges: bool, seconds: float = 20.0) -> dict[str, A
                 watch,
                 files,
                 *([Sleeps(script.sleeps_ms)] if script.sleeps_ms else []),
+                *[FastLoop()][: int(script.in_fast_loop)],
                 *[verdict][: int(judges)],
             ],
             logger=False,
@@ -211,7 +217,8 @@ def train(script: Script, *, judges: bool, seconds: float = 20.0) -> dict[str, A
             enable_model_summary=False,
             num_sanity_val_steps=0,
         )
-        trainer.fit(Module(script), loader, validation)
+        module: Any = torch.compile(Module(script)) if script.is_compiled else Module(script)
+        trainer.fit(module, loader, validation)
     rows = len(loader) * script.batch_size * script.max_epochs
     found = verdict.verdict or {"cause": "none", "sentence": verdict.why_none, "override": None, "predicted_gain": None}
     return {"rate": rows / watch.seconds, "verdict": found}
@@ -225,6 +232,9 @@ def with_fix(script: Script, words: str) -> Script:
         given["threads"] = int(threads[1])
     if "leaving Sleeps out" in words:
         given["sleeps_ms"] = 0.0
+    given |= {
+        name: True for name, word in {"is_compiled": "compile(", "in_fast_loop": "FastLoop"}.items() if word in words
+    }
     if "ModelCheckpoint" in words:
         given["every_n_train_steps"] = None
     require(bool(given), "fix", f"not one that this bench can put into a script: {words!r}")
@@ -281,14 +291,14 @@ def chosen(options: Options, scripts: dict[str, Any]) -> dict[str, Any]:
 def cost_claim() -> Claim:
     """What the verdict takes of the processor in each step of 20 ms: its hooks, and its thread's looks at the machine.
 
-    Two lengths of a training are compared, so that what it takes once, to begin and to judge, is not counted.
+    Two lengths of a training are compared, so that what it takes once, to begin and to judge, is not counted. All four
+    trainings take turns, and the median of each counts.
     """
     script = Script(batch_size=2, width=8, sleeps_ms=_COST_MS, max_epochs=1, threads=1)
     sides = {(judges, steps): replace(script, rows=2 * steps) for judges in (False, True) for steps in _COST_STEPS}
-    spent = {
-        (judges, steps): min(apart.run(partial(processor_s, each, judges=judges)) for _ in range(3))
-        for (judges, steps), each in sides.items()
-    }
+    turns = [partial(apart.run, partial(processor_s, each, judges=judges)) for (judges, _), each in sides.items()]
+    medians = map(statistics.median, take_turns(turns, least=3))
+    spent = dict(zip(sides, medians, strict=True))
     fewer, more = _COST_STEPS
     without, with_it = (1e6 * (spent[each, more] - spent[each, fewer]) / (more - fewer) for each in (False, True))
     share = 100 * (with_it - without) / 1000 / _COST_MS

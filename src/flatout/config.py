@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 import lightning as L
@@ -184,6 +184,8 @@ class RunConfig:
         """Fill in what the data imply, and refuse parts that do not fit each other."""
         from flatout.run.kinds import complete_parts, kind_of  # every part of every kind: a run needs them
 
+        if self.checkpoint.metric is not None:
+            self.checkpoint = replace(self.checkpoint, metric=self.checkpoint.metric.removeprefix("val/"))
         rows = self.data.effective_batch
         is_free = self.tune.enabled and self.tune.effective_batch is StepRows.free and rows is not None
         hint = "Leave one of them out."

@@ -45,7 +45,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedules
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from flatout.callbacks import ExactCheckpoint, HardwareMonitor, ProfileSteps, StepTimer, Throughput
+from flatout.callbacks import ExactCheckpoint, HardwareMonitor, ProfileSteps, StepTimer, Throughput, Verdict
 from flatout.engine import FastLoop
 from tests.plain_trainer.test_fast_loop import (
     Adversarial,
@@ -59,7 +59,7 @@ from tests.plain_trainer.test_fast_loop import (
 )
 
 PARTS: dict[str, Callable[[Path], list[L.Callback]]] = {
-    "observers": lambda folder: [StepTimer(1), Throughput(2), HardwareMonitor(1, every_s=0.005)],
+    "observers": lambda folder: [StepTimer(1), Throughput(2), HardwareMonitor(1, every_s=0.005), Verdict()],
     "fast loop": lambda folder: [FastLoop()],
     "exact checkpoint": lambda folder: [ExactCheckpoint(folder / "kept", every_minutes=None, keep=99)],
     "profile": lambda folder: [ProfileSteps(wait=1, warmup=1, active=1, folder=folder, say=str)],

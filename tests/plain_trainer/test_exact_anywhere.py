@@ -174,6 +174,18 @@ def test_a_trainer_can_be_pickled_and_copied_after_training_and_after_a_resume(t
         assert copy.deepcopy(trainer).global_step == trainer.global_step
 
 
+class StopsWithinAWindow(L.Callback):
+    """Asks the training to stop at the fifth batch, the second of a step of three."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        trainer.should_stop = trainer.should_stop or batch_idx == 4
+
+
+def test_a_stop_within_an_accumulation_window_waits_for_its_step(tmp_path):
+    trainer = fit(tmp_path, Small(), StopsWithinAWindow(), epochs=1, accumulate_grad_batches=3)
+    assert trainer.global_step == 2 and trainer.fit_loop.epoch_loop.batch_progress.current.completed == 6
+
+
 class Keeps(L.Callback):
     """A callback whose state is what it is given."""
 

@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.tuner import Tuner
 from torch import Tensor, nn
 
 from flatout.engine import FastLoop
@@ -316,6 +317,20 @@ def test_finders_find_what_they_find_without_it(tmp_path, make, is_first):
         trainer.fit(module)
         found.append((module.lr, module.batch_size, module.layer.weight.detach(), trainer.global_step))
     assert found[0][0] != 1e-4 or found[0][1] != 4
+    assert same(*found)
+
+
+def test_a_tuner_finds_what_it_finds_without_it(tmp_path):
+    found = []
+    for is_fast in (False, True):
+        L.seed_everything(3, verbose=False)
+        module, loops = Rated(), [FastLoop()] if is_fast else []
+        trainer = L.Trainer(max_epochs=2, accelerator="cpu", callbacks=loops, default_root_dir=tmp_path, **QUIET)
+        Tuner(trainer).lr_find(module, num_training=40, early_stop_threshold=None)
+        Tuner(trainer).scale_batch_size(module, init_val=5, max_trials=2)
+        trainer.fit(module)
+        found.append((module.lr, module.batch_size, module.layer.weight.detach(), trainer.global_step))
+    assert found[0][0] != 1e-4 and found[0][1] != 4
     assert same(*found)
 
 

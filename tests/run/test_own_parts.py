@@ -15,9 +15,12 @@ import torch
 
 from flatout import CheckpointConfig, RunConfig, UserError
 from flatout.checkpoints.folder import read_weights
-from flatout.perf.verdict import experiments, own_tries
+from flatout.engine.optimizer import OptimConfig
+from flatout.perf.verdict import experiments, own_steps, own_tries
+from flatout.report.page import read_curves
 from flatout.report.summary import read_summary
 from flatout.run.launch import RunJob
+from flatout.run.own_parts import plain_name
 from tests.composed import run_train
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own_parts.md").read_text(encoding="utf-8")
@@ -156,8 +159,11 @@ def test_a_job_of_one_s_own_module_knows_its_metric_and_its_mode(package):
     mypkg = importlib.import_module("mypkg")
     parts = {"task": mypkg.MyModule(), "data": mypkg.MyData()}
     job = RunJob(RunConfig(**parts, checkpoint=CheckpointConfig(metric="val_accuracy")))
-    assert (job.metric, job.mode, job.metrics) == ("accuracy", "max", ["val_accuracy"])
+    assert (job.metric, job.mode, job.metrics) == ("accuracy", "max", ["accuracy"])
     assert (RunJob(RunConfig(**parts)).metric, RunJob(RunConfig(**parts)).mode) == ("loss", "min")
+    clipped = RunConfig(**parts | {"task": mypkg.Manual()}, optim=OptimConfig(clip=1.0))
+    with pytest.raises(UserError, match=r"optim\.clip: Manual uses manual optimisation"):
+        RunJob(clipped)
     with pytest.raises(UserError, match="task: Unsendable cannot be sent to other processes"):
         RunJob(RunConfig(**parts | {"task": mypkg.Unsendable()}))
 
@@ -168,11 +174,19 @@ def test_a_module_of_one_s_own_trains_on_data_of_flatout(package, monkeypatch):
     assert summary_of(package)["metrics"]["val/loss"] > 0
 
 
+@pytest.mark.parametrize("word", ["StochasticWeightAveraging +callbacks.mean.swa_lrs=0.05", "EMAWeightAveraging"])
+def test_weights_are_averaged_by_lightning_s_own_callbacks(word, package, monkeypatch):
+    words = f"+callbacks.mean._target_=lightning.pytorch.callbacks.{word}".split()
+    assert run_train([*own(), *QUICK, *words, f"output={package}/runs"], monkeypatch) == 0
+    assert summary_of(package)["status"] == "finished"
+
+
 def test_other_ways_are_tried_for_a_module_of_one_s_own(package, monkeypatch):
     monkeypatch.setattr(own_tries, "SHARE", 1000.0)
     monkeypatch.setattr(own_tries, "starved", lambda evidence: None)
-    for name, value in {"_ROWS_AROUND": 16, "_CALM_S": 0.05, "MOST_ROUNDS": 5, "_FED_S": 0.02}.items():
+    for name, value in {"ROWS_AROUND": 16, "_CALM_S": 0.05, "MOST_ROUNDS": 5, "_FED_S": 0.02}.items():
         monkeypatch.setattr(experiments, name, value)
+    monkeypatch.setattr(own_steps, "_BACKEND", "eager")
     assert run_train([*own(), *QUICK, f"output={package}/plain/runs", "monitor.verdict=false"], monkeypatch) == 0
     assert summary_of(package / "plain")["evidence"]["tried"] == []
     assert run_train([*own(), *QUICK, f"output={package}/runs"], monkeypatch) == 0
@@ -182,7 +196,7 @@ def test_other_ways_are_tried_for_a_module_of_one_s_own(package, monkeypatch):
     assert torch.equal(weights(package), weights(package / "plain"))
 
 
-OVERRIDES = {"DataLoader(batch_size", "DataLoader(num_workers", "threads", "precision"}
+OVERRIDES = {"DataLoader(batch_size", "DataLoader(num_workers", "threads", "precision", "torch.compile(module)"}
 
 
 def test_two_devices_train_as_one_does(package, monkeypatch, capfd):
@@ -247,3 +261,29 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(package, monkeypatch, capsys,
     assert run_train([*words, *QUICK, f"output={package}/runs"], monkeypatch) == 2
     said = capsys.readouterr().err
     assert message in said and len(said.strip().splitlines()) == 1 and "Traceback" not in said
+    assert name == "a metric that is not logged" or not (package / "runs").exists()  # that one has to train first
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        *((name, "loss") for name in ("val_loss", "val/loss", "valid_loss", "validation/loss", "loss")),
+        ("Val/F1", "F1"),
+        ("value_loss", "value_loss"),
+        ("val", "val"),
+    ],
+)
+def test_a_metric_of_validation_is_known_by_its_plain_name(name, plain):
+    assert plain_name(name, "val") == plain
+
+
+@pytest.mark.parametrize("name", ["val/accuracy", "valid_accuracy", "accuracy"])
+def test_a_metric_may_be_logged_under_any_usual_name(name, package, monkeypatch):
+    text = (package / "mypkg.py").read_text().replace("val_accuracy", name)
+    (package / "mypkg.py").write_text(text)
+    words = [*own(), *QUICK, f"checkpoint.metric={name}", "trainer.max_epochs=1", f"output={package}/runs"]
+    assert run_train(words, monkeypatch) == 0
+    summary = summary_of(package)
+    assert summary["metric"] == "accuracy" and summary["metrics"]["val/accuracy"] > 0
+    (run,) = (package / "runs" / "default").iterdir()
+    assert any(row.get("val/accuracy") for row in read_curves(run))

@@ -23,6 +23,7 @@ from torch import nn
 import train
 from flatout.bits.data import BitsDataConfig
 from flatout.bits.scores import NAMES
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.cli.words import in_full, quoted
 from flatout.config import RunConfig
 from flatout.data.problem import Problem
@@ -203,6 +204,13 @@ def test_the_metric_of_a_run_is_known_before_there_is_data():
     assert kind_of(data := RunConfig().data).usual_metric(data) == "accuracy"
     assert metrics_of(TextDataConfig(problem=Problem.regression)) == ["mae", "rmse", "r2", "pearson", "loss"]
     assert set(metrics_of(BitsDataConfig())) - {"loss"} == set(NAMES)
+
+
+def test_a_metric_may_be_named_with_its_split_and_a_module_of_ones_own_gets_the_name_as_it_was_typed(tmp_path):
+    assert RunConfig(checkpoint=CheckpointConfig(metric="val/macro_f1")).checkpoint.metric == "macro_f1"
+    searched = Searched(SweeperSettings(metric="val/acc"), {}, [], lambda *_: None, tmp_path)
+    assert searched.typed({}) == ["checkpoint.metric=val/acc"]
+    assert searched.settings.of_the_search() == SweeperSettings(metric="acc").of_the_search()
 
 
 def test_what_a_tagger_is_judged_by_is_known_before_there_is_one():

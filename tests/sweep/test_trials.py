@@ -415,10 +415,11 @@ def test_hydra_s_own_launcher_runs_all_trials_in_one_process(tmp_path, monkeypat
 
 def test_trials_of_a_module_of_one_s_own_are_compared_by_what_it_logs(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "own_parts.md").read_text(encoding="utf-8")
-    (tmp_path / "ownpkg.py").write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0].replace("val_accuracy", "val/accuracy")
+    (tmp_path / "ownpkg.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     own = ["task._target_=ownpkg.MyModule", "data._target_=ownpkg.MyData", "allow_targets=[ownpkg]"]
-    words = ["-m", *own, "task.hidden=4,8", "checkpoint.metric=val_accuracy", "trainer.max_epochs=1", "logger=none"]
+    words = ["-m", *own, "task.hidden=4,8", "checkpoint.metric=val/accuracy", "trainer.max_epochs=1", "logger=none"]
     assert run_train([*words, "precision=fp32", f"hydra.sweep.dir={tmp_path}/many"], monkeypatch) == 0
     assert re.search(r"trial [01]: complete, val/accuracy 0\.\d+", capsys.readouterr().out)
     assert statuses(tmp_path / "many") == ["finished", "finished"]

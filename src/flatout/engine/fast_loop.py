@@ -412,6 +412,11 @@ def _note(module: Any, is_serving: bool) -> None:
         module.is_in_fast_loop = is_serving
 
 
+def reason_against(trainer: L.Trainer, module: L.LightningModule) -> str:
+    """Why Lightning's own loop has to train, for one that has optimizers already; empty where the fast loop can."""
+    return _reason_against(trainer, module) or _reason_against_optimizer(trainer)
+
+
 def _reason_against(trainer: L.Trainer, module: L.LightningModule) -> str:
     """Why Lightning's own loop has to train a module; empty where the fast loop can."""
     name, base = type(module).__name__, L.LightningModule

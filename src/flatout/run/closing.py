@@ -213,6 +213,8 @@ def _judge_own(config: RunConfig, module: Any, training: Training, folder: RunFo
     elif config.monitor.verdict:
         trained_s = evidence.total_ms * evidence.batches / 1000
         try_own(trainer, module, fetches.loader, evidence, seconds=MOST_S, trained_s=trained_s)
+        for note in evidence.notes:
+            folder.say(f"verdict: {note}")
     return evidence
 
 

@@ -46,6 +46,7 @@ from flatout.report.summary import mark_broken
 from flatout.run.closing import Result, answers_of, finished_result
 from flatout.run.kinds import kind_of
 from flatout.run.own_parts import mode_of, plain_name
+from flatout.run.resolve import trainer_of_own
 from flatout.run.resume import find_run, unfinished_before
 from flatout.run.run import run
 from flatout.run.run_folder import OVERRIDES, claim_folder, folder_of_runs, name_folder
@@ -85,6 +86,8 @@ def start(
     require(not (config.is_sharded and are_alone), "trainer.strategy: fsdp", what, hint=hint)
     if not (ranks.are_several or are_alone):
         _require_copies(config)
+    if config.has_own_parts:
+        trainer_of_own(config, max(ranks.world, len(wanted)))
     chosen = ranks.agreed("folder", lambda: _choose_folder(config, folder, overrides, claim))
     path = Path(chosen["folder"])
     if chosen["is_finished"]:
@@ -348,6 +351,7 @@ class RunJob:
     def __post_init__(self) -> None:
         if self.config.has_own_parts:
             require_picklable(self.config)
+            trainer_of_own(self.config, 1)
 
     @property
     def metric(self) -> str:
@@ -369,7 +373,7 @@ class RunJob:
     def metrics(self) -> list[str]:
         """The metrics to choose from; some depend on the data, as those of two classes do."""
         if self.config.has_own_parts:  # whatever the module logs
-            return [self.config.checkpoint.metric or "loss"]
+            return [self.metric]
         return kind_of(self.config.data).metrics(self.config.data)
 
     @property

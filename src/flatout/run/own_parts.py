@@ -6,6 +6,7 @@ its answers: there is no `model/` folder, no calibration and no table of classes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,8 @@ def metric_among(metrics: dict[str, float]) -> str | None:
 
 
 def plain_name(name: str, split: str) -> str:
-    """The name of a metric without its split: `val_loss` and `val/loss` are `loss`."""
-    return name.removeprefix(split).lstrip("/_") or name
+    """The name of a metric without its split: `val_loss`, `val/loss` and `valid_loss` are `loss`."""
+    return re.sub(rf"(?i)^{split}(id|idation)?[/_.-]+(?=.)", "", name)
 
 
 def mode_of(metric: str) -> str:
@@ -67,8 +68,9 @@ class KeepResults(L.Callback):
         hint = "Log it in validation_step, or name another."
         is_logged = self.metric is None or self.metric in known
         require(is_logged, "checkpoint.metric", f"{self.metric!r} is not logged", allowed=", ".join(known), hint=hint)
-        logged = {name: value for name, value in known.items() if name.startswith("val")}
-        vars(pl_module)["results"] = {plain_name(name, "val"): float(value) for name, value in logged.items()}
+        plain = {name: plain_name(name, "val") for name in known}
+        of_validation = {name: each for name, each in plain.items() if each != name or name == self.metric}
+        vars(pl_module)["results"] = {each: float(known[name]) for name, each in of_validation.items()}
 
 
 class WithoutValidations:

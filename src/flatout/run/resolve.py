@@ -103,7 +103,7 @@ def _resolve_own(
     monitor = config.checkpoint.metric
     return Settings(
         values=plain(config),
-        trainer=trainer_of_own(config, ranks),
+        trainer=trainer_of_own(config, ranks.world),
         precision=resolve_precision(config.precision, device, ranks, folder, before),
         optim=config.optim,
         clip=None,
@@ -115,9 +115,9 @@ def _resolve_own(
     )
 
 
-def trainer_of_own(config: RunConfig, ranks: Ranks) -> dict[str, Any]:
+def trainer_of_own(config: RunConfig, world: int) -> dict[str, Any]:
     """The Trainer's arguments for the user's own module, with what `optim.clip` and `data.accumulate` say."""
-    batches = 1 if isinstance(config.data, L.LightningDataModule) else config.data.batches(ranks.world)[1]
+    batches = 1 if isinstance(config.data, L.LightningDataModule) else config.data.batches(world)[1]
     asked = {
         "gradient_clip_val": config.optim.clip or None,
         "accumulate_grad_batches": batches if batches > 1 else None,

@@ -82,9 +82,9 @@ class SweeperSettings:
     def __post_init__(self) -> None:
         check_settings(self)
         as_seconds(self.time, "for")
-        self.metric = self.metric and self.metric.removeprefix("val/")
 
     def of_the_search(self) -> dict[str, Any]:
         """What must be the same when a sweep is resumed; you may ask for more trials, time or slots."""
         kept = {name: getattr(self, name) for name in ("sampler", "pruner", "metric", "seed")}
+        kept["metric"] = self.metric and self.metric.removeprefix("val/")
         return kept | ({"trials": None} if self.sampler == Sampler.grid else {})

@@ -84,7 +84,7 @@ def _checked(searched: Searched) -> Trial:
     if not settings.resume:  # a resumed sweep keeps its space: such a trial fails
         searched.require_that_all_fit()
     if settings.metric is not None:
-        require_metric(settings.metric, first.job.metrics, "metric")
+        require_metric(first.job.metric, first.job.metrics, "metric")
     return first
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import flatout
 from flatout.callbacks import HardwareMonitor, StepTimer, Throughput, Verdict
 from flatout.callbacks.throughput import FetchTimes
 from flatout.engine import FastLoop
-from flatout.perf.verdict import anywhere, experiments, own_tries
+from flatout.perf.verdict import anywhere, experiments, own_steps, own_tries
 from flatout.perf.verdict.anywhere import in_python
 from tests.callbacks.plain import Rows, Small
 
@@ -54,8 +56,17 @@ def long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_tries, "SHARE", 1000.0)
     monkeypatch.setattr(own_tries, "starved", lambda evidence: None)
     monkeypatch.setattr(own_tries, "FREE_BYTES", 0)
-    for name, value in {"_ROWS_AROUND": 16, "_CALM_S": 0.05, "MOST_ROUNDS": 5, "_FED_S": 0.02}.items():
+    for name, value in {"ROWS_AROUND": 16, "_CALM_S": 0.05, "MOST_ROUNDS": 5, "_FED_S": 0.02}.items():
         monkeypatch.setattr(experiments, name, value)
+
+
+@pytest.fixture
+def everything_races(long_enough: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the split says, all ways are tried; a compiler that is quick stands for torch's own."""
+    for name, value in {"_COMPILES": 0.0, "_LEAST_COMPILE_S": 0.0, "LEAST_GAIN": 1.0, "_BACKEND": "eager"}.items():
+        monkeypatch.setattr(own_steps, name, value)
+    monkeypatch.setattr(own_tries, "LEAST_GAIN", 0.0)
+    monkeypatch.setattr(experiments, "_MOSTLY_WAITS", 1.1)
 
 
 class Drawing(Dataset[Any]):
@@ -99,13 +110,14 @@ def trainer_of(folder: Path, *callbacks: L.Callback, **settings: Any) -> L.Train
     return L.Trainer(callbacks=list(callbacks), **(QUIET | given | settings))
 
 
-def test_nothing_of_the_run_is_changed_to_the_bit(tmp_path, long_enough):
+@pytest.mark.parametrize(("workers", "raced"), [(0, ["loop", "eager"]), (1, ["prefetch_factor=8"])])
+def test_nothing_of_the_run_is_changed_to_the_bit(workers, raced, tmp_path, everything_races):
     """Weights, statistics, gradients, optimizer, random numbers, the loader's order and what its data set notes."""
     states, notes = [], Notes()
     for callbacks in ([], [Verdict(seconds=5, log=notes)]):
         L.seed_everything(3, verbose=False)
         module, data = Noisy(), Drawing()
-        loader = DataLoader(data, 2, shuffle=True, generator=torch.Generator().manual_seed(1))
+        loader = DataLoader(data, 2, shuffle=True, generator=torch.Generator().manual_seed(1), num_workers=workers)
         files = ModelCheckpoint(tmp_path / str(len(callbacks)), every_n_train_steps=40, save_top_k=-1)
         trainer = trainer_of(tmp_path, *callbacks, files, enable_checkpointing=True)
         trainer.fit(module, loader)
@@ -123,7 +135,8 @@ def test_nothing_of_the_run_is_changed_to_the_bit(tmp_path, long_enough):
     (kept_plain, *plain), (kept_judged, *judged) = states
     assert kept_judged == kept_plain
     torch.testing.assert_close(judged, plain, rtol=0, atol=0)
-    assert any(len(verdict.evidence.tried) for verdict in callbacks)
+    tried = " ".join(f"{each.cause} {each.override}" for each in callbacks[0].evidence.tried)
+    assert all(each in tried for each in raced), (tried, notes.lines)
     assert sum("ms a batch" in line for line in notes.lines) >= 2
 
 
@@ -159,6 +172,59 @@ def test_the_fast_loop_trains_beside_it(tmp_path, long_enough):
         weights.append(list(module.state_dict().values()))
     torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=0)
     assert callbacks[0].evidence.tried and callbacks[0].evidence.ms["backward"] > 0
+
+
+class Bursts(Rows):
+    """Every 32nd row is the first of a file that takes long to open."""
+
+    def __len__(self) -> int:
+        return 640
+
+    def __getitem__(self, number: int) -> Any:
+        time.sleep(0.04 if number % 32 == 0 else 0.0)
+        return super().__getitem__(number % 40)
+
+
+def test_workers_that_keep_up_but_for_bursts_are_raced_with_more_read_ahead(tmp_path, long_enough):
+    verdict = Verdict(seconds=5, log=Notes())
+    loader = DataLoader(Bursts(), 4, num_workers=1, persistent_workers=True)
+    trainer_of(tmp_path, verdict).fit(Small(forward=0.006), loader)
+    (ahead,) = (each for each in verdict.evidence.tried if each.override.startswith("DataLoader(prefetch_factor=8"))
+    assert ahead.speedup.value > 1.2, verdict.evidence.tried
+
+
+def test_the_fast_loop_is_raced_where_the_framework_takes_its_share(tmp_path, long_enough):
+    verdict = Verdict(seconds=4, log=Notes())
+    trainer_of(tmp_path, verdict, max_epochs=4).fit(Small(), DataLoader(Rows(), 1))
+    (loop,) = (each for each in verdict.evidence.tried if each.cause == "loop")
+    assert loop.override == "Trainer(callbacks=[FastLoop()])" and loop.speedup.value > 1.05
+    assert not verdict.evidence.notes
+
+
+def compiles_for_ever(graph: Any, inputs: Any) -> Any:
+    time.sleep(60)
+
+
+def compiles_nothing(graph: Any, inputs: Any) -> Any:
+    raise RuntimeError("no such instruction")
+
+
+@pytest.mark.parametrize(
+    ("backend", "why"),
+    [(compiles_for_ever, "it had not compiled after"), (compiles_nothing, "no such instruction")],
+)
+def test_what_does_not_compile_here_or_in_time_is_left_out_with_a_line(
+    backend, why, tmp_path, everything_races, monkeypatch
+):
+    monkeypatch.setattr(own_steps, "_BACKEND", backend)
+    notes = Notes()
+    verdict = Verdict(seconds=2, log=notes)
+    before = signal.getsignal(signal.SIGALRM)
+    trainer_of(tmp_path, verdict).fit(Small(), DataLoader(Rows(), 1))
+    (line,) = (each for each in notes.lines if "torch.compile" in each)
+    assert line.startswith("verdict: torch.compile was left out") and why in line
+    assert signal.getsignal(signal.SIGALRM) is before and not signal.getitimer(signal.ITIMER_REAL)[0]
+    assert torch.compile(torch.neg, backend="eager")(torch.ones(2)).sum() == -2  # of yours, afterwards
 
 
 def test_the_races_end_in_time(tmp_path, long_enough, monkeypatch):

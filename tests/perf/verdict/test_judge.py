@@ -42,7 +42,7 @@ def long_enough(monkeypatch):
 def let_short_runs_try(monkeypatch):
     monkeypatch.setattr(tries, "SHARE", 1000.0)
     monkeypatch.setattr(tries, "LEAST_S", 0.0)
-    for name, value in {"_ROWS_AROUND": 64, "_CALM_S": 0.1, "MOST_ROUNDS": 5}.items():
+    for name, value in {"ROWS_AROUND": 64, "_CALM_S": 0.1, "MOST_ROUNDS": 5}.items():
         monkeypatch.setattr(tries, name, value)
     monkeypatch.setattr(tries, "starved", lambda evidence: None)
 

@@ -133,6 +133,8 @@ class Verdict(RunCurves):
             return
         try_own(trainer, pl_module, self._fetches.loader, evidence, seconds=self.seconds, trained_s=self._trained_s)
         self.evidence, self.verdict = evidence, verdict(evidence, in_python)
+        for note in evidence.notes:
+            self._log.say(f"verdict: {note}")
         self._log.say(f"verdict: {evidence.steps:,} steps, {split_line(evidence)}")
         self._log.say(f"verdict: {self.verdict['sentence']}")
 

@@ -10,6 +10,7 @@ import copy
 import gc
 import io
 import itertools
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, redirect_stdout
@@ -44,11 +45,11 @@ _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_b
 
 @contextmanager
 def nothing_stays(module: L.LightningModule, device: torch.device) -> Iterator[None]:
-    """Gradients, running statistics, random numbers and threads are afterwards what they were; prints are dropped.
+    """Gradients, statistics, random numbers and threads are afterwards what they were; prints and logs are dropped.
 
     A copy may still reach the module itself, by a function that was put into it.
     """
-    random, threads = RandomState(device), torch.get_num_threads()
+    random, threads, logged = RandomState(device), torch.get_num_threads(), logging.root.manager.disable
     gradients = [(weight, weight.grad) for weight in module.parameters()]
     statistics = [(each, each._version, each.clone()) for each in module.buffers()]
     for weight, _ in gradients:
@@ -56,8 +57,10 @@ def nothing_stays(module: L.LightningModule, device: torch.device) -> Iterator[N
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
+            logging.disable(logging.WARNING)
             yield
     finally:
+        logging.disable(logged)
         for weight, gradient in gradients:
             weight.grad = gradient
         for each, version, before in statistics:
@@ -172,7 +175,7 @@ def _tensors(state: Mapping[Any, Any]) -> Iterator[Tensor]:
     return (value for each in state.values() for value in each.values() if isinstance(value, Tensor))
 
 
-def _ignore(*_: Any, **__: Any) -> None:
+def ignore(*_: Any, **__: Any) -> None:
     """What a try logs is dropped."""
 
 
@@ -180,7 +183,7 @@ def _backward(loss: Tensor, *others: Any, **named: Any) -> None:
     loss.backward(*others, **named)
 
 
-_OF_A_COPY = {"log": _ignore, "log_dict": _ignore, "print": _ignore, "manual_backward": _backward}
+_OF_A_COPY = {"log": ignore, "log_dict": ignore, "print": ignore, "manual_backward": _backward}
 """Methods of a LightningModule that a copy has for itself."""
 
 
@@ -233,6 +236,7 @@ class OwnFeed:
         self.workers = max(1, self.num_workers)
         self.kind = FeedKind.workers if self.num_workers else FeedKind.resident
         stays = self.changed.get("persistent_workers", getattr(self.loader, "persistent_workers", False))
+        self.prefetch = self.changed.get("prefetch_factor", getattr(self.loader, "prefetch_factor", None)) or 2
         self.starts = 1 / max(1.0, self.epochs) if stays else 1.0
         """How often an epoch starts the workers."""
         self.is_torchs = isinstance(self.loader, DataLoader) and type(self.loader).__iter__ is DataLoader.__iter__

@@ -111,6 +111,10 @@ class Evidence:
     tried: list[Tried] = field(default_factory=list)
     not_tried: str = ""
     """Why nothing was tried, where nothing was."""
+    compile_s: float = 0.0
+    """What torch.compile took where a compiled step was tried."""
+    notes: list[str] = field(default_factory=list)
+    """What is to be known of single tries."""
 
     @property
     def total_ms(self) -> float:

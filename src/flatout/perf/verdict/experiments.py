@@ -36,9 +36,9 @@ _SHORT_S, _SHORT_SHARE = 3.0, 0.3
 """Of a short run trying may take more: so many seconds, and such a share."""
 WAITS, _FEEDS_S = 0.05, 6.0
 """Share of waiting from which on other feeds are tried, and what that may take of a short run."""
-ROUNDS, _ROUND_S = 5, 0.05
+ROUNDS, ROUND_S = 5, 0.05
 """Fewest rounds, whose smallest and largest ratio hold the median in nine of ten cases; least seconds of a side."""
-_ROWS_AROUND = 256
+ROWS_AROUND = 256
 _CALM_STEPS, _CALM_SHARE, _CALM_S = 2, 0.2, 1.0
 """Fewest steps that nothing interrupts; the share of all trying, and the seconds, that they may take."""
 _MOSTLY_WAITS = 0.3
@@ -213,7 +213,7 @@ class _Side:
 
 def _side(way: Way, task: Task, optimizer: torch.optim.Optimizer, *, is_fed: bool) -> _Side:
     """`is_fed`: batches come as the feed gives them; else the same rows go round for each way."""
-    batches = endless(way.feed) if is_fed else itertools.cycle(_some(way.feed))
+    batches = endless(way.feed) if is_fed else itertools.cycle(some_batches(way.feed))
     return _Side(_steps(task, way, batches, optimizer))
 
 
@@ -227,12 +227,12 @@ def _affordable(sides: list[_Side], rate: float, until: float) -> list[_Side]:
     `rate`: rows a second of the first side, which is always among them.
     """
     kept: list[_Side] = []
-    round_rows, row_s = _ROUND_S * rate, 0.0
+    round_rows, row_s = ROUND_S * rate, 0.0
     for side in sides:
         if kept and time.perf_counter() > until:
             break
         try:
-            side.steps.take(max(1, _ROWS_AROUND // side.rows_a_step))  # warms up
+            side.steps.take(max(1, ROWS_AROUND // side.rows_a_step))  # warms up
             taken = side.steps.take(1)
         except (RuntimeError, UserError):  # not enough memory, most likely: then it is no way
             if not kept:
@@ -249,14 +249,14 @@ def _affordable(sides: list[_Side], rate: float, until: float) -> list[_Side]:
     return kept
 
 
-def _some(feed: Feed) -> list[FlatBatch]:
+def some_batches(feed: Feed) -> list[FlatBatch]:
     """The first batches of the fewest whole steps with so many rows."""
     feed.consumed, rows = 0, 0
     batches: list[FlatBatch] = []
     for batch in feed:
         batches.append(batch)
         rows += batch.num_real
-        if rows >= _ROWS_AROUND and batch.ends_step:
+        if rows >= ROWS_AROUND and batch.ends_step:
             break
     return batches
 
@@ -326,9 +326,11 @@ class _Stretch:
 
     @property
     def ahead(self) -> int:
-        """Steps that live on what was gathered while the feed started: two batches a worker, or a run."""
+        """Steps that live on what was gathered while the feed started: what workers read ahead, or a run."""
         feed = self.way.feed
-        batches = {FeedKind.workers: 2 * feed.workers, FeedKind.threaded: BATCHES_A_RUN}.get(feed.kind, 1)
+        batches = {FeedKind.workers: getattr(feed, "prefetch", 2) * feed.workers, FeedKind.threaded: BATCHES_A_RUN}.get(
+            feed.kind, 1
+        )
         return -(-batches // feed.plan.accumulate)
 
     @property

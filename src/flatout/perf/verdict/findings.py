@@ -170,12 +170,14 @@ def _gain_at(evidence: Evidence, tried: Tried, speedup: float) -> float:
 
     rows = evidence.rows_per_batch
     fed = each("wait", "transfer") / rows
-    changed = each(*MODEL) / rows + (fed if tried.cause == "data" else 0.0)
-    each_batch = each("other", "callbacks") / tried.rows_per_batch
+    own, around = ((*MODEL, "other"), ()) if tried.cause == "loop" else (MODEL, ("other",))
+    changed = each(*own) / rows + (fed if tried.cause == "data" else 0.0)
+    each_batch = each(*around, "callbacks") / tried.rows_per_batch
     # Logging comes with optimizer steps, checkpoints and validations with epochs.
     steps_change = rows * evidence.accumulate / (tried.rows_per_batch * tried.batches_per_step)
     kept = each("logging") / rows * steps_change + each("checkpoint", "validation") / rows
     kept += 0.0 if tried.cause == "data" else fed
+    kept += 1000 * evidence.compile_s / (evidence.batches * rows) if tried.cause == "eager" else 0.0
     return max(evidence.total_ms, 1e-9) / rows / max(changed / max(speedup, 1e-9) + each_batch + kept, 1e-9)
 
 

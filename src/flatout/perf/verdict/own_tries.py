@@ -17,6 +17,7 @@ from flatout.perf.measure.steps import Way
 from flatout.perf.verdict.copies import OwnFeed, OwnTask, Refused, copy_of_loader, nothing_stays
 from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence
 from flatout.perf.verdict.experiments import LEAST_S, ROUNDS, SHARE, WAITS, try_feeds, try_models, try_safely
+from flatout.perf.verdict.own_steps import compiled, may_compile, try_fast_loop
 from flatout.perf.verdict.rules import starved
 from flatout.perf.verdict.ways import (
     BUSY,
@@ -27,6 +28,9 @@ from flatout.perf.verdict.ways import (
     most_fed,
     other_arithmetic,
 )
+
+_AHEAD = 4
+"""How many times as many batches workers read ahead, where they keep up but for some slow batches."""
 
 
 def try_own(
@@ -67,8 +71,12 @@ def _race(trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: 
     if evidence.share("wait") >= WAITS and try_feeds(task, was, _other_loaders, evidence, until):
         return
     here = replace(was, feed=feed.opened(num_workers=0))  # what workers make is waited for, whatever computes
+    try_fast_loop(trainer, module, here, evidence, until)
     others = [*_larger_batches(here, evidence, until), *other_arithmetic(here, evidence)]
-    try_models(task, [here, *others], evidence, until)
+    compiles = may_compile(module, evidence)
+    try_models(task, [here, *others], evidence, (time.perf_counter() + until) / 2 if compiles else until)
+    if compiles and (ways := list(compiled(here, evidence, until))):
+        try_models(task, [here, *ways], evidence, until)
 
 
 def _other_precision(precision: Precision, device: torch.device) -> str:
@@ -82,7 +90,7 @@ def _other_precision(precision: Precision, device: torch.device) -> str:
 
 
 def _other_loaders(was: Way, evidence: Evidence) -> Iterator[Way]:
-    """At most three other DataLoaders, what is likeliest first."""
+    """A few other DataLoaders, what is likeliest first."""
     feed: Any = was.feed
     if not feed.is_torchs:
         evidence.not_tried = f"other ways of reading {type(feed.loader).__name__} are not known"
@@ -115,6 +123,7 @@ def _changes(feed: OwnFeed, was: Way, evidence: Evidence) -> Iterator[tuple[dict
     elif workers > now:
         yield {"num_workers": workers}, None
     if now:
+        yield {"prefetch_factor": _AHEAD * feed.prefetch}, None
         yield {"num_workers": 0}, None
     if not is_cpu and not feed.loader.pin_memory:
         yield {"num_workers": max(1, workers), "pin_memory": True}, None

@@ -191,6 +191,17 @@ def threads(evidence: Evidence) -> Finding | None:
     return by_trying(evidence, "threads", limit)
 
 
+def eager(evidence: Evidence) -> Finding | None:
+    """The module's step could be compiled."""
+    also = f"compiling took {evidence.compile_s:.0f} s, which is counted"
+    return by_trying(evidence, "eager", "a step that is not compiled", also)
+
+
+def loop(evidence: Evidence) -> Finding | None:
+    """Lightning's own loop takes a share that the fast loop would save."""
+    return by_trying(evidence, "loop", "Lightning's own loop")
+
+
 def optimizing(evidence: Evidence) -> Finding | None:
     """Steps are mostly the optimizer's."""
     share = evidence.share("optimizer")
@@ -423,6 +434,8 @@ RULES: list[Callable[[Evidence], Finding | None]] = [
     saving,
     precision,
     threads,
+    eager,
+    loop,
     optimizing,
     compiling,
     swapping,
