@@ -147,8 +147,9 @@ class RunCurves(CurveSource):
             values["train/loss"] = sum(losses) / len(losses)
         if norms:
             values["train/gradient_norm"] = sum(norms) / len(norms)
-        if fast is not None or trainer.optimizers:
-            values["train/lr"] = trainer.optimizers[0].param_groups[0]["lr"] if fast is None else fast.rate
+        groups = [group for each in trainer.optimizers for group in each.param_groups]  # none where nothing is trained
+        if fast is not None or groups:
+            values["train/lr"] = groups[0]["lr"] if fast is None else fast.rate
         self._steps_since = self._batches_since = 0
         for listener in list(self.listeners):
             self._hand(listener, "on_flush", trainer, values)

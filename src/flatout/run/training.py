@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from flatout.checkpoints.folder import read_weights
@@ -27,6 +28,9 @@ from flatout.tasks.score_intervals import LEAST_ROWS, Interval
 
 if TYPE_CHECKING:
     from flatout.run.trainer import Training
+
+_SEVERAL = "Training with multiple optimizers"
+"""How Lightning refuses them in automatic optimisation, as a RuntimeError."""
 
 
 def fit_to_end(
@@ -56,12 +60,21 @@ def fit_to_end(
             if number:
                 report_signal(number, training, folder)
             raise
+        except (MisconfigurationException, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not str(error).startswith(_SEVERAL):
+                raise
+            raise UserError("trainer" if feeds else "task", " ".join(str(error).split())) from None
         finally:
             for listener in listeners:
                 with suppress(OSError):
                     listener.close()
     curves.steps, curves.epochs = trainer.global_step, trainer.current_epoch
-    require(trainer.global_step > 0, "trainer", "not one step was planned", hint="Give it rows, epochs and time.")
+    require(
+        trainer.global_step > 0,
+        "trainer",
+        "not one step was planned",
+        hint="Give it rows, epochs and time.",
+    )
     report_early_end(training, folder)
     if skipped := training.loop.skipped:
         described = training.loop.losses.describe_rows(skipped[0])

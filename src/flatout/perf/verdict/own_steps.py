@@ -25,24 +25,27 @@ from flatout.engine.step_losses import NotFinite
 from flatout.perf.measure.intervals import MOST_ROUNDS, speedup
 from flatout.perf.measure.steps import Steps, Way, endless
 from flatout.perf.verdict.copies import OwnTask, ignore
-from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence, Tried
+from flatout.perf.verdict.evidence import Evidence, Tried
 from flatout.perf.verdict.experiments import ROUND_S, ROUNDS, ROWS_AROUND, some_batches
 from flatout.perf.verdict.ways import Refused, first_line
 
-_LOOP_SHARE, _SETUP_S = 0.3, 0.5
-"""Of the time that is left, what the loops may take; a guess at what their Trainer takes to begin."""
-_COMPILES, _LEAST_COMPILE_S, _COMPILE_SHARE = 0.3, 5.0, 0.7
+_LOOP_MS, _LOOP_SHARE, _SETUP_S = 10.0, 0.3, 0.5
+"""The longest batch for which half a millisecond matters, which is what a loop may save; of the time that is left, what
+the loops may take; a guess at what their Trainer takes to begin.
+"""
+_COMPILES, _LEAST_COMPILE_S, _COMPILE_SHARE = 0.3, 8.0, 0.7
 """Share of a model's passes from which on compiling is tried, the least time for it, and its share of what is left."""
 _BACKEND, _AGAIN_S = "inductor", 0.05
 
 
 def try_fast_loop(trainer: L.Trainer, module: L.LightningModule, was: Way, evidence: Evidence, until: float) -> None:
-    """Fill in what the fast loop saves of each batch, where the framework takes a share that is worth it."""
+    """Fill in what the fast loop saves of each batch, where batches are so short that it is worth it."""
     feed: Any = was.feed
     step_s, left_s = evidence.total_ms * evidence.accumulate / 1000, until - time.perf_counter()
     length = evidence.accumulate * math.ceil(ROUND_S / max(step_s, 1e-6))
     needed_s = 2 * (ROUNDS + 1) * length * evidence.total_ms / 1000 + _SETUP_S
-    is_worth_it = evidence.share("other") >= 1 - 1 / LEAST_GAIN and needed_s <= _LOOP_SHARE * left_s
+    whole_ms = evidence.model_ms + evidence.ms.get("other", 0.0)
+    is_worth_it = whole_ms <= _LOOP_MS and needed_s <= _LOOP_SHARE * left_s
     if fast_loop_of(trainer) is not None or not is_worth_it or reason_against(trainer, module):
         return
     turns = _InTurns(length, time.perf_counter() + _LOOP_SHARE * left_s)
@@ -53,7 +56,6 @@ def try_fast_loop(trainer: L.Trainer, module: L.LightningModule, was: Way, evide
     except Exception as error:  # whatever the module's own step raises in another Trainer
         evidence.notes.append(f"the fast loop was left out: {first_line(error)}")
         return
-    whole_ms = evidence.model_ms + evidence.ms["other"]
     was_rate = 1000 * evidence.rows_per_batch / whole_ms
     # Milliseconds carry over to the run, whose steps have more around them; ratios do not.
     saved = [slow - fast for slow, fast in zip(turns.ms[0], turns.ms[1][1:], strict=False)]
@@ -151,20 +153,20 @@ def may_compile(module: nn.Module, evidence: Evidence) -> bool:
 
 def compiled(was: Way, evidence: Evidence, until: float) -> Iterator[Way]:
     """The step compiled, where that is done in time; a note says how long it took, or why it is left out."""
-    left_s, feed = until - time.perf_counter(), was.feed
-    if left_s < _LEAST_COMPILE_S:
+    feed, began = was.feed, time.perf_counter()
+    if until - began < _LEAST_COMPILE_S:
         return
     way = replace(was, cause="eager", override="torch.compile(module)", model=nn.Module())
     with importlib.import_module("torch._inductor.config").patch(compile_threads=1):  # no process is left behind
-        why, began = why_not(feed.device), time.perf_counter()
+        why = why_not(feed.device)
         try:
             if not why:
-                with _ended_after(_COMPILE_SHARE * left_s):
+                with _ended_after(max(_AGAIN_S, _COMPILE_SHARE * (until - time.perf_counter()))):
                     _compile(way)
         except _TooLong:
             why = f"it had not compiled after {time.perf_counter() - began:.0f} s"
         except Exception as error:  # of the compiler, or of what it found in the module's own code
-            why = first_line(error)
+            why = " ".join(str(error).split())[:200]
     evidence.compile_s = time.perf_counter() - began
     took = f"took {evidence.compile_s:.1f} s; only steps after it are compared"
     evidence.notes.append(f"torch.compile {f'was left out: {why}' if why else took}")
@@ -192,7 +194,8 @@ class _TooLong(BaseException):
 @contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
     """End a block by an alarm, but not in the middle of an import, which could not be repeated."""
-    if threading.current_thread() is not threading.main_thread() or signal.getitimer(signal.ITIMER_REAL)[0]:
+    others_s, others_again = signal.getitimer(signal.ITIMER_REAL)
+    if threading.current_thread() is not threading.main_thread() or 0 < others_s <= seconds:
         raise Refused("it could not be ended in time")
 
     def end(_: int, frame: FrameType | None) -> None:
@@ -203,10 +206,12 @@ def _ended_after(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         raise _TooLong
 
-    before = signal.signal(signal.SIGALRM, end)
+    before, began = signal.signal(signal.SIGALRM, end), time.perf_counter()
     signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if others_s:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, others_s - (time.perf_counter() - began)), others_again)
