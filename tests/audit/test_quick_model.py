@@ -43,6 +43,12 @@ def test_one_class_alone_is_certain():
     assert QuickModel(Problem.single, 2).fit(["a", "b"], np.array([1, 1])).predict(["c"])[0, 1] > 0.99
 
 
+@pytest.mark.parametrize("texts", [["!" * n for n in range(1, 61)], [str(1000 + 37 * n) for n in range(60)]])
+def test_texts_that_share_no_word_leave_it_unsure(texts):
+    found = QuickModel(Problem.single, 2).fit(texts, np.arange(60) % 2).predict(["some words"])
+    assert found[0] == pytest.approx([0.5, 0.5], abs=0.05)
+
+
 def test_several_labels_have_a_probability_each():
     texts = ["soup goal", "soup", "goal", "weather"] * 3
     targets = np.array([[1, 1], [1, 0], [0, 1], [0, 0]] * 3)

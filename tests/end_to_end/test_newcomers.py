@@ -217,6 +217,7 @@ CARELESS = {
     "export nowhere": "nowhere",
     "verify nowhere rows.csv": "nowhere",
     "audit nowhere": "nowhere",
+    "audit data.source=numbers.csv": "holds numbers only",
     "probe nowhere": "nowhere",
     "doctor .": "no summary.json there",
     "compare nowhere elsewhere": "nowhere",

@@ -70,7 +70,8 @@ class _Part:
     def fit(self, texts: Sequence[str]) -> csr_matrix:
         counts = self._count(texts)
         least = 2 if len(texts) >= _FEW_ROWS else 1
-        self._kept = np.flatnonzero(np.bincount(counts.indices, minlength=_COLUMNS) >= least)
+        kept = np.flatnonzero(np.bincount(counts.indices, minlength=_COLUMNS) >= least)
+        self._kept = kept if len(kept) else np.zeros(1, np.int64)  # no two rows share any, and weighing wants a column
         return self._weights.fit_transform(counts[:, self._kept])
 
     def read(self, texts: Sequence[str]) -> csr_matrix:

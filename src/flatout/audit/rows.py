@@ -53,6 +53,7 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
         require_columns(source.tables["train"], {"column": column})
     with Progress() as progress:
         surveyed = TextSurvey(source).run(progress.task("checking"))
+        source.require_words(surveyed.has_words)
         num_rows = sum(surveyed.rows(split) for split in SPLITS)
         what = f"{num_rows} rows are too few to be audited"
         require(num_rows >= LEAST_ROWS, "data.source", what, allowed=f"{LEAST_ROWS} or more")
