@@ -4,35 +4,53 @@ curl localhost:8000/predict -H 'content-type: application/json' -d '{"texts": ["
 """
 
 import sys
-from pathlib import Path
-from threading import Lock
+from concurrent.futures import Future
+from dataclasses import asdict
+from itertools import islice
+from queue import SimpleQueue
+from threading import Thread
+from typing import Annotated, Any
 
 import uvicorn
-from fastapi import FastAPI
-from pydantic import BaseModel, Field
+from fastapi import Body, FastAPI, Request, Response
+from pydantic import StringConstraints
 
 from flatout import load_predictor
 
-
-class Question(BaseModel):
-    texts: list[str] = Field(max_length=512)
-
-
-class Answer(BaseModel):
-    label: str | float | list[str]
-    probability: float | list[float] | None
+MOST_BYTES, MOST_TEXTS, MOST_CHARACTERS = 4_000_000, 512, 100_000
+Text = Annotated[str, StringConstraints(max_length=MOST_CHARACTERS)]
 
 
-def make_app(run: str | Path) -> FastAPI:
+def answer_waiting(predictor: Any, waiting: SimpleQueue) -> None:
+    """While a batch is computed, requests wait; then all that wait are the next batch."""
+    while True:
+        taken = [waiting.get()]
+        while not waiting.empty() and sum(len(texts) for texts, _ in taken) < MOST_TEXTS:
+            taken.append(waiting.get())
+        try:
+            answers = iter(predictor.predict([text for texts, _ in taken for text in texts]))
+            for texts, future in taken:
+                future.set_result(list(islice(answers, len(texts))))
+        except Exception as error:  # whoever waits for this batch is told, and the next ones are answered
+            for _, future in taken:
+                future.set_exception(error)
+
+
+def make_app(run: Any) -> FastAPI:
     """An app with one address, `/predict`."""
-    predictor, one_at_a_time = load_predictor(run), Lock()
-    app = FastAPI(title="flatout")
+    app, waiting = FastAPI(title="flatout"), SimpleQueue()
+    Thread(target=answer_waiting, args=(load_predictor(run), waiting), daemon=True).start()
+
+    @app.middleware("http")
+    async def limit(request: Request, answer: Any) -> Any:
+        size = request.headers.get("content-length", "")
+        is_small = request.method == "GET" or (size.isdecimal() and int(size) <= MOST_BYTES)
+        return await answer(request) if is_small else Response(f"more than {MOST_BYTES:,} bytes", 413)
 
     @app.post("/predict")
-    def predict(question: Question) -> list[Answer]:
-        with one_at_a_time:  # a model answers a batch at a time; other requests wait
-            answers = predictor.predict(question.texts)
-        return [Answer(label=each.label, probability=each.probability) for each in answers]
+    def predict(texts: Annotated[list[Text], Body(embed=True, max_length=MOST_TEXTS)]) -> list[dict[str, Any]]:
+        waiting.put((texts, future := Future()))
+        return list(map(asdict, future.result()))
 
     return app
 

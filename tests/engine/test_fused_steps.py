@@ -15,8 +15,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 
 from flatout.engine import FastLoop
-from flatout.engine.gradients import clip_divisor
-from flatout.engine.optimizer import WeightAverage
+from flatout.engine.optimizer import WeightAverage, clip_divisor
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*lr_scheduler.step.*")
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.engine.gradients import clip_gradients
-from flatout.engine.optimizer import OptimConfig, Schedule
+from flatout.engine.optimizer import OptimConfig, Schedule, clip_gradients
 from flatout.errors import UserError
 
 

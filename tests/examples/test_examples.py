@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
@@ -64,10 +66,18 @@ def test_a_finished_run_answers_over_http(tmp_path):
     quiet = MonitorConfig(verdict=False, progress=False)
     run = fit(data, BiLSTMConfig(embedding=8, hidden=8), epochs=1, folder=tmp_path / "run", monitor=quiet)
     client = testclient.TestClient(load("serve").make_app(run.folder))
-    answer = client.post("/predict", json={"texts": ["senate votes", "a goal"]})
-    assert answer.status_code == 200
-    assert [set(each) for each in answer.json()] == [{"label", "probability"}] * 2
-    assert client.post("/predict", json={"texts": "not a list"}).status_code == 422
+    texts = [["senate votes", "a goal"], ["comet"], [], *([f"goal {number}"] for number in range(40))]
+    with ThreadPoolExecutor(8) as pool:  # many at a time, each of which gets its own answers
+        answers = list(pool.map(lambda each: client.post("/predict", json={"texts": each}), texts))
+    assert {answer.status_code for answer in answers} == {200}
+    expected = [[asdict(each) for each in run.predict(each)] for each in texts]
+    for answer, own in zip(answers, expected, strict=True):
+        assert [each["label"] for each in answer.json()] == [each["label"] for each in own]
+        assert [each["probability"] for each in answer.json()] == pytest.approx([each["probability"] for each in own])
+    refused = [{"texts": "not a list"}, {"texts": ["x" * 100_001]}, {"texts": ["x"] * 513}]
+    assert {client.post("/predict", json=each).status_code for each in refused} == {422}
+    assert client.post("/predict", json={"texts": ["x" * 90_000] * 50}).status_code == 413
+    assert client.post("/predict", content=iter([b"{}"])).status_code == 413
 
 
 def test_every_example_is_short_and_on_the_page_of_examples():

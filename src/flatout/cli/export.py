@@ -1,22 +1,31 @@
 """`python -m flatout export RUN`: a finished run as files that other programs open: transformers, or ONNX.
 
-The files are checked before their folder gets its name: their answers must equal the run's own.
+The files are checked before their folder gets its name: their answers must equal the run's own. `--for here` measures
+each form of a text classifier on this machine, and writes the best one.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from flatout.cli.predict import FILES, add_reading, readable, reading_of
+from flatout.engine.limits import processor_name
+from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
 from flatout.inference.export import ONNX
+from flatout.inference.here import BEST, HEAD, choose, measure_forms, quantise, remarks, require_measurable, write_best
 from flatout.inference.run_predictor import ModelFolder
-from flatout.run.kinds import kind_of_run
+from flatout.run.kinds import kind_of_run, load_predictor
 
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -27,9 +36,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="FOLDER", type=Path, help="folder that is made (default: RUN/export)")
     parser.add_argument("--onnx", action="store_true", help=f"also write {ONNX}; needs flatout[onnx]")
+    parser.add_argument(
+        "--for",
+        dest="machine",
+        choices=["here"],
+        help="measure each form of a text classifier on this machine, and write the best one (default: RUN/here)",
+    )
+    parser.add_argument("--rows", metavar="FILE", help=f"{FILES} with labelled rows to measure on, for --for here")
+    parser.add_argument("--best", choices=list(BEST), default="throughput", help="what to choose by, for --for here")
+    parser.add_argument(
+        "--allow-points", metavar="N", type=float, default=0.5, help="of the score that a form may lose (default: 0.5)"
+    )
+    parser.add_argument("--licence", metavar="NAME", default="", help="named in the model card of --for here")
+    add_reading(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if arguments.machine:
+        _run_here(arguments)
+        return
+    require(arguments.rows is None, "--rows", "rows are measured with --for here alone", hint="Add it.")
     folder: Path = arguments.run / "export" if arguments.out is None else arguments.out
     settings = ModelFolder.find(arguments.run).settings()
     predictor = kind_of_run(settings).predictor
@@ -39,6 +65,37 @@ def run(arguments: argparse.Namespace) -> None:
     with _made_whole(folder) as beside:
         lines = predictor.export_run(arguments.run, beside, folder, onnx=arguments.onnx)
     print("\n".join([f"written to {folder}", *lines]))
+
+
+def _run_here(arguments: argparse.Namespace) -> None:
+    """Measure the forms of a run, and write the best one with what was measured."""
+    require(arguments.rows is not None, "--for here", "needs labelled rows", hint="Name their file with --rows FILE.")
+    require(arguments.allow_points >= 0, "--allow-points", f"{arguments.allow_points:g}", allowed="0 or more")
+    folder: Path = arguments.run / "here" if arguments.out is None else arguments.out
+    run, where = ModelFolder.find(arguments.run), str(arguments.run)
+    predictor: Any = load_predictor(arguments.run, "cpu", Precision.fp32)
+    predictor.require_exportable(where, run.settings()["model"]["kind"], onnx=True)
+    require_measurable(predictor, where)
+    _require_onnx()
+    with _made_whole(folder) as beside, readable(arguments.rows, "export") as file:
+        table = predictor.open(file, "export", reading_of(arguments))
+        predictor.export_run(arguments.run, beside, folder, onnx=True)
+        quantise(beside)
+        print(f"{table.name}, {processor_name()}, {torch.get_num_threads()} threads\n{HEAD}")
+        found = measure_forms(predictor, beside, table, lambda line: print(line, flush=True))
+        chosen = choose(found, arguments.best, arguments.allow_points, predictor.labels.problem)
+        about = {"best": arguments.best, "points": arguments.allow_points, "licence": arguments.licence}
+        write_best(beside, predictor, found, chosen, {**about, "file": table.name, **_about(run.path.parent)})
+    print("\n".join([*remarks(found, chosen, arguments.best), f"written to {folder}"]))
+
+
+def _about(run: Path) -> dict[str, Any]:
+    """What a run's summary says of its data."""
+    file = run / "summary.json"
+    summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    data = summary.get("data") or {}
+    name = summary.get("experiment") or run.resolve().name
+    return {"name": name, "data": Path(str(data.get("source", "a table"))).name, "rows": data.get("rows", {})}
 
 
 def _require_onnx() -> None:

@@ -29,8 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS
 
 from flatout.engine import lightning_internals as internals
-from flatout.engine.gradients import clip_divisor, clip_gradients, gradient_is_finite, gradient_length, is_fused
 from flatout.engine.lightning_internals import leave_out_of_ddp
+from flatout.engine.optimizer import clip_divisor, clip_gradients, gradient_is_finite, gradient_length, is_fused
 from flatout.engine.passes import BATCH_NORMS, ERRORS, Passes, give_back_memory, in_short, is_out_of_memory
 from flatout.engine.step_losses import NotFinite, StepLosses
 from flatout.errors import UserError

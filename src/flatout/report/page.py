@@ -154,16 +154,21 @@ def _filled(form: str, value: float | None) -> str:
 
 def render_page(template: str, **values: Any) -> str:
     """The text of a page; `template` is a name in `templates/` without its `.html.jinja`."""
-    return _environment().get_template(f"{template}.html.jinja").render(values)
+    return render_text(f"{template}.html", **values)
+
+
+def render_text(template: str, **values: Any) -> str:
+    """The text of a file by a template; of a page, values are escaped."""
+    return _environment().get_template(f"{template}.jinja").render(values)
 
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
     return Environment(
         loader=PackageLoader("flatout.report"),
-        autoescape=True,
+        autoescape=select_autoescape(disabled_extensions=("md.jinja", "py.jinja"), default=True),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -1,0 +1,214 @@
+"""The forms of a text classifier on this machine: how fast, how large and how good each is; the best becomes a folder.
+
+A form is measured as it is used: by transformers or onnxruntime, rows sorted and padded in batches, and one row alone.
+The folder that is written needs nothing of ours: weights, tokenizer, `predict.py`, a model card, and what was measured.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flatout.data.problem import Problem
+from flatout.data.tables.table import Table
+from flatout.data.tokens.long_texts import Long
+from flatout.data.tokens.subwords import PAIR
+from flatout.engine.limits import processor_name
+from flatout.engine.precision import bf16_is_native_on_cpu
+from flatout.errors import UserError, require
+from flatout.inference.export import ONNX
+from flatout.inference.forms import FolderPredictor, Form, forms_of_run, texts_of_folder, together
+from flatout.inference.run_predictor import WEIGHTS, FileOptions
+from flatout.inference.text import Predictor
+from flatout.inference.verify import Verified, parted, verify, write_certificate
+from flatout.report.closing import interval_text
+from flatout.report.page import render_text
+from flatout.tasks.metrics import monitored_metric
+
+INT8, BF16 = "model_int8.onnx", "bf16"
+HEAD = f"{'form':<20} {'rows/s':>8} {'p50 ms':>7} {'p99 ms':>7} {'MB':>7}  {'same answers':<16} score"
+_ALONE, _ROUNDS = 100, 3
+_PAYS = 1.05
+"""Of the speed of fp32, below which another form is not worth its trouble."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one form does on this machine."""
+
+    name: str
+    file: str
+    """Its weights in the folder; empty: the run itself."""
+    throughput: float
+    """Rows a second."""
+    latency: float
+    """Median milliseconds of one row alone."""
+    slowest: float
+    """The same of 99 of 100 rows."""
+    size: float
+    """Megabytes."""
+    score: float
+    interval: str
+    verified: Verified
+
+    def line(self) -> str:
+        figures = f"{self.throughput:>8,.0f} {self.latency:>7.1f} {self.slowest:>7.1f} {self.size:>7.1f}"
+        return f"{self.name:<20} {figures}  {self.same():<16} {self.scored()}"
+
+    def same(self) -> str:
+        return f"{self.verified.same:,} of {self.verified.rows:,}"
+
+    def scored(self) -> str:
+        return f"{self.score:.4f}{self.interval}"
+
+
+BEST: dict[str, Callable[[Measured], float]] = {
+    "throughput": lambda form: form.throughput,
+    "latency": lambda form: 1 / form.latency,
+    "size": lambda form: 1 / form.size,
+}
+"""What a form can be best for; the larger value is the better one."""
+
+
+def require_measurable(predictor: Any, where: str) -> None:
+    """Refuse runs whose folders would answer otherwise than the run, before anything is written."""
+    is_text = type(predictor) is Predictor
+    require(
+        is_text,
+        where,
+        f"--for here chooses among forms of text classifiers, and this run answers {predictor.answers_to}",
+    )
+    require(predictor.roles.join != PAIR, where, "--for here does not read pairs of texts", hint="Leave it out.")
+    is_cut = predictor.long_texts.kind is Long.cut
+    what = f"--for here cuts the texts that the run reads with data.long={predictor.long_texts.kind}"
+    require(is_cut, where, what, hint="Leave it out.")
+
+
+def quantise(folder: Path) -> None:
+    """Weights of 8 bits from an exported ONNX file; numbers between layers get theirs as they come."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(folder / ONNX)
+    del model.graph.value_info[:]  # sizes that torch's exporter notes, and that contradict onnx's own
+    log = logging.getLogger()
+    before = log.level
+    log.setLevel(logging.ERROR)  # it asks for a preparation that is for other networks
+    try:
+        quantize_dynamic(model, folder / INT8, weight_type=QuantType.QInt8, per_channel=True)
+    finally:
+        log.setLevel(before)
+
+
+def measure_forms(predictor: Predictor, folder: Path, table: Table, say: Callable[[str], None]) -> list[Measured]:
+    """Each form of an exported run on labelled rows; the run's own `predict` comes first."""
+    rows = list(predictor.rows(table, FileOptions()))
+    predictor.require_rows(len(rows), table)
+    expected = [parted(answer) for answer in forms_of_run(predictor, [], {})[0].answers(rows)]
+    forms = _forms(predictor, folder)
+    seconds = _in_turn(forms, sorted(rows, key=len))
+    found = []
+    for name, (file, asked) in forms.items():
+        alone = np.array([_seconds(asked, [row]) for row in rows[:_ALONE]]) * 1e3
+        scored = asked.score_table(table, FileOptions(), [asked], lambda rows: None)
+        metric = monitored_metric(predictor.labels.problem)
+        interval = interval_text(scored.intervals.get(metric))
+        size = (folder / (file or WEIGHTS)).stat().st_size / 1e6
+        times = len(rows) / seconds[name], *np.quantile(alone, [0.5, 0.99]).tolist()
+        form = Form(name, asked, together, is_exact=name == "predict" or name.endswith("fp32"))
+        found.append(Measured(name, file, *times, size, scored.values[metric], interval, verify(form, rows, expected)))
+        say(found[-1].line())
+    return found
+
+
+def _forms(predictor: Predictor, folder: Path) -> dict[str, tuple[str, Any]]:
+    """Their files and who answers, by name."""
+    plain, *onnx = texts_of_folder(predictor, folder).items()
+    found: dict[str, tuple[str, Any]] = {"predict": ("", predictor), "transformers fp32": (WEIGHTS, plain[1])}
+    if bf16_is_native_on_cpu():
+        found["transformers bf16"] = (WEIGHTS, _in_bf16(plain[1]))
+    names = {ONNX: "onnxruntime fp32", INT8: "onnxruntime int8"}
+    return found | {names[Path(name).name]: (Path(name).name, each) for name, each in onnx}
+
+
+def _in_bf16(plain: Any) -> FolderPredictor:
+    net = type(plain.model).from_pretrained(plain.model.name_or_path, dtype=torch.bfloat16).eval()
+    found: FolderPredictor = plain.changed(model=net, ask=lambda given: net(**given).logits)
+    return found
+
+
+def _in_turn(forms: dict[str, tuple[str, Any]], rows: list[str]) -> dict[str, float]:
+    """Median seconds of all rows, the forms one after the other in each round; the first round warms up."""
+    found: dict[str, list[float]] = {name: [] for name in forms}
+    for round_ in range(_ROUNDS + 1):
+        for name, (_, asked) in forms.items():
+            found[name].append(_seconds(asked, rows if round_ else rows[:32]))
+    return {name: statistics.median(each[1:]) for name, each in found.items()}
+
+
+def _seconds(predictor: Any, rows: list[str]) -> float:
+    began = time.perf_counter()
+    predictor.predict(rows)
+    return time.perf_counter() - began
+
+
+def choose(found: Sequence[Measured], best: str, points: float, problem: Problem) -> Measured:
+    """The best form that others can open and that loses no more than so many points, or per cent of an error."""
+    own, *others = found
+    if problem is Problem.regression:
+        fits = [each for each in others if each.score <= own.score * (1 + points / 100)]
+    else:
+        fits = [each for each in others if each.score >= own.score - points / 100]
+    if not fits:
+        raise UserError("--allow-points", f"no form loses as little as {points:g} points", hint="Allow more.")
+    return max(fits, key=BEST[best])
+
+
+def remarks(found: Sequence[Measured], chosen: Measured, best: str) -> list[str]:
+    """What was chosen, and which forms do not pay here."""
+    gain, fp32 = BEST[best], next(each for each in found if each.file == WEIGHTS)
+    poor = [each for each in found if each.file and each is not fp32 and gain(each) < _PAYS * gain(fp32)]
+    lines = [
+        f"{each.name} does not pay here: {gain(each) / gain(fp32):.2f}× of {fp32.name} for {best}" for each in poor
+    ]
+    own = gain(chosen) / gain(found[0])
+    return [*lines, f"best for {best}: {chosen.name}, {own:.2f}× of this run's predict; static int8 was not tried"]
+
+
+def write_best(
+    folder: Path, predictor: Predictor, found: Sequence[Measured], chosen: Measured, about: dict[str, Any]
+) -> None:
+    """Leave one form in the folder, with its certificate, a program that asks it, and a model card."""
+    for file in {WEIGHTS, ONNX, INT8} - {chosen.file}:
+        (folder / file).unlink(missing_ok=True)
+    if chosen.name.endswith(BF16):
+        _in_bf16(FolderPredictor.of_folder(folder)).model.save_pretrained(folder)
+    problem = predictor.labels.problem
+    about = {**about, "processor": processor_name(), "threads": torch.get_num_threads()}
+    measured = {"form": chosen.name, "measured": [asdict(each) for each in found]}
+    changed = chosen.verified.rows - chosen.verified.same
+    write_certificate(folder / "verify.json", {**about, **measured}, [chosen.verified], changed)
+    asked = {"onnx": chosen.file.endswith(".onnx"), "file": chosen.file, "problem": problem.value}
+    program = render_text("predict.py", **asked, least=predictor.least_shares().tolist())
+    (folder / "predict.py").write_text(f"{program}\n", encoding="utf-8")
+    model: Any = predictor.model
+    card = render_text(
+        "card.md",
+        **about,
+        problem=problem.value,
+        family=model.described.model_type,
+        classes=[] if problem is Problem.regression else predictor.labels.classes,
+        max_length=predictor.max_length,
+        metric=monitored_metric(problem),
+        found=found,
+        chosen=chosen,
+    )
+    (folder / "README.md").write_text(f"{card}\n", encoding="utf-8")

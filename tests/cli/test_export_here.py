@@ -1,0 +1,142 @@
+"""`python -m flatout export --for here`: forms of a classifier are measured, and the best one answers without us."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import csv
+
+from flatout import BiLSTMConfig, HeadlinesConfig, Predictor, TextDataConfig
+from flatout.data.problem import Problem
+from flatout.data.samples.headlines import HeadlinesTable
+from flatout.data.tokens.subwords import PAIR
+from flatout.errors import UserError
+from flatout.inference.export import ONNX
+from flatout.inference.here import INT8, Measured, choose, remarks
+from flatout.inference.run_predictor import WEIGHTS
+from flatout.inference.verify import Verified
+from tests.cli.test_export import trained
+from tests.verbs import verb
+
+SAMPLE = HeadlinesConfig(rows=200, eval_rows=50, classes=3)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("here"), TextDataConfig(sample=SAMPLE))
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("rows") / "rows.csv"
+    csv.write_csv(pa.Table.from_batches(HeadlinesTable(SAMPLE, "test").blocks(["text", "label"])), file)
+    return file
+
+
+def measured(name: str, file: str, throughput: float, score: float, size: float = 1.0) -> Measured:
+    verified = Verified(name, 10, 10, [], 0.0, "", False)
+    return Measured(name, file, throughput, 1e3 / throughput, 2e3 / throughput, size, score, "", verified)
+
+
+FOUND = [
+    measured("predict", "", 100, 0.90),
+    measured("transformers fp32", WEIGHTS, 50, 0.90, 8),
+    measured("onnxruntime fp32", ONNX, 60, 0.90, 9),
+    measured("onnxruntime int8", INT8, 45, 0.896, 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("best", "points", "file"),
+    [("throughput", 0.5, ONNX), ("latency", 0.5, ONNX), ("size", 0.5, INT8), ("size", 0.3, WEIGHTS)],
+)
+def test_the_best_form_loses_no_more_than_it_may(best, points, file):
+    assert choose(FOUND, best, points, Problem.single).file == file
+
+
+def test_an_error_may_grow_by_so_many_per_cent():
+    found = [measured("predict", "", 9, 2.0), measured("int8", INT8, 9, 2.02)]
+    assert choose(found, "size", 1.0, Problem.regression).file == INT8
+    with pytest.raises(UserError, match=r"--allow-points: no form loses as little as 0.5 points. Allow more."):
+        choose(found, "size", 0.5, Problem.regression)
+
+
+def test_a_form_that_does_not_pay_is_named():
+    first, last = remarks(FOUND, FOUND[2], "throughput")
+    assert first == "onnxruntime int8 does not pay here: 0.90× of transformers fp32 for throughput"
+    assert last.startswith("best for throughput: onnxruntime fp32, 0.60× of this run's predict")
+
+
+@pytest.mark.parametrize("best", ["size", pytest.param("latency", marks=pytest.mark.soak(seconds=30))])
+def test_the_folder_of_the_best_form_answers_as_the_run_does(run, rows, tmp_path, monkeypatch, capfd, best):
+    folder = tmp_path / "here"
+    assert (
+        verb("export", run, "--for", "here", "--rows", rows, "--best", best, "--allow-points", 100, "--out", folder)
+        == 0
+    )
+    out, err = capfd.readouterr()
+    assert err == "" and f"written to {folder}" in out
+    certificate = json.loads((folder / "verify.json").read_text())
+    names = [each["name"] for each in certificate["measured"]]
+    assert [line.startswith(name) for name, line in zip(names, out.splitlines()[2:], strict=False)] == [True] * len(
+        names
+    )
+    assert names[:2] == ["predict", "transformers fp32"] and names[-2:] == ["onnxruntime fp32", "onnxruntime int8"]
+    chosen = next(each for each in certificate["measured"] if each["name"] == certificate["form"])
+    assert best != "size" or chosen["file"] == INT8
+    weights = {WEIGHTS, ONNX, INT8} & {path.name for path in folder.iterdir()}
+    assert weights == {chosen["file"]} and chosen["size"] == (folder / chosen["file"]).stat().st_size / 1e6
+    assert all(0 < each["latency"] <= each["slowest"] and each["throughput"] > 0 for each in certificate["measured"])
+
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\npipeline_tag: text-classification\nmetrics:\n- accuracy\n---\n")
+    assert "200 train rows" in card and f"accuracy {chosen['score']:.4f}" in card and "none was given" in card
+
+    texts = csv.read_csv(rows)["text"].to_pylist()
+    answers = Predictor.load(run).predict(texts)
+    monkeypatch.setattr(sys, "argv", ["predict.py", *texts])
+    runpy.run_path(str(folder / "predict.py"))
+    said = capfd.readouterr().out.splitlines()
+    same = [line.startswith(f"{each.label} (") for line, each in zip(said, answers, strict=True)]
+    assert np.mean(same) >= (0.9 if chosen["file"] == INT8 else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--for", "here"], "--for here: needs labelled rows. Name their file with --rows FILE."),
+        (["--rows", "ROWS"], "--rows: rows are measured with --for here alone. Add it."),
+        (["--for", "here", "--rows", "ROWS", "--allow-points", "-1"], "--allow-points: -1. "),
+        (["--for", "here", "--rows", "none.csv"], "none.csv"),
+        (["--for", "here", "--rows", "UNKNOWN"], "labels that the run does not know: 'weather'"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_no_folder(run, rows, tmp_path, capfd, words, said):
+    (tmp_path / "unknown.csv").write_text("text,label\nrain over the lake,weather\n")
+    places = {"ROWS": rows, "UNKNOWN": tmp_path / "unknown.csv"}
+    assert verb("export", run, *(places.get(word, word) for word in words), "--out", tmp_path / "out") == 2
+    assert said in capfd.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["unknown.csv"]
+
+
+def test_other_runs_are_refused(tmp_path, rows, capfd):
+    other = trained(tmp_path, model=BiLSTMConfig(embedding=8, hidden=8))
+    assert verb("export", other, "--for", "here", "--rows", rows) == 2
+    assert "a run of model=bilstm, which transformers does not know" in capfd.readouterr().err
+
+
+def test_pairs_of_texts_are_refused(run, rows, tmp_path, capfd):
+    copied = Path(shutil.copytree(run, tmp_path / "run"))
+    file = copied / "model" / "config.json"
+    settings = json.loads(file.read_text())
+    settings["data"]["columns"]["join"] = PAIR
+    file.write_text(json.dumps(settings))
+    assert verb("export", copied, "--for", "here", "--rows", rows) == 2
+    assert "--for here does not read pairs of texts" in capfd.readouterr().err
