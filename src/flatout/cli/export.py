@@ -24,7 +24,7 @@ from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
 from flatout.inference.export import ONNX
 from flatout.inference.here import BEST, HEAD, choose, measure_forms, quantise, remarks, require_measurable, write_best
-from flatout.inference.run_predictor import ModelFolder
+from flatout.inference.run_predictor import FileOptions, ModelFolder
 from flatout.run.kinds import kind_of_run, load_predictor
 
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -79,6 +79,7 @@ def _run_here(arguments: argparse.Namespace) -> None:
     _require_onnx()
     with _made_whole(folder) as beside, readable(arguments.rows, "export") as file:
         table = predictor.open(file, "export", reading_of(arguments))
+        predictor.score_table(table, FileOptions(), [predictor], lambda rows: None)  # mistakes in it are found first
         predictor.export_run(arguments.run, beside, folder, onnx=True)
         quantise(beside)
         print(f"{table.name}, {processor_name()}, {torch.get_num_threads()} threads\n{HEAD}")

@@ -29,6 +29,7 @@ from flatout.inference.forms import FolderPredictor, Form, forms_of_run, texts_o
 from flatout.inference.run_predictor import WEIGHTS, FileOptions
 from flatout.inference.text import Predictor
 from flatout.inference.verify import Verified, parted, verify, write_certificate
+from flatout.models.encoder.transformer import Transformer
 from flatout.report.closing import interval_text
 from flatout.report.page import render_text
 from flatout.tasks.metrics import monitored_metric
@@ -121,10 +122,11 @@ def measure_forms(predictor: Predictor, folder: Path, table: Table, say: Callabl
         scored = asked.score_table(table, FileOptions(), [asked], lambda rows: None)
         metric = monitored_metric(predictor.labels.problem)
         interval = interval_text(scored.intervals.get(metric))
-        size = (folder / (file or WEIGHTS)).stat().st_size / 1e6
-        times = len(rows) / seconds[name], *np.quantile(alone, [0.5, 0.99]).tolist()
+        size = (folder / (file or WEIGHTS)).stat().st_size / (2e6 if name.endswith(BF16) else 1e6)
+        p50, p99 = np.quantile(alone, [0.5, 0.99]).tolist()
         form = Form(name, asked, together, is_exact=name == "predict" or name.endswith("fp32"))
-        found.append(Measured(name, file, *times, size, scored.values[metric], interval, verify(form, rows, expected)))
+        times, same = (len(rows) / seconds[name], p50, p99), verify(form, rows, expected)
+        found.append(Measured(name, file, *times, size, scored.values[metric], interval, same))
         say(found[-1].line())
     return found
 
@@ -191,7 +193,8 @@ def write_best(
         (folder / file).unlink(missing_ok=True)
     if chosen.name.endswith(BF16):
         _in_bf16(FolderPredictor.of_folder(folder)).model.save_pretrained(folder)
-    problem = predictor.labels.problem
+    problem, model = predictor.labels.problem, predictor.model
+    assert isinstance(model, Transformer)
     about = {**about, "processor": processor_name(), "threads": torch.get_num_threads()}
     measured = {"form": chosen.name, "measured": [asdict(each) for each in found]}
     changed = chosen.verified.rows - chosen.verified.same
@@ -199,7 +202,6 @@ def write_best(
     asked = {"onnx": chosen.file.endswith(".onnx"), "file": chosen.file, "problem": problem.value}
     program = render_text("predict.py", **asked, least=predictor.least_shares().tolist())
     (folder / "predict.py").write_text(f"{program}\n", encoding="utf-8")
-    model: Any = predictor.model
     card = render_text(
         "card.md",
         **about,
