@@ -117,7 +117,7 @@ def test_the_folder_of_the_best_form_answers_as_the_run_does(run, rows, tmp_path
     [
         (["--for", "here"], "--for here: needs labelled rows. Name their file with --rows FILE."),
         (["--rows", "ROWS"], "--rows: rows are measured with --for here alone. Add it."),
-        (["--for", "here", "--rows", "ROWS", "--allow-points=-1"], "--allow-points: -1. "),
+        (["--for", "here", "--rows", "ROWS", "--allow-points=-1"], "--allow-points: -1 (0 or more)"),
         (["--for", "here", "--rows", "none.csv"], "none.csv"),
         (["--for", "here", "--rows", "UNKNOWN"], "labels that the run does not know: 'weather'"),
     ],
