@@ -17,7 +17,6 @@ from flatout.perf.measure.steps import Way
 from flatout.perf.verdict.copies import OwnFeed, OwnTask, Refused, copy_of_loader, nothing_stays
 from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence
 from flatout.perf.verdict.experiments import LEAST_S, ROUNDS, SHARE, WAITS, try_feeds, try_models, try_safely
-from flatout.perf.verdict.own_steps import compiled, may_compile, try_fast_loop
 from flatout.perf.verdict.rules import starved
 from flatout.perf.verdict.ways import (
     BUSY,
@@ -57,6 +56,12 @@ def try_own(
 
 
 def _race(trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: Evidence, until: float) -> None:
+    from flatout.perf.verdict.own_steps import (
+        compiled,
+        may_compile,
+        try_fast_loop,
+    )  # a Trainer of its own, when it races
+
     device = trainer.strategy.root_device
     precision = next((ours for ours, theirs in LIGHTNING_NAMES.items() if theirs == str(trainer.precision)), None)
     if precision is None:
