@@ -14,13 +14,14 @@ from torch import nn
 from flatout.callbacks.loggers import chosen_loggers
 from flatout.callbacks.profile_steps import ProfileConfig
 from flatout.checkpoints.settings import CheckpointConfig
+from flatout.data.store_data import StoreData
 from flatout.data.text import TextDataConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.precision import Precision
 from flatout.errors import LARGEST_SEED, check_settings, did_you_mean, require, setting, settings_of
 from flatout.models import model_class
 from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
-from flatout.tasks.own_parts import require_own_parts
+from flatout.tasks.task import Task
 
 REPLACED = {
     "precision": "precision",
@@ -153,7 +154,7 @@ class RunConfig:
             )
         self._require_trainer_settings()
         if self.has_own_parts:
-            require_own_parts(self.task, self.data)
+            _require_own_parts(self.task, self.data)
             require(
                 not self.is_sharded,
                 f"trainer.strategy: {_FSDP}",
@@ -224,3 +225,34 @@ class RunConfig:
         what = "does not work with precision=fp16: its scaler needs whole gradients"
         require(self.precision is not Precision.fp16, where, what, hint="Set precision=bf16 or fp32.")
         require(not self.compile, where, "does not work with compile=true in this version", hint=hint)
+
+
+def _require_own_parts(module: Any, data: Any) -> None:
+    """Refuse parts that a Trainer could not train, in one sentence each, before anything starts."""
+    hint = "Set data._target_ to your LightningDataModule, or data=headlines for data of flatout."
+    has_hooks = isinstance(data, L.LightningDataModule) or not isinstance(data, L.LightningModule)
+    require(has_hooks, "data", f"{type(data).__name__} is no LightningDataModule", hint=hint)
+    is_module = isinstance(module, L.LightningModule)
+    reads_ours = not is_module or isinstance(module, Task)
+    is_own_data = isinstance(data, L.LightningDataModule) and not isinstance(data, StoreData)
+    name = type(module).__name__.removesuffix("Config")
+    what = f"{name} reads the batches of flatout's DataModules, and {type(data).__name__} is your own"
+    hint = "Set task._target_ to your LightningModule."
+    require(not (reads_ours and is_own_data), "task", what, hint=hint)
+    if is_module:
+        _require_hooks(module, L.LightningModule, "task", _HOOKS_OF_A_MODULE)
+    if is_own_data:
+        _require_hooks(data, L.LightningDataModule, "data", _HOOKS_OF_DATA)
+
+
+_HOOKS_OF_A_MODULE = {
+    "training_step": "Define it: it returns the loss of a batch.",
+    "configure_optimizers": "Define it: it returns the optimizer.",
+}
+_HOOKS_OF_DATA = {"train_dataloader": "Define it: it returns a DataLoader of the training rows."}
+
+
+def _require_hooks(part: Any, base: type, where: str, hooks: dict[str, str]) -> None:
+    for name, hint in hooks.items():
+        is_there = getattr(type(part), name) is not getattr(base, name)
+        require(is_there, where, f"{type(part).__name__} has no {name}", hint=hint)

@@ -192,7 +192,8 @@ def write_best(
     for file in {WEIGHTS, ONNX, INT8} - {chosen.file}:
         (folder / file).unlink(missing_ok=True)
     if chosen.name.endswith(BF16):
-        _in_bf16(FolderPredictor.of_folder(folder)).model.save_pretrained(folder)
+        net: Any = _in_bf16(FolderPredictor.of_folder(folder)).model
+        net.save_pretrained(folder)
     problem, model = predictor.labels.problem, predictor.model
     assert isinstance(model, Transformer)
     about = {**about, "processor": processor_name(), "threads": torch.get_num_threads()}
