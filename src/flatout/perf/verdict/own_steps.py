@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -176,13 +176,13 @@ def compiled(was: Way, evidence: Evidence, until: float) -> Iterator[Way]:
 
 def _compile(way: Way) -> None:
     """Take some steps, over batches as the loader gives them: other shapes are compiled again."""
-    task: Any = way.feed.task
-    step: Any = way.model
+    feed: Any = way.feed
+    task, step = feed.task, cast(Any, way.model)
     vars(task.model)["log"] = vars(task.model)["log_dict"] = torch.compiler.disable(ignore)  # as Lightning's own would
     step.training_step = torch.compile(task.model.training_step, backend=_BACKEND)
-    steps = Steps(task, way, endless(way.feed), task.build(step))
+    steps = Steps(task, way, endless(feed), task.build(step))
     try:
-        steps.take(1 + ROWS_AROUND // (way.feed.plan.rows_per_batch * way.feed.plan.accumulate))
+        steps.take(1 + ROWS_AROUND // (feed.plan.rows_per_batch * feed.plan.accumulate))
     finally:
         steps.close()
 
