@@ -208,7 +208,7 @@ def parse(command: str, words: list[str]) -> None:
         except TypeError:  # a verb with actions of its own
             parsed = parser.parse_args(words[1:])
         except SystemExit:
-            raise AssertionError(f"{COMMANDS[command]}: {command}: {complaint.getvalue()}") from None
+            raise AssertionError(f"{COMMANDS.get(command)}: {command}: {complaint.getvalue()}") from None
     settings = [word for word in getattr(parsed, "words", None) or [] if "=" in word]
     of_sweeps = ("trials=", "for=", "trial_for=", "parallel=", "confirm=", "sampler=", "pruner=", "metric=")
     if words[0] in ("tune", "probe", "sweep") and "resume" not in words:

@@ -1,4 +1,5 @@
 """Eight newcomers with data of their own, each a script of commands: no traceback, and no result is lost.
+Every command that is printed on the way can be typed.
 
 A Lightning user, one of transformers, of Hydra, of tags, of sensors, of record linkage, a careless one, and one who
 only looks.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from tests.composed import run_train
+from tests.docs.test_blocks import compose, parse, words_of_flatout, words_of_train
 from tests.verbs import verb
 
 from flatout.report.summary import read_summary
@@ -42,9 +45,22 @@ def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         text = said.err if code else said.out + said.err
         assert ended == code, f"{line}: {said}"
         assert "Traceback" not in said.out + said.err, line
+        follow(said.out + said.err)
         return text
 
     return command
+
+
+def follow(said: str) -> None:
+    """Whatever command was printed can be typed: its settings compose, and its verb reads its arguments."""
+    for printed in set(re.findall(r"python -m (?:train|flatout)\b[^\n]*", said)):
+        if re.match(r"python -m \w+( \w+)?: ", printed) or re.search(r"\b[A-Z]{4,}\b", printed):
+            continue  # who says it, and a place to fill in
+        command = re.split(r" \(|\. |, |; | lists |  ", printed)[0].rstrip(".")
+        if (words := words_of_train(command)) is not None:
+            compose(command, words)
+        elif words := words_of_flatout(command):
+            parse(command, words)
 
 
 def write_table(path: Path, rows: int = 90) -> None:
