@@ -58,7 +58,7 @@ def follow(said: str) -> None:
             continue  # who says it, and a place to fill in
         command = re.split(r" \(|\. |, |; | lists |  ", printed)[0].rstrip(".")
         if (words := words_of_train(command)) is not None:
-            compose(command, words)
+            compose(command, [word for word in words if "=" in word])
         elif words := words_of_flatout(command):
             parse(command, words)
 
