@@ -31,7 +31,7 @@ def answer_waiting(predictor: Any, waiting: SimpleQueue) -> None:
             answers = iter(predictor.predict([text for texts, _ in taken for text in texts]))
             for texts, future in taken:
                 future.set_result(list(islice(answers, len(texts))))
-        except Exception as error:  # whoever waits for this batch is told, and the next ones are answered
+        except Exception as error:  # of any class: else this thread ends, and every later request waits for ever
             for _, future in taken:
                 future.set_exception(error)
 

@@ -39,7 +39,7 @@ def what_waits(place: Place, case: Case) -> str:
         trainer = L.Trainer(callbacks=[FastLoop(), forbids], default_root_dir=place.folder, **settings)
         with quiet():
             trainer.fit(task, datamodule=data)
-    except Exception as error:  # each of them is what the row is there to tell
+    except Exception as error:  # a step that waits raises classes of torch, CUDA or Lightning; the row names it
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     finally:
         forbids.allow()

@@ -79,11 +79,11 @@ def _run_here(arguments: argparse.Namespace) -> None:
     _require_onnx()
     with _made_whole(folder) as beside, readable(arguments.rows, "export") as file:
         table = predictor.open(file, "export", reading_of(arguments))
-        predictor.score_table(table, FileOptions(), [predictor], lambda rows: None)  # mistakes in it are found first
+        own = predictor.score_table(table, FileOptions(), [predictor], lambda rows: None)  # finds mistakes in the rows
         predictor.export_run(arguments.run, beside, folder, onnx=True)
         quantise(beside)
         print(f"{table.name}, {processor_name()}, {torch.get_num_threads()} threads\n{HEAD}")
-        found = measure_forms(predictor, beside, table, lambda line: print(line, flush=True))
+        found = measure_forms(predictor, own, beside, table, lambda line: print(line, flush=True))
         chosen = choose(found, arguments.best, arguments.allow_points, predictor.labels.problem)
         about = {"best": arguments.best, "points": arguments.allow_points, "licence": arguments.licence}
         write_best(beside, predictor, found, chosen, {**about, "file": table.name, **_about(run.path.parent)})

@@ -26,7 +26,7 @@ from flatout.engine.precision import bf16_is_native_on_cpu
 from flatout.errors import UserError, require
 from flatout.inference.export import ONNX
 from flatout.inference.forms import FolderPredictor, Form, forms_of_run, texts_of_folder, together
-from flatout.inference.run_predictor import WEIGHTS, FileOptions
+from flatout.inference.run_predictor import WEIGHTS, FileOptions, Scored
 from flatout.inference.text import Predictor
 from flatout.inference.verify import Verified, parted, verify, write_certificate
 from flatout.models.encoder.transformer import Transformer
@@ -109,8 +109,10 @@ def quantise(folder: Path) -> None:
         log.setLevel(before)
 
 
-def measure_forms(predictor: Predictor, folder: Path, table: Table, say: Callable[[str], None]) -> list[Measured]:
-    """Each form of an exported run on labelled rows; the run's own `predict` comes first."""
+def measure_forms(
+    predictor: Predictor, own: Scored, folder: Path, table: Table, say: Callable[[str], None]
+) -> list[Measured]:
+    """Each form of an exported run on labelled rows; the run's own `predict`, whose score is known, comes first."""
     rows = list(predictor.rows(table, FileOptions()))
     predictor.require_rows(len(rows), table)
     expected = [parted(answer) for answer in forms_of_run(predictor, [], {})[0].answers(rows)]
@@ -119,7 +121,7 @@ def measure_forms(predictor: Predictor, folder: Path, table: Table, say: Callabl
     found = []
     for name, (file, asked) in forms.items():
         alone = np.array([_seconds(asked, [row]) for row in rows[:_ALONE]]) * 1e3
-        scored = asked.score_table(table, FileOptions(), [asked], lambda rows: None)
+        scored = own if asked is predictor else asked.score_table(table, FileOptions(), [asked], lambda rows: None)
         metric = monitored_metric(predictor.labels.problem)
         interval = interval_text(scored.intervals.get(metric))
         size = (folder / (file or WEIGHTS)).stat().st_size / (2e6 if name.endswith(BF16) else 1e6)

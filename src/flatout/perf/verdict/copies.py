@@ -84,7 +84,7 @@ def copy_of_loader(loader: Any, trainer: L.Trainer) -> Any:
     memo[id(getattr(loader, "_iterator", memo))] = None  # the workers of a loader that keeps them stay with it
     try:
         return copy.deepcopy(loader, memo)
-    except Exception as error:  # whatever a class raises that cannot be copied
+    except Exception as error:  # its own __deepcopy__ or __reduce__ may raise anything; the run must end well
         is_once = isinstance(error, TypeError) and "generator" in str(error)
         why = "can be read once" if is_once else f"cannot be copied ({first_line(error)})"
         raise Refused(f"its loader {why}") from None
@@ -128,7 +128,7 @@ class OwnTask:
             raise Refused("a copy of its module does not fit into memory")
         try:
             self.model, self.optimizers = copy.deepcopy((module, list(trainer.optimizers)))
-        except Exception as error:  # an open file, a lock, or what the module's own code raises
+        except Exception as error:  # its own __deepcopy__ or __reduce__ may raise anything; the run must end well
             raise Refused(f"its module cannot be copied ({first_line(error)})") from None
         self.trainer, self.module, self.device, self.optim = trainer, module, device, self
         self.model.to(device)

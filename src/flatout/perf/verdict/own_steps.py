@@ -53,7 +53,7 @@ def try_fast_loop(trainer: L.Trainer, module: L.LightningModule, was: Way, evide
         _train(trainer, feed.task, some_batches(feed), turns)
     except Refused:
         raise
-    except Exception as error:  # whatever the module's own step raises in another Trainer
+    except Exception as error:  # of the module's own step: other tries are raced all the same
         evidence.notes.append(f"the fast loop was left out: {first_line(error)}")
         return
     was_rate = 1000 * evidence.rows_per_batch / whole_ms
