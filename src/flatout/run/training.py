@@ -69,12 +69,7 @@ def fit_to_end(
                 with suppress(OSError):
                     listener.close()
     curves.steps, curves.epochs = trainer.global_step, trainer.current_epoch
-    require(
-        trainer.global_step > 0,
-        "trainer",
-        "not one step was planned",
-        hint="Give it rows, epochs and time.",
-    )
+    require(trainer.global_step > 0, "trainer", "not one step was planned", hint="Give it rows, epochs and time.")
     report_early_end(training, folder)
     if skipped := training.loop.skipped:
         described = training.loop.losses.describe_rows(skipped[0])

@@ -140,7 +140,7 @@ class TextSurvey:
         self.samples: dict[str, list[CleanBlock]] = {name: [] for name in self.tables}
         """The first rows of each table."""
         self.has_words = config.problem is Problem.tags
-        """Whether a training text is more than a number; of tagged words nobody asks."""
+        """Whether a training text is more than a number; tagged words may be numbers."""
         self._is_changed: dict[str, NDArray[np.bool_]] = {}
         self._rows_by_code = np.zeros(0, np.int64)
 

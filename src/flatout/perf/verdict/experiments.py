@@ -328,9 +328,8 @@ class _Stretch:
     def ahead(self) -> int:
         """Steps that live on what was gathered while the feed started: what workers read ahead, or a run."""
         feed = self.way.feed
-        batches = {FeedKind.workers: getattr(feed, "prefetch", 2) * feed.workers, FeedKind.threaded: BATCHES_A_RUN}.get(
-            feed.kind, 1
-        )
+        of_workers = getattr(feed, "prefetch", 2) * feed.workers  # torch's own default is two
+        batches = {FeedKind.workers: of_workers, FeedKind.threaded: BATCHES_A_RUN}.get(feed.kind, 1)
         return -(-batches // feed.plan.accumulate)
 
     @property
