@@ -33,6 +33,7 @@ NEEDS = {
     "resume=outputs": "a run of another day",
     "_target_": "a package; tests/run/test_own_parts.py runs it",
     "a.parquet": "three files in three formats; tests/data reads them",
+    "audit/suspects.csv": "an audit; tests/cli/test_audit.py reads its file",
     "cells/": "a folder of recordings; tests/data/test_sequences.py reads them",
 }
 """Words of commands that do not run here, and what they need."""

@@ -24,7 +24,7 @@ from flatout.data.tokens.subwords import PAIR
 from flatout.engine.limits import processor_name
 from flatout.engine.precision import bf16_is_native_on_cpu
 from flatout.errors import UserError, require
-from flatout.inference.export import ONNX
+from flatout.inference.export import ONNX, quiet_library
 from flatout.inference.forms import FolderPredictor, Form, forms_of_run, texts_of_folder, together
 from flatout.inference.run_predictor import WEIGHTS, FileOptions, Scored
 from flatout.inference.text import Predictor
@@ -144,7 +144,9 @@ def _forms(predictor: Predictor, folder: Path) -> dict[str, tuple[str, Any]]:
 
 
 def _in_bf16(plain: Any) -> FolderPredictor:
-    net = type(plain.model).from_pretrained(plain.model.name_or_path, dtype=torch.bfloat16).eval()
+    kind, folder = type(plain.model), plain.model.name_or_path
+    with quiet_library():
+        net = kind.from_pretrained(folder, dtype=torch.bfloat16, trust_remote_code=False).eval()
     found: FolderPredictor = plain.changed(model=net, ask=lambda given: net(**given).logits)
     return found
 

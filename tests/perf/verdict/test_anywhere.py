@@ -188,11 +188,12 @@ class Bursts(Rows):
         return 320
 
     def __getitem__(self, number: int) -> Any:
-        time.sleep(0.08 if number % 32 == 0 else 0.0)
+        time.sleep(0.2 if number % 32 == 0 else 0.0)
         return super().__getitem__(number % 40)
 
 
-def test_workers_that_keep_up_but_for_bursts_are_raced_with_more_read_ahead(tmp_path, long_enough):
+def test_workers_that_keep_up_but_for_bursts_are_raced_with_more_read_ahead(tmp_path, long_enough, monkeypatch):
+    monkeypatch.setattr(own_tries, "LEAST_GAIN", 0.0)
     verdict = Verdict(seconds=30, log=Notes())
     loader = DataLoader(Bursts(), 4, num_workers=1, persistent_workers=True)
     trainer_of(tmp_path, verdict, max_epochs=1).fit(Small(forward=0.01), loader)
