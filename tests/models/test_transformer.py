@@ -115,6 +115,17 @@ def test_flat_logits_and_gradients_equal_the_padded_reference(family: str, kind:
         assert_equal(flat, padded, batch_of(lengths))
 
 
+@pytest.mark.parametrize("family", [*PADDED, "deberta-v2", "bert"])
+def test_padded_rows_are_computed_under_autocast_too(family: str) -> None:
+    model = built(family, compute="padded").eval()
+    batch = batch_of([3, 9, 21])
+    with torch.no_grad():
+        expected = model(batch)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = model(batch)
+    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)
+
+
 @pytest.mark.parametrize("kernel", ["rectangles", "padded"])
 @pytest.mark.parametrize(("family", "form"), FORMS)
 def test_other_forms_of_a_family_equal_it_too_on_each_device(

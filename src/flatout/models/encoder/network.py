@@ -10,6 +10,7 @@ Shapes: T tokens, B rows, L longest row, H numbers a token, C outputs.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 _NUMBERED_PAIRS = {"albert", "bert", "electra", "deberta-v2", "deberta"}
 """Families that tell the texts of a pair apart by numbers beside the tokens; others do where they have a table."""
+_FP32_ALONE = {"deberta"}
+"""Families whose code in transformers fails under autocast: it hides padding by a number that bf16 and fp16 cannot hold."""
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
 
@@ -279,7 +282,8 @@ class Transformer(LayeredEncoder):
         if self._numbers_pairs:
             is_separator_BL = torch.eq(tokens_BL, self.separator_id or 0).long()
             given["token_type_ids"] = (is_separator_BL.cumsum(1) - is_separator_BL).clamp_max_(1)
-        logits = self.net(input_ids=tokens_BL.long(), **given).logits
+        with nullcontext() if self.family not in _FP32_ALONE else torch.autocast(tokens_BL.device.type, enabled=False):
+            logits = self.net(input_ids=tokens_BL.long(), **given).logits
         if not self.answers_tokens:
             return logits
         starts_B = batch.offsets[:-1]

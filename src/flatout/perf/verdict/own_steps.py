@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import itertools
 import math
@@ -193,14 +194,19 @@ class _TooLong(BaseException):
 
 @contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """End a block by an alarm, but not in the middle of an import, which could not be repeated."""
+    """End a block by an alarm, but not in the middle of an import, which could not be repeated.
+
+    What is raised while garbage is collected goes nowhere, so then it waits for the next alarm, too.
+    """
     others_s, others_again = signal.getitimer(signal.ITIMER_REAL)
     if threading.current_thread() is not threading.main_thread() or 0 < others_s <= seconds:
         raise Refused("it could not be ended in time")
 
     def end(_: int, frame: FrameType | None) -> None:
+        collecting = [getattr(each, "__code__", None) for each in gc.callbacks]
         while frame is not None:
-            if frame.f_code.co_filename.startswith("<frozen importlib"):
+            code = frame.f_code
+            if code.co_filename.startswith("<frozen importlib") or code.co_name == "__del__" or code in collecting:
                 return  # until the next alarm
             frame = frame.f_back
         signal.setitimer(signal.ITIMER_REAL, 0)
