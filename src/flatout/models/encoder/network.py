@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _NUMBERED_PAIRS = {"albert", "bert", "electra", "deberta-v2", "deberta"}
 """Families that tell the texts of a pair apart by numbers beside the tokens; others do where they have a table."""
 _FP32_ALONE = {"deberta"}
-"""Families whose code in transformers fails under autocast: it hides padding by a number that bf16 and fp16 cannot hold."""
+"""Families that fail under autocast: their code hides padding by a number that sixteen bits cannot hold."""
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
 
