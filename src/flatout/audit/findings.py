@@ -1,4 +1,4 @@
-"""What an audit found: at most five findings by what they are worth, each with the next step; and its plain lines."""
+"""What an audit found: at most five findings by what they are worth, each with the next step; lines and page of it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from flatout.audit.measure import Measured
 from flatout.audit.rows import small_classes
 from flatout.errors import printable
 from flatout.files import write_atomically
+from flatout.report.figures import Curve, line_chart
+from flatout.report.page import render_page, tile
 
 SUSPECTS = "suspects.csv"
 BEGINNING = 120
 """Characters of a text that are written out."""
 _MOST, _LEAST_SLICE, _FAR = 5, 30, 3.0
 _LEAST_WORTH = 0.003
+_SHOWN = 20
+"""Rows of a table on the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +132,69 @@ def lines(measured: Measured, num_folds: int) -> Iterator[str]:
 
 
 def write_suspects(measured: Measured, path: Path) -> None:
-    """The suspects as a table, the surest first; `data.exclude` reads it."""
+    """The suspects as a table, the surest first, with what words and encoder say; `data.exclude` reads it."""
     rows, found = measured.rows, measured.suspects
     text = io.StringIO()
     table = csv.writer(text)
-    table.writerow(["row", "file", "split", "text", "given", "likely", "sure"])
+    table.writerow(["row", "file", "split", "text", "given", "likely", "sure", *measured.views])
     for place, likely, margin in zip(found.places, found.likely, found.margins, strict=True):
         where = [rows.rows[place], rows.files[place], rows.splits[place], beginning(rows.texts[place])]
-        table.writerow([*where, rows.classes[rows.labels[place]], rows.classes[likely], f"{margin:.3f}"])
+        views = [rows.classes[of_rows[place]] for of_rows in measured.views.values()]
+        table.writerow([*where, rows.classes[rows.labels[place]], rows.classes[likely], f"{margin:.3f}", *views])
     write_atomically(path, text.getvalue())
 
 
 def beginning(text: str) -> str:
     """The first characters of a text, on one line."""
     return printable(text[:BEGINNING])
+
+
+def write_audit_page(measured: Measured, findings: list[Finding], title: str, command: str, path: Path) -> None:
+    """Write the page of an audit."""
+    rows, found = measured.rows, measured.suspects
+    curves = [Curve(f"fold {number + 1}", _points(measured, 1 - each)) for number, each in enumerate(measured.errors)]
+    shown = found.places[:_SHOWN]
+    unlike = np.argsort(measured.closeness, kind="stable")[: _SHOWN // 2]
+    page = render_page(
+        "audit",
+        title=title,
+        command=command,
+        figures=_tiles(measured),
+        findings=[[f"{100 * each.worth:.1f}", each.what, each.step] for each in findings],
+        suspects=[
+            [*_row(measured, place), rows.classes[likely], f"{margin:.2f}"]
+            for place, likely, margin in zip(shown, found.likely, found.margins, strict=False)
+        ],
+        mixed=[
+            [rows.classes[a], rows.classes[b], f"{count:,}"] for a, b, count in mixed_up(found.joint, len(rows), 10)
+        ],
+        charts_of_rows=[line_chart("score by rows trained on", curves, x_label="rows", doublings=True)],
+        forecast=measured.forecast.line(),
+        slices=[[each.name, f"{each.rows:,}", f"{100 * each.score:.1f} %"] for each in slices(measured)[:_SHOWN]],
+        unlike=[[*_row(measured, place), f"{measured.closeness[place]:.3f}"] for place in unlike],
+    )
+    write_atomically(path, page)
+
+
+def _points(measured: Measured, values: np.ndarray) -> list[tuple[float, float]]:
+    return list(zip(measured.sizes.tolist(), values.tolist(), strict=True))
+
+
+def _row(measured: Measured, place: int) -> list[str]:
+    rows = measured.rows
+    return [f"{rows.rows[place]:,}", beginning(rows.texts[place]), rows.classes[rows.labels[place]]]
+
+
+def _tiles(measured: Measured) -> list[dict[str, str]]:
+    (score, low, high), noise = measured.score, measured.noise
+    gain = measured.forecast
+    return [
+        tile(f"{100 * score:.1f} %", "answered as labelled", f"{100 * low:.1f} to {100 * high:.1f}"),
+        tile(f"{100 * noise[0]:.1f} %", "labels that look wrong", f"{100 * noise[1]:.1f} to {100 * noise[2]:.1f}"),
+        tile(
+            f"{100 * gain.gain:+.1f}",
+            f"points by {gain.more:,} more rows",
+            f"{100 * gain.low:.1f} to {100 * gain.high:.1f}",
+        ),
+        tile(f"{len(measured.rows):,}", "rows"),
+    ]

@@ -1,6 +1,7 @@
 """What an audit measures: the quick model in folds, with planted errors, on fewer rows, without suspects, on cut texts.
 
-Words are weighed once, over all rows: labels play no part in it. So each fold costs one linear model.
+Words are weighed once, over all rows: labels play no part in it. So each fold costs one linear model. What an encoder
+says of the texts stands beside the words, where there is one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, hstack
 from sklearn.preprocessing import normalize
 
 from flatout.audit.curve import PARTS, Forecast, forecast, round_number
@@ -49,19 +50,28 @@ class Measured:
     """Texts longer than `max_length` words, and what the score on all rows loses by the cut, with its interval."""
     closeness: NDArray[np.float64]
     """How like each text is to the mean of the class that it is most like."""
+    views: dict[str, NDArray[np.int64]]
+    """Where an encoder reads beside words: the classes that each of them alone gives."""
 
     @property
     def is_right(self) -> NDArray[np.bool_]:
         return self.probabilities.argmax(axis=1) == self.rows.labels
 
 
-def measure(rows: AuditRows, num_folds: int, max_length: int, say: Callable[[str], None] = print) -> Measured:
-    """Run every fold of an audit, on one core."""
+def measure(
+    rows: AuditRows,
+    num_folds: int,
+    max_length: int,
+    say: Callable[[str], None] = print,
+    encoded: csr_matrix | None = None,
+) -> Measured:
+    """Run every fold of an audit, on one core. `encoded`: a row for each text, of an encoder."""
     folds, num_classes = deal(rows, num_folds), len(rows.classes)
     reader = Features()
-    features = reader.fit(list(rows.texts))
+    words = reader.fit(list(rows.texts))
+    features = words if encoded is None else hstack([words, encoded], format="csr")
     trained = _Trained(features, folds, num_classes)
-    say(f"{len(rows):,} rows, {features.shape[1]:,} words and n-grams, {num_folds} folds")
+    say(f"{len(rows):,} rows, {words.shape[1]:,} words and n-grams, {num_folds} folds")
     probabilities = trained.answers(rows.labels)
     suspects = find_suspects(probabilities, rows.labels)
     planted, places = plant(rows.labels, suspects.joint, _PLANTED)
@@ -86,8 +96,13 @@ def measure(rows: AuditRows, num_folds: int, max_length: int, say: Callable[[str
         score=_interval(is_right.astype(float)),
         fold_scores=np.array([is_right[folds == fold].mean() for fold in range(num_folds)]),
         without_suspects=_interval(better.astype(float) - is_right),
-        cut=_loss_by_cut(trained, reader, rows, is_right, max_length),
+        cut=_loss_by_cut(trained, reader, rows, is_right, max_length, encoded),
         closeness=_closeness(features, rows.labels, num_classes),
+        views={
+            name: _Trained(part, folds, num_classes).answers(rows.labels).argmax(axis=1)
+            for name, part in (("words", words), ("encoder", encoded))
+            if part is not None and encoded is not None
+        },
     )
 
 
@@ -131,9 +146,14 @@ def _curve(
 
 
 def _loss_by_cut(
-    trained: _Trained, reader: Features, rows: AuditRows, is_right: NDArray[np.bool_], max_length: int
+    trained: _Trained,
+    reader: Features,
+    rows: AuditRows,
+    is_right: NDArray[np.bool_],
+    max_length: int,
+    encoded: csr_matrix | None,
 ) -> tuple[int, float, float, float]:
-    """What answers lose where a text is cut after `max_length` words, over all rows."""
+    """What answers lose where a text is cut after `max_length` words, over all rows; an encoder reads as before."""
     words = [text.split(maxsplit=max_length) for text in rows.texts]
     is_long = np.array([len(each) > max_length for each in words])
     if is_long.sum() < _LEAST_LONG:
@@ -143,6 +163,7 @@ def _loss_by_cut(
         places = np.flatnonzero((trained.folds == fold) & is_long)
         if len(places):
             cut = reader.read([" ".join(words[place][:max_length]) for place in places])
+            cut = cut if encoded is None else hstack([cut, encoded[places]], format="csr")
             answers = trained.head(rows.labels, trained.folds != fold).predict(cut).argmax(axis=1)
             lost[places] = is_right[places].astype(float) - (answers == rows.labels[places])
     return int(is_long.sum()), *_interval(lost)

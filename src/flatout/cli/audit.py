@@ -1,7 +1,7 @@
 """`python -m flatout audit …`: why the score stopped: labels, rows, the next thousand rows, and luck.
 
 Takes the words of `python -m train`, or the folder of a run, whose data it looks at. Nothing is trained but linear
-models, in folds.
+models, in folds; a pretrained encoder reads the texts beside them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli.train import start_measuring
-from flatout.errors import UserError, check_settings, require, setting
+from flatout.errors import UserError, as_seconds, check_settings, require, setting
 from flatout.run_log import print_line
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
@@ -34,12 +34,17 @@ class AuditConfig:
     out: str = setting("audit", "Folder of what is written.")
     unlabelled: str | None = setting(None, "A file of texts without labels: which of them to label next.")
     top: int = setting(200, "So many rows to label next.", least=1)
+    time: str = setting("10m", "How long a pretrained encoder may read.", example="30m")
 
     def __post_init__(self) -> None:
         check_settings(self)
+        as_seconds(self.time, "for")
 
 
-_NAMES = ("folds", "rows", "column", "out", "unlabelled", "top")
+_NAMES = {name: name for name in ("folds", "rows", "column", "out", "unlabelled", "top")} | {"for": "time"}
+
+
+_OF_A_RUN = ("data=", "data.", "experiment=", "--config-dir=", "model=", "model.pretrained=")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,13 +58,14 @@ column=author      a column by whose values scores are parted, too.
 out=audit          folder of suspects.csv and audit.html.
 unlabelled=FILE    also names the rows of a file to label next: next_rows.csv.
 top=200            so many of them.
+for=10m            how long a pretrained encoder may read: model=transformer model.pretrained=FOLDER.
 """
 
 
 def run(arguments: argparse.Namespace) -> None:
     own = {key: value for key, _, value in (word.partition("=") for word in arguments.words) if key in _NAMES}
     words = [word for word in arguments.words if word.partition("=")[0] not in _NAMES]
-    config = AuditConfig(**{key: _number(key, value) for key, value in own.items()})
+    config = AuditConfig(**{_NAMES[key]: _number(key, value) for key, value in own.items()})
     source = None
     if words and "=" not in words[0]:
         words, source = [*_words_of_run(Path(words[0])), *words[1:]], _source_of_run(Path(words[0]))
@@ -75,13 +81,13 @@ def _number(key: str, value: str) -> Any:
 
 
 def _words_of_run(folder: Path) -> list[str]:
-    """The words of a run that are about its data."""
+    """The words of a run that are about its data, and its pretrained encoder."""
     file = folder / "overrides.txt"
     if not file.is_file():
         what = f"no run in {folder}" if folder.is_dir() else f"no such folder: {folder}"
         raise UserError("audit", what, hint="Name the folder of a run, or data settings: data.source=FILE.")
     words = file.read_text(encoding="utf-8").splitlines()
-    return [word for word in words if word.lstrip("+").startswith(("data=", "data.", "experiment=", "--config-dir="))]
+    return [word for word in words if word.lstrip("+").startswith(_OF_A_RUN)]
 
 
 def _source_of_run(folder: Path) -> str | None:
@@ -93,12 +99,13 @@ def _source_of_run(folder: Path) -> str | None:
 
 def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | None = None) -> None:
     """Look at the data of these settings, print what was found, and write it down."""
-    from flatout.audit.findings import SUSPECTS, find, lines, write_suspects
+    from flatout.audit.encoder_view import read_encoder
+    from flatout.audit.findings import SUSPECTS, find, lines, write_audit_page, write_suspects
     from flatout.audit.measure import measure
     from flatout.audit.next_rows import read_unlabelled, write_next_rows
-    from flatout.audit.page import write_audit_page
     from flatout.audit.rows import read_audit_rows
     from flatout.data.text import TextDataConfig
+    from flatout.models.encoder.transformer import TransformerConfig
 
     began, folder = time.perf_counter(), Path(config.out)
     is_text = isinstance(settings.data, TextDataConfig)
@@ -110,7 +117,12 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | 
     is_same = source is None or source == rows.files[0]
     require(is_same, "audit", what, hint="Start it where the run was started, or name data.source=FILE.")
     waiting = None if config.unlabelled is None else read_unlabelled(settings.data, config.unlabelled)
-    measured = measure(rows, config.folds, settings.data.max_length, print_line)
+    encoded = None
+    if isinstance(settings.model, TransformerConfig) and settings.model.pretrained is not None:
+        limit_s = as_seconds(config.time, "for") or 0.0
+        about = (list(rows.texts), settings.data.max_length, settings.precision, limit_s, print_line)
+        encoded = read_encoder(settings.model, *about)
+    measured = measure(rows, config.folds, settings.data.max_length, print_line, encoded)
     for line in lines(measured, config.folds):
         print_line(line)
     findings = find(measured, str(folder / SUSPECTS))
