@@ -53,9 +53,11 @@ def _nothing() -> None:
 def end_with_parent() -> None:
     """End this process when the one that started it is gone, however that happened, and let it hear signals.
 
-    What the server has imported for it stays, and shared.
+    What the server has imported for it stays, and shared. Workers of a loader start here as they do elsewhere: Python
+    would let each of them import everything anew, because this process came from a server.
     """
     keep_imported()
+    multiprocessing.set_start_method(None, force=True)  # back to the platform's own
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_GROUP)
     parent = multiprocessing.parent_process()
     if parent is None:

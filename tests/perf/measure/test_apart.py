@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -58,6 +59,10 @@ def test_a_function_answers_from_another_process_and_prints_into_a_file(tmp_path
     assert output.read_text(encoding="utf-8").splitlines() == ["hello", "native"]
     run(partial(say, "unheard"))
     assert capfd.readouterr() == ("", "")
+
+
+def test_workers_of_a_loader_start_there_as_they_do_here():
+    assert run(multiprocessing.get_start_method) == multiprocessing.get_start_method()
 
 
 def test_it_is_no_rank_whoever_asks(monkeypatch):
