@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -93,7 +94,7 @@ def beside(run: dict[str, Any]) -> str:
     """What the rival reaches, or the ridge regression of bits and recordings, or what is known of made-up data."""
     other = run["rival"] or run["baseline"] or {}
     value = other.get("metrics", {}).get(f"test/{run['metric']}")
-    return "–" if value is None else f"{other['name']} {value:.4g}"
+    return "–" if value is None else f"{re.split(' (?:on|of) ', other['name'])[0]} {value:.4g}"
 
 
 def cores(run: dict[str, Any]) -> str:

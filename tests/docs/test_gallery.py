@@ -11,7 +11,7 @@ from docs.pictures import gallery
 from tests.docs.blocks import ROOT, all_commands
 
 ROW = re.compile(
-    r"^\| (\w+) \| \w+: [\d,]+ / [\d,]+ (?:rows|recordings) \| \w+, [\d,]+ weights"
+    r"^\| (\w+) \| [\w-]+: [\d,]+ / [\d,]+ (?:rows|recordings) \| \w+, [\d,]+ weights"
     r" \| (?:test|val)/\w+ -?[\d.]+(?: \([\d.]+ to [\d.]+\))? \| (?:–|[\w .-]+ -?[\d.]+) \| [\d,]+ \| [\d.]+ \|$"
 )
 
