@@ -25,6 +25,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from flatout.callbacks.throughput import rows_of
 from flatout.data.batches.feed import Feed, free_memory
@@ -80,8 +81,8 @@ def copy_of_loader(loader: Any, trainer: L.Trainer) -> Any:
     if hasattr(loader, "__next__"):
         raise Refused("its loader can be read once")
     shared = [*_large_below(loader), trainer, trainer.lightning_module, vars(trainer).get("datamodule")]
-    memo: dict[int, Any] = {id(each): each for each in shared}
-    memo[id(getattr(loader, "_iterator", memo))] = None  # the workers of a loader that keeps them stay with it
+    # The workers of a loader that keeps them stay with it.
+    memo: dict[int, Any] = {id(each): None if isinstance(each, _BaseDataLoaderIter) else each for each in shared}
     try:
         return copy.deepcopy(loader, memo)
     except Exception as error:  # its own __deepcopy__ or __reduce__ may raise anything; the run must end well
@@ -91,7 +92,7 @@ def copy_of_loader(loader: Any, trainer: L.Trainer) -> Any:
 
 
 def _large_below(root: Any) -> list[Any]:
-    """Arrays, tables and long containers that an object holds."""
+    """Arrays, tables, long containers and started workers that an object holds."""
     seen: dict[int, Any] = {}
     found, below = [], [root]
     while below:
@@ -113,6 +114,8 @@ def _is_large(each: Any) -> bool:
         return len(each) > _MANY
     if isinstance(each, Tensor | np.ndarray):
         return each.nbytes > _LARGE_BYTES
+    if isinstance(each, _BaseDataLoaderIter):
+        return True
     return type(each).__module__.partition(".")[0] in _TABLES
 
 
