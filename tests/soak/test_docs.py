@@ -75,7 +75,7 @@ def test_commands_of_the_pages_train(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.soak(seconds=120)
-@pytest.mark.filterwarnings(*LIGHTNINGS_HINTS)
+@pytest.mark.filterwarnings(*LIGHTNINGS_HINTS, "ignore:_check_is_size will be removed:FutureWarning")
 def test_the_scripts_of_sequences_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(CellsConfig, "__init__", _few_cells(CellsConfig.__init__))
