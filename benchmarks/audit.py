@@ -97,17 +97,16 @@ def planted_claims(sets: dict[str, AuditRows], options: Options, pretrained: str
             yield ratio(f"{name}, {kind}: recall", float(recall), 0.70)
             rate, low, high = measured.noise
             held, audits = held + int(low <= len(planted.places) / len(rows) <= high), audits + 1
-            if pretrained is None:  # by what words alone learn
-                recovered.append(recovery(planted, measured))
+            recovered.append(recovery(planted, measured))
             about = f"planted {len(planted.places) / len(rows):.3f}, interval {low:.3f} to {high:.3f}"
             yield reaching(f"{name}, {kind}: rate of wrong labels", 100 * rate, "%", least=None, note=about)
     yield ratio(f"the rate's interval holds the planted rate{beside}", held / audits, 0.9, f"{held} of {audits}")
-    if pretrained is None:
-        yield ratio("loss recovered without the suspects (mean)", float(np.mean(recovered)), 0.5, listed(recovered))
+    claim = f"loss recovered without the suspects{beside} (mean)"
+    yield ratio(claim, float(np.mean(recovered)), 0.5, listed(recovered))
 
 
 def recovery(planted: Planted, measured: Measured) -> float:
-    """Of the score on clean labels that planted errors cost, the part that comes back without the suspects."""
+    """Of what planted errors cost words their score on clean labels, the part that comes back without the suspects."""
     rows, folds = planted.rows, measured.folds
     features = Features().fit(rows.texts)
     is_kept = ~np.isin(np.arange(len(rows)), measured.suspects.places)

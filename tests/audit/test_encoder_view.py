@@ -58,7 +58,7 @@ def test_what_takes_too_long_or_is_padded_is_left_out_with_a_line(folder, texts,
     model, rows = TransformerConfig(pretrained=str(folder)), texts["text"].to_pylist()
     assert read_encoder(model, rows, 12, Precision.fp32, 1e-9, lines.append) is None
     assert read_encoder(replace(model, compute=Compute.padded), rows, 12, Precision.fp32, 60, lines.append) is None
-    assert "200 texts take it" in lines[0] and lines[0].endswith("Give it more time with for=, or rows=.")
+    assert "200 texts take it" in lines[0] and lines[0].endswith("Give it more time: for=TIME.")
     assert lines[1] == "encoder: left out: asked for"
 
 

@@ -51,8 +51,7 @@ def read_encoder(
     network.to(device)
     chosen = choose_precision(precision, device).precision
     encoded = words.encode(pa.array(texts, pa.large_string()), max_length=min(max_length, network.longest_row()))
-    ends = np.cumsum(encoded.lengths, dtype=np.int64)
-    column = Ragged(encoded.tokens, np.concatenate(([0], ends)), encoded.lengths)
+    column, total = Ragged.of(encoded.tokens, encoded.lengths), len(encoded.tokens)
     plan = PlanSettings(tokens_per_batch=max(_PASS_TOKENS, int(encoded.lengths.max())), shuffle=False)
     found, read, began = np.empty((0, 0), np.float32), 0, time.perf_counter()
     for batch in Feed(StoreSplit("texts", len(texts), {TOKENS: column}), plan, device=device):
@@ -61,10 +60,8 @@ def read_encoder(
         found = found if len(found) else np.empty((len(texts), means_BH.shape[1]), np.float32)
         found[batch.rows] = means_BH.float().cpu()
         read, took = read + batch.num_tokens, time.perf_counter() - began
-        if took > _LOOK_S and (whole := took * ends[-1] / read) > limit_s:
-            say(
-                f"encoder: left out: {len(texts):,} texts take it {whole:.0f} s. Give it more time with for=, or rows=."
-            )
+        if took > _LOOK_S and (whole := took * total / read) > limit_s:
+            say(f"encoder: left out: {len(texts):,} texts take it {whole:.0f} s. Give it more time: for=TIME.")
             return None
-    say(f"encoder: {model.pretrained} read {ends[-1]:,} tokens in {time.perf_counter() - began:.1f} s")
+    say(f"encoder: {model.pretrained} read {total:,} tokens in {time.perf_counter() - began:.1f} s")
     return csr_matrix(normalize(found))

@@ -69,7 +69,7 @@ def measure(
     folds, num_classes = deal(rows, num_folds), len(rows.classes)
     reader = Features()
     words = reader.fit(list(rows.texts))
-    features = words if encoded is None else hstack([words, encoded], format="csr")
+    features = _beside(words, encoded)
     trained = _Trained(features, folds, num_classes)
     say(f"{len(rows):,} rows, {words.shape[1]:,} words and n-grams, {num_folds} folds")
     probabilities = trained.answers(rows.labels)
@@ -82,6 +82,10 @@ def measure(
     kept = ~np.isin(np.arange(len(rows)), suspects.places)
     better = trained.answers(rows.labels, kept).argmax(axis=1) == rows.labels
     sizes, errors = _curve(trained, rows, is_right)
+
+    def alone(part: csr_matrix) -> NDArray[np.int64]:
+        return _Trained(part, folds, num_classes).answers(rows.labels).argmax(axis=1)
+
     train_rows = int((rows.splits == "train").sum())
     more = round_number(max(1, train_rows) / 2)
     return Measured(
@@ -98,12 +102,13 @@ def measure(
         without_suspects=_interval(better.astype(float) - is_right),
         cut=_loss_by_cut(trained, reader, rows, is_right, max_length, encoded),
         closeness=_closeness(features, rows.labels, num_classes),
-        views={
-            name: _Trained(part, folds, num_classes).answers(rows.labels).argmax(axis=1)
-            for name, part in (("words", words), ("encoder", encoded))
-            if part is not None and encoded is not None
-        },
+        views={} if encoded is None else {name: alone(part) for name, part in (("words", words), ("encoder", encoded))},
     )
+
+
+def _beside(words: csr_matrix, encoded: csr_matrix | None) -> csr_matrix:
+    """What an encoder says beside the words, where there is one."""
+    return words if encoded is None else hstack([words, encoded], format="csr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,7 @@ def _loss_by_cut(
         places = np.flatnonzero((trained.folds == fold) & is_long)
         if len(places):
             cut = reader.read([" ".join(words[place][:max_length]) for place in places])
-            cut = cut if encoded is None else hstack([cut, encoded[places]], format="csr")
+            cut = _beside(cut, None if encoded is None else encoded[places])
             answers = trained.head(rows.labels, trained.folds != fold).predict(cut).argmax(axis=1)
             lost[places] = is_right[places].astype(float) - (answers == rows.labels[places])
     return int(is_long.sum()), *_interval(lost)

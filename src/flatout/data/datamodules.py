@@ -88,8 +88,7 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
         blocks = [read(block, rows=rows)[0] for rows, block in table.numbered(list(info.roles.texts))]
         texts = pc.fill_null(pa.chunked_array(blocks, pa.large_string()).combine_chunks(), "")
         encoded = encode_texts(info.vocabulary, texts, info.max_length, info.long_texts)
-        starts = np.append(0, np.cumsum(encoded.lengths, dtype=np.int64))
-        split = StoreSplit("predict", len(texts), {"tokens": Ragged(encoded.tokens, starts, encoded.lengths)})
+        split = StoreSplit("predict", len(texts), {"tokens": Ragged.of(encoded.tokens, encoded.lengths)})
         place = self._current_placement()
         return Feed(split, self._plan(split.name, place), device=place.device)
 

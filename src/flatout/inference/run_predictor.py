@@ -324,8 +324,7 @@ class RunPredictor(ABC):
         `tokens`: a column of a store, or the values of rows one after the other, and how many each row has.
         """
         if isinstance(tokens, tuple):
-            values, lengths = tokens
-            tokens = Ragged(values, np.append(0, np.cumsum(lengths, dtype=np.int64)), lengths)
+            tokens = Ragged.of(*tokens)
         order = np.arange(count)
         if self.exact:
             is_ragged = isinstance(tokens, Ragged)

@@ -124,8 +124,7 @@ class Network:
 
     def run(self, inputs_BLF: Tensor, before: State) -> tuple[Tensor, State]:
         """`[B, L, K]` answers to samples that follow a state, and the state after them."""
-        # Not abstract: only a network whose make_state answers is asked, and most answer None.
-        raise NotImplementedError("a network with a state defines run")
+        raise NotImplementedError("a network with a state defines run")  # not abstract: most keep no state
 
 
 _PARTS = [name for name in vars(Network) if not name.startswith("_")]

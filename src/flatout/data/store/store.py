@@ -74,6 +74,11 @@ class Ragged:
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int32]
 
+    @classmethod
+    def of(cls, values: Array, lengths: NDArray[np.int32]) -> Ragged:
+        """Rows that follow each other, by how many values each has."""
+        return cls(values, np.append(0, np.cumsum(lengths, dtype=np.int64)), lengths)
+
 
 class StoreSplit:
     """One split of an open store: its columns, mapped into memory."""
