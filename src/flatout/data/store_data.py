@@ -17,10 +17,11 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from flatout.data.batches.feed import Feed, FeedChoice, Feeds, choose_feed
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.large_plan import WINDOW_ROWS, is_large, is_sorted_by
 from flatout.data.batches.plan import FeedKind, Layout, PlanSettings
 from flatout.data.feeding import FeedingConfig
 from flatout.data.info import DataInfo
-from flatout.data.store.store import Store
+from flatout.data.store.store import Ragged, Store, StoreSplit
 from flatout.errors import UserError, did_you_mean, require
 from flatout.run_log import PrintLog, RunLog
 
@@ -195,6 +196,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         if is_train:
             feed.load_state_dict(self._position)
             self._report_step(plan)
+            self._warn_of_order(split, plan)
         self._feeds[name] = feed
         return feed
 
@@ -254,6 +256,15 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             product = f"{plan.rows_per_batch} rows x {plan.accumulate} batches x {plan.world} ranks"
             value = f"{plan.rows_per_batch * plan.parts} rows"
             self._report("rows a step", value, "each rank trains its share", product)
+
+    def _warn_of_order(self, split: StoreSplit, plan: PlanSettings) -> None:
+        """Tell where rows that are too many to be shuffled at once lie in the order of their labels."""
+        targets = split.columns.get("targets")
+        if targets is None or isinstance(targets, Ragged) or targets.dtype.kind != "i":
+            return
+        if is_large(split.num_rows, plan) and self._is_first and is_sorted_by(targets):
+            shuffled = f"{WINDOW_ROWS / 1e6:.1f} of {split.num_rows / 1e6:,.1f} million rows are shuffled together"
+            self.run_log.say(f"data: the source is sorted by label, and {shuffled}; bring its rows into random order")
 
 
 def _require_constant_accumulation(trainer: L.Trainer) -> None:
