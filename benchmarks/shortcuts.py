@@ -21,7 +21,7 @@ from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.engine import fast_loop
-from flatout.engine.limits import keep_freed_memory
+from flatout.distributed.limits import keep_freed_memory
 
 
 def claims(options: Options) -> Iterator[Claim]:

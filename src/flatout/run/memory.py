@@ -20,9 +20,9 @@ from flatout.data.batches.feed import Feeds, free_memory
 from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.store.cache import Cache
+from flatout.distributed.limits import free_bytes
 from flatout.distributed.ranks import Ranks
 from flatout.engine.fast_loop import FastLoop
-from flatout.engine.limits import free_bytes
 from flatout.engine.passes import EVALUATION, TRAINING, running_statistics
 from flatout.engine.precision import by_lightning_name
 from flatout.errors import UserError

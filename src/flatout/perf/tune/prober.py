@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flatout.engine.limits import keep_freed_memory
+from flatout.distributed.limits import keep_freed_memory
 from flatout.engine.passes import is_out_of_memory
 from flatout.errors import UserError
 from flatout.perf.measure.apart import Apart, Failed

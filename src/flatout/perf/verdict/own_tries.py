@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from flatout.engine.limits import free_bytes
+from flatout.distributed.limits import free_bytes
 from flatout.engine.precision import LIGHTNING_NAMES, Precision, bf16_is_native_on_cpu
 from flatout.perf.measure.steps import Way
 from flatout.perf.verdict.copies import OwnFeed, OwnTask, Refused, copy_of_loader, nothing_stays
