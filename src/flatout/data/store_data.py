@@ -22,6 +22,7 @@ from flatout.data.batches.plan import FeedKind, Layout, PlanSettings
 from flatout.data.feeding import FeedingConfig
 from flatout.data.info import DataInfo
 from flatout.data.store.store import Ragged, Store, StoreSplit
+from flatout.distributed.limits import free_bytes
 from flatout.errors import UserError, did_you_mean, require
 from flatout.run_log import PrintLog, RunLog
 
@@ -206,7 +207,19 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             num_bytes = sum(split.num_bytes for split in self.store.splits.values())
             choice = self._choices[device] = choose_feed(self.config.feed, num_bytes, device, None)
             self._report("feed", choice.kind.value, choice.why, choice.evidence)
+            self._read_with_care()
         return self._choices[device]
+
+    def _read_with_care(self) -> None:
+        """Read no pages ahead where the rows that are shuffled together are more than memory holds."""
+        train = self.store.splits["train"]
+        share = 1.0 if self.config.tokens_per_batch else min(1.0, WINDOW_ROWS / max(1, train.num_rows))
+        together, free = train.num_bytes * share, free_bytes()
+        if together > free:
+            for split in self.store.splits.values():
+                split.read_single_pages()
+            evidence = f"rows shuffled together {together / 1e9:.1f} GB, free {free / 1e9:.1f} GB"
+            self._report("reading", "single pages", "what is read ahead would be dropped before it is used", evidence)
 
     def _current_placement(self) -> Placement:
         trainer = self.trainer

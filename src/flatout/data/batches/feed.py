@@ -18,7 +18,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
-import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -27,6 +26,7 @@ from flatout.data.batches.gather import TOKENS, Gatherer, Run, await_run, cut_ru
 from flatout.data.batches.large_plan import LargePlan, is_large
 from flatout.data.batches.plan import FeedKind, Plan, PlanSettings, Rows, StreamPlan, count_batches
 from flatout.data.store.store import StoreSplit
+from flatout.distributed.limits import free_bytes
 
 Transform = Callable[[FlatBatch], FlatBatch]
 """A change of a batch that differs in each epoch, such as dropping words."""
@@ -63,7 +63,7 @@ def free_memory(device: torch.device) -> int:
     """Bytes that may still be used on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    return free_bytes()
 
 
 class Feed:
