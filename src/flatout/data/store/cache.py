@@ -75,6 +75,8 @@ Recipe = dict[str, Any]
 
 VERIFIED = "verified"
 """The file in a store's folder that says when its bytes were checked, and what its files looked like then."""
+_UNITS, FETCHED = ".units", ".fetched"
+"""The folders of units of builds that are not finished, and of sources that lie elsewhere."""
 _REMOVED = ".removed-"
 _KEY = re.compile("[0-9a-f]{20}")
 _TRIES, _MOST_BOOTS = 3, 32
@@ -135,7 +137,7 @@ class Cache:
 
     def of_units(self) -> Cache:
         """The stores of units, from which stores are joined (see `encoded_units`)."""
-        return Cache(self.folder / ".units")
+        return Cache(self.folder / _UNITS)
 
     def build(self, key: str, name: str, build: Callable[[StoreWriter], None]) -> None:
         """Build a store of a key that says all; what a dead builder left of it goes."""
@@ -187,7 +189,8 @@ class Cache:
             for gone in [key] if key else keys:
                 self._remove(self.folder / gone)
         if key is None:
-            shutil.rmtree(self.of_units().folder, ignore_errors=True)
+            for name in (_UNITS, FETCHED):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
             self._remove_leftovers()
             with suppress(OSError):
                 remove_locks(self.folder)
