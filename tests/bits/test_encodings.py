@@ -18,7 +18,7 @@ from flatout.bits.encodings import (
     EncodingConfig,
     EncodingKind,
     Hashing,
-    Tabulation,
+    MinHashEncoder,
     derived_keys,
     keyed_positions,
     mixed,
@@ -60,8 +60,8 @@ def slow_bloom(text: str, config: EncodingConfig) -> list[int]:
 
 
 def slow_minhash(text: str, config: EncodingConfig) -> list[int]:
-    tabulation = Tabulation(config.secret, config.size)
-    hashes = [tabulation.hashes(gram).tolist() for gram in grams_of(text, config.padding)]
+    encoder = MinHashEncoder(config)
+    hashes = [encoder.hashes(gram).tolist() for gram in grams_of(text, config.padding)]
     return [min(column) & 1 for column in zip(*hashes, strict=True)] if hashes else [0] * config.size
 
 

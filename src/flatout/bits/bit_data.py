@@ -9,6 +9,7 @@ three things: its encoding, its grams, and its plain text, which shows after tra
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -29,7 +30,7 @@ from flatout.data.store.store import SCHEMA, Column, StoreWriter
 from flatout.data.store_data import StoreData
 from flatout.data.tables.prints import fingerprints_of, require_unchanged
 from flatout.data.tables.splits import bytes_of
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 
 _MORE_RECORDS = "Give more records, or lower data.validation_share and data.test_share."
 _MOST_HASHED = 6_144
@@ -53,10 +54,8 @@ class BitsPreparation(RecordSource):
 
     def open(self) -> BitInfo:
         """The store, built where it is missing."""
-        cache = Cache(self.config.cache)
-        source = self.tables["train"].name
-        recipe = self._recipe()
-        store, report = cache.open_or_build(source, recipe, partial(self._build, recipe["source"]))
+        source, recipe = self.tables["train"].name, self._recipe()
+        store, report = Cache(self.config.cache).open_or_build(source, recipe, partial(self._build, recipe["source"]))
         return BitInfo(store=store, report=report, source=source)
 
     def _recipe(self) -> Recipe:
@@ -98,8 +97,7 @@ class BitsPreparation(RecordSource):
     def _survey(self, progress: Progress) -> _Survey:
         """First pass: the grams, and the numbers of a two-step hash, that training rows hold; uids are checked."""
         survey = _Survey()
-        labels = label_index()
-        counts: dict[int, int] = {}
+        counts: Counter[int] = Counter()
         encode = self._reader() if self._holds_sets() else None
         for split, record in self.records(progress.task("reading"), with_bits=encode is not None):
             survey.num_records += len(record.rows)
@@ -108,26 +106,24 @@ class BitsPreparation(RecordSource):
             raw = record.raw
             if len(survey.hashed) < _MOST_HASHED:
                 survey.hashed.rows(padded(raw))
-            ids, lengths = labels.rows(plain_texts(raw))
+            ids, lengths = label_index().rows(plain_texts(raw))
             survey.label_counts += np.bincount(ids, minlength=len(LABELS))
             survey.num_labels += len(ids)
             survey.without_label += int((lengths == 0).sum())
             survey.num_rows += len(raw)
             if encode is not None:
                 found, times = np.unique(encode(record)[0], return_counts=True)
-                for number, count in zip(found.tolist(), times.tolist(), strict=True):
-                    counts[number] = counts.get(number, 0) + count
+                counts.update(dict(zip(found.tolist(), times.tolist(), strict=True)))
         survey.hashed = GramIndex(survey.hashed.names[:_MOST_HASHED], is_frozen=True)
         if counts:
             commonest = sorted(counts, key=lambda number: (-counts[number], number))[: self.config.vocabulary]
             survey.numbers, survey.numbers_met = np.sort(np.array(commonest)), len(counts)
             survey.num_inputs = len(commonest)
         elif encode is None:
-            survey.num_inputs = self._num_bits()
-        if not survey.num_rows:
-            raise UserError(
-                "data.source", f"no records are left for training in {self.tables['train'].name}", hint=_MORE_RECORDS
-            )
+            encoding = self.config.encoding
+            survey.num_inputs = encoding.num_bits if self.bits is None else self._column.num_bits or 0
+        what = f"no records are left for training in {self.tables['train'].name}"
+        require(bool(survey.num_rows), "data.source", what, hint=_MORE_RECORDS)
         return survey
 
     def _holds_sets(self) -> bool:
@@ -137,22 +133,12 @@ class BitsPreparation(RecordSource):
         self._reader()(self.first())
         return self._column.is_set
 
-    def _num_bits(self) -> int:
-        """Bits of every record."""
-        if self.bits is None:
-            return self.config.encoding.size >> self.config.encoding.fold
-        return self._column.num_bits or 0
-
     def _write(self, writer: StoreWriter, survey: _Survey, progress: Progress) -> dict[str, _Totals]:
         """Second pass: every record of every split."""
         is_set = survey.numbers is not None
         tokens = Column("uint16", ragged=True) if is_set else Column("uint8", width=survey.num_inputs // 8)
-        columns = {
-            "tokens": tokens,
-            "targets": Column("uint16", ragged=True),
-            "texts": Column("uint8", ragged=True),
-            "rows": Column("int64"),
-        }
+        targets, texts = Column("uint16", ragged=True), Column("uint8", ragged=True)
+        columns = {"tokens": tokens, "targets": targets, "texts": texts, "rows": Column("int64")}
         writers = {split: writer.split(split, columns) for split in self.config.split_names(self.tables)}
         totals = {split: _Totals() for split in writers}
         encode = self._reader()
@@ -160,8 +146,8 @@ class BitsPreparation(RecordSource):
             raw = record.raw
             encoding = encode(record)
             encoded = known_numbers(encoding, survey.numbers) if isinstance(encoding, tuple) else encoding
-            targets = targets_of(raw, survey.hashed)
-            writers[split].append(tokens=encoded, targets=targets, texts=_text_bytes(record.fields), rows=record.rows)
+            grams, data = targets_of(raw, survey.hashed), _text_bytes(record.fields)
+            writers[split].append(tokens=encoded, targets=grams, texts=data, rows=record.rows)
             totals[split].add(len(raw), encoded)
             if split == "train" and not is_set:
                 survey.bits_set += int(np.bitwise_count(encoded).sum())
@@ -196,11 +182,10 @@ class BitsPreparation(RecordSource):
         lines = [f"records: {counts}{how}", f"plain text: {', '.join(self.columns)}"]
         if survey.numbers is not None:
             about = f"sets of {totals['train'].tokens / rows:.0f} known numbers a record"
-            met = f"{survey.num_inputs:,} of {survey.numbers_met:,} numbers kept"
-            lines.append(f"encoding: {self._encoding_line()}, {about}, {met}")
+            about += f", {survey.num_inputs:,} of {survey.numbers_met:,} numbers kept"
         else:
-            mean = survey.bits_set / max(1, rows)
-            lines.append(f"encoding: {self._encoding_line()}, {mean:.1f} of {survey.num_inputs:,} bits set on average")
+            about = f"{survey.bits_set / max(1, rows):.1f} of {survey.num_inputs:,} bits set on average"
+        lines.append(f"encoding: {self._encoding_line()}, {about}")
         labels = f"{survey.num_labels / max(1, rows):.1f} a record, {seen:,} of {len(LABELS):,} seen in training"
         kept = "the first " if len(survey.hashed) == _MOST_HASHED else ""
         lines.append(f"2-grams: {labels}; {kept}{len(survey.hashed):,} different pairs in the raw texts")
@@ -215,15 +200,13 @@ class BitsPreparation(RecordSource):
 
 
 class _Survey:
-    """What the first pass found in the training rows."""
+    """What the first pass found in the training rows; `num_records` are those of all splits."""
+
+    num_records = num_rows = num_labels = without_label = num_inputs = bits_set = numbers_met = 0
+    numbers: NDArray[np.int64] | None = None
 
     def __init__(self) -> None:
-        self.hashed = GramIndex()
-        self.label_counts = np.zeros(len(LABELS), dtype=np.int64)
-        self.num_rows = self.num_labels = self.without_label = self.num_inputs = self.bits_set = self.numbers_met = 0
-        self.num_records = 0
-        """Of all splits."""
-        self.numbers: NDArray[np.int64] | None = None
+        self.hashed, self.label_counts = GramIndex(), np.zeros(len(LABELS), dtype=np.int64)
 
 
 @dataclass(slots=True)

@@ -21,9 +21,9 @@ from flatout.data.tables.splits import bytes_of
 from flatout.data.tables.table import Table, is_list, is_text
 from flatout.errors import UserError
 
-_BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _FOREIGN = 255
 _LONGEST_SHOWN = 24
+_ALLOWED = "texts of 0 and 1, hexadecimal or base64 texts, bytes, lists"
 _NAME_IT = "Name the column of encodings: data.bits=COLUMN."
 UIDS = ("uid", "id")
 """Names of a column that names each record, where the settings name none."""
@@ -42,15 +42,16 @@ class Form(StrEnum):
     numbers = "numbers"
 
 
-def _table(alphabet: str) -> NDArray[np.uint8]:
-    table = np.full(256, _FOREIGN, dtype=np.uint8)
-    table[[ord(character) for character in alphabet]] = np.arange(len(alphabet))
-    return table
-
-
 _BITS_A_CHARACTER = {Form.binary: 1, Form.hex: 4, Form.base64: 6}
-_TABLES = {Form.binary: _table("01"), Form.hex: _table("0123456789abcdef"), Form.base64: _table(_BASE64)}
-_TABLES[Form.hex][[ord(letter) for letter in "ABCDEF"]] = np.arange(10, 16)
+_DIGITS = {
+    Form.binary: b"01",
+    Form.hex: b"0123456789abcdef",
+    Form.base64: b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/",
+}
+_TABLES = {form: np.full(256, _FOREIGN, dtype=np.uint8) for form in _DIGITS}
+for _form, _digits in _DIGITS.items():
+    _TABLES[_form][list(_digits)] = np.arange(len(_digits))
+_TABLES[Form.hex][list(b"ABCDEF")] = np.arange(10, 16)
 
 
 class BitColumn:
@@ -81,15 +82,13 @@ class BitColumn:
         kind = column.type
         if is_list(kind):
             values = column.flatten()
-            is_bits = pa.types.is_boolean(values.type) or (_is_zero_or_one(values))
-            return Form.packed if is_bits or pa.types.is_uint8(values.type) else Form.numbers
+            is_bits = pa.types.is_boolean(values.type) or pa.types.is_uint8(values.type) or _is_zero_or_one(values)
+            return Form.packed if is_bits else Form.numbers
         if _are_bytes(kind):
             return Form.packed
         if not is_text(kind):
-            allowed = "texts of 0 and 1, hexadecimal or base64 texts, bytes, lists"
-            raise UserError(
-                "data.bits", f"column {self.name!r} of {self.source} holds {kind}", allowed=allowed, hint=_NAME_IT
-            )
+            what, allowed = f"column {self.name!r} of {self.source} holds {kind}", _ALLOWED
+            raise UserError("data.bits", what, allowed=allowed, hint=_NAME_IT)
         return written_form(column[0].as_py() if len(column) else "")
 
     def _characters(self, texts: pa.Array, rows: NDArray[np.int64]) -> Packed:
@@ -98,8 +97,7 @@ class BitColumn:
         lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
         width = int(lengths[0]) if self.num_bits is None else -(-self.num_bits // _BITS_A_CHARACTER[self.form])
         if (odd := np.flatnonzero(lengths != width)).size:
-            what = f"{int(lengths[odd[0]]):,} characters where others have {width:,}"
-            self._fail(rows[odd[0]], what)
+            self._fail(rows[odd[0]], f"{int(lengths[odd[0]]):,} characters where others have {width:,}")
         if width == 0:
             self._fail(rows[0], "no value")
         data, bounds = bytes_of(texts)
@@ -108,8 +106,9 @@ class BitColumn:
         if (foreign := digits == _FOREIGN).any():
             row = int(foreign.any(axis=1).argmax())
             place = int(foreign[row].argmax())
-            character = texts[row].as_py()[place : place + 1]
-            self._fail(rows[row], f"{character!r} at place {place + 1} is no {self.form} digit")
+            self._fail(
+                rows[row], f"{texts[row].as_py()[place : place + 1]!r} at place {place + 1} is no {self.form} digit"
+            )
         packed = _packed_digits(digits, _BITS_A_CHARACTER[self.form])
         self.num_bits = self.num_bits or packed.shape[1] * 8
         return packed
@@ -133,14 +132,13 @@ class BitColumn:
         return table
 
     def _numbers(self, column: pa.Array, rows: NDArray[np.int64]) -> Sets:
-        if is_text(column.type):
-            column = self._written_numbers(column, rows)
-        lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int32)
-        values = column.flatten()
         try:
-            return values.cast(pa.int32()).to_numpy(zero_copy_only=False), lengths
+            lists = self._written_numbers(column, rows) if is_text(column.type) else column
+            lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int32)
+            return lists.flatten().cast(pa.int32()).to_numpy(zero_copy_only=False), lengths
         except pa.ArrowInvalid as error:
-            raise self._no_numbers(error) from None
+            hint = "Name another column (data.bits=COLUMN), or the form (data.form=hex)."
+            raise UserError("data.bits", f"column {self.name!r} of {self.source}: {error}", hint=hint) from None
 
     def _written_numbers(self, column: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
         """Texts such as `[12, 7]`, `{12, 7}` or `12 7` as lists."""
@@ -152,26 +150,14 @@ class BitColumn:
         spaced = pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, "[^0-9]+", " "))
         lists = pc.split_pattern(spaced, " ")
         filled = pc.not_equal(lists.flatten(), "")
-        counts = np.bincount(
-            pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)[filled.to_numpy(zero_copy_only=False)],
-            minlength=len(texts),
-        )
+        rows_of_filled = pc.list_parent_indices(lists).filter(filled).to_numpy(zero_copy_only=False)
+        counts = np.bincount(rows_of_filled, minlength=len(texts))
         offsets = pa.array(np.append(0, np.cumsum(counts)).astype(np.int32))
-        try:
-            return pa.ListArray.from_arrays(offsets, lists.flatten().filter(filled).cast(pa.int64()))
-        except pa.ArrowInvalid as error:
-            raise self._no_numbers(error) from None
-
-    def _no_numbers(self, error: Exception) -> UserError:
-        hint = "Name another column (data.bits=COLUMN), or the form (data.form=hex)."
-        return UserError("data.bits", f"column {self.name!r} of {self.source}: {error}", hint=hint)
+        return pa.ListArray.from_arrays(offsets, lists.flatten().filter(filled).cast(pa.int64()))
 
     def _fail(self, row: int, what: str) -> None:
-        raise UserError(
-            "data.bits",
-            f"{self.source} row {int(row) + 1}: column {self.name!r}: {what}",
-            hint="Correct this row, or name the form of all rows: data.form=hex.",
-        )
+        what = f"{self.source} row {int(row) + 1}: column {self.name!r}: {what}"
+        raise UserError("data.bits", what, hint="Correct this row, or name the form of all rows: data.form=hex.")
 
 
 def written_form(value: str) -> Form:
@@ -191,10 +177,8 @@ def _are_bytes(kind: pa.DataType) -> bool:
 
 def _is_zero_or_one(values: pa.Array) -> bool:
     """Whether lists hold nothing but zeros and ones: bits rather than a set."""
-    if not pa.types.is_integer(values.type) or len(values) == 0:
-        return False
-    low, high = pc.min_max(values).values()
-    return low.as_py() >= 0 and high.as_py() <= 1
+    is_whole = pa.types.is_integer(values.type) and len(values) > 0
+    return is_whole and set(pc.min_max(values).as_py().values()) <= {0, 1}
 
 
 def _packed_digits(digits: NDArray[np.uint8], bits: int) -> Packed:
@@ -212,30 +196,20 @@ def _packed_digits(digits: NDArray[np.uint8], bits: int) -> Packed:
 def write_bits(packed: Packed, form: Form) -> pa.Array:
     """Packed bits as texts of one form, or as bytes."""
     data = np.ascontiguousarray(packed)
-    digits: NDArray[np.integer]
     if form is Form.packed:
-        return pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(data.shape[1]), len(data), [None, pa.py_buffer(data.tobytes())]
-        )
-    if form is Form.base64:
-        padded_width = -(-data.shape[1] // 3) * 3
-        data = np.pad(data, ((0, 0), (0, padded_width - data.shape[1])))
-        sixes = np.packbits(np.unpackbits(data, axis=1).reshape(len(data), -1, 6), axis=2)[:, :, 0]
-        digits = sixes[:, : -(-packed.shape[1] * 8 // 6)] >> 2
-        alphabet = np.frombuffer(_BASE64.encode(), dtype=np.uint8)
-    elif form is Form.hex:
+        buffers = [None, pa.py_buffer(data.tobytes())]
+        return pa.FixedSizeBinaryArray.from_buffers(pa.binary(data.shape[1]), len(data), buffers)
+    if form is Form.hex:
         digits = np.stack([data >> 4, data & 15], axis=2).reshape(len(data), -1)
-        alphabet = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
     else:
-        digits, alphabet = np.unpackbits(data, axis=1), np.frombuffer(b"01", dtype=np.uint8)
-    return _texts(alphabet[digits])
-
-
-def _texts(characters: NDArray[np.uint8]) -> pa.Array:
-    """Rows of ASCII characters as texts."""
-    offsets = np.arange(len(characters) + 1, dtype=np.int64) * characters.shape[1]
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(characters).tobytes())]
-    return pa.Array.from_buffers(pa.large_string(), len(characters), buffers)
+        digits = np.unpackbits(data, axis=1)
+    if form is Form.base64:
+        sixes = np.pad(digits, ((0, 0), (0, -digits.shape[1] % 6))).reshape(len(data), -1, 6)
+        digits = np.packbits(sixes, axis=2)[:, :, 0] >> 2
+    characters = np.frombuffer(_DIGITS[form], dtype=np.uint8)[digits]
+    offsets = np.arange(len(data) + 1, dtype=np.int64) * characters.shape[1]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(characters.tobytes())]
+    return pa.Array.from_buffers(pa.large_string(), len(data), buffers)
 
 
 def write_sets(values: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.Array:

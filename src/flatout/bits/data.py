@@ -71,15 +71,12 @@ class BitsDataConfig(FeedingConfig):
     )
     encoding: EncodingConfig = setting(EncodingConfig, "How records are encoded that come without bits.")
     sample: PeopleConfig = setting(PeopleConfig, "The built-in people, used when there is no source.")
-    vocabulary: int = setting(
-        4_096, "Numbers of a two-step hash that have an input each, the commonest first.", least=1
-    )
+    vocabulary: int = setting(4096, "Numbers of a two-step hash that have an input each, the commonest first.", least=1)
     batch_size: int = setting(256, "Records one device computes at once.", least=1)
 
     def __post_init__(self) -> None:
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()
-        given = {"source": self.source, "validation": self.validation, "test": self.test}
-        require_other_files(given, ("source",))
+        require_other_files({"source": self.source, "validation": self.validation, "test": self.test}, ("source",))
 
 
 KNOWN_BITS = ("bloomfilter", "tabminhash", "minhash", "twostephash", "bits")
@@ -123,7 +120,7 @@ class RecordSource:
     def records(self, advance: Callable[[int], None], *, with_bits: bool = True) -> Iterator[tuple[str, Record]]:
         """Every record with the split it belongs to."""
         bits_column = self.bits if with_bits else None
-        wanted = [*self.columns, *([bits_column] if bits_column else [])]
+        wanted = [*self.columns, bits_column] if bits_column else self.columns
         for name, table in self.tables.items():
             uid = self.uid if self.uid in table.columns and self.uid not in wanted else None
             for rows, block in table.numbered([*wanted, *([uid] if uid else [])]):
@@ -161,30 +158,20 @@ class RecordSource:
             return self.config.bits
         found = [name for name in table.columns if name.lower() in KNOWN_BITS]
         if len(found) > 1:
-            raise UserError(
-                "data.bits",
-                f"{table.name} has several encodings",
-                allowed=", ".join(found),
-                hint=f"Name one: data.bits={found[0]}.",
-            )
+            hint = f"Name one: data.bits={found[0]}."
+            raise UserError("data.bits", f"{table.name} has several encodings", allowed=", ".join(found), hint=hint)
         return found[0] if found else None
 
     def _text_columns(self, table: Table) -> list[str]:
         """The plain text: what is named, else every column before the encoding but the uid."""
         if self.config.columns is not None:
-            require(
-                bool(self.config.columns),
-                "data.columns",
-                "an empty list",
-                hint="Name columns, or leave the setting out.",
-            )
+            hint = "Name columns, or leave the setting out."
+            require(bool(self.config.columns), "data.columns", "an empty list", hint=hint)
             return list(self.config.columns)
         end = table.columns.index(self.bits) if self.bits else len(table.columns)
         found = [name for name in table.columns[:end] if name != self.uid]
-        if not found:
-            listed = ", ".join(table.columns)
-            what = f"no column of {table.name} stands before the encoding"
-            raise UserError("data.columns", what, allowed=listed, hint=_NAME_TEXTS)
+        what = f"no column of {table.name} stands before the encoding"
+        require(bool(found), "data.columns", what, allowed=", ".join(table.columns), hint=_NAME_TEXTS)
         return found
 
     def _text(self, column: pa.Array, name: str, source: str) -> pa.Array:
@@ -192,10 +179,8 @@ class RecordSource:
         if pa.types.is_dictionary(kind):
             column = column.dictionary_decode()
         elif not (is_text(kind) or pa.types.is_null(kind)):
-            if not pa.types.is_primitive(kind):
-                raise UserError(
-                    "data.columns", f"column {name!r} of {source} holds {kind}", allowed="texts", hint=_NAME_TEXTS
-                )
+            what = f"column {name!r} of {source} holds {kind}"
+            require(pa.types.is_primitive(kind), "data.columns", what, allowed="texts", hint=_NAME_TEXTS)
             column = column.cast(pa.string())
         # The character that parts fields in the store is no part of anybody's name.
         return pc.replace_substring(pc.fill_null(column.cast(pa.large_string()), ""), FIELD_END, " ")

@@ -89,38 +89,30 @@ class EncodingConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "encoding")
-        for name in ("fold", "diffusion"):
-            value = getattr(self, name)
-            hardens = value == 0 or self.kind is EncodingKind.bloom
-            require(
-                hardens,
-                f"encoding.{name}",
-                f"{value} does not apply to {self.kind}",
-                hint="Set it to 0, or the kind to bloom.",
-            )
+        for name, value in (("fold", self.fold), ("diffusion", self.diffusion)):
+            applies, what = value == 0 or self.kind is EncodingKind.bloom, f"{value} does not apply to {self.kind}"
+            require(applies, f"encoding.{name}", what, hint="Set it to 0, or the kind to bloom.")
         if self.kind is EncodingKind.twostep:
             fits = self.hashes <= _MOST_HASHES_TWO_STEP
             require(fits, "encoding.hashes", f"{self.hashes}", allowed=f"1 to {_MOST_HASHES_TWO_STEP} for twostep")
             return
         step = 8 << self.fold
-        require(
-            self.size % step == 0,
-            "encoding.size",
-            f"{self.size}",
-            allowed=f"a multiple of {step} here",
-            hint=f"Set it to {-(-self.size // step) * step}.",
-        )
+        allowed, hint = f"a multiple of {step} here", f"Set it to {-(-self.size // step) * step}."
+        require(self.size % step == 0, "encoding.size", f"{self.size}", allowed=allowed, hint=hint)
         require(self.size <= 1 << 16, "encoding.size", f"{self.size}", allowed="at most 65,536 bits")
-        require(
-            self.diffusion <= self.size >> self.fold,
-            "encoding.diffusion",
-            f"{self.diffusion} of {self.size} bits",
-            hint=f"Set it to {self.size >> self.fold} or less, or make the filter larger.",
-        )
+        what = f"{self.diffusion} of {self.size} bits"
+        hint = f"Set it to {self.num_bits} or less, or make the filter larger."
+        require(self.diffusion <= self.num_bits, "encoding.diffusion", what, hint=hint)
+
+    @property
+    def num_bits(self) -> int:
+        """Bits of a record; a set has none."""
+        return self.size >> self.fold
 
     def build(self) -> Encoder | TwoStepEncoder:
-        kinds = {EncodingKind.bloom: BloomEncoder, EncodingKind.minhash: MinHashEncoder}
-        return TwoStepEncoder(self) if self.kind is EncodingKind.twostep else kinds[self.kind](self)
+        if self.kind is EncodingKind.twostep:
+            return TwoStepEncoder(self)
+        return BloomEncoder(self) if self.kind is EncodingKind.bloom else MinHashEncoder(self)
 
     def without_secret(self) -> dict[str, Any]:
         """The settings, with a digest in place of the secret: enough to tell two encodings apart."""
@@ -148,23 +140,18 @@ class Encoder(ABC):
         self.config = config
         self.grams = GramIndex()
 
-    @property
-    def num_bits(self) -> int:
-        return self.config.size >> self.config.fold
-
     def encode(self, raw: pa.Array) -> Packed:
         """`[N, bits / 8]` packed bits of the raw texts; a text without a gram is all zeros."""
         ids, lengths = self.grams.rows(padded(raw) if self.config.padding else raw)
         self._hash_new_grams()
         offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
-        encoded = np.zeros((len(raw), self.num_bits // 8), dtype=np.uint8)
+        encoded = np.zeros((len(raw), self.config.num_bits // 8), dtype=np.uint8)
         step = max(16, _BYTES_AT_ONCE // (_GRAMS_A_RECORD * self._table.shape[1] * self._table.itemsize))
         for start in range(0, len(raw), step):
             bounds = offsets[start : start + step + 1]
             filled = np.flatnonzero(np.diff(bounds))
             if len(filled):
-                block = ids[bounds[0] : bounds[-1]]
-                encoded[start + filled] = self._united(block, bounds[filled] - bounds[0])
+                encoded[start + filled] = self._united(ids[bounds[0] : bounds[-1]], bounds[filled] - bounds[0])
         return encoded
 
     @abstractmethod
@@ -181,22 +168,20 @@ class BloomEncoder(Encoder):
 
     def __init__(self, config: EncodingConfig) -> None:
         super().__init__(config)
-        size, hashes = config.size, config.hashes
         keys = derived_keys(config.secret, 2)
-        keyed = partial(keyed_positions, key=keys[0], hashes=hashes, size=size)
-        double = partial(double_positions, keys=keys, hashes=hashes, size=size)
+        keyed, double = partial(keyed_positions, key=keys[0]), partial(double_positions, keys=keys)
         self._positions = keyed if config.hashing is Hashing.keyed else double
-        self._table = np.zeros((0, size // 8), dtype=np.uint8)
+        self._table = np.zeros((0, config.size // 8), dtype=np.uint8)
         self._sources: NDArray[np.int64] | None = None
         if config.diffusion:
-            order = random_stream(config.secret, "diffusion").random((self.num_bits, self.num_bits)).argsort(axis=1)
+            order = random_stream(config.secret, "diffusion").random((config.num_bits,) * 2).argsort(axis=1)
             self._sources = order[:, : config.diffusion]
 
     def _hash_new_grams(self) -> None:
         new = self.grams.names[len(self._table) :]
         bits = np.zeros((len(new), self.config.size), dtype=np.uint8)
         for row, gram in zip(bits, new, strict=True):
-            row[self._positions(gram)] = 1
+            row[self._positions(gram, hashes=self.config.hashes, size=self.config.size)] = 1
         self._table = np.concatenate([self._table, np.packbits(bits, axis=1)])
 
     def _united(self, ids: NDArray[np.int32], starts: NDArray[np.int64]) -> Packed:
@@ -204,16 +189,13 @@ class BloomEncoder(Encoder):
         for _ in range(self.config.fold):
             half = filters.shape[1] // 2
             filters = filters[:, :half] ^ filters[:, half:]
-        return filters if self._sources is None else _diffused(filters, self._sources)
-
-
-def _diffused(filters: Packed, sources: NDArray[np.int64]) -> Packed:
-    """Each output bit is the XOR of its source bits."""
-    bits = np.unpackbits(filters, axis=1)
-    out = bits[:, sources[:, 0]]
-    for number in range(1, sources.shape[1]):
-        out ^= bits[:, sources[:, number]]
-    return np.packbits(out, axis=1)
+        if self._sources is None:
+            return filters
+        bits = np.unpackbits(filters, axis=1)
+        out = bits[:, self._sources[:, 0]]
+        for source in self._sources.T[1:]:
+            out ^= bits[:, source]
+        return np.packbits(out, axis=1)
 
 
 class MinHashEncoder(Encoder):
@@ -225,7 +207,8 @@ class MinHashEncoder(Encoder):
 
     def __init__(self, config: EncodingConfig) -> None:
         super().__init__(config)
-        self._tabulation = Tabulation(config.secret, config.size)
+        self._key = derived_keys(config.secret, 1)[0]
+        self._tables = random_stream(config.secret, "tabulation").integers(0, 2**64, (8, 256, config.size), np.uint64)
         self._hashes = np.zeros((0, config.size), dtype=np.uint64)
         self._table = np.zeros((0, config.size), dtype=np.uint32)
 
@@ -233,10 +216,15 @@ class MinHashEncoder(Encoder):
         new = self.grams.names[len(self._hashes) :]
         if not new:
             return
-        self._hashes = np.concatenate([self._hashes, [self._tabulation.hashes(gram) for gram in new]])
+        self._hashes = np.concatenate([self._hashes, [self.hashes(gram) for gram in new]])
         narrow = np.uint16 if len(self._hashes) < 1 << 15 else np.uint32
         ranks = self._hashes.argsort(axis=0).argsort(axis=0).astype(narrow)
         self._table = ranks << np.array(1, narrow) | (self._hashes & np.uint64(1)).astype(narrow)
+
+    def hashes(self, gram: str) -> NDArray[np.uint64]:
+        """`[functions]` independent 64-bit hashes by simple tabulation: eight bytes look up eight random numbers."""
+        digest = hashlib.blake2b(gram.encode(), key=self._key, digest_size=8).digest()
+        return np.bitwise_xor.reduce(self._tables[np.arange(8), list(digest)], axis=0)
 
     def _united(self, ids: NDArray[np.int32], starts: NDArray[np.int64]) -> Packed:
         least = np.minimum.reduceat(self._table[ids], starts, axis=0)
@@ -245,8 +233,7 @@ class MinHashEncoder(Encoder):
 
 class TwoStepEncoder:
     """Step one sets one bit a row of a bit matrix for each gram; step two turns each column that holds a bit into a
-    number that stands for the column and its bits.
-    """
+    number that stands for the column and its bits."""
 
     def __init__(self, config: EncodingConfig) -> None:
         self.config = config
@@ -258,24 +245,19 @@ class TwoStepEncoder:
         """The numbers of each text in rising order; a text without a gram has none."""
         ids, lengths = self.grams.rows(padded(raw) if self.config.padding else raw)
         self._hash_new_grams()
-        offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
-        blocks = [
-            self._block(
-                ids[offsets[start] : offsets[min(start + _ROWS_AT_ONCE, len(raw))]], lengths[start:][:_ROWS_AT_ONCE]
-            )
-            for start in range(0, len(raw), _ROWS_AT_ONCE)
-        ]
-        if not blocks:
-            return np.empty(0, np.int32), np.empty(0, np.int32)
-        return np.concatenate([values for values, _ in blocks]), np.concatenate([counts for _, counts in blocks])
+        blocks = [(np.empty(0, np.int32), np.empty(0, np.int32))]
+        for start in range(0, len(raw), _ROWS_AT_ONCE):
+            own = lengths[start : start + _ROWS_AT_ONCE]
+            block, ids = np.split(ids, [own.sum()])
+            blocks.append(self._block(block, own))
+        values, counts = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+        return values, counts
 
     def _hash_new_grams(self) -> None:
-        hashes, size = self.config.hashes, self.config.size
-        new = [
-            [keyed_positions(gram, key=key, hashes=1, size=size)[0] for key in self._keys]
-            for gram in self.grams.names[len(self._columns) :]
-        ]
-        self._columns = np.concatenate([self._columns, np.array(new, dtype=np.int64).reshape(-1, hashes)])
+        new, size = self.grams.names[len(self._columns) :], self.config.size
+        found = [keyed_positions(gram, key=key, hashes=1, size=size) for gram in new for key in self._keys]
+        columns = np.array(found, dtype=np.int64).reshape(-1, self.config.hashes)
+        self._columns = np.concatenate([self._columns, columns])
 
     def _block(self, ids: NDArray[np.int32], lengths: NDArray[np.int32]) -> Sets:
         hashes = self.config.hashes
@@ -305,11 +287,9 @@ def derived_keys(secret: str, count: int) -> list[bytes]:
 
 def keyed_positions(gram: str, *, key: bytes, hashes: int, size: int) -> list[int]:
     """`hashes` positions below `size` from keyed BLAKE2b, two bytes each; the way of the clkhash library."""
-    numbers: list[int] = []
-    for digest in range(-(-hashes // _NUMBERS_A_DIGEST)):
-        made = hashlib.blake2b(gram.encode(), key=key, salt=str(digest).encode()).digest()
-        numbers += np.frombuffer(made, dtype="<u2").tolist()
-    return [number % size for number in numbers[:hashes]]
+    salts = (str(digest).encode() for digest in range(-(-hashes // _NUMBERS_A_DIGEST)))
+    made = b"".join(hashlib.blake2b(gram.encode(), key=key, salt=salt).digest() for salt in salts)
+    return [number % size for number in np.frombuffer(made, dtype="<u2")[:hashes].tolist()]
 
 
 def double_positions(gram: str, *, keys: Sequence[bytes], hashes: int, size: int) -> list[int]:
@@ -323,19 +303,6 @@ def random_stream(secret: str, purpose: str) -> np.random.Generator:
     """Random numbers that follow from a secret, another stream for each purpose."""
     seed = hashlib.blake2b(purpose.encode(), key=hashlib.sha256(secret.encode()).digest(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(seed, "big")))
-
-
-class Tabulation:
-    """`count` independent 64-bit hashes of a gram by simple tabulation: eight bytes look up eight random numbers."""
-
-    def __init__(self, secret: str, count: int) -> None:
-        self._key = derived_keys(secret, 1)[0]
-        self._tables = random_stream(secret, "tabulation").integers(0, 2**64, (8, 256, count), dtype=np.uint64)
-
-    def hashes(self, gram: str) -> NDArray[np.uint64]:
-        """`[count]` hashes."""
-        digest = hashlib.blake2b(gram.encode(), key=self._key, digest_size=8).digest()
-        return np.bitwise_xor.reduce(self._tables[np.arange(8), list(digest)], axis=0)
 
 
 def mixed(values: NDArray[np.uint64], secret: str) -> NDArray[np.uint64]:
