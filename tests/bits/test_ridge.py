@@ -12,7 +12,7 @@ from tests.stores import open_store
 
 from flatout import BitsDataConfig, EncodingConfig, PeopleConfig
 from flatout.bits.grams import LABELS
-from flatout.bits.ridge import PENALTIES, RidgeSums, neighbours
+from flatout.bits.ridge import PENALTIES, RidgeSums
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import PlanSettings
@@ -62,7 +62,7 @@ def test_the_best_penalty_is_the_one_that_validation_records_like_best(feeds):
     for penalty in PENALTIES[:4]:
         (other,) = sums.best(validation, [slice(0, len(LABELS))], [penalty])
         assert other.dice <= best.dice
-    assert best.penalty in neighbours(best.penalty)
+    assert best.penalty in best.penalties_near()
 
 
 def plain_scores(scores: np.ndarray, targets: np.ndarray, threshold: float) -> dict[str, float]:

@@ -26,9 +26,7 @@ def data():
 def make_task(data, **settings) -> GramDecoder:
     torch.manual_seed(0)
     labels = GramLabels(LABELS, data.hashed, data.facts["class_counts"], data.summary()["rows"]["train"])
-    model = BitMLPConfig(widths=[8], start="random").build(
-        num_inputs=64, is_set=False, hashed_of_label=labels.hashed_of_label(), num_hashed=len(labels.hashed)
-    )
+    model = BitMLPConfig(widths=[8], start="random").build(num_inputs=64, is_set=False, **labels.network_sizes())
     return GramDecoder(model, GramsConfig(**settings), OptimConfig(), labels=labels, total_steps=10)
 
 

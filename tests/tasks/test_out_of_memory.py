@@ -112,9 +112,7 @@ def test_losses_and_weights_are_those_of_a_run_with_memory(make_split, tmp_path,
 def bits_task(data: Any) -> GramDecoder:
     torch.manual_seed(0)
     labels = GramLabels(LABELS, data.hashed, data.facts["class_counts"], data.summary()["rows"]["train"])
-    model = BitMLPConfig(widths=[8], start="random").build(
-        num_inputs=64, is_set=False, hashed_of_label=labels.hashed_of_label(), num_hashed=len(labels.hashed)
-    )
+    model = BitMLPConfig(widths=[8], start="random").build(num_inputs=64, is_set=False, **labels.network_sizes())
     task = GramDecoder(model, GramsConfig(recombine=0.7), OptimConfig(eps=EPS), labels=labels, total_steps=20)
     counts = torch.arange(1, 42) % 5 + 1  # few texts, so that they are taken round and round
     ids = torch.arange(int(counts.sum())) * 7 % labels.num_targets
@@ -224,10 +222,7 @@ def test_batch_normalisation_notes_each_row_once(tmp_path):
     for pieces, scarce in ((2, None), (1, Scarce(8, where="backward"))):
         task = bits_task(data)
         model = BitMLPConfig(widths=[8], start="random", norm="batch").build(
-            num_inputs=64,
-            is_set=False,
-            hashed_of_label=task.labels.hashed_of_label(),
-            num_hashed=len(task.labels.hashed),
+            num_inputs=64, is_set=False, **task.labels.network_sizes()
         )
         task.model = model
         torch.manual_seed(0)

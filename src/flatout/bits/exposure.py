@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,7 @@ from flatout.bits.grams import FIELD_END
 from flatout.bits.info import BitInfo
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.reconstruct import Rates, rates
-from flatout.bits.ridge import (
-    COMMONEST,
-    EVERYBODY,
-    MOST_RECORDS,
-    PENALTIES,
-    Ridge,
-    RidgeSums,
-    neighbours,
-    start_detectors,
-)
+from flatout.bits.ridge import COMMONEST, EVERYBODY, MOST_RECORDS, PENALTIES, Ridge, RidgeSums, start_detectors
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.bits.task import GramDecoder
 from flatout.data.batches.feed import Feed, Feeds
@@ -45,7 +37,6 @@ _SIZES, _FEWEST = 6, 64
 _FREQUENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536, 1 << 40)
 _GRAMS_SHOWN = 24
 _LEAST_SUPPORT = 5
-_NOTHING, _LITTLE, _MUCH = 0.1, 0.35, 0.8
 _JUDGED = 10_000
 _MOST_NAMES, _TEXTS_READ = 20_000, 131_072
 
@@ -73,12 +64,11 @@ def count_grams(probabilities: Tensor, targets: Tensor, threshold: float) -> Gra
 def by_frequency(counts: GramCounts, train_counts: NDArray[np.int64]) -> list[dict[str, Any]]:
     """Dice of grams, gathered by how many training records hold them."""
     rows = []
-    for low, high in zip((0, *_FREQUENCIES), _FREQUENCIES, strict=False):
+    for low, high in pairwise((0, *_FREQUENCIES)):
         chosen = (train_counts >= low) & (train_counts < high) & (counts.there > 0)
         if chosen.any():
-            there, answered, found = (values[chosen].sum() for values in (counts.there, counts.answered, counts.found))
-            dice = 2 * found / max(1, there + answered)
-            rows.append({"from": low, "to": high - 1, "grams": int(chosen.sum()), "dice": float(dice)})
+            total = GramCounts(*(values[chosen].sum() for values in astuple(counts)))
+            rows.append({"from": low, "to": high - 1, "grams": int(chosen.sum()), "dice": float(total.dice)})
     return rows
 
 
@@ -97,14 +87,11 @@ def most_and_least(names: tuple[str, ...], counts: GramCounts) -> tuple[list[dic
 def conclusion(dice: float, trivial: float, rates: Rates, with_names: Rates | None) -> list[str]:
     """What the numbers mean, in plain words."""
     gained = (dice - trivial) / max(1e-9, 1 - trivial)
-    if gained < _NOTHING:
+    if gained < 0.1:
         first = "Hardly anything more than common knowledge could be read off these encodings by this attack."
-    elif gained < _LITTLE:
-        first = "Some of the plain text can be read off these encodings."
-    elif gained < _MUCH:
-        first = "Much of the plain text can be read off these encodings."
     else:
-        first = "Nearly all of the plain text can be read off these encodings."
+        share = "Some" if gained < 0.35 else "Much" if gained < 0.8 else "Nearly all"
+        first = f"{share} of the plain text can be read off these encodings."
     lines = [
         f"{first} Of an unseen record's 2-grams, a Dice of {dice:.3f} was reached; guessing the commonest ones for"
         f" everybody reaches {trivial:.3f}.",
@@ -112,10 +99,8 @@ def conclusion(dice: float, trivial: float, rates: Rates, with_names: Rates | No
         f" {rates.at_10:.1%} within ten; {rates.wrong:.1%} of the first tries were another text.",
     ]
     if with_names is not None:
-        lines.append(
-            f"With a list of names, {with_names.at_1:.1%} were right at the first try and {with_names.at_10:.1%} within"
-            " ten."
-        )
+        shares = f"{with_names.at_1:.1%} were right at the first try and {with_names.at_10:.1%} within ten."
+        lines.append(f"With a list of names, {shares}")
     return [*lines, _CAUTION]
 
 
@@ -129,9 +114,8 @@ class ExposureStudy:
     """What the encodings of unseen records give away to a trained model."""
 
     def __init__(self, task: GramDecoder, predictor: GramPredictor, feeds: Feeds) -> None:
-        self.task, self.predictor, self.feeds = task, predictor, feeds
+        self.task, self.predictor, self.feeds, self.labels = task, predictor, feeds, task.labels
         self.data: BitInfo = task.info
-        self.labels = task.labels
         self.judged, self.split = ("validation", "val") if feeds.test is None else ("test", "test")
         self.held: Feed = feeds.validation if feeds.test is None else feeds.test
 
@@ -194,7 +178,7 @@ class ExposureStudy:
         penalties: tuple[float, ...] = PENALTIES
         for size in sums.read(train, sizes):
             answers, hashed = sums.best(self.feeds.validation, self.labels.parts, penalties)
-            penalties = tuple(sorted({*neighbours(answers.penalty), *neighbours(hashed.penalty)}))
+            penalties = tuple(sorted({*answers.penalties_near(), *hashed.penalties_near()}))
             point = {"records": float(size), "ridge": self._ridge_dice(sums, answers)}
             if refits:
                 start_detectors(model, hashed)

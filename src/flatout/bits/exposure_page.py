@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import UserError
-from flatout.report.figures import Chart, Curve, line_chart
+from flatout.report.figures import Curve, line_chart
 from flatout.report.page import render_page, tile
 from flatout.report.summary import json_safe
 
@@ -31,9 +31,8 @@ def read_exposure(folder: Path) -> dict[str, Any]:
         hint = "Name a finished run on bit strings, below outputs/; task.exposure=true writes the file."
         raise UserError(str(folder), f"no {NUMBERS} there", hint=hint) from None
     except ValueError as error:
-        raise UserError(
-            str(path), f"not valid JSON: {error}", hint="Write it again by python -m train with task.exposure=true."
-        ) from None
+        hint = "Write it again by python -m train with task.exposure=true."
+        raise UserError(str(path), f"not valid JSON: {error}", hint=hint) from None
 
 
 def page(exposure: Mapping[str, Any]) -> str:
@@ -41,7 +40,8 @@ def page(exposure: Mapping[str, Any]) -> str:
     common = [Curve("model", [(row["from"], row["dice"]) for row in exposure["frequency"]])]
     rows = "training records that hold it"
     frequency = line_chart("Dice over how common a 2-gram is", common, x_label=rows, doublings=True)
-    charts = [_learning_chart(exposure), frequency]
+    learning = [Curve(name, _points(exposure, name)) for name in ("model", "ridge") if _points(exposure, name)]
+    charts = [line_chart("Dice over known records", learning, x_label="known records", doublings=True), frequency]
     return render_page(
         "exposure",
         encoding=exposure["encoding"],
@@ -78,10 +78,5 @@ def _rates(exposure: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def _learning_chart(exposure: Mapping[str, Any]) -> Chart | None:
-    curves = []
-    for name in ("model", "ridge"):
-        points = [(point["records"], point[name]) for point in exposure["learning"] if name in point]
-        if points:
-            curves.append(Curve(name, points))
-    return line_chart("Dice over known records", curves, x_label="known records", doublings=True)
+def _points(exposure: Mapping[str, Any], name: str) -> list[tuple[float, float]]:
+    return [(point["records"], point[name]) for point in exposure["learning"] if name in point]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import product
 from string import ascii_lowercase, digits
 
 import numpy as np
@@ -31,13 +32,8 @@ _ASCII = 128
 _NOT_IN_LABELS = r'["./]'
 
 
-def _label_names() -> list[str]:
-    letters = [first + second for first in ascii_lowercase for second in ascii_lowercase]
-    mixed = [first + second for first in ascii_lowercase for second in digits]
-    return letters + mixed + [first + second for first in digits for second in digits]
-
-
-LABELS: tuple[str, ...] = tuple(_label_names())
+_PAIRS = (*product(ascii_lowercase, repeat=2), *product(ascii_lowercase, digits), *product(digits, repeat=2))
+LABELS = tuple(map("".join, _PAIRS))
 """Every gram a model answers, in the order of its outputs: aa … zz, a0 … z9, 00 … 99."""
 
 
@@ -64,11 +60,11 @@ class GramIndex:
 
     def __init__(self, names: Sequence[str] = (), *, is_frozen: bool = False) -> None:
         self.names: list[str] = []
-        self.is_frozen = False
+        self._numbers: dict[int, int] = {}
         self._ascii = np.full(_ASCII * _ASCII, -1, dtype=np.int32)
-        self._other: dict[int, int] = {}
-        for name in names:
-            self._add(_key(name))
+        """The numbers of pairs of ASCII, for a quick look."""
+        for first, second in names:
+            self._add(ord(first) << 32 | ord(second))
         self.is_frozen = is_frozen
 
     def __len__(self) -> int:
@@ -78,10 +74,8 @@ class GramIndex:
         """The distinct grams of each text, by number; unnumbered ones are left out."""
         keys, lengths = _pairs(texts)
         ids = self._ids(keys)
-        row = np.repeat(np.arange(len(lengths)), lengths)
-        if (unknown := ids < 0).any():
-            ids, row = ids[~unknown], row[~unknown]
-        return distinct(ids, np.bincount(row, minlength=len(lengths)).astype(np.int32))
+        row = np.repeat(np.arange(len(lengths)), lengths)[ids >= 0]
+        return distinct(ids[ids >= 0], np.bincount(row, minlength=len(lengths)))
 
     def _ids(self, keys: NDArray[np.uint64]) -> Ids:
         is_ascii = (keys >> np.uint64(32) < _ASCII) & (keys & np.uint64(0xFFFFFFFF) < _ASCII)
@@ -94,19 +88,15 @@ class GramIndex:
         return ids
 
     def _id(self, key: int) -> int:
-        first, second = key >> 32, key & 0xFFFFFFFF
-        is_ascii = first < _ASCII and second < _ASCII
-        known = int(self._ascii[first * _ASCII + second]) if is_ascii else self._other.get(key, -1)
+        known = self._numbers.get(key, -1)
         return known if known >= 0 or self.is_frozen else self._add(key)
 
     def _add(self, key: int) -> int:
         first, second = key >> 32, key & 0xFFFFFFFF
-        number = len(self.names)
+        number = self._numbers[key] = len(self.names)
         self.names.append(chr(first) + chr(second))
         if first < _ASCII and second < _ASCII:
             self._ascii[first * _ASCII + second] = number
-        else:
-            self._other[key] = number
         return number
 
 
@@ -150,10 +140,6 @@ def _pairs(texts: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     starts[offsets[1:][np.diff(offsets) > 0] - 1] = False  # the last character of a text begins no pair
     first = np.flatnonzero(starts)
     return points[first].astype(np.uint64) << np.uint64(32) | points[first + 1].astype(np.uint64), lengths
-
-
-def _key(gram: str) -> int:
-    return ord(gram[0]) << 32 | ord(gram[1])
 
 
 def targets_of(raw: pa.Array, hashed: GramIndex) -> RaggedIds:

@@ -41,10 +41,10 @@ class GramLabels:
         """Where the answers, and where the hashed grams stand among the targets."""
         return slice(0, self.num_outputs), slice(self.num_outputs, self.num_targets)
 
-    def hashed_of_label(self) -> list[int]:
-        """Each answer's number among the hashed grams, or -1."""
+    def network_sizes(self) -> dict[str, Any]:
+        """What a network is built for: each answer's number among the hashed grams, or -1, and how many these are."""
         places = {name: number for number, name in enumerate(self.hashed)}
-        return [places.get(name, -1) for name in self.names]
+        return {"hashed_of_label": [places.get(name, -1) for name in self.names], "num_hashed": len(self.hashed)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +89,9 @@ class BitInfo(DataInfo):
     def summary(self) -> dict[str, Any]:
         """What `summary.json` holds of the data."""
         splits = self.facts["splits"]
-        lengths = splits["train"]["tokens"] / max(1, splits["train"]["rows"])
-        return {
-            "rows": {name: counts["rows"] for name, counts in splits.items()},
-            "classes": len(LABELS),
-            "tokens": splits["train"]["tokens"],
-            "mean_length": lengths,
-            "truncated_rows": 0,
-        }
+        rows, tokens = {name: counts["rows"] for name, counts in splits.items()}, splits["train"]["tokens"]
+        sizes = {"tokens": tokens, "mean_length": tokens / max(1, rows["train"])}
+        return {"rows": rows, "classes": len(LABELS), **sizes, "truncated_rows": 0}
 
 
 def stored_texts(split: StoreSplit) -> pa.Array:

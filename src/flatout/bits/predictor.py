@@ -24,7 +24,7 @@ from flatout.bits.scores import GramMetrics
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot
 from flatout.data.tables.table import Table, require_columns
 from flatout.engine.precision import Precision, answering
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
 from flatout.models.bit_mlp import BitMLP
 from flatout.models.lean import even_sigmoid
@@ -93,14 +93,8 @@ class GramPredictor(RunPredictor):
         labels = GramLabels(tuple(folder.labels()), folder.read_json(HASHED), [], 0)
         data = settings["data"]
         numbers = np.array(folder.read_json(NUMBERS), dtype=np.int64) if data["is_set"] else None
-        model = folder.network(
-            num_inputs=data["num_inputs"],
-            is_set=data["is_set"],
-            hashed_of_label=labels.hashed_of_label(),
-            num_hashed=len(labels.hashed),
-        )
         return cls(
-            model=model,
+            model=folder.network(num_inputs=data["num_inputs"], is_set=data["is_set"], **labels.network_sizes()),
             labels=labels,
             num_inputs=data["num_inputs"],
             threshold=settings["threshold"],
@@ -112,17 +106,9 @@ class GramPredictor(RunPredictor):
         )
 
     def save(self, folder: Path, model_config: Any) -> None:
-        settings = {
-            "problem": self.problems[0],
-            "threshold": self.threshold,
-            "data": {
-                "is_set": self.numbers is not None,
-                "num_inputs": self.num_inputs,
-                "bits_column": self.bits_column,
-                "text_columns": self.text_columns,
-                "form": self.form.value,
-            },
-        }
+        data = {"is_set": self.numbers is not None, "num_inputs": self.num_inputs, "bits_column": self.bits_column}
+        data |= {"text_columns": self.text_columns, "form": self.form.value}
+        settings = {"problem": self.problems[0], "threshold": self.threshold, "data": data}
         written = ModelFolder(folder)
         written.write(self.model, model_config, list(self.labels.names), settings)
         written.write_json(HASHED, self.labels.hashed)
@@ -173,11 +159,9 @@ class GramPredictor(RunPredictor):
     def _each(self, encodings: Packed | Sets, logits: Callable[[FlatBatch], Tensor]) -> Tensor:
         """Probabilities of every encoding, in their order."""
         self.model.eval()
-        tokens: Any
-        if isinstance(encodings, tuple):
-            count, tokens = len(encodings[1]), known_numbers(encodings, self.numbers)
-        else:
-            count, tokens = len(encodings), np.ascontiguousarray(encodings)
+        is_set = isinstance(encodings, tuple)
+        count = len(encodings[1] if is_set else encodings)
+        tokens: Any = known_numbers(encodings, self.numbers) if is_set else np.ascontiguousarray(encodings)
         found: Tensor | None = None
         with answering(self.precision, self.device):
             for batch in self.batches(tokens, count, _ROWS_A_BATCH):
@@ -242,12 +226,8 @@ def read_names(file: str) -> list[str]:
     try:
         lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            "--names",
-            f"cannot read {file}: {getattr(error, 'strerror', None) or error}",
-            hint="Name a text file with one name in each line.",
-        ) from None
+        what = f"cannot read {file}: {getattr(error, 'strerror', None) or error}"
+        raise UserError("--names", what, hint="Name a text file with one name in each line.") from None
     names = [line.strip() for line in lines if line.strip()]
-    if not names:
-        raise UserError("--names", f"{file} holds no name", hint="Write one name a line.")
+    require(bool(names), "--names", f"{file} holds no name", hint="Write one name a line.")
     return names

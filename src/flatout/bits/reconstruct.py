@@ -16,8 +16,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +41,7 @@ _UNKNOWN_NAME, _ODD_SHAPE = -4.0, -5.0
 _NAMES_TRIED, _PAIRS_TRIED, _TAILS_TRIED = 30, 12, 3
 _LETTERS, _DIGIT = re.compile(r"[^\W\d_]+"), re.compile(r"\d")
 _NEVER = np.float32(-1e9)
+Floats = NDArray[np.float32]
 
 
 @dataclass(slots=True)
@@ -56,13 +58,10 @@ class LetterOrder:
     def __init__(
         self, grams: Sequence[str], log_next: NDArray[np.float32], shapes: Iterable[str], longest: int
     ) -> None:
-        self.longest = longest
-        """Letters of the longest text there may be."""
-        self.shapes = frozenset(shapes)
-        """Shapes of the texts learnt from; a text of any other shape is less likely."""
+        """`log_next`: `[H, letters]` log-probability of the letter after a gram; `longest`: letters of the longest
+        text there may be; `shapes`: of the texts learnt from; a text of any other shape is less likely."""
+        self.log_next, self.shapes, self.longest = log_next, frozenset(shapes), longest
         self.letters = sorted({letter for gram in grams for letter in gram})
-        self.log_next = log_next
-        """[H, letters] log-probability of the letter after a gram."""
 
     @classmethod
     def learn(cls, texts: pa.Array, grams: Sequence[str]) -> LetterOrder:
@@ -79,7 +78,7 @@ class LetterOrder:
         inside[ends - 1] = False
         inside[np.maximum(ends - 2, 0)] = False
         first = np.flatnonzero(inside)
-        triples = np.stack([letters[first], letters[first + 1], letters[first + 2]])
+        triples = letters[first + np.arange(3)[:, None]]
         triples = triples[:, (triples >= 0).all(axis=0)]
         ids = np.array([[number_of[ord(letter)] for letter in gram] for gram in grams])
         after_one = np.bincount(triples[1] * count + triples[2], minlength=count**2).reshape(count, count) + 0.1
@@ -108,7 +107,7 @@ class Reconstructor:
     """Finds texts for rows of gram probabilities."""
 
     def __init__(self, grams: Sequence[str], order: LetterOrder, *, names: Sequence[str] = ()) -> None:
-        self.grams, self.order, self.longest = list(grams), order, order.longest
+        self.grams, self.order = list(grams), order
         letter_of = {letter: number for number, letter in enumerate(order.letters)}
         self._first = np.array([letter_of[gram[0]] for gram in grams], dtype=np.int16)
         self._second = np.array([letter_of[gram[1]] for gram in grams], dtype=np.int16)
@@ -134,29 +133,20 @@ class Reconstructor:
         edges_RE = np.argpartition(-gains_RH, count - 1, axis=1)[:, :count].astype(np.int32)
         gain_RE = np.take_along_axis(gains_RH, edges_RE, axis=1)
         first_RE, second_RE = self._first[edges_RE], self._second[edges_RE]
-        has_blank = self._blank >= 0
-        beam = _Beam(
-            gain_RE=gain_RE,
-            step_REE=self._steps(edges_RE, first_RE, second_RE),
-            starts_RE=np.where(first_RE == self._blank, gain_RE, _NEVER) if has_blank else gain_RE,
-            ends_RE=second_RE == self._blank if has_blank else np.ones_like(second_RE, dtype=np.bool_),
-            longest=self.longest + 2,
-            stops_at_ends=has_blank,
-        )
-        for length in range(1, self.longest + 2):
+        # What a step from one edge to another is worth for the order of letters alone.
+        follows_REE = second_RE[:, :, None] == first_RE[:, None, :]
+        usual_REE = _USUAL * self.order.log_next[edges_RE[:, :, None], second_RE[:, None, :]]
+        step_REE = np.where(follows_REE, usual_REE, _NEVER).astype(np.float32)
+        starts_RE, ends_RE = gain_RE, None
+        if self._blank >= 0:
+            starts_RE, ends_RE = np.where(first_RE == self._blank, gain_RE, _NEVER), second_RE == self._blank
+        beam = _Beam(gain_RE, step_REE, starts_RE, ends_RE, self.order.longest + 2)
+        for length in range(1, self.order.longest + 2):
             beam.step(length)
             if not beam.is_alive:
                 break
         for edges_E, paths_KL, scores_K in zip(edges_RE, beam.done_path, beam.done_score, strict=True):
             yield np.where(paths_KL >= 0, edges_E[paths_KL], -1), scores_K
-
-    def _steps(
-        self, edges_RE: NDArray[np.int32], first_RE: NDArray[np.int16], second_RE: NDArray[np.int16]
-    ) -> NDArray[np.float32]:
-        """`[R, E, E]` what a step from one edge to another is worth for the order of letters alone."""
-        follows_REE = second_RE[:, :, None] == first_RE[:, None, :]
-        usual_REE = _USUAL * self.order.log_next[edges_RE[:, :, None], second_RE[:, None, :]]
-        return np.where(follows_REE, usual_REE, _NEVER).astype(np.float32)
 
     def _read(self, walks: NDArray[np.int32], scores: NDArray[np.float32]) -> Candidates:
         """Walks as texts, each once, the best first."""
@@ -173,14 +163,13 @@ class Reconstructor:
 
     def _by_shape(self, found: Candidates) -> Candidates:
         """Move texts of an unknown shape back."""
-        if not self.order.shapes or not found.texts:
-            return found
-        scores = [
-            score if shape_of(text) in self.order.shapes else score + _ODD_SHAPE
+        shapes = self.order.shapes
+        scores = {
+            text: score if not shapes or shape_of(text) in shapes else score + _ODD_SHAPE
             for text, score in zip(found.texts, found.scores, strict=True)
-        ]
-        places = sorted(range(len(scores)), key=lambda place: -scores[place])
-        return Candidates([found.texts[place] for place in places], [scores[place] for place in places])
+        }
+        texts = sorted(scores, key=lambda text: -scores[text])
+        return Candidates(texts, [scores[text] for text in texts])
 
     def _with_names(self, found: Candidates, pairs: list[tuple[str, str]], gains: NDArray[np.float32]) -> Candidates:
         """The walks and, with what follows the name in the best of them, the best pairs of known names."""
@@ -210,17 +199,9 @@ class Reconstructor:
 class _Beam:
     """The best walks of some hundred records at once, and the best of those that have ended."""
 
-    def __init__(
-        self,
-        *,
-        gain_RE: NDArray[np.float32],
-        step_REE: NDArray[np.float32],
-        starts_RE: NDArray[np.float32],
-        ends_RE: NDArray[np.bool_],
-        longest: int,
-        stops_at_ends: bool,
-    ) -> None:
-        self.gain_RE, self.step_REE, self.ends_RE, self.stops_at_ends = gain_RE, step_REE, ends_RE, stops_at_ends
+    def __init__(self, gain_RE: Floats, step_REE: Floats, starts_RE: Floats, ends_RE: Any, longest: int) -> None:
+        """`ends_RE`: the edges that a walk ends on; None: on any of them, and it goes on as well."""
+        self.gain_RE, self.step_REE, self.ends_RE = gain_RE, step_REE, ends_RE
         records, count = gain_RE.shape
         self.walks = min(_WALKS, count)
         self.bit_E = np.uint64(1) << np.arange(count, dtype=np.uint64)
@@ -253,13 +234,15 @@ class _Beam:
         self._remember_ends()
 
     def _remember_ends(self) -> None:
-        is_end = np.take_along_axis(self.ends_RE, self.last_RW, axis=1) & (self.score_RW > _NEVER / 2)
+        is_end = self.score_RW > _NEVER / 2
+        if self.ends_RE is not None:
+            is_end &= np.take_along_axis(self.ends_RE, self.last_RW, axis=1)
         scores = np.concatenate([self.done_score, np.where(is_end, self.score_RW, _NEVER)], axis=1)
         kept = np.argpartition(-scores, _KEPT - 1, axis=1)[:, :_KEPT]
         self.done_score = np.take_along_axis(scores, kept, axis=1)
         paths = np.concatenate([self.done_path, self.path_RWL], axis=1)
         self.done_path = np.take_along_axis(paths, kept[:, :, None], axis=1)
-        if self.stops_at_ends:
+        if self.ends_RE is not None:
             self.score_RW = np.where(is_end, _NEVER, self.score_RW)  # a walk that ended goes nowhere
 
 
@@ -288,8 +271,7 @@ class Dictionary:
         scores = gains @ self._grams + self._unknown
         tried = min(_NAMES_TRIED, len(self.names))
         best = np.argpartition(-scores, tried - 1, axis=1)[:, :tried]
-        for row, places in enumerate(best):
-            gain = gains[row]
+        for row, (places, gain) in enumerate(zip(best, gains, strict=True)):
             pairs: dict[tuple[str, str], float] = {}
             for first in places:
                 opening = self._gain(gain, " " + self.names[first][0])
@@ -311,8 +293,7 @@ def shape_of(text: str) -> str:
 
 def _tail(text: str) -> str:
     """What follows the letters a text begins with."""
-    cut = next((place for place, letter in enumerate(text) if not letter.isalpha()), len(text))
-    return text[cut:]
+    return "".join(dropwhile(str.isalpha, text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,17 +312,8 @@ class Rates:
 
 def rates(candidates: Sequence[Candidates], texts: Sequence[str]) -> Rates:
     """How often the right text is found; both in raw form."""
-    ranks = [
-        found.texts.index(text) if text in found.texts else _KEPT for found, text in zip(candidates, texts, strict=True)
-    ]
-    total = max(1, len(texts))
+    total, both = max(1, len(texts)), list(zip(candidates, texts, strict=True))
+    at_1, at_5, at_10 = (sum(text in found.texts[:most] for found, text in both) for most in (1, 5, 10))
     without = sum(not found.texts for found in candidates)
-    first = sum(rank == 0 for rank in ranks)
-    return Rates(
-        at_1=first / total,
-        at_5=sum(rank < 5 for rank in ranks) / total,
-        at_10=sum(rank < 10 for rank in ranks) / total,
-        wrong=(len(texts) - first - without) / total,
-        without=without / total,
-        num_records=len(texts),
-    )
+    wrong = len(texts) - at_1 - without
+    return Rates(at_1 / total, at_5 / total, at_10 / total, wrong / total, without / total, len(texts))

@@ -54,11 +54,10 @@ class Ridge:
     def scores(self, inputs: Tensor) -> Tensor:
         return inputs @ self.weight + self.bias
 
-
-def neighbours(penalty: float) -> tuple[float, ...]:
-    """A penalty of the list with the ones before and after it."""
-    place = PENALTIES.index(penalty)
-    return PENALTIES[max(0, place - 1) : place + 2]
+    def penalties_near(self) -> tuple[float, ...]:
+        """Its penalty with the ones before and after it."""
+        place = PENALTIES.index(self.penalty)
+        return PENALTIES[max(0, place - 1) : place + 2]
 
 
 class RidgeSums:
@@ -79,12 +78,9 @@ class RidgeSums:
     def blocks(self, feed: Feed) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs `[B, D]` and grams `[B, G]` of each batch of a feed, as zeros and ones."""
         for batch in feed.afresh():
-            assert batch.targets is not None and batch.target_offsets is not None
-            if self.is_set:
-                inputs_BD = multi_hot(batch.tokens, batch.offsets, self.num_inputs)
-            else:
-                inputs_BD = batch.bits(torch.float32)
-            yield inputs_BD, multi_hot(batch.targets, batch.target_offsets, self.num_grams)
+            sets = self.is_set
+            inputs_BD = multi_hot(batch.tokens, batch.offsets, self.num_inputs) if sets else batch.bits(torch.float32)
+            yield inputs_BD, batch.multi_hot(self.num_grams)
 
     def read(self, train: Feed, sizes: Sequence[int] = (MOST_RECORDS,)) -> Iterator[int]:
         """Add training records; says how many there are at each of the sizes, and at the end of the records."""
@@ -100,15 +96,6 @@ class RidgeSums:
                     if not waiting:
                         return
         yield self.num_records
-
-    def _some(self, validation: Feed) -> list[tuple[Tensor, Tensor]]:
-        """The first thousands of the validation records, which are enough to choose by."""
-        held: list[tuple[Tensor, Tensor]] = []
-        for block in self.blocks(validation):
-            held.append(block)
-            if sum(len(inputs_ND) for inputs_ND, _ in held) >= _MOST_TO_CHOOSE_BY:
-                break
-        return held
 
     def _add(self, inputs_ND: Tensor, grams_NG: Tensor) -> None:
         self.inputs_DD.addmm_(inputs_ND.T, inputs_ND)
@@ -132,7 +119,11 @@ class RidgeSums:
     ) -> tuple[Ridge, ...]:
         """For each part of the grams the penalty and the threshold that read most off the validation records."""
         found: list[list[Ridge]] = [[] for _ in parts]
-        held = self._some(validation)
+        held: list[tuple[Tensor, Tensor]] = []
+        for block in self.blocks(validation):
+            held.append(block)
+            if sum(len(inputs_ND) for inputs_ND, _ in held) >= _MOST_TO_CHOOSE_BY:
+                break  # some thousand records are enough to choose by
         for penalty in penalties:
             weight, bias = self.solve(penalty)
             for part, rising in zip(parts, found, strict=True):
@@ -140,8 +131,8 @@ class RidgeSums:
                 for inputs_ND, grams_NG in held:
                     metrics.update(inputs_ND @ weight[:, part] + bias[part], grams_NG[:, part])
                 dice = metrics.compute()["dice"]
-                about = (penalty, metrics.threshold, dice, self.num_records)
-                rising.append(Ridge(weight[:, part], bias[part], *about))
+                best = metrics.threshold
+                rising.append(Ridge(weight[:, part], bias[part], penalty, best, dice, self.num_records))
             if all(len(rising) > 2 and rising[-1].dice < rising[-2].dice < rising[-3].dice for rising in found):
                 break  # scores rise to one best penalty and fall from there
         return tuple(max(rising, key=lambda ridge: ridge.dice) for rising in found)
@@ -205,9 +196,8 @@ def _dice_of(answers: Callable[[FlatBatch], Tensor], num_labels: int, validation
 
 def _baselines(labels: GramLabels, sums: RidgeSums, ridge: Ridge, feeds: Feeds) -> dict[str, float]:
     """Ridge and the commonest grams for everybody, on the validation and the test records."""
-    commonest = torch.tensor(labels.counts).argsort(descending=True)[:COMMONEST]
     everybody = torch.zeros(labels.num_outputs)
-    everybody[commonest] = 1.0
+    everybody[torch.tensor(labels.counts).argsort(descending=True)[:COMMONEST]] = 1.0
     found: dict[str, float] = {}
     for split, feed in (("val", feeds.validation), ("test", feeds.test)):
         if feed is None:

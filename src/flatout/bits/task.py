@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.bits.grams import FIELD_END, GramIndex, raw_texts, targets_of
-from flatout.bits.info import BitInfo, GramLabels
+from flatout.bits.info import GramLabels
 from flatout.bits.ridge import choose_ridge_share, finished_answers, start_at_ridge
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.data.batches.feed import Feeds
@@ -29,8 +29,7 @@ from flatout.run_log import RunLog
 from flatout.tasks.score_intervals import Interval
 from flatout.tasks.task import Task, real_rows
 
-_MOST_WEIGHT = 20.0
-_FOCUS = 2.0
+_RECOMBINED, _TEXTS_READ = 65_536, 131_072
 
 
 class GramLoss(StrEnum):
@@ -94,8 +93,7 @@ class GramDecoder(Task):
             return {}
         facts = start_at_ridge(self.model, self.labels, self.info, feeds, log)
         if self._recombines:
-            device, rank = feeds.train.device, feeds.train.plan.rank
-            self.recombined.append(recombine_training_texts(self.labels, self.info, device, seed + rank))
+            self._recombine(feeds, seed + feeds.train.plan.rank)
             evidence = f"fields of the {self.labels.num_rows:,} training texts, recombined"
             value = f"{self.config.recombine:g} a record"
             log.decision("recombined texts", value, "they teach the composer without an encoding", evidence)
@@ -104,12 +102,19 @@ class GramDecoder(Task):
     def prepare_probe(self, feeds: Feeds, seed: int) -> None:
         """Detectors are as fast from any start; recombined texts take part in each step."""
         if self._recombines:
-            made = recombine_training_texts(self.labels, self.info, feeds.train.device, seed)
-            self.recombined.append(made)
+            self._recombine(feeds, seed)
 
     @property
     def _recombines(self) -> bool:
         return bool(self.config.recombine) and getattr(self.model, "detectors", None) is not None
+
+    def _recombine(self, feeds: Feeds, seed: int) -> None:
+        """Make texts of people that do not exist, of the training records' fields."""
+        texts = recombined_texts(self.info.texts("train").slice(0, _TEXTS_READ), _RECOMBINED, seed)
+        ids, lengths = targets_of(texts, GramIndex(self.labels.hashed, is_frozen=True))
+        offsets, device = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64))), feeds.train.device
+        made = Recombined(torch.from_numpy(ids).to(device), offsets.to(device), self.labels.num_targets)
+        self.recombined.append(made)
 
     def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
         """The vote of ridge regression."""
@@ -119,13 +124,7 @@ class GramDecoder(Task):
         return {}
 
     def build_model(self, config: Any, info: Any) -> nn.Module:
-        network: nn.Module = config.build(
-            num_inputs=info.num_inputs,
-            is_set=info.is_set,
-            hashed_of_label=self.labels.hashed_of_label(),
-            num_hashed=len(self.labels.hashed),
-        )
-        return network
+        return config.build(num_inputs=info.num_inputs, is_set=info.is_set, **self.labels.network_sizes())
 
     @property
     def threshold(self) -> float:
@@ -183,7 +182,8 @@ class GramDecoder(Task):
             self.recombined[0].next = of_ranks[min(rank, len(of_ranks) - 1)]["recombined"]
 
     def judge(self, batch: FlatBatch) -> Tensor:
-        targets, outputs = self._targets(batch), real_rows(self.answers(batch), batch)
+        outputs = real_rows(self.answers(batch), batch)
+        targets = real_rows(batch.multi_hot(self.labels.num_outputs), batch)
         self.metrics.update(outputs.sigmoid(), targets, self.kept_rows(batch))
         return self._answers_loss(outputs, targets)
 
@@ -209,9 +209,6 @@ class GramDecoder(Task):
             return self.answer_in_pieces(batch, lambda part: finished_answers(self.model, num_outputs, part))
         return self.outputs(batch)[:, :num_outputs].float()
 
-    def _targets(self, batch: FlatBatch) -> Tensor:
-        return real_rows(batch.multi_hot(self.labels.num_outputs), batch)
-
     def _answers_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Sum over records of the mean over answers."""
         return gram_loss(self.config.loss, outputs.float(), targets, self.weights_C) / self.labels.num_outputs
@@ -223,27 +220,14 @@ def gram_loss(kind: GramLoss, logits: Tensor, targets: Tensor, weights: Tensor |
         return F.softplus(1 - logits * (2 * targets - 1)).sum()
     if kind is GramLoss.focal:
         losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-        wrongness = (logits.sigmoid() - targets).abs()
-        return (wrongness**_FOCUS * losses).sum()
+        return ((logits.sigmoid() - targets).abs() ** 2.0 * losses).sum()
     return F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weights, reduction="sum")
 
 
 def gram_weights(labels: GramLabels) -> Tensor:
     """Weight of a gram that is there against one that is not: the root of absent / present, at most 20."""
     counts = torch.tensor(labels.counts, dtype=torch.float32).clamp(min=1)
-    return ((labels.num_rows - counts).clamp(min=1) / counts).sqrt().clamp(1.0, _MOST_WEIGHT)
-
-
-_RECOMBINED, _TEXTS_READ = 65_536, 131_072
-
-
-def recombine_training_texts(labels: GramLabels, info: BitInfo, device: torch.device, seed: int) -> Recombined:
-    """Texts of people that do not exist, made of the training records' fields."""
-    texts = info.texts("train").slice(0, _TEXTS_READ)
-    index = GramIndex(labels.hashed, is_frozen=True)
-    ids, lengths = targets_of(recombined_texts(texts, _RECOMBINED, seed), index)
-    offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
-    return Recombined(torch.from_numpy(ids).to(device), offsets.to(device), labels.num_targets)
+    return ((labels.num_rows - counts).clamp(min=1) / counts).sqrt().clamp(1.0, 20.0)
 
 
 def recombined_texts(texts: pa.Array, count: int, seed: int) -> pa.Array:
