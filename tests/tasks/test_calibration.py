@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -30,7 +32,9 @@ def test_a_temperature_that_does_not_help_on_the_other_half_is_left_out():
     assert found.fitted == pytest.approx(3.0, rel=0.05)
     assert found.temperature == 1.0
     assert found.error_after == found.error_before < 0.03 < found.error_fitted
-    assert "does not help" in found.why
+    said: list[str] = []
+    found.report(SimpleNamespace(decision=lambda *parts: said.extend(parts)))
+    assert "does not help" in said[2]
 
 
 def test_a_temperature_is_judged_on_rows_it_has_not_seen():

@@ -51,7 +51,6 @@ def test_weights_are_one_on_average_over_the_training_rows():
 def test_weights_of_several_labels_balance_present_and_absent():
     labels = Labels(Problem.multi, ["a", "b", "c"], [5, 1, 0], 10)
     assert class_weights(labels).tolist() == [1.0, 9.0, 9.0]
-    assert class_weights(Labels(Problem.regression, ["value"], [10], 10)) is None
 
 
 def test_weighted_losses_weigh_each_row_by_its_class():

@@ -77,9 +77,9 @@ def test_of_two_classes_f1_is_that_of_the_second():
 
 def test_the_confusion_matrix_has_true_classes_down_and_answers_across():
     outputs, targets = torch.randn(60, 4), torch.randint(0, 4, (60,))
-    found = measured(Problem.single, 4, outputs, targets).confusion()
+    found = measured(Problem.single, 4, outputs, targets).counted().confusion
     assert found.tolist() == sk.confusion_matrix(targets, outputs.argmax(-1), labels=range(4)).tolist()
-    assert measured(Problem.regression, 1, torch.randn(5, 1), torch.randn(5)).confusion() is None
+    assert measured(Problem.regression, 1, torch.randn(5, 1), torch.randn(5)).counted() is None
 
 
 def test_very_many_classes_have_no_auroc():

@@ -26,7 +26,6 @@ from flatout.data.batches.feed import Feeds
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot
 from flatout.errors import check_settings, require, setting
 from flatout.run_log import RunLog
-from flatout.tasks.score_intervals import Interval
 from flatout.tasks.task import Task, real_rows
 
 _RECOMBINED, _TEXTS_READ = 65_536, 131_072
@@ -195,12 +194,6 @@ class GramDecoder(Task):
         # The test has no say in the threshold: it is judged at that of the last validation.
         self.metrics.given = self.threshold if split == "test" else None
         self.metrics.reset()
-
-    def judged(self) -> dict[str, float]:
-        return self.metrics.compute()
-
-    def intervals(self) -> dict[str, Interval]:
-        return self.metrics.intervals(self.over_ranks)
 
     def answers(self, batch: FlatBatch) -> Tensor:
         """`[B, C]` logits of the answers; when training is over, as a finished model gives them."""

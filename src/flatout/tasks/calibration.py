@@ -36,18 +36,13 @@ class Calibration:
     error_fitted: float
     """With the one that was fitted."""
 
-    @property
-    def why(self) -> str:
-        """Why this temperature."""
-        if self.temperature == self.fitted:
-            return "fits half of the validation rows best"
-        return f"{self.fitted:.2f} fits half of the validation rows best, and does not help on the other half"
-
     def report(self, log: RunLog) -> dict[str, Any]:
         """Report the temperature and what it changes on other rows; facts for the run's summary."""
-        before, after = self.error_before, self.error_fitted
-        evidence = f"calibration error of the other half: {before:.3f} without it, {after:.3f} with it"
-        log.decision("temperature", f"{self.temperature:.2f}", self.why, evidence)
+        why = "fits half of the validation rows best"
+        if self.temperature != self.fitted:
+            why = f"{self.fitted:.2f} {why}, and does not help on the other half"
+        errors = f"{self.error_before:.3f} without it, {self.error_fitted:.3f} with it"
+        log.decision("temperature", f"{self.temperature:.2f}", why, f"calibration error of the other half: {errors}")
         return {"calibration": asdict(self)}
 
 

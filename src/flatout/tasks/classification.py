@@ -22,7 +22,6 @@ from flatout.tasks.calibration import as_two_classes, best_thresholds, calibrate
 from flatout.tasks.class_weights import ClassWeights, NamedClassesConfig, balanced, named
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics, monitored_metric
 from flatout.tasks.networks import build_text_network
-from flatout.tasks.score_intervals import Interval
 from flatout.tasks.task import Task, real_rows
 
 
@@ -41,13 +40,11 @@ class Classifier(Task):
 
     def take_labels(self, labels: Labels) -> None:
         _require_classes(labels, self.config)
-        self.labels = labels
-        self.metrics = TaskMetrics.build(labels.problem, labels.classes)
+        self.labels, self.metrics = labels, TaskMetrics.build(labels.problem, labels.classes)
         self.thresholds: list[float] = []
         """From which probability on each label is answered, where a row has several labels."""
-        weights = named(self.config.weights, labels.classes)
-        if self.config.class_weights is ClassWeights.auto:
-            weights = class_weights(labels)
+        is_auto = self.config.class_weights is ClassWeights.auto
+        weights = class_weights(labels) if is_auto else named(self.config.weights, labels.classes)
         self.register_buffer("weights_C", weights, persistent=False)
 
     def take_info(self, info: Any) -> None:
@@ -71,9 +68,6 @@ class Classifier(Task):
     def usual_metric(self) -> str:
         return monitored_metric(self.labels.problem)
 
-    def intervals(self) -> dict[str, Interval]:
-        return self.metrics.intervals(self.over_ranks)
-
     def per_class(self) -> list[dict[str, Any]]:
         return self.metrics.per_class()
 
@@ -81,8 +75,7 @@ class Classifier(Task):
         return self._loss_sum_of(real_rows(outputs, batch).float(), self._targets(batch)) / batch.step_rows
 
     def judge(self, batch: FlatBatch) -> Tensor:
-        outputs = real_rows(self.outputs(batch), batch).float()
-        targets = self._targets(batch)
+        outputs, targets = real_rows(self.outputs(batch), batch).float(), self._targets(batch)
         self.metrics.update(self.unscaled(outputs), targets, self.kept_rows(batch))
         return self._loss_sum_of(outputs, targets)
 
@@ -91,23 +84,13 @@ class Classifier(Task):
         outputs = real_rows(self.outputs(batch), batch).float()
         if self.labels.problem is Problem.regression:
             return {"values": self.unscaled(outputs)}
-        is_single = self.labels.problem is Problem.single
         scaled = outputs / self.temperature
-        return {"probabilities": scaled.softmax(-1) if is_single else scaled.sigmoid()}
-
-    def start_judging(self, split: str) -> None:
-        self.metrics.reset()
-
-    def judged(self) -> dict[str, float]:
-        return self.metrics.compute()
+        return {"probabilities": scaled.softmax(-1) if self.labels.problem is Problem.single else scaled.sigmoid()}
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
-        ceilings = getattr(self.info, "ceilings", {})
-        if not ceilings:
-            return {}
-        short = {"validation": "val"}
+        short, ceilings = {"validation": "val"}, getattr(self.info, "ceilings", {})
         metrics = {f"{short.get(split, split)}/accuracy": value for split, value in ceilings.items()}
-        return {"baseline": {"name": "known ceiling", "metrics": metrics}}
+        return {"baseline": {"name": "known ceiling", "metrics": metrics}} if metrics else {}
 
     def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
         """Temperature and thresholds, found on the validation rows."""
@@ -171,22 +154,19 @@ def _require_classes(labels: Labels, config: ClassificationConfig) -> None:
     """Refuse what a regression cannot heed."""
     if labels.problem is not Problem.regression:
         return
-    hint = "Leave it out."
-    smoothing = config.label_smoothing
-    require(not smoothing, "task.label_smoothing", f"{smoothing}, but targets are numbers", hint=hint)
-    what = "is set, but targets are numbers"
+    what, hint = "is set, but targets are numbers", "Leave it out."
+    smoothing = f"{config.label_smoothing}, but targets are numbers"
+    require(not config.label_smoothing, "task.label_smoothing", smoothing, hint=hint)
     require(config.class_weights is ClassWeights.none, "task.class_weights", what, hint=hint)
     require(not config.weights, "task.weights", what, hint=hint)
 
 
-def class_weights(labels: Labels) -> Tensor | None:
-    """Weight of each class, from its share of the training rows; None for a regression.
+def class_weights(labels: Labels) -> Tensor:
+    """Weight of each class, from its share of the training rows.
 
     One class a row: rows / (classes x rows of the class), which is one on average over the training rows. Several:
     the weight of a present label against an absent one, absent / present, held within 1/20 and 20.
     """
-    if labels.problem is Problem.regression:
-        return None
     if labels.problem is Problem.single:
         return balanced(labels.counts)
     counts_C = torch.tensor(labels.counts, dtype=torch.float32).clamp(min=1)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,26 +28,24 @@ from flatout.data.batches.feed import Feeds
 from flatout.data.batches.flat_batch import FlatBatch, cut_batch
 from flatout.data.batches.gather import TOKENS, on_device
 from flatout.data.tokens.subwords import PAIR, Subwords
-from flatout.errors import check_settings, require, setting
+from flatout.errors import UserError, check_settings, require, setting
 from flatout.models.encoder.transformer import Outputs
 from flatout.run_log import RunLog
 from flatout.tasks.networks import build_text_network
 from flatout.tasks.score_intervals import Interval, RowSums, bootstrap
 from flatout.tasks.task import Task
 
+Numbers = TypeVar("Numbers", int, Tensor)
 NO_TARGET = -100
 """The target of a place that counts in no loss."""
 _BITS = 0xFFFFFFFF
 _FACTOR = 0x45D9F3B
 _KIND, _WORD = 0x1B873593, 0x19D699A5
 """What sets the draws of one token apart."""
-
-
 METRICS = ("perplexity", "masked_accuracy")
 """What masked words are judged by, known before there is a network."""
 _JUDGED_AT_ONCE = 4096
 """Masked places whose logits are held at once in validation: each is as long as the vocabulary."""
-_JUDGED_SEED, _JUDGED_EPOCH = 0, 0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -91,12 +89,10 @@ class MaskedLanguageModel(Task):
 
     def take_info(self, info: Any) -> None:
         encoder, hint = getattr(info, "vocabulary", None), "Set data.vocabulary.kind=wordpiece, or data.tokenizer."
-        is_fine = isinstance(encoder, Subwords)
-        require(is_fine, "MaskedLanguageModel", f"{type(info).__name__} has no pieces of words", hint=hint)
-        assert isinstance(encoder, Subwords)
+        if not isinstance(encoder, Subwords):
+            raise UserError("MaskedLanguageModel", f"{type(info).__name__} has no pieces of words", hint=hint)
         shares = (self.config.mask_share, self.config.mask_token_share, self.config.random_token_share)
-        frame = encoder.frame
-        added = frame.size + (len(frame.parting) if info.roles.join == PAIR else 0)
+        added = encoder.frame.size + (len(encoder.frame.parting) if info.roles.join == PAIR else 0)
         self.masking = Masking(*shares, encoder.require_mask("the tokenizer"), encoder.size, added)
         is_special = np.zeros(1 + max(encoder.words().values()), np.bool_)  # ids may have gaps
         is_special[encoder.special_ids()] = True
@@ -112,12 +108,9 @@ class MaskedLanguageModel(Task):
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
         self._seed = seed
-        log.decision(
-            "masked tokens",
-            f"{self._read_share:.1%}",
-            "task.mask_share of the tokens of each row, one at least",
-            f"{self.masked_per_row:.1f} a row; only these pass through the head",
-        )
+        why = "task.mask_share of the tokens of each row, one at least"
+        evidence = f"{self.masked_per_row:.1f} a row; only these pass through the head"
+        log.decision("masked tokens", f"{self._read_share:.1%}", why, evidence)
         return {}
 
     def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
@@ -148,9 +141,7 @@ class MaskedLanguageModel(Task):
         found_K3 = self._judge_places(batch)
         counts = self.masking.counts(batch.lengths.numpy())[: batch.num_real]
         row_of_K = torch.from_numpy(np.repeat(np.arange(batch.num_real), counts)).to(found_K3.device)
-        total_B = found_K3.new_zeros(batch.num_real)
-        if len(row_of_K):
-            total_B.index_add_(0, row_of_K, found_K3[:, 0])
+        total_B = found_K3.new_zeros(batch.num_real).index_add_(0, row_of_K, found_K3[:, 0])
         return {"loss": total_B / torch.from_numpy(np.maximum(1, counts)).to(total_B)}
 
     def _judge_places(self, batch: FlatBatch) -> Tensor:
@@ -162,7 +153,7 @@ class MaskedLanguageModel(Task):
     def _judge_part(self, batch: FlatBatch) -> Tensor:
         if not self.masking.counts(batch.lengths.numpy())[: batch.num_real].any():
             return self._loss_sum.new_zeros(0, 3)
-        masked = self.mask(batch, _JUDGED_SEED, _JUDGED_EPOCH)
+        masked = self.mask(batch, seed=0, epoch=0)
         assert masked.targets is not None
         logits_KV = self.model(masked).float()
         losses_K = F.cross_entropy(logits_KV, masked.targets, reduction="none", ignore_index=NO_TARGET)
@@ -213,7 +204,7 @@ class Masking:
         lengths_B, rows_B = batch.offsets[1:] - starts_B, torch.arange(batch.num_rows, device=device)
         row_of_T = torch.repeat_interleave(rows_B, lengths_B, output_size=batch.num_tokens)
         place_T = torch.arange(batch.num_tokens, device=device) - starts_B[row_of_T]
-        start = _mix_number(_mix_number(seed & _BITS) + epoch)
+        start = _mix(_mix(seed) + epoch)
         numbers_B = _mix(on_device(batch.rows.numpy(), device) ^ start)
         draws_T = _mix(numbers_B[row_of_T] + place_T)
         is_special_T = is_special_V[batch.tokens]
@@ -222,9 +213,8 @@ class Masking:
         tokens_K, is_special_K = batch.tokens[places_K], is_special_T[places_K]
         tokens_T = batch.tokens.clone()
         tokens_T[places_K] = torch.where(is_special_K, tokens_K, self._replacements(tokens_K, draws_T[places_K]))
-        targets_K = tokens_K.long().masked_fill(
-            is_special_K | (rows_B[row_of_T[places_K]] >= batch.num_real), NO_TARGET
-        )
+        is_left_out_K = is_special_K | (row_of_T[places_K] >= batch.num_real)
+        targets_K = tokens_K.long().masked_fill(is_left_out_K, NO_TARGET)
         return replace(batch, tokens=tokens_T, targets=targets_K, target_offsets=None, places=places_K)
 
     def _places_in_order(self, batch: FlatBatch) -> NDArray[np.int64]:
@@ -236,8 +226,7 @@ class Masking:
             return np.zeros(1, np.int64)  # a special token, or of a row that does not count
         ends = np.cumsum(counts)
         starts = np.cumsum(lengths) - lengths
-        found: NDArray[np.int64] = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
-        return found
+        return np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
 
     def _replacements(self, tokens_K: Tensor, draws_K: Tensor) -> Tensor:
         share_K = _mix(draws_K + _KIND).double() / (_BITS + 1)
@@ -246,16 +235,9 @@ class Masking:
         return changed_K.masked_fill(share_K < self.masked, self.mask_id)
 
 
-def _mix(values: Tensor) -> Tensor:
+def _mix(values: Numbers) -> Numbers:
     """A hash of 32 bits; the product of 32 and 27 bits fits into int64 on every device."""
     values = values & _BITS
     for _ in range(2):
         values = ((values ^ (values >> 16)) * _FACTOR) & _BITS
     return values ^ (values >> 16)
-
-
-def _mix_number(value: int) -> int:
-    value &= _BITS
-    for _ in range(2):
-        value = ((value ^ (value >> 16)) * _FACTOR) & _BITS
-    return value ^ (value >> 16)

@@ -30,29 +30,12 @@ from flatout.data.problem import Problem
 from flatout.errors import UserError, did_you_mean
 from flatout.tasks.score_intervals import Interval, OverRanks, RowSums, auroc_influence, bootstrap
 
-BEST_MODE = {
-    "accuracy": "max",
-    "macro_f1": "max",
-    "micro_f1": "max",
-    "f1": "max",
-    "macro_recall": "max",
-    "auroc": "max",
-    "subset_accuracy": "max",
-    "r2": "max",
-    "pearson": "max",
-    "dice": "max",
-    "precision": "max",
-    "recall": "max",
-    "exact": "max",
-    "word_accuracy": "max",
-    "mae": "min",
-    "rmse": "min",
-    "max_error": "min",
-    "mse_scaled": "min",
-    "mae_scaled": "min",
-    "perplexity": "min",
-    "masked_accuracy": "max",
-}
+_MORE_IS_BETTER = (
+    "accuracy macro_f1 micro_f1 f1 macro_recall auroc subset_accuracy r2 pearson dice precision recall exact"
+    " word_accuracy"
+).split()
+_LESS_IS_BETTER = "mae rmse max_error mse_scaled mae_scaled perplexity".split()
+BEST_MODE = dict.fromkeys(_MORE_IS_BETTER, "max") | dict.fromkeys(_LESS_IS_BETTER, "min") | {"masked_accuracy": "max"}
 """Whether more or less of a metric is better."""
 
 # Evenly spaced on the scale of logits: evenly spaced probabilities would see nothing of a confident model.
@@ -137,14 +120,6 @@ class TaskMetrics(nn.Module, ABC):
         """Precision, recall and F1 of each class, the commonest first; empty for numbers."""
         return []
 
-    def confusion(self) -> Tensor | None:
-        """Rows by true class (down) and answered class (across), on the host; None unless it is one class a row."""
-        return None
-
-    def binned(self) -> Tensor | None:
-        """[T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether it was answered, over all ranks."""
-        return None
-
     def counted(self) -> Counted | None:
         """What the answers since the last reset were; None for numbers. On every rank at once."""
         return None
@@ -164,10 +139,28 @@ class TaskMetrics(nn.Module, ABC):
 
     def _by_bucket(self) -> Tensor:
         """[T, C, 2] rows by bucket of the score, class, and whether it is theirs, over all ranks."""
-        found = _binned(self.auroc)
+        found = self._binned()
         assert found is not None
-        at_least = found.reshape(len(found), -1, 2, 2)[..., 1]
+        at_least = torch.from_numpy(found.reshape(len(found), -1, 2, 2)[..., 1])
         return at_least - torch.cat([at_least[1:], torch.zeros_like(at_least[:1])])
+
+    def _binned(self) -> NDArray[np.int64] | None:
+        """[T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether it was answered, over all ranks."""
+        if self.auroc is None:
+            return None
+        with self.auroc.sync_context():
+            counts = self.auroc.confmat
+            assert isinstance(counts, Tensor)
+            return counts.cpu().numpy().copy()
+
+    def _with_auroc(self, found: dict[str, Tensor], targets: Tensor, rows: Tensor) -> dict[str, float]:
+        """Metrics as numbers, with the mean area over the classes that some rows have and some have not; else NaN."""
+        values = {name: float(value) for name, value in found.items()}
+        if self.auroc is not None:
+            is_mixed = (targets > 0) & (targets < rows)
+            areas = self.auroc.compute().flatten().double().cpu().expand(len(targets))  # two classes share one value
+            values["auroc"] = float(areas[is_mixed].mean())
+        return values
 
     def _metrics(self) -> list[Metric]:
         return [metric for metric in self.children() if isinstance(metric, Metric)]
@@ -187,17 +180,15 @@ class SingleMetrics(TaskMetrics):
             self.auroc = MulticlassAUROC(count, average="none", thresholds=_THRESHOLDS, validate_args=False)
 
     def names(self) -> list[str]:
-        names = ["accuracy", "macro_f1", "micro_f1", "macro_recall"]
-        names += ["f1"] if len(self.classes) == 2 else []
-        return names + (["auroc"] if self.auroc is not None else [])
+        extra = ["f1"] * (len(self.classes) == 2) + ["auroc"] * (self.auroc is not None)
+        return ["accuracy", "macro_f1", "micro_f1", "macro_recall", *extra]
 
     def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
         answers, count = outputs.argmax(-1), len(self.classes)
         self.counts.update(answers, targets)
         if rows is not None:
-            places = torch.stack(
-                [targets, targets + count, answers + 2 * count, torch.full_like(targets, 3 * count)], 1
-            )
+            last = torch.full_like(targets, 3 * count)
+            places = torch.stack([targets, targets + count, answers + 2 * count, last], 1)
             ones = torch.ones_like(places)
             ones[:, 0] = answers == targets
             self.sums.add(rows, ones, places)
@@ -210,13 +201,10 @@ class SingleMetrics(TaskMetrics):
                 self._rank(probabilities, targets.unsqueeze(1) == numbers, rows)
 
     def compute(self) -> dict[str, float]:
-        counts = self.confusion().double()
+        counts = self.counts.compute().cpu().double()
         correct, targets, answers, rows = counts.diag(), counts.sum(1), counts.sum(0), counts.sum()
         found = self.values_of(torch.cat([correct, targets, answers, rows.unsqueeze(0)]))
-        values = {name: float(value) for name, value in found.items()}
-        if self.auroc is not None:
-            values["auroc"] = _mean_over_mixed(self.auroc.compute(), targets, rows)
-        return values
+        return self._with_auroc(found, targets, rows)
 
     def values_of(self, sums: Tensor) -> dict[str, Tensor]:
         correct, targets, answers = sums[..., :-1].unflatten(-1, (3, -1)).unbind(-2)
@@ -229,21 +217,15 @@ class SingleMetrics(TaskMetrics):
         }
         return values | ({"f1": f1[..., 1]} if len(self.classes) == 2 else {})
 
-    def confusion(self) -> Tensor:
-        return self.counts.compute().cpu()
-
-    def binned(self) -> Tensor | None:
-        found = _binned(self.auroc)
-        if found is None or len(self.classes) > 2:
-            return found
-        # Of two classes one is counted: the other is answered where that one is not.
-        return torch.stack([found.flip(0, 1, 2), found], 1)
-
     def counted(self) -> Counted:
-        return Counted(self.classes, self.confusion().numpy(), _on_host(self.binned()), are_several=False)
+        binned = self._binned()
+        if binned is not None and len(self.classes) == 2:
+            # Of two classes one is counted: the other is answered where that one is not.
+            binned = np.stack([np.flip(binned, (0, 1, 2)), binned], 1)
+        return Counted(self.classes, self.counts.compute().cpu().numpy(), binned, are_several=False)
 
     def per_class(self) -> list[dict[str, Any]]:
-        counts = self.confusion().double()
+        counts = self.counts.compute().cpu().double()
         return class_rows(self.classes, counts.diag(), counts.sum(1), counts.sum(0))
 
 
@@ -263,8 +245,8 @@ class MultiMetrics(TaskMetrics):
         self.register_buffer("thresholds", torch.full((count,), 0.5), persistent=False)
 
     def names(self) -> list[str]:
-        names = ["micro_f1", "macro_f1", "macro_recall", "subset_accuracy"]
-        return names + (["auroc"] if self.auroc is not None else [])
+        extra = ["auroc"] * (self.auroc is not None)
+        return ["micro_f1", "macro_f1", "macro_recall", "subset_accuracy", *extra]
 
     def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
         probabilities, whole = outputs.sigmoid(), targets.long()
@@ -282,10 +264,7 @@ class MultiMetrics(TaskMetrics):
         correct, targets, answers, rows = self._totals()
         exact = self.exact.compute().double().cpu() * rows[:1]
         found = self.values_of(torch.cat([correct, targets, answers, exact, rows[:1]]))
-        values = {name: float(value) for name, value in found.items()}
-        if self.auroc is not None:
-            values["auroc"] = _mean_over_mixed(self.auroc.compute(), targets, rows)
-        return values
+        return self._with_auroc(found, targets, rows)
 
     def values_of(self, sums: Tensor) -> dict[str, Tensor]:
         correct, targets, answers = sums[..., :-2].unflatten(-1, (3, -1)).unbind(-2)
@@ -296,11 +275,8 @@ class MultiMetrics(TaskMetrics):
             "subset_accuracy": sums[..., -2] / sums[..., -1].clamp(min=1),
         }
 
-    def binned(self) -> Tensor | None:
-        return _binned(self.auroc)
-
     def counted(self) -> Counted:
-        return Counted(self.classes, None, _on_host(self.binned()), are_several=True)
+        return Counted(self.classes, None, self._binned(), are_several=True)
 
     def per_class(self) -> list[dict[str, Any]]:
         return class_rows(self.classes, *self._totals()[:3])
@@ -352,20 +328,6 @@ class _R2(R2Score):
         return super().compute() if int(self.total) > 1 else self.residual.new_tensor(float("nan"))
 
 
-def _binned(metric: Metric | None) -> Tensor | None:
-    """Counts by threshold of a binned curve, over all ranks."""
-    if metric is None:
-        return None
-    with metric.sync_context():
-        counts = metric.confmat
-        assert isinstance(counts, Tensor)
-        return counts.cpu().clone()
-
-
-def _on_host(counts: Tensor | None) -> NDArray[np.int64] | None:
-    return None if counts is None else counts.numpy()
-
-
 def _f1(correct: Tensor, targets: Tensor, answers: Tensor) -> Tensor:
     return 2 * correct / (targets + answers).clamp(min=1)
 
@@ -375,20 +337,10 @@ def mean_where(values: Tensor, is_counted: Tensor) -> Tensor:
     return (values * is_counted).sum(-1) / is_counted.sum(-1).clamp(min=1)
 
 
-def _mean_over_mixed(values: Tensor, targets: Tensor, rows: Tensor) -> float:
-    """Mean over the classes that some rows have and some have not; others have no curve. NaN where there is none."""
-    is_mixed = (targets > 0) & (targets < rows)
-    values = values.flatten().double().cpu().expand(len(targets))  # two classes share one value
-    return float(values[is_mixed].mean()) if is_mixed.any() else float("nan")
-
-
 def class_rows(classes: list[str], correct: Tensor, targets: Tensor, answers: Tensor) -> list[dict[str, Any]]:
     """Precision, recall and F1 of each class, the commonest first."""
-    columns = {
-        "precision": correct / answers.clamp(min=1),
-        "recall": correct / targets.clamp(min=1),
-        "f1": _f1(correct, targets, answers),
-    }
+    columns = {"precision": correct / answers.clamp(min=1), "recall": correct / targets.clamp(min=1)}
+    columns["f1"] = _f1(correct, targets, answers)
     rows = [
         {"class": name, **{key: float(values[i]) for key, values in columns.items()}, "support": int(targets[i])}
         for i, name in enumerate(classes)

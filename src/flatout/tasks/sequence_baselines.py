@@ -23,11 +23,13 @@ from torch import Tensor
 
 from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
-from flatout.data.sequences.views import RowPlaces, estimate_windows, forecast_windows
+from flatout.data.sequences.views import estimate_windows, forecast_windows
 from flatout.models.series import PENALTIES, WindowRidge, own_pasts
 from flatout.tasks.sequence_scores import SequenceScores
 
 _WINDOWS_A_BLOCK, _MOST_WINDOWS, _MOST_INPUTS = 4096, 100_000, 1024
+LABEL_RIDGE = "ridge on means and ends"
+_SHORT = {"validation": "val", "test": "test"}
 _USUAL_LOOKBACK = 16
 """Samples that the ridge reads where the network reads whole recordings."""
 
@@ -105,7 +107,7 @@ def _rows_of_ridge(ridge: WindowRidge, windows_NLF: Tensor, answers: Tensor) -> 
 def _judge(info: SequenceInfo, ridge: WindowRidge) -> dict[str, dict[str, float]]:
     factor = info.scaler.of_targets(len(info.targets))[1]
     found = {}
-    for split, short in (("validation", "val"), ("test", "test")):
+    for split, short in _SHORT.items():
         if split not in info.segments:
             continue
         scores = SequenceScores(len(info.recording_names), info.targets, factor)
@@ -123,33 +125,22 @@ def _blocks(
     """`[N, L, F]` windows, their answers, and the recording of each; of very many windows evenly spread ones."""
     shape, segments = ridge.shape, info.segments[split]
     lookback = shape.lookback or 1
-    rows: RowPlaces
-    if shape.horizon:
-        rows = forecast_windows(segments, lookback, shape.horizon)
-    else:
-        rows = estimate_windows(segments, lookback)
+    horizon = shape.horizon
+    rows = forecast_windows(segments, lookback, horizon) if horizon else estimate_windows(segments, lookback)
     values = info.rows_of(split).values
     every = 1 if most is None else max(1, -(-len(rows.start) // most))
     for begin in range(0, len(rows.start), _WINDOWS_A_BLOCK * every):
         chosen = np.arange(begin, min(begin + _WINDOWS_A_BLOCK * every, len(rows.start)), every)
-        ends = rows.start[chosen] + rows.length[chosen] - shape.horizon
+        ends = rows.start[chosen] + rows.length[chosen] - horizon
         places = np.maximum(ends[:, None] + np.arange(-lookback, 0), rows.start[chosen, None])
-        windows = torch.from_numpy(values[places][..., : shape.inputs])
-        after = ends[:, None] + np.arange(shape.horizon) if shape.horizon else ends - 1
-        yield (
-            windows,
-            torch.from_numpy(values[after][..., -shape.targets :]),
-            torch.from_numpy(rows.recording[chosen].astype(np.int64)),
-        )
-
-
-LABEL_RIDGE = "ridge on means and ends"
-_SHORT = {"validation": "val", "test": "test"}
+        after = ends[:, None] + np.arange(horizon) if horizon else ends - 1
+        windows, answers = values[places][..., : shape.inputs], values[after][..., -shape.targets :]
+        yield torch.from_numpy(windows), torch.from_numpy(answers), torch.from_numpy(rows.recording[chosen]).long()
 
 
 def judge_label_ridge(info: SequenceInfo) -> dict[str, Any]:
     """The name of the baseline and its metrics on validation and test."""
-    splits = {split: (_numbers_of(info, split), _labels_of(info, split)) for split in ("train", *_SHORT)}
+    splits = {split: (_numbers_of(info, split), _labels_of(info, split)) for split in info.segments}
     numbers_RD, labels_RK = splits["train"]
     center_D, spread_D, mean_K = numbers_RD.mean(0), numbers_RD.std(0, correction=0), labels_RK.mean(0)
     spread_D = torch.where(spread_D > 0, spread_D, 1.0)
@@ -161,26 +152,19 @@ def judge_label_ridge(info: SequenceInfo) -> dict[str, Any]:
     def error(weight_DK: Tensor) -> float:
         return float((answer("validation", weight_DK) - splits["validation"][1]).square().mean())
 
-    weights = [_solve_labels(scaled_RD, left_RK, penalty) for penalty in PENALTIES]
-    best = min(weights, key=error)
+    products, answers, diagonal = scaled_RD.T @ scaled_RD, scaled_RD.T @ left_RK, torch.eye(scaled_RD.shape[1]).double()
+    best = min((torch.linalg.solve(products + each * diagonal, answers) for each in PENALTIES), key=error)
     is_class = info.labels.problem is Problem.single
     simplest = "accuracy of the commonest class" if is_class else "rmse of the mean"
     metrics: dict[str, float] = {}
     for split, short in _SHORT.items():
-        labels_LK = splits[split][1]
-        if len(labels_LK):
+        if split in splits:
+            labels_LK = splits[split][1]
             found = _judge_labels(answer(split, best), labels_LK, is_class=is_class)
             plain = _judge_labels(mean_K.expand_as(labels_LK), labels_LK, is_class=is_class)
             metrics |= {f"{short}/{name}": value for name, value in found.items()}
             metrics[f"{short}/{simplest}"] = plain["accuracy" if is_class else "rmse"]
     return {"name": LABEL_RIDGE, "metrics": metrics}
-
-
-def _solve_labels(inputs_RD: Tensor, labels_RK: Tensor, penalty: float) -> Tensor:
-    products = inputs_RD.T @ inputs_RD
-    products.diagonal().add_(penalty)
-    weight: Tensor = torch.linalg.solve(products, inputs_RD.T @ labels_RK)
-    return weight
 
 
 def _judge_labels(answers_RK: Tensor, labels_RK: Tensor, *, is_class: bool) -> dict[str, float]:
@@ -192,9 +176,7 @@ def _judge_labels(answers_RK: Tensor, labels_RK: Tensor, *, is_class: bool) -> d
 
 
 def _numbers_of(info: SequenceInfo, split: str) -> Tensor:
-    """`[R, D]` numbers of each recording; none where the split is not there."""
-    if split not in info.segments:
-        return torch.empty(0, 0, dtype=torch.float64)
+    """`[R, D]` numbers of each recording."""
     rows, found = info.rows_of(split), []
     for start, length in zip(rows.offsets.tolist(), rows.lengths.tolist(), strict=True):
         values = np.asarray(rows.values[start : start + length], np.float64)
@@ -205,8 +187,6 @@ def _numbers_of(info: SequenceInfo, split: str) -> Tensor:
 
 def _labels_of(info: SequenceInfo, split: str) -> Tensor:
     """`[R, K]` a one for the class of each recording, or its number."""
-    if split not in info.segments:
-        return torch.empty(0, 0, dtype=torch.float64)
     labels = torch.from_numpy(np.asarray(info.store.splits[split].fixed("targets")))
     if info.labels.problem is Problem.single:
         return torch.nn.functional.one_hot(labels.long(), len(info.labels.classes)).double()

@@ -46,8 +46,7 @@ class SequenceScores:
 
     def add(self, answers_NK: Tensor, truths_NK: Tensor, recording_N: Tensor) -> None:
         """Take in scaled answers and what they should be."""
-        if self._sums.device != answers_NK.device:
-            self._sums, self._largest = self._sums.to(answers_NK.device), self._largest.to(answers_NK.device)
+        self._sums, self._largest = self._sums.to(answers_NK.device), self._largest.to(answers_NK.device)
         truths_NK = truths_NK.double()
         errors_NK = answers_NK.double() - truths_NK
         absolute_NK = errors_NK.abs()
@@ -58,12 +57,11 @@ class SequenceScores:
     def values(self, *, is_alone: bool = False) -> dict[str, float]:
         """Each metric over all ranks, or of this one alone; of several targets their mean, and the error of each."""
         sums, largest = (self._sums.cpu(), self._largest.cpu()) if is_alone else self._of_all_ranks()
-        by_target = _errors(sums.sum(1), largest.amax(0), self._factor)
-        self.of_targets = {
-            target: {name: float(errors[number]) for name, errors in by_target.items()}
-            for number, target in enumerate(self.targets)
-        }
-        return {name: float(value) for name, value in self._values_of(sums.sum(1), largest.amax(0)).items()}
+        whole = sums.sum(1), largest.amax(0)
+        by_target = _errors(*whole, self._factor).items()
+        for number, target in enumerate(self.targets):
+            self.of_targets[target] = {name: float(errors[number]) for name, errors in by_target}
+        return {name: float(value) for name, value in self._values_of(*whole).items()}
 
     def _values_of(self, sums: Tensor, largest: Tensor) -> dict[str, Tensor]:
         """Each metric from `[5, …, K]` sums."""
@@ -158,11 +156,15 @@ def choose_recordings(errors: Floats) -> list[int]:
 @torch.inference_mode()
 def keep_answers(task: Any, feed: Feed, split: str) -> KeptAnswers:
     """Let a SequenceRegressor answer a split once more; of very many answers the first two million."""
-    by_recording = task.scores.by_recording()
-    rows = _rows_of_errors(by_recording, task.info.recording_names, task.scores.targets)
+    by_recording, names = task.scores.by_recording(), task.info.recording_names
+    rows = [
+        {"recording": names[place], "target": task.scores.targets[number]}
+        | {name: float(values[place, number]) for name, values in by_recording.items()}
+        for place, number in by_recording["rmse"].isfinite().nonzero().tolist()
+    ]
+    rows.sort(key=lambda row: -row["rmse"])
     of_targets = [{"target": name, **values} for name, values in task.scores.of_targets.items()]
     errors = by_recording["rmse"][:, 0].numpy()
-    chosen = choose_recordings(errors)
     task.start_judging({"validation": "val"}.get(split, split))
     task.eval()
     found: list[tuple[Floats, ...]] = []
@@ -176,30 +178,16 @@ def keep_answers(task: Any, feed: Feed, split: str) -> KeptAnswers:
     horizon = task.shape.horizon
     is_drawn = steps == horizon if horizon else np.ones(len(steps), np.bool_)
     series = []
-    for number in chosen:
+    for number in choose_recordings(errors):
         mine = np.flatnonzero(is_drawn & (recordings == number))
         mine = mine[np.argsort(places[mine], kind="stable")]
-        name, parts = task.info.recording_names[number], (places[mine], truths[mine], answers[mine])
-        series.append(Series(name, float(errors[number]), *parts))
+        series.append(Series(names[number], float(errors[number]), places[mine], truths[mine], answers[mine]))
     squares = (answers - truths) ** 2
     ends = (0.5, horizon + 0.5)  # each step of the horizon is the middle of its range
     by_time = _means(steps, squares, horizon, ends) if horizon else _means(places, squares, _BINS)
     time_name = "sample of the horizon" if horizon else "sample of the recording"
-    return KeptAnswers(
-        task.scores.targets[0], series, _means(truths, squares, _BINS), by_time, time_name, rows, of_targets
-    )
-
-
-def _rows_of_errors(
-    by_recording: dict[str, torch.Tensor], recordings: list[str], targets: list[str]
-) -> list[dict[str, Any]]:
-    known = by_recording["rmse"].isfinite().nonzero().tolist()
-    rows = [
-        {"recording": recordings[place], "target": targets[number]}
-        | {name: float(values[place, number]) for name, values in by_recording.items()}
-        for place, number in known
-    ]
-    return sorted(rows, key=lambda row: -row["rmse"])
+    by_value = _means(truths, squares, _BINS)
+    return KeptAnswers(task.scores.targets[0], series, by_value, by_time, time_name, rows, of_targets)
 
 
 def _answers(task: Any, batch: FlatBatch, split: str) -> tuple[Floats, ...]:

@@ -24,7 +24,7 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.distributed.collectives import of_all_ranks, sum_over_ranks
 from flatout.engine import lightning_internals as internals
 from flatout.engine.optimizer import OptimConfig, StepSchedule, WeightAverage
-from flatout.errors import UserError, settings_of
+from flatout.errors import UserError, require, settings_of
 from flatout.models.contract import Network, contract
 from flatout.run_log import RunLog
 from flatout.tasks.metrics import Counted
@@ -60,6 +60,8 @@ class Task(L.LightningModule):
     """The settings of the loss."""
     info: Any = None
     """The description of the data that the network was built for."""
+    metrics: Any
+    """What answers are added to: has `reset`, `compute` and `intervals`."""
     _loss_sum: Tensor
 
     def __init__(
@@ -80,10 +82,9 @@ class Task(L.LightningModule):
             from flatout.models import model_class  # all models: only a checkpoint needs them here
 
             model = settings_of(model_class(model["kind"], "model"), model["config"])
-        is_built = isinstance(model, nn.Module)
-        self.model: nn.Module = model if is_built else nn.Identity()
-        self.model_config = None if is_built else model
-        self.is_built = is_built
+        self.is_built = isinstance(model, nn.Module)
+        self.model: nn.Module = model if self.is_built else nn.Identity()
+        self.model_config = None if self.is_built else model
         self.config = settings_of(self.settings, config)
         self.optim, self.total_steps = settings_of(OptimConfig, optim), total_steps
         self.results: dict[str, float] = {}
@@ -97,18 +98,16 @@ class Task(L.LightningModule):
         """Those of a checkpoint that was loaded before any data described the network."""
         self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
         self._rows_judged = 0
-        self._asked: tuple[nn.Module | None, Network | None] = (None, None)
+        self._asked: tuple[nn.Module | None, Network] = (None, Network())
         if labels is not None:
             self.take_labels(labels)
 
     @property
     def network(self) -> Network:
         """What the model says of itself. Each step asks twice, and a foreign model is searched for its answers."""
-        model, found = self._asked  # a tuple: as an attribute of its own the model would be registered once more
-        if found is None or model is not self.model:
-            found = contract(self.model)
-            self._asked = (self.model, found)
-        return found
+        if self._asked[0] is not self.model:  # a tuple: as an attribute the model would be registered once more
+            self._asked = (self.model, contract(self.model))
+        return self._asked[1]
 
     # What subclasses define.
 
@@ -148,13 +147,13 @@ class Task(L.LightningModule):
     def judge(self, batch: FlatBatch) -> Tensor:
         """Add a batch of validation or test to the metrics; the sum of its losses."""
 
-    @abstractmethod
     def start_judging(self, split: str) -> None:
         """Reset the metrics; a split (val, test) begins."""
+        self.metrics.reset()
 
-    @abstractmethod
     def judged(self) -> dict[str, float]:
         """The metrics of a split that has ended."""
+        return self.metrics.compute()
 
     @abstractmethod
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
@@ -172,7 +171,7 @@ class Task(L.LightningModule):
 
     def intervals(self) -> dict[str, Interval]:
         """The 95 % interval of each metric of the last test, where there is one; every rank takes part."""
-        return {}
+        return self.metrics.intervals(self.over_ranks)
 
     def per_class(self) -> list[dict[str, Any]]:
         """Scores of each class over the last evaluation; empty where there are none."""
@@ -188,9 +187,13 @@ class Task(L.LightningModule):
         if self._trainer is None:  # in `load_from_checkpoint`
             return
         with torch.device("cpu"):  # Lightning would have new tensors on a GPU; it moves the network afterwards
-            if not self.is_built or (self.info is None and (self.needs_info or not hasattr(self, "labels"))):
-                self.build(_info_of(self))
             data: Any = getattr(self.trainer, "datamodule", None)
+            if not self.is_built or (self.info is None and (self.needs_info or not hasattr(self, "labels"))):
+                name, info = type(self).__name__, getattr(data, "info", None)
+                hint = f"Give the Trainer a datamodule, or pass {name}(network, labels=…) a network that is built."
+                what = "no datamodule says how many classes and words there are"
+                require(info is not None, name, what, hint=hint)
+                self.build(info)
             if not self.is_prepared and self.trainer.state.fn == "fit" and hasattr(data, "feeds"):
                 self.prepare(data.feeds, data.run_log, data.seed)
         share_out = getattr(self.trainer.strategy, "share_out", None)
@@ -223,8 +226,7 @@ class Task(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = self.optim.build(self.model, fused=self._may_fuse())
-        total = int(self.total_steps or self.trainer.estimated_stepping_batches)
-        self.total_steps = total
+        total = self.total_steps = int(self.total_steps or self.trainer.estimated_stepping_batches)
         schedule = StepSchedule(optimizer, lambda step: self.optim.lr_at(step, total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -247,9 +249,8 @@ class Task(L.LightningModule):
 
     def training_step(self, batch: FlatBatch, batch_idx: int) -> Tensor:
         loss = self.training_loss(batch)
-        trainer = self.trainer
         # Lightning divides by the batches of a step and averages over ranks; a share of the step's mean must not be.
-        parts = trainer.accumulate_grad_batches * trainer.world_size
+        parts = self.trainer.accumulate_grad_batches * self.trainer.world_size
         loss = loss if parts == 1 else loss * parts
         if not self.is_in_fast_loop:
             self.log("train/loss", loss.detach(), batch_size=batch.num_real)
@@ -328,8 +329,7 @@ class Task(L.LightningModule):
     def answer_in_pieces(self, batch: FlatBatch, answer: Callable[[FlatBatch], Tensor]) -> Tensor:
         """What a function answers to a batch; where a fast loop is, smaller pieces survive out-of-memory."""
         passes = None if self._trainer is None else internals.passes_of(self._trainer)
-        found: Tensor = answer(batch) if passes is None else passes.judge(batch, answer)
-        return found
+        return answer(batch) if passes is None else passes.judge(batch, answer)
 
     def put_back_weights(self) -> None:
         """The trained weights, where a validation has put their mean in their place."""
@@ -380,16 +380,6 @@ class Task(L.LightningModule):
 
     def _epochs_done(self, steps: int) -> float:
         return steps / (self.total_steps or 1) * (self.trainer.max_epochs or 1)
-
-
-def _info_of(task: Task) -> Any:
-    """The description of the trainer's data."""
-    info = getattr(getattr(task.trainer, "datamodule", None), "info", None)
-    if info is None:
-        name = type(task).__name__
-        hint = f"Give the Trainer a datamodule, or pass {name}(network, labels=…) a network that is built."
-        raise UserError(name, "no datamodule says how many classes and words there are", hint=hint)
-    return info
 
 
 def real_rows(values: Tensor, batch: FlatBatch) -> Tensor:
