@@ -63,8 +63,8 @@ class GramIndex:
         self._numbers: dict[int, int] = {}
         self._ascii = np.full(_ASCII * _ASCII, -1, dtype=np.int32)
         """The numbers of pairs of ASCII, for a quick look."""
-        for first, second in names:
-            self._add(ord(first) << 32 | ord(second))
+        for name in names:
+            self._add(ord(name[0]) << 32 | ord(name[1]))
         self.is_frozen = is_frozen
 
     def __len__(self) -> int:

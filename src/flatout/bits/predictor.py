@@ -159,9 +159,11 @@ class GramPredictor(RunPredictor):
     def _each(self, encodings: Packed | Sets, logits: Callable[[FlatBatch], Tensor]) -> Tensor:
         """Probabilities of every encoding, in their order."""
         self.model.eval()
-        is_set = isinstance(encodings, tuple)
-        count = len(encodings[1] if is_set else encodings)
-        tokens: Any = known_numbers(encodings, self.numbers) if is_set else np.ascontiguousarray(encodings)
+        tokens: Any
+        if isinstance(encodings, tuple):
+            count, tokens = len(encodings[1]), known_numbers(encodings, self.numbers)
+        else:
+            count, tokens = len(encodings), np.ascontiguousarray(encodings)
         found: Tensor | None = None
         with answering(self.precision, self.device):
             for batch in self.batches(tokens, count, _ROWS_A_BATCH):

@@ -149,8 +149,7 @@ def drop_by_words(values: Tensor, words: Tensor, share: float) -> Tensor:
     edge, scale = _edge_and_scale(share)
     if torch.compiler.is_compiling():  # the compiler fuses it, and warns of functions with gradients of their own
         return values * (words >= edge) * scale
-    dropped: Tensor = _Dropped.apply(values, words.clone().lt_(edge).sub_(1), scale)
-    return dropped
+    return _Dropped.apply(values, words.clone().lt_(edge).sub_(1), scale)
 
 
 class _Dropped(torch.autograd.Function):

@@ -127,8 +127,7 @@ def reverse_rows(states_LBD: Tensor, turned: Tensor | None) -> Tensor:
     """States with each row turned round; None: no row is padded."""
     if turned is None:
         return states_LBD.flip(0)
-    found: Tensor = _Reverse.apply(states_LBD, turned)
-    return found
+    return _Reverse.apply(states_LBD, turned)
 
 
 class _Reverse(torch.autograd.Function):

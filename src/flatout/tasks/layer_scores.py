@@ -93,10 +93,8 @@ def _vectors(
     network: Transformer, split: StoreSplit, most: int, device: torch.device, precision: Precision
 ) -> tuple[list[Tensor], Tensor]:
     """`[N, 2 H]` of each layer for rows drawn at random, and their classes, on the host."""
-    feed, layers = (
-        Feed(split, PlanSettings(rows_per_batch=_PASS_ROWS), device=device),
-        range(len(network.in_order()) + 1),
-    )
+    feed = Feed(split, PlanSettings(rows_per_batch=_PASS_ROWS), device=device)
+    layers = range(len(network.in_order()) + 1)
     read = read_layers(network, feed, most, layers=layers, precision=precision, reduce=_of_rows)
     targets = torch.cat([batch.targets for batch, _ in read if batch.targets is not None])
     return [torch.cat(each) for each in zip(*(states for _, states in read), strict=True)], targets.cpu()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from flatout.data.tokens.subwords import pair_separator
-from flatout.errors import UserError, require
+from flatout.errors import require
 from flatout.models.contract import contract
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 from flatout.run_log import RunLog
@@ -20,28 +20,21 @@ def build_text_network(config: Any, info: Any, outputs: Outputs) -> nn.Module:
         return _build_encoder(config, info, outputs)
     require(not info.long_texts.window, "data.long", "windows are for encoders", hint="Set model=transformer.")
     words = info.vocabulary.words() if getattr(config, "vectors", None) else None
-    network: nn.Module = config.build(
-        num_outputs=len(outputs.names), vocabulary_size=info.vocabulary.size, vocabulary=words
-    )
-    return network
+    return config.build(num_outputs=len(outputs.names), vocabulary_size=info.vocabulary.size, vocabulary=words)
 
 
 def _build_encoder(config: TransformerConfig, info: Any, outputs: Outputs) -> Transformer:
     encoder = info.vocabulary
-    model = config.build(
-        outputs,
-        vocabulary_size=encoder.size,
-        padding_id=encoder.frame.padding,
-        separator_id=pair_separator(encoder, info.roles),
-    )
+    ids = {"padding_id": encoder.frame.padding, "separator_id": pair_separator(encoder, info.roles)}
+    model = config.build(outputs, vocabulary_size=encoder.size, **ids)
     model.window = info.long_texts.window
     longest, read = model.longest_row(), model.window or info.max_length
     where = "data.window" if model.window else "data.max_length"
     require(read <= longest, where, f"{read}", allowed=f"at most {longest} for {model.family}")
-    table = model.net.get_input_embeddings().weight
-    if encoder.size > len(table):
-        what = f"{encoder.size:,} entries, but the encoder knows {len(table):,}"
-        raise UserError("data.tokenizer", what, hint="Leave it out: the model's own tokenizer is used.")
+    known = len(model.net.get_input_embeddings().weight)
+    what = f"{encoder.size:,} entries, but the encoder knows {known:,}"
+    hint = "Leave it out: the model's own tokenizer is used."
+    require(encoder.size <= known, "data.tokenizer", what, hint=hint)
     return model
 
 

@@ -8,7 +8,6 @@ each feature. Targets stay as they are; of a forecast only the window is changed
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -20,11 +19,7 @@ from torch import Tensor, nn
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.sequences.info import SequenceInfo
-from flatout.data.sequences.settings import SequenceDataConfig
-from flatout.data.sequences.shape import SequenceShape
 from flatout.errors import check_settings, require, setting
-from flatout.models.contract import contract
-from flatout.models.recurrent import CarriedState
 from flatout.models.rnn import smooth
 from flatout.models.series import answers_of, flatten, rectangle
 from flatout.run_log import RunLog
@@ -60,11 +55,7 @@ class SequenceRegressionConfig:
         check_settings(self, "task")
 
 
-_LOSSES: dict[SequenceLoss, Callable[..., Tensor]] = {
-    SequenceLoss.mse: F.mse_loss,
-    SequenceLoss.mae: F.l1_loss,
-    SequenceLoss.huber: F.huber_loss,
-}
+_LOSSES: dict[str, Any] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber_loss}
 
 
 class SequenceRegressor(Task):
@@ -73,7 +64,7 @@ class SequenceRegressor(Task):
     settings = SequenceRegressionConfig
     smaller_rows = "Shorten rows with data.lookback or data.chunk."
     needs_info = True
-    _augment: Augment | None
+    _augment: Augment
     _log: RunLog | None = None
     _split = "train"
     _mark: Any = None
@@ -89,16 +80,15 @@ class SequenceRegressor(Task):
         self._recording: dict[str, Tensor] = {}
         self._is_first: dict[str, Any] = {}
         self._steps_a_row = float(info.mean_steps())
-        self._augment = Augment.of(info)
+        self._augment = Augment(info)
 
     def build_model(self, config: Any, info: Any) -> nn.Module:
-        network: nn.Module = config.build(shape=info.shape)
-        return network
+        return config.build(shape=info.shape)
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
         """Solve the baselines; a network that learns what the ridge leaves gets it here."""
         self._log = log
-        residual = contract(self.model).residual_of()
+        residual = self.network.residual_of()
         if not self.config.baselines and residual is None:
             return {}
         self.baselines = build_baselines(self.info)
@@ -119,30 +109,26 @@ class SequenceRegressor(Task):
         return names_of(self.scores.targets)
 
     def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
-        batch = batch if self._augment is None else self._augment(batch)
         self._begin(batch, "train")
-        return super().training_loss(batch, model)
+        return super().training_loss(self._augment(batch), model)
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
         return self._sum_of_losses(*self._real(outputs.float(), batch), rows=batch.step_rows)
 
     def judge(self, batch: FlatBatch) -> Tensor:
-        answers, truths = self._real(self._outputs(batch), batch)
+        answers, truths = self.answers_and_truths(batch)
         if self._split not in self._recording:
             self._recording[self._split] = torch.from_numpy(self.info.recording_of_rows(self._split).astype("int64"))
         recording = self._recording[self._split][batch.rows[: batch.num_real]]
-        if self.shape.is_each_step:
-            counts = batch.lengths[: batch.num_real]
-        else:
-            counts = torch.full_like(recording, max(1, self.shape.horizon))
+        per_row = torch.full_like(recording, max(1, self.shape.horizon))
+        counts = batch.lengths[: batch.num_real] if self.shape.is_each_step else per_row
         places = recording.repeat_interleave(counts).to(answers.device, non_blocking=True)
         self.scores.add(answers.flatten(0, -2), truths.flatten(0, -2), places)
         return self._sum_of_losses(answers, truths)
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
         """Answers in the targets' own units: `[T, K]`, `[B, K]`, or `[B, H, K]` of a forecast."""
-        answers, _ = self._real(self._outputs(batch), batch)
-        return {"values": self.in_units(answers)}
+        return {"values": self.in_units(self.answers_and_truths(batch)[0])}
 
     def answers_and_truths(self, batch: FlatBatch) -> tuple[Tensor, Tensor]:
         """Scaled answers to the rows that count, and what they should be."""
@@ -153,10 +139,8 @@ class SequenceRegressor(Task):
         return scaled * self.factor_K.to(scaled.device) + self.shift_K.to(scaled.device)
 
     def start_judging(self, split: str) -> None:
-        self._split = _SPLIT[split]
+        self._start_pass(_SPLIT[split])
         self.scores.reset()
-        if (carried := self._carried(is_training=False)) is not None:
-            carried.reset()
 
     def judged(self) -> dict[str, float]:
         return self.scores.values()
@@ -165,8 +149,11 @@ class SequenceRegressor(Task):
         return self.scores.intervals()
 
     def on_predict_start(self) -> None:
-        self._split = "test" if "test" in self.info.segments else "validation"
-        if (carried := self._carried(is_training=False)) is not None:
+        self._start_pass("test" if "test" in self.info.segments else "validation")
+
+    def _start_pass(self, split: str) -> None:
+        self._split = split
+        if (carried := self.network.carried_of_others) is not None:
             carried.reset()
 
     def on_test_epoch_end(self) -> None:
@@ -191,30 +178,23 @@ class SequenceRegressor(Task):
 
     def begin_step(self) -> None:
         """The first forward pass of an optimizer step follows."""
-        carried = self._carried(is_training=True)
-        self._mark = None if carried is None else carried.mark()
+        self._mark = None if self.network.carried is None else self.network.carried.mark()
 
     def reset_step(self) -> None:
         """Back to the states that the step began with: its passes are repeated."""
-        carried = self._carried(is_training=True)
-        if carried is not None:
-            carried.go_back(self._mark)
+        if self.network.carried is not None:
+            self.network.carried.go_back(self._mark)
 
     def position_state(self) -> dict[str, Any]:
-        carried = self._carried(is_training=True)
+        carried = self.network.carried
         return {} if carried is None else {"carried": carried.state_dict()}
 
     def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
-        carried = self._carried(is_training=True)
-        if carried is not None and rank < len(of_ranks):
-            carried.load_state_dict(of_ranks[rank].get("carried", {}))
-
-    def _carried(self, *, is_training: bool) -> CarriedState | None:
-        network = contract(self.model)
-        return network.carried if is_training else network.carried_of_others
+        if self.network.carried is not None and rank < len(of_ranks):
+            self.network.carried.load_state_dict(of_ranks[rank].get("carried", {}))
 
     def _begin(self, batch: FlatBatch, split: str) -> None:
-        carried = self._carried(is_training=self.model.training)
+        carried = self.network.carried if self.model.training else self.network.carried_of_others
         if carried is not None:
             if split not in self._is_first:
                 self._is_first[split] = self.info.begins_recording(split)
@@ -223,8 +203,7 @@ class SequenceRegressor(Task):
     def _outputs(self, batch: FlatBatch) -> Tensor:
         def answer(part: FlatBatch) -> Tensor:
             self._begin(part, self._split)
-            outputs: Tensor = self.model(part)
-            return outputs
+            return self.model(part)
 
         return self.answer_in_pieces(batch, answer).float()
 
@@ -250,66 +229,49 @@ class SequenceLabeller(Classifier):
     def take_info(self, info: Any) -> None:
         is_fine = isinstance(info, SequenceInfo) and bool(info.shape.labels)
         require(is_fine, "SequenceLabeller", f"{type(info).__name__} has no labels", hint="Use data.problem=label.")
-        self._augment = Augment.of(info)
+        self._augment = Augment(info)
         self.take_labels(info.labels)
 
     def build_model(self, config: Any, info: Any) -> nn.Module:
-        network: nn.Module = config.build(shape=info.shape)
-        return network
+        return config.build(shape=info.shape)
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
         """Solve the baseline."""
         return {"baseline": judge_label_ridge(self.info)}
 
     def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
-        return super().training_loss(batch if self._augment is None else self._augment(batch), model)
+        return super().training_loss(self._augment(batch), model)
 
 
 class Augment:
     """Changes the inputs of a batch at random."""
 
-    def __init__(
-        self, config: SequenceDataConfig, columns: list[str], factor: list[float], shape: SequenceShape
-    ) -> None:
-        self.shape = shape
-        self._noise = _sizes(config.noise, columns, factor)
-        self._offset = _sizes(config.offset, columns, factor)
-        self._low_pass = _sizes(config.low_pass, columns, [1.0] * len(columns))
-        self._device = torch.device("cpu")
-
-    @classmethod
-    def of(cls, info: SequenceInfo) -> Augment | None:
-        """None where the settings ask for nothing."""
-        config = info.config
-        if not (config.noise or config.offset or config.low_pass):
-            return None
-        return cls(config, info.columns, info.scaler.factor, info.shape)
+    def __init__(self, info: SequenceInfo) -> None:
+        self.shape, config, ones = info.shape, info.config, dict.fromkeys(info.columns, 1.0)
+        factor = dict(zip(info.columns, info.scaler.factor, strict=True))
+        self._sizes = [_scaled(config.low_pass, ones), _scaled(config.offset, factor), _scaled(config.noise, factor)]
+        """Of smoothing, offsets and noise; None where the settings ask for none."""
 
     def __call__(self, batch: FlatBatch) -> FlatBatch:
+        if not any(each is not None for each in self._sizes):
+            return batch
         values_BLC = rectangle(batch)
-        if values_BLC.device != self._device:
-            self._move(values_BLC.device)
+        self._sizes = [None if each is None else each.to(values_BLC.device) for each in self._sizes]
+        low_pass_C, offset_C, noise_C = self._sizes
         lookback = self.shape.lookback if self.shape.horizon else values_BLC.shape[1]
         inputs_BLC, rest_BLC = values_BLC[:, :lookback], values_BLC[:, lookback:]
-        if self._low_pass is not None:
+        if low_pass_C is not None:
             # Each row with an exponential mean whose memory is drawn up to the most.
-            memory_B1C = torch.rand_like(inputs_BLC[:, :1]) * self._low_pass
+            memory_B1C = torch.rand_like(inputs_BLC[:, :1]) * low_pass_C
             before = inputs_BLC.new_zeros(1, len(inputs_BLC), inputs_BLC.shape[2] + 1)
-            inputs_BLC = torch.where(self._low_pass > 0, smooth(inputs_BLC, memory_B1C, before)[0], inputs_BLC)
-        if self._offset is not None:
-            inputs_BLC = inputs_BLC + torch.randn_like(inputs_BLC[:, :1]) * self._offset
-        if self._noise is not None:
-            inputs_BLC = inputs_BLC + torch.randn_like(inputs_BLC) * self._noise
+            inputs_BLC = torch.where(low_pass_C > 0, smooth(inputs_BLC, memory_B1C, before)[0], inputs_BLC)
+        if offset_C is not None:
+            inputs_BLC = inputs_BLC + torch.randn_like(inputs_BLC[:, :1]) * offset_C
+        if noise_C is not None:
+            inputs_BLC = inputs_BLC + torch.randn_like(inputs_BLC) * noise_C
         return replace(batch, tokens=flatten(torch.cat([inputs_BLC, rest_BLC], 1), batch))
 
-    def _move(self, device: torch.device) -> None:
-        """Put the sizes on a device, once."""
-        self._device, sizes = device, (self._noise, self._offset, self._low_pass)
-        self._noise, self._offset, self._low_pass = (None if each is None else each.to(device) for each in sizes)
 
-
-def _sizes(given: dict[str, float], columns: list[str], factor: list[float]) -> Tensor | None:
-    """`[C]` scaled sizes, zero for columns that are not named."""
-    if not given:
-        return None
-    return torch.tensor([given.get(name, 0.0) / each for name, each in zip(columns, factor, strict=True)])
+def _scaled(sizes: dict[str, float], factor: dict[str, float]) -> Tensor | None:
+    """`[C]` scaled sizes, zero for columns that are not named; None where none is."""
+    return torch.tensor([sizes.get(name, 0.0) / each for name, each in factor.items()]) if sizes else None

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -85,7 +84,8 @@ class FrozenPart:
             for split in (split for split in splits if split.num_rows):
                 done, part = progress.task(f"{split.name}: {self.layers} layers", split.num_rows), None
                 for lengths, states in self.blocks(split):
-                    width, values = states.shape[1], _as_numpy(states)
+                    width, is_known = states.shape[1], states.dtype is torch.float32
+                    values = states.numpy() if is_known else states.view(torch.int16).numpy().view(np.uint16)
                     if part is None:
                         column = Column(_FORMATS[states.dtype], not self.are_first, width if self.are_first else 0)
                         part = writer.split(split.name, {STATES: column})
@@ -127,11 +127,6 @@ def _places(batch: FlatBatch, begins_B: Tensor) -> Tensor:
     """Where each token of a batch stands when rows come in their order."""
     shift_B = begins_B[batch.rows] - batch.lengths.cumsum(0) + batch.lengths
     return torch.repeat_interleave(shift_B, batch.lengths) + torch.arange(batch.num_tokens)
-
-
-def _as_numpy(states: Tensor) -> Any:
-    """The numbers, or the bits of those that numpy does not know."""
-    return states.numpy() if states.dtype is torch.float32 else states.view(torch.int16).numpy().view(np.uint16)
 
 
 def _shaped(column: Array | Ragged, width: int) -> Array | Ragged:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.checks.tags import Entities, find_entities
+from flatout.data.checks.tags import find_entities
 from flatout.data.info import NO_TAG, TagLabels
 from flatout.errors import require
 from flatout.models.encoder.transformer import Outputs
@@ -49,12 +49,10 @@ class Tagger(Task):
     weights_C: Tensor | None
 
     def take_labels(self, labels: TagLabels) -> None:
-        self.labels = labels
-        self.scores = EntityScores(labels.types)
+        self.labels, self.scores = labels, EntityScores(labels.types)
         self._lost: dict[str, Any] = {}
-        weights = named(self.config.weights, labels.names)
-        if self.config.class_weights is ClassWeights.auto:
-            weights = balanced(labels.counts)
+        is_auto = self.config.class_weights is ClassWeights.auto
+        weights = balanced(labels.counts) if is_auto else named(self.config.weights, labels.names)
         self.register_buffer("weights_C", weights, persistent=False)
 
     def take_info(self, info: Any) -> None:
@@ -90,10 +88,8 @@ class Tagger(Task):
         for split, lost in self.labels.lost.items():
             if lost["words_lost"]:
                 entities = sum(lost["entities_lost"].values()) + len(lost["straddling"])
-                log.say(
-                    f"{split}: {lost['words_lost']:,} of {lost['words']:,} words lie beyond data.max_length;"
-                    f" {entities:,} entities with them, which count as missed"
-                )
+                words = f"{lost['words_lost']:,} of {lost['words']:,} words lie beyond data.max_length"
+                log.say(f"{split}: {words}; {entities:,} entities with them, which count as missed")
         return {}
 
     def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
@@ -127,14 +123,8 @@ class Tagger(Task):
         return self.scores.values()
 
     def _loss_sum_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(
-            outputs.float(),
-            targets.long(),
-            weight=self.weights_C,
-            reduction="sum",
-            ignore_index=NO_TAG,
-            label_smoothing=self.config.label_smoothing,
-        )
+        how = {"ignore_index": NO_TAG, "label_smoothing": self.config.label_smoothing}
+        return F.cross_entropy(outputs.float(), targets.long(), weight=self.weights_C, reduction="sum", **how)
 
 
 def _real(outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
@@ -172,7 +162,9 @@ class EntityScores:
         """Take in words of rows: answered and given tags, the rows whose last entity was cut in two, their numbers."""
         rows = torch.arange(len(cut)) if rows is None else rows
         given, found = find_entities(tags, offsets), find_entities(answers, offsets)
-        is_right = np.isin(_lengthened(given, cut).keys(), found.keys())
+        # The last entity of a row that was cut in two is longer than anything that can be found.
+        is_last = np.append(given.row[1:] != given.row[:-1], True)[: len(given.row)]
+        is_right = np.isin(replace(given, stop=given.stop + (is_last & cut[given.row])).keys(), found.keys())
         row_of_word = np.repeat(np.arange(len(rows)), np.diff(offsets))
         none, width = len(self.types), len(self.types) + 1
         counted = (
@@ -222,11 +214,3 @@ class EntityScores:
     def _columns(self) -> Tensor:
         """The sums of all rows, with what was cut off among what was given."""
         return self._of_rows().sum(0).unflatten(0, (3, -1)) + self._lost
-
-
-def _lengthened(entities: Entities, cut: NDArray[np.bool_]) -> Entities:
-    """The last entity of each row that was cut in two, as long as nothing that can be found."""
-    if not cut.any():
-        return entities
-    is_last = np.append(entities.row[1:] != entities.row[:-1], True)[: len(entities.row)]
-    return Entities(entities.row, entities.start, entities.stop + (is_last & cut[entities.row]), entities.kind)

@@ -176,8 +176,7 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores
         window_size_left=side,
         window_size_right=side,
     )
-    answer: Tensor = found[0][..., :size]
-    return answer
+    return found[0][..., :size]
 
 
 def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
@@ -203,8 +202,7 @@ def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Sco
         torch.is_grad_enabled(),
         scale=how.scale,
     )
-    answer: Tensor = found[0][0, ..., :size]
-    return answer
+    return found[0][0, ..., :size]
 
 
 def _padded(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:

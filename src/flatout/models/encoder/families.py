@@ -117,8 +117,7 @@ def classify_tokens(net: Any, states_NH: Tensor) -> Tensor:
     """`[N, C]` logits of tags; most families have the same head."""
     if net.config.model_type == "modernbert":
         return _pool_modernbert(net, states_NH)
-    logits: Tensor = net.classifier(net.dropout(states_NH) if hasattr(net, "dropout") else states_NH)
-    return logits
+    return net.classifier(net.dropout(states_NH) if hasattr(net, "dropout") else states_NH)
 
 
 def _pool_twice_dropped(activate: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
@@ -132,8 +131,7 @@ def _pool_twice_dropped(activate: Callable[[Tensor], Tensor]) -> Callable[[Any, 
 
 
 def _pool_deberta(net: Any, states_NH: Tensor) -> Tensor:
-    logits: Tensor = net.classifier(net.dropout(net.pooler(states_NH.unsqueeze(1))))
-    return logits
+    return net.classifier(net.dropout(net.pooler(states_NH.unsqueeze(1))))
 
 
 def _predict_deberta(net: Any, states_NH: Tensor) -> Tensor:
@@ -144,8 +142,7 @@ def _predict_deberta(net: Any, states_NH: Tensor) -> Tensor:
 
 def _embed_modernbert(backbone: Any, tokens_T: Tensor) -> Tensor:
     parts = backbone.embeddings
-    states_TH: Tensor = parts.drop(parts.norm(parts.tok_embeddings(tokens_T)))
-    return states_TH
+    return parts.drop(parts.norm(parts.tok_embeddings(tokens_T)))
 
 
 def _predict_distilbert(net: Any, states_NH: Tensor) -> Tensor:
@@ -237,5 +234,4 @@ def activation_of(name: Any) -> Callable[[Tensor], Tensor]:
         return _ACTIVATIONS[name]
     from transformers.activations import ACT2FN
 
-    found: Callable[[Tensor], Tensor] = ACT2FN[name] if isinstance(name, str) else name
-    return found
+    return ACT2FN[name] if isinstance(name, str) else name

@@ -165,8 +165,7 @@ class PostNormLayer(FlatLayer):
         return [(self.names.out,), (self.names.up,), (self.names.down,)]
 
     def _multiply(self, name: str, states: Tensor, weights: Weights | None) -> Tensor:
-        found: Tensor = self.part(name)(states) if weights is None else functional.linear(states, *weights)
-        return found
+        return self.part(name)(states) if weights is None else functional.linear(states, *weights)
 
     def _draw(self, own_KH: Tensor) -> list[Tensor | None]:
         names = (self.names.out_dropout, self.names.down_dropout)

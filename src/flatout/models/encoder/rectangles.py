@@ -210,14 +210,12 @@ def _group_rows(layout: Layout) -> RowGroups:
 
 def attend_by_rectangles(qkv_T3HD: Tensor, rows: Layout, scores: Scores) -> Tensor:
     """`[T, H, D]`: each token reads the tokens of its row."""
-    answer: Tensor = _Every.apply(qkv_T3HD, rows, scores)
-    return answer
+    return _Every.apply(qkv_T3HD, rows, scores)
 
 
 def attend_first_by_rectangles(query_BHD: Tensor, kv_T2HD: Tensor, rows: Layout, scores: Scores) -> Tensor:
     """`[B, H, D]`: the first token of each row reads the tokens of its row."""
-    answer: Tensor = _First.apply(query_BHD, kv_T2HD, rows, scores)
-    return answer
+    return _First.apply(query_BHD, kv_T2HD, rows, scores)
 
 
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
