@@ -111,10 +111,15 @@ class LeanDropout(nn.Dropout):
     """Dropout that draws sixteen bits a place on a CPU."""
 
     def forward(self, input: Tensor) -> Tensor:
-        is_plain = not self.training or self.p in (0, 1) or input.device.type != "cpu"
-        if is_plain or torch.compiler.is_compiling():  # the compiler makes dropout of its own
-            return super().forward(input)
-        return _Dropped.apply(input, *kept_places(input.shape, self.p))
+        return drop(input, self.p) if self.training else super().forward(input)
+
+
+def drop(values: Tensor, share: float) -> Tensor:
+    """Dropout at random, by sixteen bits a place on a CPU."""
+    is_plain = share in (0, 1) or values.device.type != "cpu"
+    if is_plain or torch.compiler.is_compiling():  # the compiler makes dropout of its own
+        return nn.functional.dropout(values, share)
+    return _Dropped.apply(values, *kept_places(values.shape, share))
 
 
 def even_sigmoid(logits: Tensor) -> Tensor:

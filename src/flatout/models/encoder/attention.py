@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -71,13 +70,6 @@ class RowGroups:
     longest: int
 
 
-class ByDistance(Protocol):
-    """Attention in which distances add to scores."""
-
-    def attend(self, query: Tensor, kv_T2HD: Tensor, rows: RowGroups, *, is_first: bool) -> Tensor:
-        """`[T, H, D]`, or `[B, H, D]` where only first tokens ask."""
-
-
 @dataclass(frozen=True, slots=True)
 class Scores:
     """How scores become shares."""
@@ -86,18 +78,8 @@ class Scores:
     dropout: float
     window: int | None
     """Tokens this far apart, or further, do not see each other; None: all of a row do."""
-    relative: ByDistance | None = None
-    """The same where distances add to scores; None: they do not."""
-
-
-class RowAttention(Protocol):
-    """The rows of a flat batch, as layers see them."""
-
-    def attend(self, qkv_T3HD: Tensor, scores: Scores) -> Tensor:
-        """`[T, H, D]`: each token reads the tokens of its row."""
-
-    def attend_first(self, query_BHD: Tensor, kv_T2HD: Tensor, scores: Scores) -> Tensor:
-        """`[B, H, D]`: the first token of each row reads all tokens of its row; without windows."""
+    by_distance: Callable[..., Tensor] | None = None
+    """Attention in which distances add to scores: of queries, keys and values, and RowGroups; None: they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,29 +106,25 @@ def choose_kernel(
     if device.type == "cpu":
         return KernelChoice(Kernel.rectangles, "a CPU", "0.4 to 0.9 of the time of fused groups of rows, measured")
     if device.type != "cuda":
-        return KernelChoice(
-            Kernel.padded, f"no kernel of unequal rows for {device.type}", "scores are padded, with a mask"
-        )
+        why = f"no kernel of unequal rows for {device.type}"
+        return KernelChoice(Kernel.padded, why, "scores are padded, with a mask")
     major, minor = capability or torch.cuda.get_device_capability(device)
     name = str(dtype).removeprefix("torch.")
     evidence = f"compute capability {major}.{minor}, {name}, head size {head_size}"
-    if has_distances:
-        return KernelChoice(Kernel.padded, "no fused kernel adds to scores what distances say", evidence)
     is_flash = (major, minor) >= (8, 0) and dtype in (torch.bfloat16, torch.float16)
-    if is_flash and head_size <= _LARGEST_FLASH_HEAD:
+    if is_flash and head_size <= _LARGEST_FLASH_HEAD and not has_distances:
         return KernelChoice(Kernel.varlen, "the fused kernel for rows of unequal length", evidence)
-    if has_windows:
-        return KernelChoice(Kernel.padded, "windows of attention need a mask in this number format", evidence)
-    if drops_scores:
-        return KernelChoice(Kernel.padded, "the memory-efficient kernel's gradients are wrong with dropout", evidence)
-    if dtype is torch.bfloat16 and major < 8:
-        return KernelChoice(Kernel.padded, "no fused kernel in bf16 on this GPU", evidence)
-    why = (
-        f"the flash kernel takes heads up to {_LARGEST_FLASH_HEAD}"
-        if is_flash
-        else "the flash kernel needs 16 bits and 8.0"
-    )
-    return KernelChoice(Kernel.efficient, why, evidence)
+    refusals = {
+        "no fused kernel adds to scores what distances say": has_distances,
+        "windows of attention need a mask in this number format": has_windows,
+        "the memory-efficient kernel's gradients are wrong with dropout": drops_scores,
+        "no fused kernel in bf16 on this GPU": dtype is torch.bfloat16 and major < 8,
+    }
+    for why, holds in refusals.items():
+        if holds:
+            return KernelChoice(Kernel.padded, why, evidence)
+    largest = f"the flash kernel takes heads up to {_LARGEST_FLASH_HEAD}"
+    return KernelChoice(Kernel.efficient, largest if is_flash else "the flash kernel needs 16 bits and 8.0", evidence)
 
 
 def pad_heads(size: int, *parts: Tensor) -> list[Tensor]:
@@ -157,14 +135,10 @@ def pad_heads(size: int, *parts: Tensor) -> list[Tensor]:
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
     """The operator below torch's varlen_attn, which drops no scores; gradients are torch's own."""
-    size = query.shape[-1]
-    query, key, value = pad_heads(_HEAD_MULTIPLE, query, key, value)
     queries, most = _query_offsets(query, rows, is_first)
     side = None if how.window is None else how.window - 1
-    found = torch.ops.aten._flash_attention_forward(
-        query,
-        key,
-        value,
+    given = (
+        *pad_heads(_HEAD_MULTIPLE, query, key, value),
         queries,
         rows.offsets,
         most,
@@ -172,11 +146,10 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores
         how.dropout,
         False,
         False,
-        scale=how.scale,
-        window_size_left=side,
-        window_size_right=side,
     )
-    return found[0][..., :size]
+    sides = {"window_size_left": side, "window_size_right": side}
+    found = torch.ops.aten._flash_attention_forward(*given, scale=how.scale, **sides)
+    return found[0][..., : query.shape[-1]]
 
 
 def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
@@ -185,24 +158,13 @@ def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Sco
     Its backward refuses a bound above the number of tokens, and draws other numbers than its forward (pytorch#115590).
     """
     assert not how.dropout, "choose_kernel pads rows whose scores are dropped"
-    size = query.shape[-1]
-    query, key, value = pad_heads(_HEAD_MULTIPLE, query, key, value)
     queries, most = _query_offsets(query, rows, is_first)
+    parts = (part.unsqueeze(0) for part in pad_heads(_HEAD_MULTIPLE, query, key, value))
+    bounds = queries, rows.offsets, min(most, len(query)), min(rows.longest, len(key))
     found = torch.ops.aten._efficient_attention_forward(
-        query.unsqueeze(0),
-        key.unsqueeze(0),
-        value.unsqueeze(0),
-        None,
-        queries,
-        rows.offsets,
-        min(most, len(query)),
-        min(rows.longest, len(key)),
-        how.dropout,
-        _NO_MASK,
-        torch.is_grad_enabled(),
-        scale=how.scale,
+        *parts, None, *bounds, how.dropout, _NO_MASK, torch.is_grad_enabled(), scale=how.scale
     )
-    return found[0][0, ..., :size]
+    return found[0][0, ..., : query.shape[-1]]
 
 
 def _padded(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
@@ -249,9 +211,5 @@ def _query_offsets(query: Tensor, rows: Bounds, is_first: bool) -> tuple[Tensor,
     return torch.arange(len(query) + 1, dtype=torch.int32, device=query.device), 1
 
 
-KERNELS: dict[Kernel, Callable[..., Tensor]] = {
-    Kernel.varlen: _varlen,
-    Kernel.efficient: _efficient,
-    Kernel.padded: _padded,
-}
+KERNELS = {Kernel.varlen: _varlen, Kernel.efficient: _efficient, Kernel.padded: _padded}
 """What computes attention where it is no CPU: queries, keys and values `[T, H, D]`, bounds, scores, is_first."""

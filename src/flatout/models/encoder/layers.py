@@ -15,17 +15,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flatout.models.encoder.attention import RowAttention, Scores
+from flatout.models.encoder.attention import Scores
 from flatout.models.encoder.families import PostNormNames, activation_of
 from flatout.models.lean import draw_words, drop_by_words
 
 if TYPE_CHECKING:
+    from flatout.models.encoder.rectangles import FlatRows
     from flatout.models.encoder.relative import Distances
 
 Finish = Callable[..., Tensor]
@@ -37,7 +39,7 @@ Weights = tuple[Tensor, Tensor]
 class Pass:
     """What all layers of one forward pass share."""
 
-    rows: RowAttention
+    rows: FlatRows
     rotary: dict[str, tuple[Tensor, Tensor]]
     """Cosines and sines `[T, 1, 1, D]` of rotary positions, for each kind of layer."""
     kept: Tensor | None = None
@@ -109,7 +111,7 @@ class PostNormLayer(FlatLayer):
         """How scores become shares in this pass."""
         scale, share = self.head_size**-0.5, _share(self.part(self.names.attention_dropout))
         apart = shared.distances
-        return Scores(scale, share, None, None if apart is None else apart.as_bias(scale, share))
+        return Scores(scale, share, None, None if apart is None else partial(apart.attend, apart.add_numbers))
 
     def weights(self, states_TH: Tensor, groups: list[tuple[str, ...]]) -> list[Weights | None]:
         """Weight and bias of each group of linear layers, joined, in the number format of products; one operator.
@@ -185,7 +187,8 @@ class DisentangledLayer(PostNormLayer):
         table_RH, prefix = attention.pos_dropout(distances.table), "" if attention.share_att_key else "pos_"
         key = self._vectors(f"{prefix}key_proj", table_RH) if "c2p" in kinds else None
         query = self._vectors(f"{prefix}query_proj", table_RH) if "p2c" in kinds else None
-        return Scores(scale, share, None, distances.as_vectors(key, query, scale, share))
+        query = None if query is None else query * scale
+        return Scores(scale, share, None, partial(distances.attend, partial(distances.add_products, key, query)))
 
     def _vectors(self, name: str, table_RH: Tensor) -> Tensor:
         """`[R, H, D]`, in the number format in which distances meet them."""

@@ -174,8 +174,8 @@ class FlatRows:
 
     def attend(self, qkv_T3HD: Tensor, scores: Scores) -> Tensor:
         """`[T, H, D]`: each token reads the tokens of its row."""
-        if scores.relative is not None:
-            return scores.relative.attend(qkv_T3HD[:, 0], qkv_T3HD[:, 1:], self.groups(), is_first=False)
+        if scores.by_distance is not None:
+            return scores.by_distance(qkv_T3HD[:, 0], qkv_T3HD[:, 1:], self.groups(), scores, is_first=False)
         if self.kernel is Kernel.rectangles:
             return attend_by_rectangles(qkv_T3HD, self.layout(), scores)
         query, key, value = qkv_T3HD.unbind(1)
@@ -184,8 +184,8 @@ class FlatRows:
     def attend_first(self, query_BHD: Tensor, kv_T2HD: Tensor, scores: Scores) -> Tensor:
         """`[B, H, D]`: the first token of each row reads all tokens of its row; without windows."""
         assert scores.window is None
-        if scores.relative is not None:
-            return scores.relative.attend(query_BHD, kv_T2HD, self.groups(), is_first=True)
+        if scores.by_distance is not None:
+            return scores.by_distance(query_BHD, kv_T2HD, self.groups(), scores, is_first=True)
         if self.kernel is Kernel.rectangles:
             return attend_first_by_rectangles(query_BHD, kv_T2HD, self.layout(), scores)
         key, value = kv_T2HD.unbind(1)
@@ -194,28 +194,11 @@ class FlatRows:
 
 def _group_rows(layout: Layout) -> RowGroups:
     """Rectangles, as scores by distance read them."""
-    tokens, places = torch.from_numpy(layout.tokens), torch.from_numpy(layout.places)
-    groups = [
-        RowGroup(
-            part.rows,
-            part.length,
-            part.first_row,
-            tokens[part.first : part.first + part.places],
-            None if part.bias is None else part.bias.squeeze(1),
-        )
-        for part in layout.rectangles
-    ]
-    return RowGroups(groups, places, max(part.length for part in layout.rectangles))
-
-
-def attend_by_rectangles(qkv_T3HD: Tensor, rows: Layout, scores: Scores) -> Tensor:
-    """`[T, H, D]`: each token reads the tokens of its row."""
-    return _Every.apply(qkv_T3HD, rows, scores)
-
-
-def attend_first_by_rectangles(query_BHD: Tensor, kv_T2HD: Tensor, rows: Layout, scores: Scores) -> Tensor:
-    """`[B, H, D]`: the first token of each row reads the tokens of its row."""
-    return _First.apply(query_BHD, kv_T2HD, rows, scores)
+    tokens, groups = torch.from_numpy(layout.tokens), []
+    for part in layout.rectangles:
+        own, bias = tokens[part.first : part.first + part.places], None if part.bias is None else part.bias.squeeze(1)
+        groups.append(RowGroup(part.rows, part.length, part.first_row, own, bias))
+    return RowGroups(groups, torch.from_numpy(layout.places), max(part.length for part in layout.rectangles))
 
 
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -313,6 +296,10 @@ class _First(torch.autograd.Function):
         _, order = rows.by_head(heads, 2)
         found = outgoing.flatten(0, 1).index_select(0, order).view(-1, 2, heads, query.shape[2])
         return (to_query * scores.scale).to(gradient_BHD.dtype), found.to(gradient_BHD.dtype), None, None
+
+
+attend_by_rectangles, attend_first_by_rectangles = _Every.apply, _First.apply
+"""Of queries, keys and values `[T, 3, H, D]`, or `[B, H, D]` and `[T, 2, H, D]`; a Layout; and Scores."""
 
 
 def _laid_out(values_TKHD: Tensor, rows: Layout) -> Tensor:

@@ -12,15 +12,19 @@ ask; W distances.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from flatout.models.encoder.attention import RowGroup, RowGroups
-from flatout.models.lean import draw_words, drop_by_words
+from flatout.models.encoder.attention import RowGroup, RowGroups, Scores
+from flatout.models.lean import drop
+
+Add = Callable[[Tensor, Tensor, Tensor], None]
+"""Adds in place to scores, made of queries and keys, what distances say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,93 +41,60 @@ class Distances:
         """The rows of these distances, both included."""
         return self.rows_W[first + self.longest : last + self.longest + 1]
 
-    def as_bias(self, scale: float, dropout: float) -> RelativeScores:
-        """Scores to which the table adds numbers."""
-        return RelativeScores(DistanceBias(self), scale, dropout)
+    def attend(
+        self, add: Add, query: Tensor, kv_T2HD: Tensor, rows: RowGroups, how: Scores, *, is_first: bool
+    ) -> Tensor:
+        """`[T, H, D]`: each token reads the tokens of its row; `is_first`: `[B, H, D]`, only first tokens ask."""
+        kind, is_cpu = query.dtype, query.device.type == "cpu"
+        if is_cpu:
+            query, kv_T2HD = query.float(), kv_T2HD.float()
+        found: list[Tensor] = []
+        with torch.autocast("cpu", enabled=False) if is_cpu else nullcontext():
+            for group in rows.groups:
+                key, value = kv_T2HD.index_select(0, group.tokens).permute(1, 2, 0, 3).contiguous().unbind(0)
+                first = group.first_row
+                own = query[first : first + group.rows] if is_first else query.index_select(0, group.tokens)
+                found.append(_attend_group(own.transpose(0, 1).contiguous(), key, value, group, how, add))
+            whole = torch.cat(found)
+            return (whole if is_first else whole.index_select(0, rows.places)).to(kind)
 
-    def as_vectors(self, key: Tensor | None, query: Tensor | None, scale: float, dropout: float) -> RelativeScores:
-        """Scores to which it adds products with vectors `[R, H, D]`, which a layer has made of the table."""
-        return RelativeScores(Disentangled(self, key, None if query is None else query * scale), scale, dropout)
-
-
-@dataclass(frozen=True, slots=True)
-class Disentangled:
-    """DeBERTa's: a query meets a vector of the distance, and so does a key."""
-
-    distances: Distances
-    key_RHD: Tensor | None
-    """What queries meet."""
-    query_RHD: Tensor | None
-    """What keys meet, scaled."""
-
-    def add_to(self, scores_HNQL: Tensor, query_HPD: Tensor, key_HPD: Tensor) -> None:
-        """Add it in place: distances stand so that each place reads its own from the next one on."""
-        asked, length = scores_HNQL.shape[2:]
-        if self.key_RHD is not None:
-            rows = self.distances.between(-length, asked - 1).flip(0)
-            scores_HNQL += _by_pair(query_HPD @ _of_rows(self.key_RHD, rows), asked, length)
-        if self.query_RHD is not None:
-            rows = self.distances.between(1 - length, asked)
-            scores_HNQL += _by_pair(key_HPD @ _of_rows(self.query_RHD, rows), length, asked).transpose(2, 3)
-
-
-@dataclass(frozen=True, slots=True)
-class DistanceBias:
-    """MPNet's: a number for each distance and head."""
-
-    distances: Distances
-
-    def add_to(self, scores_HNQL: Tensor, query_HPD: Tensor, key_HPD: Tensor) -> None:
-        """Add it in place, the same for all rows and layers."""
+    def add_numbers(self, scores_HNQL: Tensor, query_HPD: Tensor, key_HPD: Tensor) -> None:
+        """MPNet's: add in place a number for each distance and head, the same for all rows and layers."""
         asked, length = scores_HNQL.shape[2:]
         place = torch.arange(length, device=scores_HNQL.device)
-        apart = place[:asked, None] - place + self.distances.longest
-        bias = self.distances.table[self.distances.rows_W[apart]]
-        scores_HNQL += bias.permute(2, 0, 1).unsqueeze(1)
+        apart = place[:asked, None] - place + self.longest
+        scores_HNQL += self.table[self.rows_W[apart]].permute(2, 0, 1).unsqueeze(1)
+
+    def add_products(
+        self, key: Tensor | None, query: Tensor | None, scores_HNQL: Tensor, query_HPD: Tensor, key_HPD: Tensor
+    ) -> None:
+        """DeBERTa's: add in place the products of queries, and of keys, with the `[R, H, D]` that they meet.
+
+        Distances stand so that each place reads its own from the next one on.
+        """
+        asked, length = scores_HNQL.shape[2:]
+        if key is not None:
+            vectors_WHD = key.index_select(0, self.between(-length, asked - 1).flip(0))
+            scores_HNQL += _by_pair(query_HPD @ vectors_WHD.permute(1, 2, 0), asked, length)
+        if query is not None:
+            vectors_WHD = query.index_select(0, self.between(1 - length, asked))
+            scores_HNQL += _by_pair(key_HPD @ vectors_WHD.permute(1, 2, 0), length, asked).transpose(2, 3)
 
 
-@dataclass(frozen=True, slots=True)
-class RelativeScores:
-    """How scores that depend on distances become shares."""
-
-    relative: Disentangled | DistanceBias
-    scale: float
-    dropout: float
-
-    def attend(self, query: Tensor, kv_T2HD: Tensor, rows: RowGroups, *, is_first: bool) -> Tensor:
-        """`[T, H, D]`: each token reads the tokens of its row; `is_first`: `[B, H, D]`, only first tokens ask."""
-        if query.device.type != "cpu":
-            return self._attend_groups(query, kv_T2HD, rows, is_first)
-        with torch.autocast("cpu", enabled=False):
-            return self._attend_groups(query.float(), kv_T2HD.float(), rows, is_first).to(query.dtype)
-
-    def _attend_groups(self, query: Tensor, kv_T2HD: Tensor, rows: RowGroups, is_first: bool) -> Tensor:
-        found: list[Tensor] = []
-        for group in rows.groups:
-            key, value = kv_T2HD.index_select(0, group.tokens).permute(1, 2, 0, 3).contiguous().unbind(0)
-            first = group.first_row
-            own = query[first : first + group.rows] if is_first else query.index_select(0, group.tokens)
-            found.append(self._attend_group(own.transpose(0, 1).contiguous(), key, value, group))
-        whole = torch.cat(found)
-        return whole if is_first else whole.index_select(0, rows.places)
-
-    def _attend_group(self, query_HPD: Tensor, key_HPD: Tensor, value_HPD: Tensor, group: RowGroup) -> Tensor:
-        """`[N*Q, H, D]`: answers to queries `[H, N*Q, D]` from keys and values `[H, N*L, D]`."""
-        heads, asked, size = query_HPD.shape
-        by_row = (heads * group.rows, -1, size)
-        query_HPD = query_HPD * self.scale
-        scores = torch.bmm(query_HPD.view(by_row), key_HPD.view(by_row).transpose(1, 2))
-        scores_HNQL = scores.view(heads, group.rows, asked // group.rows, group.length)
-        self.relative.add_to(scores_HNQL, query_HPD, key_HPD)
-        if group.bias is not None:
-            scores_HNQL += group.bias
-        shares = _drop(scores_HNQL.softmax(-1), self.dropout).view_as(scores)
-        return torch.bmm(shares.to(value_HPD.dtype), value_HPD.view(by_row)).view(heads, asked, size).transpose(0, 1)
-
-
-def _of_rows(table_RHD: Tensor, rows_W: Tensor) -> Tensor:
-    """`[H, D, W]` vectors of these rows of a table."""
-    return table_RHD.index_select(0, rows_W).permute(1, 2, 0)
+def _attend_group(
+    query_HPD: Tensor, key_HPD: Tensor, value_HPD: Tensor, group: RowGroup, how: Scores, add: Add
+) -> Tensor:
+    """`[N*Q, H, D]`: answers to queries `[H, N*Q, D]` from keys and values `[H, N*L, D]`."""
+    heads, asked, size = query_HPD.shape
+    by_row = (heads * group.rows, -1, size)
+    query_HPD = query_HPD * how.scale
+    scores = torch.bmm(query_HPD.view(by_row), key_HPD.view(by_row).transpose(1, 2))
+    scores_HNQL = scores.view(heads, group.rows, asked // group.rows, group.length)
+    add(scores_HNQL, query_HPD, key_HPD)
+    if group.bias is not None:
+        scores_HNQL += group.bias
+    shares = drop(scores_HNQL.softmax(-1), how.dropout).view_as(scores)
+    return torch.bmm(shares.to(value_HPD.dtype), value_HPD.view(by_row)).view(heads, asked, size).transpose(0, 1)
 
 
 def _by_pair(products_HPW: Tensor, places: int, others: int) -> Tensor:
@@ -131,14 +102,6 @@ def _by_pair(products_HPW: Tensor, places: int, others: int) -> Tensor:
     step = places + others - 1
     whole = products_HPW.unflatten(1, (-1, places)).flatten(2)
     return whole[..., places - 1 : places - 1 + places * step].unflatten(-1, (places, step))[..., :others]
-
-
-def _drop(shares: Tensor, share: float) -> Tensor:
-    if not share:
-        return shares
-    if shares.device.type != "cpu":
-        return functional.dropout(shares, share)
-    return drop_by_words(shares, draw_words(shares.shape), share)
 
 
 def reads_distances(backbone: Any) -> bool:
