@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PostNormNames:
     """Modules of a layer that normalises after each sum, by their names inside the layer; empty: there is none."""
 
@@ -25,11 +25,11 @@ class PostNormNames:
     value: str
     attention_dropout: str
     out: str
-    out_dropout: str
+    out_dropout: str = ""
     out_norm: str
     up: str
     down: str
-    down_dropout: str
+    down_dropout: str = ""
     down_norm: str
 
 
@@ -68,9 +68,7 @@ _BERT = PostNormNames(
     down_dropout="output.dropout",
     down_norm="output.LayerNorm",
 )
-_DEBERTA = replace(
-    _BERT, query="attention.self.query_proj", key="attention.self.key_proj", value="attention.self.value_proj"
-)
+_DEBERTA = replace(_BERT, **{name: f"attention.self.{name}_proj" for name in ("query", "key", "value")})
 _MPNET = replace(
     _BERT,
     query="attention.attn.q",
@@ -87,7 +85,6 @@ _DISTILBERT = PostNormNames(
     value="attention.v_lin",
     attention_dropout="attention.dropout",
     out="attention.out_lin",
-    out_dropout="",
     out_norm="sa_layer_norm",
     up="ffn.lin1",
     down="ffn.lin2",
@@ -104,7 +101,6 @@ _ALBERT = PostNormNames(
     out_norm="attention.LayerNorm",
     up="ffn",
     down="ffn_output",
-    down_dropout="",
     down_norm="full_layer_layer_norm",
 )
 
@@ -135,9 +131,7 @@ def _pool_deberta(net: Any, states_NH: Tensor) -> Tensor:
 
 
 def _predict_deberta(net: Any, states_NH: Tensor) -> Tensor:
-    if net.legacy:
-        return net.cls(states_NH)
-    return net.lm_predictions(states_NH, net.get_input_embeddings())
+    return net.cls(states_NH) if net.legacy else net.lm_predictions(states_NH, net.get_input_embeddings())
 
 
 def _embed_modernbert(backbone: Any, tokens_T: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import operator
 from dataclasses import replace
 from typing import Any, Self
 
@@ -33,7 +34,6 @@ class LayeredEncoder(Network, nn.Module):
 
     net: Any
     family: str
-    unfreeze_epochs: float
     described: Any
     is_flat: bool
     stored_layers = 0
@@ -45,7 +45,7 @@ class LayeredEncoder(Network, nn.Module):
     def blocks(self) -> list[Any]:
         """The encoder's layers, first to last."""
         stacks = [module for module in self.net.modules() if isinstance(module, nn.ModuleList)]
-        return list(max(stacks, key=lambda stack: (len(stack), _size(stack)), default=[]))
+        return list(max(stacks, key=lambda stack: (len(stack), sum(map(Tensor.numel, stack.parameters()))), default=[]))
 
     def drop_before_output(self, share: float) -> None:
         """Drop so much in the head, also where a family's configuration has no word for it."""
@@ -99,7 +99,8 @@ class LayeredEncoder(Network, nn.Module):
         """How many first layers stay as they are, with all that lies below; 0 where rows are padded."""
         if not self.is_flat or any(weight.requires_grad for weight in self._below_blocks()):
             return 0
-        return sum(1 for _ in itertools.takewhile(_is_frozen, self.in_order()))
+        trains = (any(weight.requires_grad for weight in layer.parameters()) for layer in self.in_order())
+        return sum(1 for _ in itertools.takewhile(operator.not_, trains))
 
     def keep_layers_still(self, layers: int) -> None:
         """Let the first layers drop nothing, as batches may bring what they answer; 0: as before."""
@@ -127,17 +128,9 @@ class LayeredEncoder(Network, nn.Module):
     def depths(self) -> dict[str, int]:
         """How many layers lie above each weight: 0 for the head, most for the embeddings."""
         blocks = self.blocks()
-        place = {id(weight): number for number, block in enumerate(blocks) for weight in block.parameters()}
-        below = set(map(id, self._below_blocks()))
-        found: dict[str, int] = {}
-        for name, weight in self.named_parameters():
-            if id(weight) in place:
-                found[name] = len(blocks) - place[id(weight)]
-            elif id(weight) in below:
-                found[name] = len(blocks) + 1
-            else:
-                found[name] = 0
-        return found
+        depth = dict.fromkeys(map(id, self._below_blocks()), len(blocks) + 1)
+        depth |= {id(weight): above for above, block in enumerate(blocks[::-1], 1) for weight in block.parameters()}
+        return {name: depth.get(id(weight), 0) for name, weight in self.named_parameters()}
 
     def in_order(self) -> list[Any]:
         """The layers as tokens go through them; ALBERT's come again and again."""
@@ -165,19 +158,11 @@ class LayeredEncoder(Network, nn.Module):
         return found
 
 
-def _is_frozen(layer: nn.Module) -> bool:
-    return not any(weight.requires_grad for weight in layer.parameters())
-
-
 def require_same_weights(model: Any, _: Any) -> None:
     """Refuse weights under which stored outputs of frozen layers would be those of another encoder."""
     is_same = not model.stored_layers or model.frozen_digest() == model._weights_then
     what = "the frozen weights loaded here are not those whose outputs are stored"
     require(is_same, "model.reuse", what, hint="Set model.reuse=false, or model.pretrained to the encoder of before.")
-
-
-def _size(module: nn.Module) -> int:
-    return sum(weight.numel() for weight in module.parameters())
 
 
 def keep_tied_once(model: nn.Module) -> None:
@@ -248,25 +233,17 @@ def encoder_products(model: Any, lengths: Lengths) -> list[Product]:
 
 def _block_products(model: Any, blocks: list[Any], lengths: Lengths) -> list[Product]:
     """Of all layers that are computed in training; ALBERT goes through the same ones again."""
-    found: list[Product] = []
-    times = model.described.num_hidden_layers // len(blocks)
+    hidden, times = model.described.hidden_size, model.described.num_hidden_layers // len(blocks)
     computed = [block for block in blocks for _ in range(times)][model.stored_layers :]
-    for block in computed:
-        found += _layer_products(block, lengths, model.described.hidden_size, is_narrow=False)
-    if not computed:
-        return []
-    if model.is_narrow:
-        last = _layer_products(blocks[-1], lengths, model.described.hidden_size, is_narrow=True)
+    found = [each for block in computed for each in _layer_products(block, lengths, hidden, is_narrow=False)]
+    if computed and model.is_narrow:
+        last = _layer_products(blocks[-1], lengths, hidden, is_narrow=True)
         found[-len(last) :] = last
-    elif model.predicts_words and model.is_flat:
-        _, _, *after = _layer_products(blocks[-1], lengths, model.described.hidden_size, is_narrow=False)
-        found[-len(after) :] = [_shortened(each, model.read_share) for each in after]
+    elif computed and model.predicts_words and model.is_flat:
+        _, _, *after = _layer_products(blocks[-1], lengths, hidden, is_narrow=False)
+        share = model.read_share
+        found[-len(after) :] = [replace(each, flops=each.flops * share, trained=each.trained * share) for each in after]
     return found
-
-
-def _shortened(product: Product, share: float) -> Product:
-    """The same product of a share of its tokens."""
-    return replace(product, flops=product.flops * share, trained=product.trained * share)
 
 
 def _layer_products(block: Any, lengths: Lengths, hidden: int, *, is_narrow: bool) -> list[Product]:
@@ -286,19 +263,8 @@ def _layer_products(block: Any, lengths: Lengths, hidden: int, *, is_narrow: boo
             parts = [through(rows if (_KEYS | {_JOINT}).isdisjoint(kinds) else tokens, module.weight)]
         (inputs if is_input else others).extend(parts)
     window = next((each.sliding_window for each in block.modules() if hasattr(each, "sliding_window")), None)
-    attention = between(4.0 * (_pairs if all_ask else _first_pairs)(lengths, window) * hidden)
-    return [sum(inputs[1:], inputs[0]), attention, *others]
-
-
-def _pairs(lengths: Lengths, window: int | None) -> float:
-    """Pairs of tokens of the same row that see each other."""
+    # Pairs of tokens that see each other; so many are the window or more away from the row's first.
     lengths = lengths.astype(np.float64)
-    if window is None:
-        return float((lengths**2).sum())
-    beyond = np.maximum(lengths - window, 0)  # so many tokens are the window or more away from the row's first
-    return float((lengths**2 - beyond * (beyond + 1)).sum())
-
-
-def _first_pairs(lengths: Lengths, window: int | None) -> float:
-    """Pairs of a row's first token with one that it sees."""
-    return float((lengths if window is None else np.minimum(lengths, window)).sum())
+    beyond = np.zeros(1) if window is None else np.maximum(lengths - window, 0)
+    pairs_B = lengths**2 - beyond * (beyond + 1) if all_ask else lengths - beyond
+    return [sum(inputs[1:], inputs[0]), between(4.0 * float(pairs_B.sum()) * hidden), *others]

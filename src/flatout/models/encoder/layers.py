@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatout.models.encoder.attention import Scores
-from flatout.models.encoder.families import PostNormNames, activation_of
+from flatout.models.encoder.families import Family, PostNormNames, activation_of
 from flatout.models.lean import draw_words, drop_by_words
 
 if TYPE_CHECKING:
@@ -285,6 +285,24 @@ class GroupedLayer(FlatLayer):
         """The two sums, and the gated products between."""
         own_KH = own_KH + self.part("self_attn").o_proj(read_KH)
         return own_KH + cast(Tensor, self.part("mlp")(self.part("post_attention_layernorm")(own_KH)))
+
+
+_PRE_NORM = {"pre_norm": PreNormLayer, "grouped": GroupedLayer}
+_POST_NORM = {"post_norm": PostNormLayer, "disentangled": DisentangledLayer}
+
+
+def replace_layers(net: Any, family: Family) -> None:
+    """Put our layers in the place of the library's, with their modules."""
+    layers, config = net.base_model.get_submodule(family.layers), net.config
+    activation = getattr(config, family.activation)
+    for number, block in enumerate(layers):
+        if family.names is None:
+            layers[number] = _PRE_NORM[family.kind](block, config, activation)
+        elif hasattr(block, "albert_layers"):
+            inner = [PostNormLayer(each, config, family.names, activation) for each in block.albert_layers]
+            layers[number] = LayerGroup(inner)
+        else:
+            layers[number] = _POST_NORM[family.kind](block, config, family.names, activation)
 
 
 def _join(kind: torch.dtype, groups: list[list[nn.Linear]]) -> list[Weights]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from flatout.errors import UserError, check_settings, setting
+from flatout.errors import UserError, check_settings, require, setting
 
 
 @dataclass(kw_only=True, slots=True)
@@ -43,18 +43,15 @@ def add_lora(net: Any, config: LoraConfig) -> None:
         hint = "Install it with pip install 'flatout[lora]'."
         raise UserError("model.lora.rank", "needs the package peft", hint=hint) from None
     backbone = net.base_model
-    targets = config.targets or [name for name, module in backbone.named_modules() if isinstance(module, nn.Linear)]
-    if not any(name.endswith(tuple(targets)) for name, _ in backbone.named_modules()):
-        known = sorted(
-            {name.rpartition(".")[2] for name, each in backbone.named_modules() if isinstance(each, nn.Linear)}
-        )
-        raise UserError("model.lora.targets", f"no layer named {', '.join(targets)}", allowed=", ".join(known))
+    linear = [name for name, module in backbone.named_modules() if isinstance(module, nn.Linear)]
+    targets = config.targets or linear
+    is_there = any(name.endswith(tuple(targets)) for name, _ in backbone.named_modules())
+    allowed = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+    require(is_there, "model.lora.targets", f"no layer named {', '.join(targets)}", allowed=allowed)
     alpha: Any = 2 * config.rank if config.alpha is None else config.alpha
-    for weight in backbone.parameters():
-        weight.requires_grad_(False)
-    inject_adapter_in_model(
-        PeftConfig(r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=targets), backbone
-    )
+    backbone.requires_grad_(False)
+    made = PeftConfig(r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=targets)
+    inject_adapter_in_model(made, backbone)
 
 
 def merge_lora(net: Any) -> None:

@@ -10,7 +10,7 @@ Shapes: T tokens, B rows, L longest row, H numbers a token, C outputs.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from flatout.errors import require
 from flatout.models.contract import Lengths, Product
 from flatout.models.encoder.attention import Kernel, KernelChoice, choose_kernel
-from flatout.models.encoder.families import FLAT_FAMILIES, Family, classify_tokens, why_not_flat
+from flatout.models.encoder.families import FLAT_FAMILIES, classify_tokens, why_not_flat
 from flatout.models.encoder.layered import LayeredEncoder, encoder_products, keep_tied_once, require_same_weights
-from flatout.models.encoder.layers import (
-    DisentangledLayer,
-    FlatLayer,
-    GroupedLayer,
-    LayerGroup,
-    Pass,
-    PostNormLayer,
-    PreNormLayer,
-)
+from flatout.models.encoder.layers import FlatLayer, Pass, replace_layers
 from flatout.models.encoder.rectangles import FlatRows
 from flatout.models.encoder.relative import Distances, measure_distances, reads_distances
 from flatout.models.encoder.windows import Windows, answer_texts, cut_windows, window_lengths
@@ -59,13 +51,7 @@ class Transformer(LayeredEncoder):
     """An encoder and its head; tags and masked words are answered token by token."""
 
     def __init__(
-        self,
-        net: Any,
-        is_tagging: bool,
-        compute: Compute,
-        separator_id: int | None,
-        *,
-        predicts_words: bool = False,
+        self, net: Any, is_tagging: bool, compute: Compute, separator_id: int | None, *, predicts_words: bool = False
     ) -> None:
         super().__init__()
         self.net, self.is_tagging, self.separator_id = net, is_tagging, separator_id
@@ -75,7 +61,6 @@ class Transformer(LayeredEncoder):
         """Fraction of tokens that such a head reads, for counts of operations."""
         self.described: Any = net.config
         self.family: str = net.config.model_type
-        self.unfreeze_epochs = 0.0
         self.recomputes = False
         """Whether flat layers compute their activations again in the backward pass, to save memory."""
         self.window = 0
@@ -102,7 +87,7 @@ class Transformer(LayeredEncoder):
         self.is_narrow = self.is_flat and not self.answers_tokens and pooling not in ("mean", "late")
         """Whether only first tokens are read after the last layer, so that only they are computed there."""
         if self.is_flat:
-            _replace_layers(net, FLAT_FAMILIES[self.family])
+            replace_layers(net, FLAT_FAMILIES[self.family])
         else:
             _use_plain_attention(net)
         self.register_load_state_dict_post_hook(require_same_weights)
@@ -117,9 +102,7 @@ class Transformer(LayeredEncoder):
     @property
     def why_padded(self) -> str:
         """Why batches are padded; empty where they are not."""
-        if self.is_flat:
-            return ""
-        return why_not_flat(self.described) or "asked for"
+        return "" if self.is_flat else why_not_flat(self.described) or "asked for"
 
     @property
     def attention_dropout(self) -> float:
@@ -157,11 +140,9 @@ class Transformer(LayeredEncoder):
     def kernel_choice(self, device: torch.device, dtype: torch.dtype, *, is_training: bool = True) -> KernelChoice:
         """What computes attention on a device in this number format, with its reason."""
         size = self.described.hidden_size // self.described.num_attention_heads
+        asks = {"has_windows": self.family == "modernbert", "has_distances": reads_distances(self.net.base_model)}
         drops = is_training and self.attention_dropout > 0
-        has_windows, has_distances = self.family == "modernbert", reads_distances(self.net.base_model)
-        return choose_kernel(
-            device, dtype, size, has_windows=has_windows, has_distances=has_distances, drops_scores=drops
-        )
+        return choose_kernel(device, dtype, size, **asks, drops_scores=drops)
 
     def _kernel(self, device: torch.device) -> Kernel:
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
@@ -233,10 +214,9 @@ class Transformer(LayeredEncoder):
         if getattr(parts, "embed_proj", None) is not None:
             states_TH = parts.embed_proj(states_TH)
         states_TH = parts.dropout(parts.LayerNorm(states_TH))
-        for name in ("embeddings_project", "encoder.embedding_hidden_mapping_in"):  # tables narrower than the layers
-            if _has(backbone, name):
-                states_TH = backbone.get_submodule(name)(states_TH)
-        return states_TH
+        of_albert = getattr(getattr(backbone, "encoder", None), "embedding_hidden_mapping_in", None)
+        widen = getattr(backbone, "embeddings_project", of_albert)  # of tables narrower than the layers
+        return states_TH if widen is None else widen(states_TH)
 
     def _numbers(self, tokens_T: Tensor, begins_T: Tensor, places_T: Tensor) -> Tensor:
         """Numbers of places in the table of positions; where it has one of padding, they come after it."""
@@ -286,45 +266,21 @@ class Transformer(LayeredEncoder):
             logits = self.net(input_ids=tokens_BL.long(), **given).logits
         if not self.answers_tokens:
             return logits
-        starts_B = batch.offsets[:-1]
-        shift_B = torch.arange(batch.num_rows, device=starts_B.device) * longest - starts_B
+        device = batch.offsets.device
+        shift_B = torch.arange(batch.num_rows, device=device) * longest - batch.offsets[:-1]
         shift_T = torch.repeat_interleave(shift_B, lengths_B, output_size=batch.num_tokens)
-        places_T = torch.arange(batch.num_tokens, device=starts_B.device) + shift_T
+        places_T = torch.arange(batch.num_tokens, device=device) + shift_T
         if self.predicts_words and batch.places is not None:
             places_T = places_T.index_select(0, batch.places)
         return logits.flatten(0, 1).index_select(0, places_T)
-
-
-_PRE_NORM = {"pre_norm": PreNormLayer, "grouped": GroupedLayer}
-_POST_NORM = {"post_norm": PostNormLayer, "disentangled": DisentangledLayer}
-
-
-def _replace_layers(net: Any, family: Family) -> None:
-    """Put our layers in the place of the library's, with their modules."""
-    layers, config = net.base_model.get_submodule(family.layers), net.config
-    activation = getattr(config, family.activation)
-    for number, block in enumerate(layers):
-        if family.names is None:
-            layers[number] = _PRE_NORM[family.kind](block, config, activation)
-        elif hasattr(block, "albert_layers"):
-            inner = [PostNormLayer(each, config, family.names, activation) for each in block.albert_layers]
-            layers[number] = LayerGroup(inner)
-        else:
-            layers[number] = _POST_NORM[family.kind](block, config, family.names, activation)
 
 
 def means_of_rows(states_TH: Tensor, lengths_B: Tensor) -> Tensor:
     """`[B, H]` means over the tokens of each row."""
     rows_B = torch.arange(len(lengths_B), device=states_TH.device)
     row_of_T = torch.repeat_interleave(rows_B, lengths_B, output_size=len(states_TH))
-    zero = torch.zeros(len(lengths_B), states_TH.shape[1], dtype=states_TH.dtype, device=states_TH.device)
+    zero = states_TH.new_zeros(len(lengths_B), states_TH.shape[1])
     return zero.index_add(0, row_of_T, states_TH) / lengths_B.unsqueeze(1).to(states_TH.dtype)
-
-
-def _has(module: Any, name: str) -> bool:
-    for part in name.split("."):
-        module = getattr(module, part, None)
-    return module is not None
 
 
 def _use_plain_attention(net: Any) -> None:
@@ -332,8 +288,6 @@ def _use_plain_attention(net: Any) -> None:
     if not getattr(net, "_can_set_attn_implementation", lambda: True)():  # it has one, and would warn of that
         return
     for name in ("sdpa", "eager"):
-        try:
+        with suppress(ValueError, ImportError):
             net.set_attn_implementation(name)
             return
-        except (ValueError, ImportError):
-            continue

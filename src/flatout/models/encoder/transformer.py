@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -25,9 +26,9 @@ __all__ = ["FLAT_FAMILIES", "Compute", "Outputs", "Transformer", "TransformerCon
 
 ALL = "all"
 """Of the layers to freeze: each of them, for a head alone."""
-_SIZES = {
-    "distilbert": {"hidden": "dim", "layers": "n_layers", "heads": "n_heads", "intermediate": "hidden_dim"},
-}
+_SIZES = {"hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
+_SIZES |= {"intermediate": "intermediate_size"}
+_SIZES_OF_DISTILBERT = {"hidden": "dim", "layers": "n_layers", "heads": "n_heads", "intermediate": "hidden_dim"}
 _OF_RANDOM_WEIGHTS: dict[str, dict[str, Any]] = {
     "deberta-v2": {
         "relative_attention": True,
@@ -141,17 +142,14 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
-        require(
-            self.hidden % self.heads == 0, "model.hidden", f"{self.hidden}", allowed=f"a multiple of {self.heads} heads"
-        )
+        allowed = f"a multiple of {self.heads} heads"
+        require(self.hidden % self.heads == 0, "model.hidden", f"{self.hidden}", allowed=allowed)
         require(self.reuse in ("auto", True, False), "model.reuse", f"{self.reuse}", allowed="auto, true, false")
         is_count = self.freeze_layers == ALL or (type(self.freeze_layers) is int and self.freeze_layers >= 0)
-        allowed = f"0 or more, or {ALL}"
-        require(is_count, "model.freeze_layers", f"{self.freeze_layers}", allowed=allowed)
-        is_frozen = bool(self.freeze_layers)
-        is_ready = is_frozen or not self.unfreeze_epochs
+        require(is_count, "model.freeze_layers", f"{self.freeze_layers}", allowed=f"0 or more, or {ALL}")
+        is_ready = bool(self.freeze_layers) or not self.unfreeze_epochs
         require(is_ready, "model.unfreeze_epochs", "nothing is frozen", hint="Set model.freeze_layers=N.")
-        is_ready = is_frozen or bool(self.lora.rank) or self.reuse is not True
+        is_ready = bool(self.freeze_layers or self.lora.rank) or self.reuse is not True
         require(is_ready, "model.reuse", "true, but nothing is frozen", hint="Set model.freeze_layers=N or all.")
         is_one_way = not (self.lora.rank and (self.freeze_layers or self.freeze_embeddings))
         what = f"{self.lora.rank} with model.freeze_layers or model.freeze_embeddings"
@@ -214,17 +212,16 @@ class TransformerConfig:
 
             from flatout.data.tables.hub import fetched
 
-            name = self.pretrained
-            found = fetched(name, "model.pretrained", lambda: AutoConfig.from_pretrained(name, trust_remote_code=False))
-            _require_no_code(vars(found), f"model.pretrained: {name}")
+            load = partial(AutoConfig.from_pretrained, self.pretrained, trust_remote_code=False)
+            found = fetched(self.pretrained, "model.pretrained", load)
+            _require_no_code(vars(found), f"model.pretrained: {self.pretrained}")
             return found
-        names = {"hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
-        names |= {"intermediate": "intermediate_size"} | _SIZES.get(self.family, {})
-        sizes = {"hidden": self.hidden, "layers": self.layers, "heads": self.heads}
-        sizes["intermediate"] = self.intermediate or 4 * self.hidden
+        names = _SIZES_OF_DISTILBERT if self.family == "distilbert" else _SIZES
+        sizes = {names[each]: getattr(self, each) for each in ("hidden", "layers", "heads")}
+        sizes[names["intermediate"]] = self.intermediate or 4 * self.hidden
         extra = {"embedding_size": self.hidden} if self.family in ("electra", "albert") else {}
         extra |= _OF_RANDOM_WEIGHTS.get(self.family, {})
-        return _config_class(self.family)(**{names[name]: size for name, size in sizes.items()}, **extra)
+        return _config_class(self.family)(**sizes, **extra)
 
     def _set(self, described: Any, outputs: Outputs, vocabulary_size: int, padding_id: int) -> None:
         for key, names in _DROPOUTS.items():
@@ -261,19 +258,10 @@ class TransformerConfig:
         before = logging.get_verbosity()
         logging.set_verbosity_error()  # that the head is new is no news
         logging.disable_progress_bar()
+        how = {"config": described, "dtype": torch.float32, "ignore_mismatched_sizes": True, "weights_only": True}
+        load = partial(auto.from_pretrained, self.pretrained, trust_remote_code=False, **how)
         try:
-            return fetched(
-                self.pretrained,
-                "model.pretrained",
-                lambda: auto.from_pretrained(
-                    self.pretrained,
-                    config=described,
-                    dtype=torch.float32,
-                    ignore_mismatched_sizes=True,
-                    trust_remote_code=False,
-                    weights_only=True,
-                ),
-            )
+            return fetched(self.pretrained, "model.pretrained", load)
         finally:
             logging.set_verbosity(before)
 
@@ -314,8 +302,7 @@ class Outputs:
         """Write the outputs into an encoder's configuration, as transformers knows them."""
         if self.are_words:
             return
-        described.num_labels = len(self.names)
-        described.id2label = dict(enumerate(self.names))
+        described.num_labels, described.id2label = len(self.names), dict(enumerate(self.names))
         described.label2id = {name: number for number, name in enumerate(self.names)}
         kinds = {"single": "single_label_classification", "multi": "multi_label_classification"}
         described.problem_type = None if self.is_tagging else kinds.get(self.kind, "regression")
