@@ -91,7 +91,7 @@ def test_known_grams_are_composed_as_detected_ones_are():
 def test_detectors_start_at_a_linear_function_and_stay_there():
     model = build(start="ridge")
     weight, bias = torch.randn(BITS, HASHED), torch.randn(HASHED)
-    model.start_detectors(weight, bias)
+    model.start_at(model.detectors, weight, bias)
     batch, bits = bit_batch()
     torch.testing.assert_close(model.detect(batch), bits @ weight + bias)
     assert model(batch).shape == (6, len(SOURCES))
@@ -102,7 +102,7 @@ def test_detectors_start_at_a_linear_function_and_stay_there():
 
 def test_detectors_that_are_not_trained_are_cast_once_and_anew_when_they_change():
     model = build(start="ridge")
-    model.start_detectors(torch.randn(BITS, HASHED), torch.randn(HASHED))
+    model.start_at(model.detectors, torch.randn(BITS, HASHED), torch.randn(HASHED))
     batch, bits = bit_batch()
     with torch.autocast("cpu", torch.bfloat16):
         plain = F.linear(bits, model.detectors.weight, model.detectors.bias)
@@ -110,14 +110,14 @@ def test_detectors_that_are_not_trained_are_cast_once_and_anew_when_they_change(
         cast = model._narrow
         assert torch.equal(first, plain) and torch.equal(model.detect(batch), plain)
         assert model._narrow is cast
-        model.start_detectors(torch.zeros(BITS, HASHED), torch.ones(HASHED))
+        model.start_at(model.detectors, torch.zeros(BITS, HASHED), torch.ones(HASHED))
         assert model.detect(batch).tolist() == [[1.0] * HASHED] * 6
 
 
 def test_ridge_votes_with_the_share_it_is_given():
     model = build(start="ridge")
     weight, bias = torch.randn(BITS, 5), torch.randn(5)
-    model.take_ridge(weight, bias)
+    model.start_at(model.ridge, weight, bias)
     batch, bits = bit_batch()
     logits = model(batch)
     torch.testing.assert_close(model.blended(logits, batch).sigmoid(), logits.sigmoid(), atol=1e-5, rtol=1e-5)

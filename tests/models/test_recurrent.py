@@ -60,8 +60,8 @@ def told(monkeypatch):
 def test_on_a_gpu_one_direction_runs_beside_the_other_and_each_waits_where_it_reads(told):
     ahead, back = Layer(3, 4), Layer(3, 4)
     ahead.title, back.title = "ahead", "back"
-    inputs, turned = torch.randn(5, 2, 3), torch.randn(5, 2, 3)
-    both = recurrent.run_both(ahead, back, inputs, turned)
+    inputs = torch.randn(5, 2, 3)
+    both = recurrent.run_both(ahead, back, inputs, None)
     assert told[:4] == [
         f"{BESIDE} waits for {HERE}",
         f"back runs on {BESIDE}",
@@ -70,7 +70,7 @@ def test_on_a_gpu_one_direction_runs_beside_the_other_and_each_waits_where_it_re
     ]
     assert told[4:] == [f"3 kept for {BESIDE}", f"4 kept for {HERE}"]
     assert torch.equal(both[0], nn.LSTM.forward(ahead, inputs)[0])
-    assert torch.equal(both[1], nn.LSTM.forward(back, turned)[0])
+    assert torch.equal(both[1], nn.LSTM.forward(back, inputs.flip(0))[0].flip(0))
 
 
 def test_a_cpu_and_ranks_of_ddp_stay_on_one_stream(monkeypatch):

@@ -157,7 +157,7 @@ def start_at_ridge(network: nn.Module, labels: GramLabels, info: BitInfo, feeds:
     log.decision("ridge penalty", baseline.penalty, f"the best of {penalties}", evidence)
     if isinstance(network, BitMLP):
         if network.ridge is not None:
-            network.take_ridge(baseline.weight, baseline.bias + (0.5 - baseline.threshold))
+            network.start_at(network.ridge, baseline.weight, baseline.bias + (0.5 - baseline.threshold))
         if network.detectors is not None and network.starts_at_ridge:
             start_detectors(network, hashed)
             evidence = f"Dice {hashed.dice:.4f} of the hashed grams on the validation records"
@@ -167,7 +167,8 @@ def start_at_ridge(network: nn.Module, labels: GramLabels, info: BitInfo, feeds:
 
 def start_detectors(network: BitMLP, hashed: Ridge) -> None:
     """Start detectors at ridge regression on the hashed grams."""
-    network.start_detectors(_STEEPNESS * hashed.weight, _STEEPNESS * (hashed.bias - hashed.threshold))
+    assert network.detectors is not None, "this model has no detectors"
+    network.start_at(network.detectors, _STEEPNESS * hashed.weight, _STEEPNESS * (hashed.bias - hashed.threshold))
 
 
 def choose_ridge_share(

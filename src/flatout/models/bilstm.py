@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from flatout.errors import setting
 from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.lean import LeanDropout
-from flatout.models.recurrent import reverse_rows, reversed_places, run_both, start_layer
+from flatout.models.recurrent import reversed_places, run_both, start_layer
 from flatout.models.words import Pool, Pooling, WordsConfig
 
 if TYPE_CHECKING:
@@ -105,9 +105,7 @@ class _Layer(nn.Module):
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.ahead = nn.LSTM(width, hidden)
-        self.back = nn.LSTM(width, hidden)
+        self.ahead, self.back = nn.LSTM(width, hidden), nn.LSTM(width, hidden)
 
     def forward(self, inputs_LBE: Tensor, turned: Tensor | None) -> Tensor:
-        ahead_LBH, back_LBH = run_both(self.ahead, self.back, inputs_LBE, reverse_rows(inputs_LBE, turned))
-        return torch.cat([ahead_LBH, reverse_rows(back_LBH, turned)], -1)
+        return torch.cat(run_both(self.ahead, self.back, inputs_LBE, turned), -1)

@@ -30,11 +30,8 @@ from flatout.models.lean import LeanDropout
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
 
-_SURE = 8.0
-"""Logit of an answer whose gram is detected beyond doubt, before training."""
-_UNSEEN = -8.0
-"""Logit of an answer that nothing speaks for."""
-_EPSILON = 1e-6
+_SURE, _UNSEEN = 8.0, -8.0
+"""Logits of an answer whose gram is detected beyond doubt, before training, and of one that nothing speaks for."""
 _RARE = -4.0
 """Logit at which every answer of a plain network starts: a record holds some twenty of a thousand grams."""
 
@@ -89,13 +86,9 @@ class BitMLPConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
-        has_path = bool(self.widths) or self.straight
-        require(
-            has_path,
-            "model.widths",
-            "an empty list without model.straight leaves no way from bits to answers",
-            hint="Set model.straight=true, or name widths: model.widths=[512].",
-        )
+        what = "an empty list without model.straight leaves no way from bits to answers"
+        hint = "Set model.straight=true, or name widths: model.widths=[512]."
+        require(bool(self.widths) or self.straight, "model.widths", what, hint=hint)
 
     @property
     def starts_at_ridge(self) -> bool:
@@ -145,18 +138,9 @@ class BitMLP(Network, nn.Module):
             if config.widths:
                 nn.init.zeros_(self.composer[-1].get_parameter("weight"))  # answers start at what is detected
 
-    def start_detectors(self, weight_DH: Tensor, bias_H: Tensor) -> None:
-        """Start the detectors at a linear function."""
-        assert self.detectors is not None, "this model has no detectors"
-        self._fill(self.detectors, weight_DH, bias_H)
-
-    def take_ridge(self, weight_DC: Tensor, bias_C: Tensor) -> None:
-        """Take over ridge regression's scores, which may have a vote in the answers."""
-        assert self.ridge is not None, "this model does not blend"
-        self._fill(self.ridge, weight_DC, bias_C)
-
     @torch.no_grad()
-    def _fill(self, layer: nn.Module, weight: Tensor, bias: Tensor) -> None:
+    def start_at(self, layer: nn.Module, weight: Tensor, bias: Tensor) -> None:
+        """Start the detectors, or the vote of ridge regression, at a linear function of inputs."""
         layer.get_parameter("weight").copy_(weight if self.is_set else weight.T)
         layer.get_parameter("bias").copy_(bias)
 
@@ -166,7 +150,7 @@ class BitMLP(Network, nn.Module):
             return logits_BC
         share, scores_BC = self.ridge_share, self.ridge(self._features(batch)).float()
         mixed_BC = (1 - share) * logits_BC.float().sigmoid() + share * scores_BC
-        return torch.logit(mixed_BC, eps=_EPSILON)
+        return torch.logit(mixed_BC, eps=1e-6)
 
     @property
     def trains_detectors(self) -> bool:
@@ -211,9 +195,7 @@ class BitMLP(Network, nn.Module):
 
     def _answers(self, features: Tensor) -> Tensor:
         """The hidden layers' logits, and the straight path's of a plain network."""
-        logits_BC = self.lean
-        if len(self.composer):
-            logits_BC = logits_BC + self.composer(features)
+        logits_BC = self.lean + self.composer(features) if len(self.composer) else self.lean
         return logits_BC if self.straight is None else logits_BC + self.straight(features)
 
     def products(self, lengths: Lengths) -> list[Product]:
@@ -221,9 +203,8 @@ class BitMLP(Network, nn.Module):
 
         The composer's turns on recombined grams are not counted.
         """
-        rows, found = len(lengths), []
-        if self.detectors is not None:
-            found.append(_product(rows, self.detectors))
+        rows = len(lengths)
+        found = [] if self.detectors is None else [_product(rows, self.detectors)]
         layers = [_product(rows, layer) for layer in self.composer.modules() if isinstance(layer, _LINEAR)]
         if self.straight is not None:  # reads what the first hidden layer reads
             layers[:1] = [sum(layers[:1], _product(rows, self.straight))]
@@ -291,9 +272,8 @@ def _composer(config: BitMLPConfig, num_inputs: int, num_labels: int, is_set: bo
 
 
 def _start(layer: nn.Module, init: Init) -> None:
-    weight: Tensor = layer.get_parameter("weight")
-    if isinstance(layer, _SetLinear):  # its rows are what a linear layer's columns are
-        weight = weight.T
+    own = layer.get_parameter("weight")
+    weight = own.T if isinstance(layer, _SetLinear) else own  # its rows are what a linear layer's columns are
     if init is Init.xavier:
         nn.init.xavier_uniform_(weight)
     else:

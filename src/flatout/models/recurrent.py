@@ -89,11 +89,11 @@ def start_layer(layer: Any) -> None:
         layer.get_parameter("bias_ih_l0").data[layer.hidden_size : 2 * layer.hidden_size] = 1.0
 
 
-def run_both(ahead: nn.Module, back: nn.Module, inputs: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
-    """States of both directions, `back` over rows that are turned round; on a GPU it has a stream of its own."""
-    device = inputs.device
+def run_both(ahead: nn.Module, back: nn.Module, inputs: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Each place's states of both directions; `back` runs over rows turned round, on a GPU on a stream of its own."""
+    device, turned = inputs.device, _reverse_rows(inputs, places)
     if not _has_streams(device):
-        return run_layer(ahead, inputs)[0], run_layer(back, turned)[0]
+        return run_layer(ahead, inputs)[0], _reverse_rows(run_layer(back, turned)[0], places)
     here, beside = torch.cuda.current_stream(device), _stream_beside(device)
     beside.wait_stream(here)
     with torch.cuda.stream(beside):
@@ -102,7 +102,7 @@ def run_both(ahead: nn.Module, back: nn.Module, inputs: Tensor, turned: Tensor) 
     here.wait_stream(beside)
     turned.record_stream(beside)  # else its memory might be used again while the other stream reads it
     back_states.record_stream(here)
-    return ahead_states, back_states
+    return ahead_states, _reverse_rows(back_states, places)
 
 
 def _has_streams(device: torch.device) -> bool:
@@ -123,11 +123,9 @@ def reversed_places(lengths_B: Tensor, longest: int) -> Tensor:
     return (torch.where(turned_LB >= 0, turned_LB, places_L1) * len(lengths_B) + rows_B).flatten()
 
 
-def reverse_rows(states_LBD: Tensor, turned: Tensor | None) -> Tensor:
+def _reverse_rows(states_LBD: Tensor, places: Tensor | None) -> Tensor:
     """States with each row turned round; None: no row is padded."""
-    if turned is None:
-        return states_LBD.flip(0)
-    return _Reverse.apply(states_LBD, turned)
+    return states_LBD.flip(0) if places is None else _Reverse.apply(states_LBD, places)
 
 
 class _Reverse(torch.autograd.Function):
@@ -211,7 +209,6 @@ class CarriedState:
     def _close(self) -> None:
         """The pieces of the last batch are whole: they are what the next one continues."""
         if self._now:
-            rows = np.concatenate([each[0] for each in self._now])
-            states = [each[1] for each in self._now]
-            self._before = rows, tuple(torch.cat(parts, dim=1) for parts in zip(*states, strict=True))
+            rows, states = zip(*self._now, strict=True)
+            self._before = np.concatenate(rows), tuple(torch.cat(parts, dim=1) for parts in zip(*states, strict=True))
             self._now = []

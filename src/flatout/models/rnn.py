@@ -19,15 +19,7 @@ from torch import Tensor, nn
 from flatout.errors import check_settings, require, setting
 from flatout.models.contract import Lengths, Network, Product, through
 from flatout.models.lean import LeanDropout
-from flatout.models.recurrent import (
-    CarriedState,
-    State,
-    reverse_rows,
-    reversed_places,
-    run_both,
-    run_layer,
-    start_layer,
-)
+from flatout.models.recurrent import CarriedState, State, reversed_places, run_both, run_layer, start_layer
 from flatout.models.series import Residual, WindowRidge, flatten, is_even, last_of, rectangle, windows_of
 
 if TYPE_CHECKING:
@@ -95,29 +87,22 @@ class RNN(Network, nn.Module):
         self.config, self.shape = config, shape
         kind = nn.LSTM if config.cell is Cell.lstm else nn.GRU
         self.is_lstm, self.is_both = config.cell is Cell.lstm, config.bidirectional
-        width = config.hidden * (2 if config.bidirectional else 1)
+        width = config.hidden * (2 if self.is_both else 1)
         widths = [shape.inputs] + [width] * (config.layers - 1)
         self.ahead = nn.ModuleList(kind(each, config.hidden) for each in widths)
-        back = widths if config.bidirectional else []
-        self.back = nn.ModuleList(kind(each, config.hidden) for each in back)
+        self.back = nn.ModuleList(kind(each, config.hidden) for each in widths * self.is_both)
         self.dropout = LeanDropout(config.dropout) if config.dropout else nn.Identity()
         self.output = nn.Linear(width, shape.outputs)
         self.memory = nn.Parameter(torch.zeros(shape.targets)) if config.smoothing is Smoothing.ema else None
         self.ridge = WindowRidge(shape) if config.residual is Residual.ridge else None
         self.carried = CarriedState() if shape.is_stateful else None
         self.carried_of_others = CarriedState() if shape.is_stateful else None
-        """Of validation and test, which come in between."""
         self._zeros: dict[tuple[int, torch.device], State] = {}
         for layer in [*self.ahead, *self.back]:
             start_layer(layer)
         if self.ridge is not None or shape.horizon:  # starts at the ridge's answers, or repeats the last value
             nn.init.zeros_(self.output.weight)
             nn.init.zeros_(self.output.bias)
-
-    @property
-    def carrier(self) -> CarriedState | None:
-        """The states of training, or those of validation and test."""
-        return self.carried if self.training else self.carried_of_others
 
     def forward(self, batch: FlatBatch) -> Tensor:
         """`[T, K]` for each sample, `[B, K]` for windows, `[B, H, K]` for forecasts, `[B, labels]`."""
@@ -129,12 +114,10 @@ class RNN(Network, nn.Module):
             return self.output(self.dropout(self._both_ways(inputs_BLF, batch)))
         if not shape.is_each_step:
             states_LBH, _ = self._recur(inputs_BLF, self.zeros(inputs_BLF))
-            answers = self.output(self.dropout(_last_of(states_LBH, batch)))
+            answers = self.output(self.dropout(last_of(states_LBH.transpose(0, 1), batch)))
             return answers if self.ridge is None else answers + self.ridge(batch)
-        carrier = self.carrier
-        zeros = self.zeros(inputs_BLF)
-        before = zeros if carrier is None else carrier.take(zeros)
-        answers_BLK, after = self.run(inputs_BLF, before)
+        carrier, zeros = self.carried if self.training else self.carried_of_others, self.zeros(inputs_BLF)
+        answers_BLK, after = self.run(inputs_BLF, zeros if carrier is None else carrier.take(zeros))
         if carrier is not None:
             carrier.keep(after)
         return flatten(answers_BLK, batch)
@@ -201,9 +184,9 @@ class RNN(Network, nn.Module):
         states_LBD = inputs_BLF.transpose(0, 1)
         for depth, (ahead, back) in enumerate(zip(self.ahead, self.back, strict=True)):
             states_LBD = self.dropout(states_LBD) if depth else states_LBD
-            there_LBH, back_LBH = run_both(ahead, back, states_LBD, reverse_rows(states_LBD, turned))
-            states_LBD = torch.cat([there_LBH, reverse_rows(back_LBH, turned)], -1)
-        return torch.cat([_last_of(there_LBH, batch), _last_of(back_LBH, batch)], -1)
+            there_LBH, back_LBH = run_both(ahead, back, states_LBD, turned)
+            states_LBD = torch.cat([there_LBH, back_LBH], -1)
+        return torch.cat([last_of(there_LBH.transpose(0, 1), batch), back_LBH[0]], -1)
 
     def products(self, lengths: Lengths) -> list[Product]:
         """A sample meets the weights of each layer; answers are made of each sample, or once a row."""
@@ -235,8 +218,3 @@ def smooth(answers_BLK: Tensor, memory_K: Tensor, before: Tensor) -> tuple[Tenso
     means_BLK = means_BLK + powers_LK * start_BK.unsqueeze(1)
     begun_B1 = torch.ones_like(start_BK[:, :1])
     return means_BLK, torch.cat([means_BLK[:, -1], begun_B1], -1).unsqueeze(0)
-
-
-def _last_of(states_LBH: Tensor, batch: FlatBatch) -> Tensor:
-    """`[B, H]`: the states at each row's last sample."""
-    return states_LBH[-1] if is_even(batch) else last_of(states_LBH.transpose(0, 1), batch)

@@ -33,9 +33,8 @@ def rectangle(batch: FlatBatch) -> Tensor:
     """
     if is_even(batch):
         return batch.tokens.view(batch.num_rows, -1, batch.tokens.shape[1])
-    starts_B, stops_B = batch.offsets[:-1], batch.offsets[1:]
     places_L = torch.arange(batch.longest(), device=batch.tokens.device)
-    index_BL = torch.minimum(starts_B.unsqueeze(1) + places_L, stops_B.unsqueeze(1) - 1)
+    index_BL = torch.minimum(batch.offsets[:-1].unsqueeze(1) + places_L, batch.offsets[1:].unsqueeze(1) - 1)
     return batch.tokens[index_BL]
 
 
@@ -78,8 +77,6 @@ def answers_of(batch: FlatBatch, shape: SequenceShape) -> Tensor:
         return batch.tokens[:, -shape.targets :]
     if shape.horizon:
         return rectangle(batch)[:, shape.lookback :, -shape.targets :]
-    if is_even(batch):
-        return rectangle(batch)[:, -1, -shape.targets :]
     return batch.tokens[batch.offsets[1:] - 1, -shape.targets :]
 
 

@@ -57,9 +57,8 @@ class TextCNN(Network, nn.Module):
         super().__init__()
         self.padding_id = padding_id
         self.embedding = nn.Embedding(vocabulary_size, config.embedding, padding_idx=padding_id)
-        self.filters = nn.ModuleList(
-            nn.Conv1d(config.embedding, config.filters, width, padding=width // 2) for width in config.widths
-        )
+        sizes = config.embedding, config.filters
+        self.filters = nn.ModuleList(nn.Conv1d(*sizes, width, padding=width // 2) for width in config.widths)
         self.embedding_dropout = LeanDropout(config.embedding_dropout)
         self.dropout = LeanDropout(config.dropout)
         self.output = nn.Linear(config.filters * len(config.widths), num_outputs)
@@ -77,26 +76,19 @@ class TextCNN(Network, nn.Module):
             # The padding word's vector is zero, but a person's own vectors need not keep it so.
             words_BLE = words_BLE.masked_fill((places_L[:longest] >= lengths_B.unsqueeze(1)).unsqueeze(-1), 0)
         words_BEL = words_BLE.transpose(1, 2)
-        highest = [self._highest(conv, words_BEL, lengths_B, places_L, is_even) for conv in self.filters]
+        highest: list[Tensor] = []
+        for conv in self.filters:
+            answers_BFL = conv(words_BEL)
+            if not is_even:  # the windows that a row alone would have
+                windows = answers_BFL.shape[-1]
+                mask_BL = places_L[:windows] < (lengths_B + windows - longest).unsqueeze(1)
+                answers_BFL = answers_BFL + padding_bias(mask_BL, answers_BFL.dtype).unsqueeze(1)
+            highest.append(answers_BFL.amax(-1).relu())  # as relu before the maximum, but on L times fewer numbers
         return self.output(self.dropout(torch.cat(highest, -1)))
 
     def products(self, lengths: Lengths) -> list[Product]:
         """Each window meets width x E x F weights; a row has a window a token, for even widths one more."""
         tokens, rows = float(lengths.sum()), len(lengths)
-        windows = [tokens + rows * (weight.shape[-1] % 2 == 0) for weight in self._weights()]
-        filters = [through(count, weight) for count, weight in zip(windows, self._weights(), strict=True)]
+        weights = [conv.get_parameter("weight") for conv in self.filters]
+        filters = [through(tokens + rows * (weight.shape[-1] % 2 == 0), weight) for weight in weights]
         return [look_up(self.embedding.weight), sum(filters[1:], filters[0]), through(rows, self.output.weight)]
-
-    def _weights(self) -> list[Tensor]:
-        return [conv.get_parameter("weight") for conv in self.filters]
-
-    def _highest(
-        self, conv: nn.Module, words_BEL: Tensor, lengths_B: Tensor, places_L: Tensor, is_even: bool
-    ) -> Tensor:
-        """`[B, F]` highest answer over the windows that a row alone would have."""
-        answers_BFL = conv(words_BEL)
-        if not is_even:
-            extra = answers_BFL.shape[-1] - words_BEL.shape[-1]
-            mask_BL = places_L[: answers_BFL.shape[-1]] < (lengths_B + extra).unsqueeze(1)
-            answers_BFL = answers_BFL + padding_bias(mask_BL, answers_BFL.dtype).unsqueeze(1)
-        return answers_BFL.amax(-1).relu()  # as relu before the maximum, but on L times fewer numbers

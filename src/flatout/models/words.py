@@ -63,9 +63,8 @@ def load_vectors(path: str, vocabulary: dict[str, int] | None, embedding: Tensor
     Other rows keep what they hold; of a word that stands there twice, the first counts.
     """
     file, width = Path(path), embedding.shape[1]
-    require(
-        file.is_file(), "model.vectors", f"no such file: {path}", hint="Check the name, or leave model.vectors out."
-    )
+    hint = "Check the name, or leave model.vectors out."
+    require(file.is_file(), "model.vectors", f"no such file: {path}", hint=hint)
     if vocabulary is None:
         raise UserError("model.vectors", "no vocabulary to find its words by", hint="Pass build(vocabulary=...).")
     rows = {word.encode(): row for word, row in vocabulary.items()}
@@ -107,19 +106,14 @@ def _parsed(where: str, word: bytes, fields: list[bytes], width: int) -> np.ndar
         return None
     if len(fields) != width:
         raise _wrong_count(where, word, len(fields), width)
+    hint = "Correct the line, or remove it."
     try:
         vector = np.array(fields, dtype=np.float32)
     except ValueError:
         wrong = next(field for field in fields if not _is_number(field))
-        raise UserError(
-            where, f"{wrong.decode(errors='replace')!r} is not a number", hint="Correct the line, or remove it."
-        ) from None
-    require(
-        bool(np.isfinite(vector).all()),
-        where,
-        f"the numbers of {word.decode(errors='replace')!r} are not finite",
-        hint="Correct the line, or remove it.",
-    )
+        raise UserError(where, f"{wrong.decode(errors='replace')!r} is not a number", hint=hint) from None
+    what = f"the numbers of {word.decode(errors='replace')!r} are not finite"
+    require(bool(np.isfinite(vector).all()), where, what, hint=hint)
     return vector
 
 
@@ -137,17 +131,12 @@ def _wrong_count(where: str, word: bytes, count: int, width: int) -> UserError:
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    if file.suffix != ".gz":
-        with file.open("rb") as lines:
-            yield from lines
-        return
     try:
-        with gzip.open(file) as lines:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
             yield from lines
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(
-            f"model.vectors: {file}", f"not a whole gzip file: {error}", hint="Copy or fetch it again."
-        ) from None
+        what = f"not a whole gzip file: {error}"
+        raise UserError(f"model.vectors: {file}", what, hint="Copy or fetch it again.") from None
 
 
 class Pooling(StrEnum):
@@ -169,7 +158,10 @@ class Pool(nn.Module):
 
     def forward(self, states_BLD: Tensor, lengths_B: Tensor, mask_BL: Tensor | None) -> Tensor:
         if self.kind is Pooling.last:
-            return _ends(states_BLD, None if mask_BL is None else lengths_B)
+            # Each direction ends somewhere else: forwards at the row's last token, backwards at its first.
+            half, last_B11 = states_BLD.shape[-1] // 2, (lengths_B - 1).view(-1, 1, 1)
+            ahead_BH = states_BLD[..., :half].gather(1, last_B11.expand(-1, 1, half)).squeeze(1)
+            return torch.cat([ahead_BH, states_BLD[:, 0, half:]], -1)
         if self.kind is Pooling.max:
             if mask_BL is not None:
                 states_BLD = states_BLD + padding_bias(mask_BL, states_BLD.dtype).unsqueeze(-1)
@@ -197,14 +189,3 @@ def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     Unlike filling, adding needs no pass of its own over the gradient.
     """
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
-
-
-def _ends(states_BLD: Tensor, lengths_B: Tensor | None) -> Tensor:
-    """What each direction holds when it has read the whole row: forwards at its last token, backwards at its first."""
-    half = states_BLD.shape[-1] // 2
-    if lengths_B is None:
-        ahead_BH = states_BLD[:, -1, :half]
-    else:
-        last_B1H = (lengths_B - 1).view(-1, 1, 1).expand(-1, 1, half)
-        ahead_BH = states_BLD[..., :half].gather(1, last_B1H).squeeze(1)
-    return torch.cat([ahead_BH, states_BLD[:, 0, half:]], -1)
