@@ -31,7 +31,7 @@ from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.problem import Problem
 from flatout.errors import require
 from flatout.models.contract import contract
-from flatout.models.encoder.lora import merge_lora
+from flatout.models.encoder.layered import merge_lora
 from flatout.models.encoder.transformer import Outputs
 
 ONNX, SIGNATURE = "model.onnx", "signature.json"

@@ -1,4 +1,4 @@
-"""The layers of an encoder: freezing, thawing and rates by depth; weights with two names; counted products.
+"""The layers of an encoder: freezing, thawing, rates by depth; LoRA by `peft`; weights with two names; counted products.
 
 A weight with two names, such as word embeddings that a head of masked words reads too, is one parameter. A state holds
 it once, under the name of the embedding. So a file of weights cannot hold two values of it, and encoders with other
@@ -11,14 +11,14 @@ import itertools
 import json
 import math
 import operator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 import xxhash
 from torch import Tensor, nn
 
-from flatout.errors import require
+from flatout.errors import UserError, check_settings, require, setting
 from flatout.models.contract import Lengths, Network, Product, between, look_up, through
 from flatout.models.encoder.families import FLAT_FAMILIES
 
@@ -27,6 +27,30 @@ _BESIDE_BLOCKS = {"deberta-v2": ("encoder.LayerNorm", "encoder.conv")}
 
 _OF_THE_HEAD = ("_name_or_path", "id2label", "label2id", "problem_type", "num_labels", "transformers_version")
 """What of an encoder's own configuration changes nothing below its head."""
+
+
+@dataclass(kw_only=True, slots=True)
+class LoraConfig:
+    """Small matrices beside the frozen ones; the head is trained whole."""
+
+    rank: int = setting(0, "Rank of the small matrices; 0: none, all weights are trained.", least=0, example="8")
+    alpha: float | None = setting(
+        None,
+        "What they count for, over the rank; null: twice the rank.",
+        above=0,
+        example="model.lora.rank=8 model.lora.alpha=16",
+    )
+    dropout: float = setting(
+        0.0, "Share of their input dropped.", least=0, below=1, example="model.lora.rank=8 model.lora.dropout=0.1"
+    )
+    targets: list[str] = setting(
+        list,
+        "Names of the layers that get them; empty: every linear layer of the encoder.",
+        example="model.lora.rank=8 model.lora.targets=[query,value]",
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self, "model.lora")
 
 
 class LayeredEncoder(Network, nn.Module):
@@ -197,6 +221,37 @@ def _put_in(model: Any, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
             state[prefix + kept] = state[prefix + name]
         elif prefix + kept in state:
             state[prefix + name] = state[prefix + kept]
+
+
+def add_lora(net: Any, config: LoraConfig) -> None:
+    """Put the matrices into an encoder in place; everything but them and the head is frozen."""
+    try:
+        from peft import LoraConfig as PeftConfig
+        from peft import inject_adapter_in_model
+    except ImportError:
+        hint = "Install it with pip install 'flatout[lora]'."
+        raise UserError("model.lora.rank", "needs the package peft", hint=hint) from None
+    backbone = net.base_model
+    linear = [name for name, module in backbone.named_modules() if isinstance(module, nn.Linear)]
+    targets = config.targets or linear
+    is_there = any(name.endswith(tuple(targets)) for name, _ in backbone.named_modules())
+    allowed = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+    require(is_there, "model.lora.targets", f"no layer named {', '.join(targets)}", allowed=allowed)
+    alpha: Any = 2 * config.rank if config.alpha is None else config.alpha
+    backbone.requires_grad_(False)
+    made = PeftConfig(r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=targets)
+    inject_adapter_in_model(made, backbone)
+
+
+def merge_lora(net: Any) -> None:
+    """Add the trained matrices to the ones they stand beside, so that the model is a plain one again."""
+    from peft.tuners.lora import LoraLayer
+
+    for name, module in list(net.named_modules()):
+        if isinstance(module, LoraLayer):
+            module.merge()
+            parent, _, own = name.rpartition(".")
+            setattr(net.get_submodule(parent), own, module.get_base_layer())
 
 
 _COUNTED_FAMILIES = {*FLAT_FAMILIES} - {"deberta-v2"}

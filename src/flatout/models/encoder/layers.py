@@ -119,15 +119,11 @@ class PostNormLayer(FlatLayer):
         None where LoRA has put small matrices beside a layer.
         """
         kind, layers = _product_type(states_TH), [[self.part(name) for name in group] for group in groups]
-        plain = [group for group in layers if all(type(layer) is nn.Linear for layer in group)]
-        made = [group for group in plain if len(group) > 1 or group[0].weight.dtype != kind]
-        joined = iter(_join(kind, made)) if made else iter(())
-        found: list[Weights | None] = []
-        for group in layers:
-            if any(group is each for each in made):
-                found.append(next(joined))
-            else:
-                found.append((group[0].weight, group[0].bias) if any(group is each for each in plain) else None)
+        plain = [all(type(layer) is nn.Linear for layer in group) for group in layers]
+        found = [(group[0].weight, group[0].bias) if own else None for group, own in zip(layers, plain, strict=True)]
+        made = [n for n, each in enumerate(layers) if plain[n] and (len(each) > 1 or each[0].weight.dtype != kind)]
+        for number, joined in zip(made, _join(kind, [layers[n] for n in made]), strict=True):
+            found[number] = joined
         return found
 
     def project(self, states_TH: Tensor, names: tuple[str, ...], weights: Weights | None) -> Tensor:
@@ -142,18 +138,9 @@ class PostNormLayer(FlatLayer):
         """Random words for the two dropouts, and the weights of the three products."""
         return *self._draw(own_KH), *self.weights(own_KH, self._later())
 
-    def finish(
-        self,
-        own_KH: Tensor,
-        read_KH: Tensor,
-        out_words: Tensor | None,
-        down_words: Tensor | None,
-        out: Weights | None,
-        up: Weights | None,
-        down: Weights | None,
-    ) -> Tensor:
+    def finish(self, own_KH: Tensor, read_KH: Tensor, *prepared: Any) -> Tensor:
         """The sums, their norms, and the two products between."""
-        names = self.names
+        names, (out_words, down_words, out, up, down) = self.names, prepared
         found = self._multiply(names.out, read_KH, out)
         if names.out_dropout:
             found = _drop(found, self.part(names.out_dropout), out_words)
@@ -186,8 +173,7 @@ class DisentangledLayer(PostNormLayer):
             return Scores(scale, share, None)
         table_RH, prefix = attention.pos_dropout(distances.table), "" if attention.share_att_key else "pos_"
         key = self._vectors(f"{prefix}key_proj", table_RH) if "c2p" in kinds else None
-        query = self._vectors(f"{prefix}query_proj", table_RH) if "p2c" in kinds else None
-        query = None if query is None else query * scale
+        query = self._vectors(f"{prefix}query_proj", table_RH) * scale if "p2c" in kinds else None
         return Scores(scale, share, None, partial(distances.attend, partial(distances.add_products, key, query)))
 
     def _vectors(self, name: str, table_RH: Tensor) -> Tensor:
@@ -264,14 +250,8 @@ class GroupedLayer(FlatLayer):
         scores = Scores(attention.scaling, attention.attention_dropout if self.training else 0.0, None)
         normed_TH, rotary = self.part("input_layernorm")(states_TH), shared.rotary[""]
         asking_KH = normed_TH.index_select(0, kept) if are_first and kept is not None else normed_TH
-        query, key, value = (
-            layer(given).unflatten(1, (1, -1, attention.head_dim))
-            for layer, given in (
-                (attention.q_proj, asking_KH),
-                (attention.k_proj, normed_TH),
-                (attention.v_proj, normed_TH),
-            )
-        )
+        made = attention.q_proj(asking_KH), attention.k_proj(normed_TH), attention.v_proj(normed_TH)
+        query, key, value = (each.unflatten(1, (1, -1, attention.head_dim)) for each in made)
         kv = torch.cat((_rotate(key, *rotary), value), 1).repeat_interleave(attention.num_key_value_groups, 2)
         if are_first:  # a first token's position is 0: it rotates nothing
             read = shared.rows.attend_first(query.squeeze(1), kv, scores)
@@ -307,6 +287,8 @@ def replace_layers(net: Any, family: Family) -> None:
 
 def _join(kind: torch.dtype, groups: list[list[nn.Linear]]) -> list[Weights]:
     """Weights and biases of each group, one below the other."""
+    if not groups:
+        return []
     weights = [layer.weight for group in groups for layer in group]
     biases = [layer.bias for group in groups for layer in group]
     made = _Cast.apply(kind, 2 * [len(group) for group in groups], *weights, *biases)

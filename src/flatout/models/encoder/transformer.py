@@ -18,9 +18,8 @@ import torch
 from flatout.data.tokens.run_model import model_of_run
 from flatout.errors import UserError, check_settings, did_you_mean, require, setting
 from flatout.models.encoder.families import FLAT_FAMILIES
-from flatout.models.encoder.lora import LoraConfig, add_lora
-from flatout.models.encoder.network import Compute, Transformer
-from flatout.models.encoder.windows import Windows
+from flatout.models.encoder.layered import LoraConfig, add_lora
+from flatout.models.encoder.network import Compute, Transformer, Windows
 
 __all__ = ["FLAT_FAMILIES", "Compute", "Outputs", "Transformer", "TransformerConfig"]
 
