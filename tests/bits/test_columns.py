@@ -65,7 +65,7 @@ def test_sets_of_numbers_are_read_from_lists_and_from_texts(rows):
 def test_lists_of_zeros_and_ones_are_bits():
     reader = BitColumn("bits", "file")
     assert reader.read(pa.array([[1, 0, 0, 0, 0, 0, 0, 1], [0] * 8]), ROWS).tolist() == [[129], [0]]
-    assert not reader.is_set
+    assert reader.form is Form.packed
 
 
 MISTAKES = {

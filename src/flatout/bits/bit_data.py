@@ -131,7 +131,7 @@ class BitsPreparation(RecordSource):
         if self.bits is None:
             return self.config.encoding.kind is EncodingKind.twostep
         self._reader()(self.first())
-        return self._column.is_set
+        return self._column.form is Form.numbers
 
     def _write(self, writer: StoreWriter, survey: _Survey, progress: Progress) -> dict[str, _Totals]:
         """Second pass: every record of every split."""
@@ -148,7 +148,8 @@ class BitsPreparation(RecordSource):
             encoded = known_numbers(encoding, survey.numbers) if isinstance(encoding, tuple) else encoding
             grams, data = targets_of(raw, survey.hashed), _text_bytes(record.fields)
             writers[split].append(tokens=encoded, targets=grams, texts=data, rows=record.rows)
-            totals[split].add(len(raw), encoded)
+            totals[split].rows += len(raw)
+            totals[split].tokens += len(encoded[0]) if isinstance(encoded, tuple) else encoded.size
             if split == "train" and not is_set:
                 survey.bits_set += int(np.bitwise_count(encoded).sum())
         for split, total in totals.items():
@@ -216,10 +217,6 @@ class _Totals:
     rows: int = 0
     tokens: int = 0
     """Bytes of bits, or numbers of sets."""
-
-    def add(self, rows: int, encoded: Packed | Sets) -> None:
-        self.rows += rows
-        self.tokens += len(encoded[0]) if isinstance(encoded, tuple) else encoded.size
 
 
 def _text_bytes(fields: list[pa.Array]) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:

@@ -23,7 +23,6 @@ from flatout.errors import UserError
 
 _FOREIGN = 255
 _LONGEST_SHOWN = 24
-_ALLOWED = "texts of 0 and 1, hexadecimal or base64 texts, bytes, lists"
 _NAME_IT = "Name the column of encodings: data.bits=COLUMN."
 UIDS = ("uid", "id")
 """Names of a column that names each record, where the settings name none."""
@@ -62,10 +61,6 @@ class BitColumn:
         self.num_bits: int | None = None
         """Bits of every record, known after the first block; None for sets of numbers."""
 
-    @property
-    def is_set(self) -> bool:
-        return self.form is Form.numbers
-
     def read(self, column: pa.Array, rows: NDArray[np.int64]) -> Packed | Sets:
         """`[N, bits / 8]` packed bits, or sets of numbers; `rows` are the records' numbers in the source, from 0."""
         if column.null_count:
@@ -87,7 +82,8 @@ class BitColumn:
         if _are_bytes(kind):
             return Form.packed
         if not is_text(kind):
-            what, allowed = f"column {self.name!r} of {self.source} holds {kind}", _ALLOWED
+            what = f"column {self.name!r} of {self.source} holds {kind}"
+            allowed = "texts of 0 and 1, hexadecimal or base64 texts, bytes, lists"
             raise UserError("data.bits", what, allowed=allowed, hint=_NAME_IT)
         return written_form(column[0].as_py() if len(column) else "")
 
@@ -106,9 +102,8 @@ class BitColumn:
         if (foreign := digits == _FOREIGN).any():
             row = int(foreign.any(axis=1).argmax())
             place = int(foreign[row].argmax())
-            self._fail(
-                rows[row], f"{texts[row].as_py()[place : place + 1]!r} at place {place + 1} is no {self.form} digit"
-            )
+            character = texts[row].as_py()[place : place + 1]
+            self._fail(rows[row], f"{character!r} at place {place + 1} is no {self.form} digit")
         packed = _packed_digits(digits, _BITS_A_CHARACTER[self.form])
         self.num_bits = self.num_bits or packed.shape[1] * 8
         return packed
@@ -162,13 +157,13 @@ class BitColumn:
 
 def written_form(value: str) -> Form:
     """The form that a text is written in; zeros and ones are bits, not hexadecimal."""
-    if re.fullmatch(r"[01]+", value):
-        return Form.binary
-    if re.fullmatch(r"[0-9a-fA-F]+", value):
-        return Form.hex
-    if re.fullmatch(r"[\[({][\s\d,;]*[\])}]|\d+([\s,;|]+\d+)+", value):
-        return Form.numbers
-    return Form.base64 if re.fullmatch(r"[A-Za-z0-9+/]+=*", value) else Form.binary
+    patterns = {
+        r"[01]+": Form.binary,
+        r"[0-9a-fA-F]+": Form.hex,
+        r"[\[({][\s\d,;]*[\])}]|\d+([\s,;|]+\d+)+": Form.numbers,
+        r"[A-Za-z0-9+/]+=*": Form.base64,
+    }
+    return next((form for pattern, form in patterns.items() if re.fullmatch(pattern, value)), Form.binary)
 
 
 def _are_bytes(kind: pa.DataType) -> bool:

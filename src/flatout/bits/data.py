@@ -123,7 +123,7 @@ class RecordSource:
         wanted = [*self.columns, bits_column] if bits_column else self.columns
         for name, table in self.tables.items():
             uid = self.uid if self.uid in table.columns and self.uid not in wanted else None
-            for rows, block in table.numbered([*wanted, *([uid] if uid else [])]):
+            for rows, block in table.numbered([*wanted, uid] if uid else wanted):
                 if uid:
                     self._require_uids(block.column(uid), rows, table.name)
                 fields = [self._text(block.column(column), column, table.name) for column in self.columns]
@@ -189,11 +189,10 @@ class RecordSource:
         missing = pc.is_null(uids, nan_is_null=True)
         if is_text(uids.type):
             missing = pc.or_(missing, pc.equal(pc.utf8_trim_whitespace(pc.fill_null(uids, "")), ""))
-        if (without := np.flatnonzero(missing.to_numpy(zero_copy_only=False))).size:
-            named = ", ".join(str(row + 1) for row in rows[without[:_ROWS_NAMED]])
-            more = ", …" if len(without) > _ROWS_NAMED else ""
-            hint = "Fill it in, or name another column: data.uid=COLUMN."
-            raise UserError("data.uid", f"{source}: no {self.uid} in row {named}{more}", hint=hint)
+        without = rows[missing.to_numpy(zero_copy_only=False)]
+        named = ", ".join([*(str(row + 1) for row in without[:_ROWS_NAMED]), *["…"] * (len(without) > _ROWS_NAMED)])
+        hint = "Fill it in, or name another column: data.uid=COLUMN."
+        require(not len(without), "data.uid", f"{source}: no {self.uid} in row {named}", hint=hint)
 
     def _assigned(self, name: str, fields: list[pa.Array]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         validation_share, test_share = self.config.taken_shares(self.tables)
@@ -202,6 +201,4 @@ class RecordSource:
             return
         seed = self.config.split_seed
         splits = assign_splits(raw_texts(fields), validation_share=validation_share, test_share=test_share, seed=seed)
-        for number, split in enumerate(SPLITS):
-            if (mask := splits == number).any():
-                yield split, mask
+        yield from ((split, splits == number) for number, split in enumerate(SPLITS) if (splits == number).any())

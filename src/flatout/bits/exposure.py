@@ -33,11 +33,8 @@ from flatout.models.bit_mlp import BitMLP
 from flatout.run_log import RunLog
 from flatout.tasks.task import real_rows
 
-_SIZES, _FEWEST = 6, 64
 _FREQUENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536, 1 << 40)
-_GRAMS_SHOWN = 24
-_LEAST_SUPPORT = 5
-_JUDGED = 10_000
+_GRAMS_SHOWN, _LEAST_SUPPORT, _JUDGED = 24, 5, 10_000
 _MOST_NAMES, _TEXTS_READ = 20_000, 131_072
 
 
@@ -57,8 +54,7 @@ class GramCounts:
 def count_grams(probabilities: Tensor, targets: Tensor, threshold: float) -> GramCounts:
     """Counts of each gram, from `[N, C]` probabilities and targets."""
     answered, there = probabilities >= threshold, targets > 0
-    counts = (there.sum(0), answered.sum(0), (answered & there).sum(0))
-    return GramCounts(*(count.cpu().numpy() for count in counts))
+    return GramCounts(*(each.sum(0).cpu().numpy() for each in (there, answered, answered & there)))
 
 
 def by_frequency(counts: GramCounts, train_counts: NDArray[np.int64]) -> list[dict[str, Any]]:
@@ -101,13 +97,11 @@ def conclusion(dice: float, trivial: float, rates: Rates, with_names: Rates | No
     if with_names is not None:
         shares = f"{with_names.at_1:.1%} were right at the first try and {with_names.at_10:.1%} within ten."
         lines.append(f"With a list of names, {shares}")
-    return [*lines, _CAUTION]
-
-
-_CAUTION = (
-    "This measures one attack: by one who knows the plain text of as many encoded records as were trained on. A low"
-    " figure is no proof of safety against others."
-)
+    lines.append(
+        "This measures one attack: by one who knows the plain text of as many encoded records as were trained on. A low"
+        " figure is no proof of safety against others."
+    )
+    return lines
 
 
 class ExposureStudy:
@@ -172,7 +166,7 @@ class ExposureStudy:
         train, model = self.feeds.train, copy.deepcopy(self.task.model)
         assert isinstance(model, BitMLP)
         total = min(train.split.num_rows, MOST_RECORDS)
-        sizes = sorted({min(total, max(_FEWEST, total >> halvings)) for halvings in range(_SIZES)})
+        sizes = sorted({min(total, max(64, total >> halvings)) for halvings in range(6)})
         sums = RidgeSums.of(self.data, self.labels, train.device)
         refits = model.detectors is not None and model.starts_at_ridge and not model.trains_detectors
         penalties: tuple[float, ...] = PENALTIES
@@ -207,19 +201,16 @@ class ExposureStudy:
         """How often texts are rebuilt, from the grams alone and with the names of the training records."""
         texts = self.data.texts(self.judged).take(pa.array(rows.numpy()))
         truth = pc.replace_substring(texts, FIELD_END, "").to_pylist()
-        found = detected.numpy()
-        alone = rates(list(self.predictor.reconstructor().candidates(found)), truth)
-        names = self._names()
-        if not names:
-            return alone, None
-        return alone, rates(list(self.predictor.reconstructor(names).candidates(found)), truth)
-
-    def _names(self) -> list[str]:
-        """Fields of the training records that are nothing but letters, the commonest first."""
+        # Names: fields of the training records that are nothing but letters, the commonest first.
         fields = pc.split_pattern(self.data.texts("train").slice(0, _TEXTS_READ), FIELD_END).flatten()
         counted = pc.value_counts(fields.filter(pc.utf8_is_alpha(fields)))
         order = pc.sort_indices(counted.field("counts"), sort_keys=[("", "descending")])
-        return counted.field("values").take(order[:_MOST_NAMES]).to_pylist()
+        names = counted.field("values").take(order[:_MOST_NAMES]).to_pylist()
+
+        def rebuilt(names: list[str]) -> Rates:
+            return rates(list(self.predictor.reconstructor(names).candidates(detected.numpy())), truth)
+
+        return rebuilt([]), rebuilt(names) if names else None
 
 
 def report_exposure(

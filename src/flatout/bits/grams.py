@@ -81,23 +81,19 @@ class GramIndex:
         is_ascii = (keys >> np.uint64(32) < _ASCII) & (keys & np.uint64(0xFFFFFFFF) < _ASCII)
         places = np.where(is_ascii, (keys >> np.uint64(32)) * np.uint64(_ASCII) + (keys & np.uint64(0x7F)), 0)
         ids = np.where(is_ascii, self._ascii[places.astype(np.int64)], -1)
-        missing = np.flatnonzero(ids < 0)
-        if len(missing):
-            found, inverse = np.unique(keys[missing], return_inverse=True)
-            ids[missing] = np.array([self._id(int(key)) for key in found], dtype=np.int32)[inverse]
+        found, inverse = np.unique(keys[ids < 0], return_inverse=True)
+        for key in [] if self.is_frozen else found.tolist():
+            if key not in self._numbers:
+                self._add(key)
+        ids[ids < 0] = np.array([self._numbers.get(key, -1) for key in found.tolist()], dtype=np.int32)[inverse]
         return ids
 
-    def _id(self, key: int) -> int:
-        known = self._numbers.get(key, -1)
-        return known if known >= 0 or self.is_frozen else self._add(key)
-
-    def _add(self, key: int) -> int:
+    def _add(self, key: int) -> None:
         first, second = key >> 32, key & 0xFFFFFFFF
-        number = self._numbers[key] = len(self.names)
-        self.names.append(chr(first) + chr(second))
+        self._numbers[key] = len(self.names)
         if first < _ASCII and second < _ASCII:
-            self._ascii[first * _ASCII + second] = number
-        return number
+            self._ascii[first * _ASCII + second] = len(self.names)
+        self.names.append(chr(first) + chr(second))
 
 
 @lru_cache

@@ -111,7 +111,11 @@ class RidgeSums:
         products_DD = self.inputs_DD.to(wide) - count * torch.outer(mean_D, mean_D)
         products_DD.diagonal().add_(penalty)
         products_DG = self.grams_DG.to(wide) - count * torch.outer(mean_D, mean_G)
-        weight_DG = _solved(products_DD, products_DG, narrow=self.num_inputs > _MOST_INPUTS_IN_DOUBLE).to(wide)
+        if self.num_inputs > _MOST_INPUTS_IN_DOUBLE:
+            factor_DD, failed = torch.linalg.cholesky_ex(products_DD.float())
+        if self.num_inputs <= _MOST_INPUTS_IN_DOUBLE or failed:
+            factor_DD = torch.linalg.cholesky(products_DD)
+        weight_DG = torch.cholesky_solve(products_DG.to(factor_DD.dtype), factor_DD).to(wide)
         return weight_DG.float(), (mean_G - mean_D @ weight_DG).float()
 
     def best(
@@ -136,15 +140,6 @@ class RidgeSums:
             if all(len(rising) > 2 and rising[-1].dice < rising[-2].dice < rising[-3].dice for rising in found):
                 break  # scores rise to one best penalty and fall from there
         return tuple(max(rising, key=lambda ridge: ridge.dice) for rising in found)
-
-
-def _solved(products_DD: Tensor, products_DG: Tensor, *, narrow: bool) -> Tensor:
-    """The solution, in single precision if asked for and if that holds."""
-    if narrow:
-        factor, failed = torch.linalg.cholesky_ex(products_DD.float())
-        if not failed:
-            return torch.cholesky_solve(products_DG.float(), factor)
-    return torch.cholesky_solve(products_DG, torch.linalg.cholesky(products_DD))
 
 
 def start_at_ridge(network: nn.Module, labels: GramLabels, info: BitInfo, feeds: Feeds, log: RunLog) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The layers of an encoder: freezing, thawing, rates by depth; LoRA by `peft`; weights with two names; counted products.
+"""The layers of an encoder: freezing, thawing, rates by depth; LoRA by peft; weights with two names; counted products.
 
 A weight with two names, such as word embeddings that a head of masked words reads too, is one parameter. A state holds
 it once, under the name of the embedding. So a file of weights cannot hold two values of it, and encoders with other
